@@ -1,0 +1,155 @@
+"""`relpos.attention`: one function, SDPA's layout, any engine, the same meaning.
+
+The engine is chosen here and nowhere else. One asked for by name never falls back; `auto` takes the first of `_ORDER` that
+has everything the call needs, and `explain` says which that is and why the others were passed over.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.attention import reference, sdpa
+from relpos.attention.call import Call, Position, prepare
+from relpos.core import Coordinates, Mask
+
+_ORDER: tuple[ModuleType, ...] = (sdpa, reference)
+_ENGINES: dict[str, ModuleType] = {engine.NAME: engine for engine in _ORDER}
+
+
+def backends() -> dict[str, str]:
+    """The engines' names, and what each is for, in the order `auto` asks them."""
+    return {name: engine.SUMMARY for name, engine in _ENGINES.items()}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which engine a call takes, and why not the others.
+
+    Attributes:
+        backend: the engine's name.
+        passed_over: name to reason, for the engines `auto` asked before it and those it did not need to ask.
+    """
+
+    backend: str
+    passed_over: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"backend: {self.backend}"]
+        lines += [f"  not {name}: {reason}" for name, reason in self.passed_over.items()]
+        return "\n".join(lines)
+
+
+def _choose(call: Call, backend: str) -> Explanation:
+    if backend != "auto":
+        if backend not in _ENGINES:
+            near = difflib.get_close_matches(backend, _ENGINES, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            listed = ", ".join(["auto", *_ENGINES])
+            raise ValueError(f"expected a backend among {listed}; got {backend!r}.{hint}")
+        lack = _ENGINES[backend].lacks(call)
+        if lack is not None:
+            raise NotImplementedError(f"backend {backend!r} lacks {lack}. Use backend='auto' or 'reference'.")
+        others = {name: "not asked for" for name in _ENGINES if name != backend}
+        return Explanation(backend, others)
+    passed_over: dict[str, str] = {}
+    chosen: str | None = None
+    for engine in _ORDER:
+        lack = engine.lacks(call)
+        if lack is not None:
+            passed_over[engine.NAME] = f"it lacks {lack}"
+        elif chosen is None:
+            chosen = engine.NAME
+        else:
+            passed_over[engine.NAME] = f"{chosen} can do it and is faster"
+    assert chosen is not None, "the reference can do everything"
+    return Explanation(chosen, passed_over)
+
+
+def attention(
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B G M D"],
+    v: Float[Tensor, "B G M V"],
+    *,
+    position: Position | None = None,
+    queries: Coordinates | None = None,
+    keys: Coordinates | None = None,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Float[Tensor, "B H N V"] | tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
+    """Softmax attention with any position mechanism.
+
+    Args:
+        q: queries. k, v: keys and values; G key heads serve H query heads in equal groups (H a multiple of G).
+        position: terms, or a mechanism together with `queries`.
+        queries, keys: coordinates of the tokens, only beside a mechanism; keys default to the queries.
+        mask: which pairs may attend; a row that may see none gives 0.
+        scale: factor on the content product. Default: the position's own (1 for T5), else 1/sqrt(D).
+        dropout: probability that a weight is dropped, applied whenever it is above 0: pass 0.0 to evaluate. Seeded
+            from PyTorch's generator.
+        return_lse: also return the log-sum-exp of each row's scores, by which shards can be merged.
+        backend: an engine's name, or "auto".
+
+    Returns:
+        `[B, H, N, V]`, in q's dtype (the autocast dtype where that is on); with `return_lse` also `[B, H, N]`.
+
+    Raises:
+        ValueError: arguments that do not fit together; the message says what was expected, what came and the remedy.
+        NotImplementedError: the backend asked for lacks something the call needs.
+    """
+    call = prepare(
+        q, k, v, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=dropout,
+        return_lse=return_lse,
+    )  # fmt: skip
+    engine = _ENGINES[_choose(call, backend).backend]
+    with torch.autocast(q.device.type, enabled=False):
+        output, lse = engine.run(call)
+    return (output, lse) if return_lse else output
+
+
+def explain(
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B G M D"],
+    v: Float[Tensor, "B G M V"],
+    *,
+    position: Position | None = None,
+    queries: Coordinates | None = None,
+    keys: Coordinates | None = None,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Explanation:
+    """Which engine `attention` would take for the same arguments, and why the others were passed over."""
+    call = prepare(
+        q, k, v, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=dropout,
+        return_lse=return_lse,
+    )  # fmt: skip
+    return _choose(call, backend)
+
+
+def attention_weights(
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B G M D"],
+    *,
+    position: Position | None = None,
+    queries: Coordinates | None = None,
+    keys: Coordinates | None = None,
+    mask: Mask | None = None,
+    scale: float | None = None,
+) -> Float[Tensor, "B H N M"]:
+    """The softmax's weights, by the reference engine: N x M numbers, for pictures and study."""
+    call = prepare(
+        q, k, k, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=0.0, return_lse=False
+    )
+    with torch.autocast(q.device.type, enabled=False):
+        return reference.weights(call)[0].to(call.q.dtype)

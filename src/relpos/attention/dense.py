@@ -1,0 +1,144 @@
+"""The dense meaning of each term: what it adds to the score of every pair. The engines that are dense share it.
+
+All functions take q and k widened to float32 or float64, k repeated to the query heads, and return something that
+broadcasts to `[B, H, N, M]`.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from relpos.core import (
+    AxisVectors,
+    DenseBias,
+    LineBias,
+    Lines,
+    LineVectors,
+    LowRank,
+    QueryBias,
+    Rotation,
+    RowRule,
+    Terms,
+    at_least_float32,
+    expand,
+    lookup,
+    rotate,
+    segment_sum,
+)
+
+
+def content(
+    terms: Terms, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H M D"]
+) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B H M D"]]:
+    """`rotate(q) + u` and `rotate(k)`: what meets in the content product."""
+    rotation = terms.one(Rotation)
+    if rotation is not None:
+        magnitude = rotation.magnitude
+        own = 1.0 if rotation.query_magnitude is None else rotation.query_magnitude
+        q = rotate(q, rotation.query, layout=rotation.layout, magnitude=own * magnitude)
+        if rotation.key is not None:
+            own = 1.0 if rotation.key_magnitude is None else rotation.key_magnitude
+            k = rotate(k, rotation.key, layout=rotation.layout, magnitude=own * magnitude)
+    for term in terms.of(QueryBias):
+        q = q + term.u[:, None, :].to(q.dtype)
+    return q, k
+
+
+def _rows(term: LineVectors | None, vectors: Tensor, lines: Lines) -> Int[Tensor, "*B N M"]:
+    """The row of `vectors` each pair reads; R, one past the last, stands for a row of zeros."""
+    rows = vectors.shape[1]
+    entry = lines.index()
+    if term is not None and term.index is not None:
+        entry = term.index[entry]
+    return torch.where((entry < 0) | (entry >= rows), rows, entry)
+
+
+def _with_zero_row(vectors: Float[Tensor, "H R D"], dtype: torch.dtype) -> Float[Tensor, "H R1 D"]:
+    return torch.nn.functional.pad(vectors.to(dtype), (0, 0, 0, 1))
+
+
+def _flat_index(rows: Int[Tensor, "*B N M"], count: int) -> Int[Tensor, "*B N M"]:
+    """Row numbers that are unique to each query as well: `(b * N + i) * count + row`."""
+    lead = torch.arange(rows[..., 0].numel(), device=rows.device).view(*rows.shape[:-1], 1)
+    return lead * count + rows
+
+
+def _pick(products: Float[Tensor, "B H N R"], rows: Int[Tensor, "*B N M"]) -> Float[Tensor, "B H N M"]:
+    """`out[b, h, i, j] = products[b, h, i, rows[i, j]]`, with an ordered backward."""
+    flat = _flat_index(rows, products.shape[-1])
+    if rows.dim() == 3:
+        table = products.transpose(1, 2).transpose(2, 3).flatten(0, 2)  # [B N R, H]
+        return lookup(table, flat).movedim(-1, 1)
+    table = products.permute(2, 3, 0, 1).flatten(0, 1)  # [N R, B, H]
+    return lookup(table, flat).permute(2, 3, 0, 1)
+
+
+def _meet(
+    x: Float[Tensor, "B H N D"], bias: Tensor | None, vectors: Float[Tensor, "H R D"], rows: Int[Tensor, "*B N M"]
+) -> Float[Tensor, "B H N M"]:
+    """`<x[i] + bias, vectors[rows[i, j]]>`, never storing N x M x D."""
+    if bias is not None:
+        x = x + bias[:, None, :].to(x.dtype)
+    return _pick(x @ _with_zero_row(vectors, x.dtype).mT, rows.expand(x.shape[0], -1, -1) if rows.dim() == 3 else rows)
+
+
+def line_vectors(
+    term: LineVectors, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H M D"], scale: float
+) -> Float[Tensor, "B H N M"]:
+    """The score that vectors on the query or key side add."""
+    rows = _rows(term, term.vectors, term.lines)
+    if term.side == "query":
+        score = _meet(q, term.bias, term.vectors, rows)
+    else:
+        score = _meet(k, term.bias, term.vectors, rows.mT).mT
+    return score * scale if term.scaled else score
+
+
+def value_vectors(term: LineVectors, weights: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N V"]:
+    """What vectors on the value side add to the output: weights are summed a row of vectors first."""
+    rows = _rows(term, term.vectors, term.lines)
+    count = term.vectors.shape[1] + 1
+    vectors = _with_zero_row(term.vectors, weights.dtype)
+    batch, _, n, _ = weights.shape
+    if rows.dim() == 3:
+        rows = rows.expand(batch, -1, -1)
+        sums = segment_sum(weights.movedim(1, -1), _flat_index(rows, count), batch * n * count)  # [B N R, H]
+        return sums.unflatten(0, (batch, n, count)).movedim(-1, 1) @ vectors
+    sums = segment_sum(weights.permute(2, 3, 0, 1), _flat_index(rows, count), n * count)  # [N R, B, H]
+    return sums.unflatten(0, (n, count)).permute(2, 3, 0, 1) @ vectors
+
+
+def bias(
+    terms: Terms,
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H M D"],
+    scale: float,
+    allowed: Bool[Tensor, "#B #H N M"] | None,
+) -> Float[Tensor, "#B #H N M"] | None:
+    """Everything that is added to the content score, in the order of the terms; None where there is nothing."""
+    parts: list[Tensor] = []
+    for term in terms:
+        match term:
+            case LineBias():
+                dense = expand(term.values.to(at_least_float32(term.values).dtype), term.lines)
+                parts.append(dense if dense.dim() == 4 else dense[None])
+            case LineVectors() if term.side != "value":
+                parts.append(line_vectors(term, q, k, scale))
+            case AxisVectors():
+                for vectors, lines in zip(term.vectors, term.lines, strict=True):
+                    parts.append(_meet(q, None, vectors, _rows(None, vectors, lines)))
+            case LowRank():
+                parts.append((term.query.to(q.dtype) @ term.key.to(q.dtype).mT)[None])
+            case DenseBias():
+                parts.append(term.bias)
+            case RowRule():
+                n, m = q.shape[2], k.shape[2]
+                seen = torch.ones(1, 1, n, m, dtype=torch.bool, device=q.device) if allowed is None else allowed
+                parts.append(term(q, k, seen, slice(0, n)))
+            case _:
+                pass
+    return reduce(torch.add, parts).to(q.dtype) if parts else None

@@ -1,0 +1,98 @@
+"""Everything that is a score becomes the mask of PyTorch's `scaled_dot_product_attention`.
+
+N x M numbers are stored, and a learned bias takes PyTorch's math path; at small sizes this is the fastest there is. What
+PyTorch cannot express raises: value vectors, a soft cap, the log-sum-exp. Dropout is PyTorch's own: the same
+distribution as elsewhere, not the same pairs.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.attention import dense
+from relpos.attention.call import Call
+from relpos.core import (
+    AxisVectors,
+    DenseBias,
+    LineBias,
+    LineVectors,
+    LowRank,
+    QueryBias,
+    Rotation,
+    RowRule,
+    Sinks,
+    Softcap,
+    at_least_float32,
+)
+
+NAME = "sdpa"
+SUMMARY = "dense scores handed to PyTorch's scaled_dot_product_attention; any device; best for small windows"
+
+_ADDS = (LineBias, LineVectors, AxisVectors, LowRank, DenseBias, RowRule, Sinks)
+
+
+def lacks(call: Call) -> str | None:
+    """What of the call this engine cannot do, in words, or None."""
+    if call.terms.one(Softcap) is not None:
+        return "Softcap"
+    if any(term.side == "value" for term in call.terms.of(LineVectors)):
+        return "LineVectors on the value side"
+    if call.return_lse:
+        return "return_lse (PyTorch does not return the log-sum-exp)"
+    return None
+
+
+def run(call: Call) -> tuple[Float[Tensor, "B H N V"], None]:
+    """The output; there is no log-sum-exp."""
+    n, m = call.q.shape[2], call.k.shape[2]
+    q, k, v = call.q, call.k, call.v
+    adds = any(isinstance(term, _ADDS) for term in call.terms)
+    causal = not adds and n == m and call.mask is not None and call.mask.is_plain_causal
+    bias = blank = None
+    if not causal:
+        bias, blank = _mask(call)
+    if call.terms.of(Rotation) or call.terms.of(QueryBias):
+        repeated = k.repeat_interleave(call.groups, dim=1)
+        q, rotated = dense.content(call.terms, q, repeated)
+        if rotated is not repeated:  # a rotation a head undoes the grouping
+            k, v = rotated, v.repeat_interleave(call.groups, dim=1)
+    if call.terms.one(Sinks) is not None:  # one more key that scores the sink's logit and carries nothing
+        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+    output = F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=bias,
+        dropout_p=call.dropout,
+        is_causal=causal,
+        scale=call.scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return (output if blank is None else output.masked_fill(blank, 0)), None
+
+
+def _mask(call: Call) -> tuple[Tensor | None, Tensor | None]:
+    """PyTorch's mask, boolean where nothing is added, and the rows `[1 or B, 1 or H, N, 1]` that may see nothing."""
+    n, m = call.q.shape[2], call.k.shape[2]
+    allowed = None if call.mask is None else call.mask.dense(n, m, call.q.device)
+    k = at_least_float32(call.k).repeat_interleave(call.groups, dim=1)
+    bias = dense.bias(call.terms, at_least_float32(call.q), k, call.scale, allowed)
+    sinks = call.terms.one(Sinks)
+    blank = None
+    if allowed is not None and call.mask is not None and call.mask.may_blank_rows and sinks is None:
+        blank = ~allowed.any(dim=-1, keepdim=True)
+        allowed = allowed | blank  # such a row attends anywhere and is blanked, instead of dividing by zero
+    if sinks is not None:
+        bias = k.new_zeros(1, 1, n, m) if bias is None else bias
+        allowed = torch.ones_like(bias, dtype=torch.bool) if allowed is None else allowed
+    if bias is None or allowed is None:
+        return (allowed if bias is None else bias), blank
+    bias = torch.where(allowed, bias, -torch.inf)
+    if sinks is not None:
+        column = sinks.logits.to(bias.dtype)[:, None, None].expand(call.q.shape[1], n, 1)
+        shape = torch.broadcast_shapes(bias.shape[:2], (1, call.q.shape[1]))
+        bias = torch.cat([bias.expand(*shape, n, m), column.expand(*shape, n, 1)], dim=-1)
+    return bias, blank

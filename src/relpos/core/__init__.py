@@ -1,0 +1,61 @@
+"""The core: coordinates, lines, terms, masks. Knows neither mechanisms nor engines.
+
+Data flows  coordinates -> mechanism -> terms -> attention.  This package holds the first, the third, and what engines
+share below them.
+"""
+
+from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence
+from relpos.core.expand import expand
+from relpos.core.lines import Kind, Layout, Lines, Offsets, Ramp, axis_lines, lines
+from relpos.core.lookup import at_least_float32, lookup, segment_sum
+from relpos.core.mask import Blocks, Mask
+from relpos.core.rotation import rotate
+from relpos.core.terms import (
+    AxisVectors,
+    DenseBias,
+    LineBias,
+    LineVectors,
+    LowRank,
+    QueryBias,
+    Rotation,
+    RowRule,
+    Scale,
+    Sinks,
+    Softcap,
+    Term,
+    Terms,
+)
+
+__all__ = [
+    "AxisVectors",
+    "Blocks",
+    "Coordinates",
+    "DenseBias",
+    "Grid",
+    "Kind",
+    "Layout",
+    "LineBias",
+    "LineVectors",
+    "Lines",
+    "LowRank",
+    "Mask",
+    "Offsets",
+    "Positions",
+    "QueryBias",
+    "Ramp",
+    "Rotation",
+    "RowRule",
+    "Scale",
+    "Sequence",
+    "Sinks",
+    "Softcap",
+    "Term",
+    "Terms",
+    "at_least_float32",
+    "axis_lines",
+    "expand",
+    "lines",
+    "lookup",
+    "rotate",
+    "segment_sum",
+]

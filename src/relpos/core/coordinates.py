@@ -1,0 +1,185 @@
+"""Where tokens are: sequences, grids, and anything irregular.
+
+Queries and keys each have coordinates of their own, so that cross-attention, decoding with a cache and sharding need no
+special case. `prefix` counts the tokens that come first and have no place in the sequence or grid (class token,
+registers); it is part of `count`.
+
+A coordinate system answers four questions, all in plain Python except the last:
+
+    count        how many tokens, prefix included
+    low, high    the smallest and largest coordinate an axis can take, one number an axis
+    axes         how many axes
+    tokens()     Int[count - prefix, axes], or with a batch axis in front, without the prefix
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from relpos.core.checks import fail, require_int, shape_of
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """`prefix` tokens without a place, then `length` tokens at start, start + 1, ...
+
+    Args:
+        length: tokens besides the prefix; may be 0 only where there is a prefix.
+        start: coordinate of the first of them; may be negative.
+        prefix: tokens before them that have no place (class token, registers).
+    """
+
+    length: int
+    start: int = 0
+    prefix: int = 0
+
+    def __post_init__(self) -> None:
+        require_int(self.prefix, "Sequence prefix", at_least=0)
+        require_int(self.length, "Sequence length", at_least=0 if self.prefix else 1)
+        if not isinstance(self.start, int) or isinstance(self.start, bool):
+            fail("Sequence start to be an integer", shape_of(self.start), "Pass the first token's position as an int.")
+
+    @property
+    def axes(self) -> int:
+        return 1
+
+    @property
+    def count(self) -> int:
+        return self.prefix + self.length
+
+    @property
+    def low(self) -> tuple[int, ...]:
+        return (self.start,)
+
+    @property
+    def high(self) -> tuple[int, ...]:
+        return (self.start + max(self.length, 1) - 1,)
+
+    def tokens(self, device: torch.device | None = None) -> Shaped[Tensor, "N A"]:
+        """Coordinates of the tokens after the prefix, `Int[length, 1]`."""
+        return torch.arange(self.start, self.start + self.length, device=device)[:, None]
+
+    def raster(self) -> Sequence:
+        """This sequence itself: it is a line already."""
+        return self
+
+
+@dataclass(frozen=True, init=False)
+class Grid:
+    """`prefix` tokens without a place, then the cells of a grid in raster order (last axis fastest).
+
+    Args:
+        sizes: cells along each axis, rows first: `Grid(14, 14)`, `Grid(8, 14, 14)`.
+        prefix: tokens before them that have no place (class token, registers).
+    """
+
+    sizes: tuple[int, ...]
+    prefix: int = 0
+
+    def __init__(self, *sizes: int, prefix: int = 0) -> None:
+        if not sizes:
+            fail("Grid to have at least one axis", "none", "Write Grid(rows, columns).")
+        for size in sizes:
+            require_int(size, "each Grid size", at_least=1)
+        require_int(prefix, "Grid prefix", at_least=0)
+        object.__setattr__(self, "sizes", tuple(sizes))
+        object.__setattr__(self, "prefix", prefix)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(str(size) for size in self.sizes)
+        return f"Grid({sizes}, prefix={self.prefix})" if self.prefix else f"Grid({sizes})"
+
+    @property
+    def axes(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def count(self) -> int:
+        return self.prefix + math.prod(self.sizes)
+
+    @property
+    def low(self) -> tuple[int, ...]:
+        return (0,) * self.axes
+
+    @property
+    def high(self) -> tuple[int, ...]:
+        return tuple(size - 1 for size in self.sizes)
+
+    def tokens(self, device: torch.device | None = None) -> Shaped[Tensor, "N A"]:
+        """Coordinates of the cells in raster order, `Int[cells, axes]`."""
+        grids = torch.meshgrid([torch.arange(size, device=device) for size in self.sizes], indexing="ij")
+        return torch.stack([grid.flatten() for grid in grids], dim=-1)
+
+    def raster(self) -> Sequence:
+        """The same tokens as a one-axis mechanism sees them: raster order, the prefix a prefix still."""
+        return Sequence(math.prod(self.sizes), prefix=self.prefix)
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class Positions:
+    """Tokens at the coordinates of a tensor, for whatever is irregular: packed, shuffled, subsampled, mixed.
+
+    Args:
+        values: with `low` and `high` numbers, one axis: `[N]` or `[B, N]`; with tuples of A numbers: `[N, A]` or
+            `[B, N, A]`. Integers; floating point serves rotations only.
+        low, high: the smallest and largest coordinate each axis can take. Plain numbers, so that no engine has to read
+            the tensor to learn the shape of the work; they may be wider than the tensor's own range, never narrower.
+        prefix: tokens before these that have no place. They are counted, and are not in `values`.
+    """
+
+    values: Tensor
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    prefix: int
+
+    def __init__(
+        self, values: Tensor, *, low: int | tuple[int, ...], high: int | tuple[int, ...], prefix: int = 0
+    ) -> None:
+        one_axis = isinstance(low, int)
+        lows, highs = (low,) if isinstance(low, int) else tuple(low), (high,) if isinstance(high, int) else tuple(high)
+        if len(lows) != len(highs) or any(a > b for a, b in zip(lows, highs, strict=True)):
+            fail(
+                "low and high to have one number an axis with low <= high",
+                f"low={low!r}, high={high!r}",
+                "Give the range of coordinates that can occur.",
+            )
+        if not isinstance(values, Tensor) or values.dtype == torch.bool or values.is_complex():
+            fail("Positions to hold a tensor of numbers", shape_of(values), "Pass an integer tensor.")
+        if one_axis:
+            values = values[..., None]
+        if values.dim() not in (2, 3) or values.shape[-1] != len(lows):
+            shapes = "[N] or [B, N]" if one_axis else f"[N, {len(lows)}] or [B, N, {len(lows)}]"
+            fail(f"Positions values of shape {shapes}", shape_of(values), "Let low and high have one number an axis.")
+        require_int(prefix, "Positions prefix", at_least=0)
+        for name, value in (("values", values), ("low", lows), ("high", highs), ("prefix", prefix)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def axes(self) -> int:
+        return len(self.low)
+
+    @property
+    def count(self) -> int:
+        return self.prefix + self.values.shape[-2]
+
+    def tokens(self, device: torch.device | None = None) -> Shaped[Tensor, "*B N A"]:
+        """The coordinates, `[N, axes]` or `[B, N, axes]`."""
+        return self.values.to(device)
+
+    def raster(self) -> Positions:
+        """These positions where there is one axis; several axes have no raster order."""
+        if self.axes != 1:
+            fail(
+                "coordinates with one axis or a Grid for a one-axis mechanism",
+                f"Positions with {self.axes} axes",
+                "Use a mechanism with as many axes, or Positions with one.",
+            )
+        return self
+
+
+Coordinates = Sequence | Grid | Positions

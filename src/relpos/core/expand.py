@@ -1,0 +1,81 @@
+"""`values[h, query[i] - key[j] + origin]` for every pair: a line bias written out, for engines that are dense anyway.
+
+The forward reads `values` at `lines.index()`. The backward is a sum along diagonals in a fixed order. Where the lines
+are regular it needs no sorting: with keys reversed, every diagonal is an anti-diagonal, and a row of n numbers written
+into a buffer with rows one longer than they are read back with shifts each row by one, so that anti-diagonals become
+columns. Axes are summed one after another. This stores several N x M tensors; `streaming` and `triton` do not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.core.lines import Layout, Lines
+from relpos.core.lookup import at_least_float32, lookup
+
+
+def sum_over_offsets(x: Float[Tensor, "*C n m"]) -> Float[Tensor, "*C d"]:
+    """`out[i - j + m - 1] = sum of x[i, j]`: the sums along the n + m - 1 diagonals."""
+    n, m = x.shape[-2:]
+    wide = x.new_zeros(*x.shape[:-1], n + m)
+    wide[..., :m] = x.flip(-1)
+    skewed = wide.flatten(-2)[..., : n * (n + m - 1)]
+    return skewed.unflatten(-1, (n, n + m - 1)).sum(dim=-2)
+
+
+def _gradient(
+    gradient: Float[Tensor, "H N M"], query: Tensor, key: Tensor, origin: int, length: int, layout: Layout
+) -> Float[Tensor, "H L"]:
+    """d(values) for regular lines."""
+    assert layout.query is not None
+    assert layout.key is not None
+    wide = at_least_float32(gradient)
+    result = wide.new_zeros(wide.shape[0], length)
+    rows, columns = layout.query.prefix, layout.key.prefix
+    cells = wide[:, rows:, columns:]
+    if cells.numel():
+        sums = cells.unflatten(2, layout.key.sizes).unflatten(1, layout.query.sizes)
+        axes = len(layout.spans)
+        for axis in range(axes):
+            sums = sum_over_offsets(sums.movedim((1, 1 + axes - axis), (-2, -1)))
+        sums = sums.flatten(1)
+        lowest = 0
+        if layout.kind == "affine":  # may be a part of the lines, which begins later
+            lowest = layout.query.start - (layout.key.start + layout.key.sizes[0] - 1) + origin
+        result[:, lowest : lowest + sums.shape[1]] = sums
+    if rows and cells.shape[2]:
+        result[:, query[0] - key[columns:] + origin] = wide[:, :rows, columns:].sum(dim=1)
+    if columns and cells.shape[1]:
+        result[:, query[rows:] - key[0] + origin] = wide[:, rows:, :columns].sum(dim=2)
+    if rows and columns:
+        result[:, query[:1] - key[:1] + origin] = wide[:, :rows, :columns].sum(dim=(1, 2))[:, None]
+    return result.to(gradient.dtype)
+
+
+class _Expand(torch.autograd.Function):
+    @staticmethod
+    def forward(values: Tensor, query: Tensor, key: Tensor, origin: int, length: int, layout: Layout) -> Tensor:
+        return values[:, query[:, None] - key[None, :] + origin]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, query, key, *ctx.plain = inputs
+        ctx.save_for_backward(query, key)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key = ctx.saved_tensors
+        return _gradient(gradients[0], query, key, *ctx.plain), None, None, None, None, None
+
+
+def expand(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "*B H N M"]:
+    """`values` at every pair of `lines`: `[H, N, M]`, or `[B, H, N, M]` where the lines have a batch axis."""
+    if lines.layout.kind == "irregular":
+        return lookup(values.T, lines.index()).movedim(-1, -3)
+    result: Tensor = _Expand.apply(values, lines.query, lines.key, lines.origin, lines.length, lines.layout)
+    return result

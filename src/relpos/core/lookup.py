@@ -1,0 +1,83 @@
+"""Reading tables by index, with a gradient that is the same on every run.
+
+`lookup(table, index)` is `table[index]`. Its backward is a segment sum in a fixed order: entries are sorted by the row
+they read, ties by where they stand, and each row's sum runs over its own entries alone. No atomics, so two runs on one
+machine agree bit for bit, on GPU as well. Sums run in float32 or wider.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """`x` itself in float32 or float64, else a float32 copy: learned tables are computed with in float32."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def ordered_segment_sum(
+    values: Float[Tensor, "I *C"], index: Int[Tensor, "I"], rows: int
+) -> Float[Tensor, "{rows} *C"]:
+    """`out[r] = sum of values[i] where index[i] == r`, summed in the order of `i`, in float32 or wider."""
+    order = torch.argsort(index, stable=True)
+    edges = torch.arange(rows + 1, device=index.device, dtype=index.dtype)
+    offsets = torch.searchsorted(index[order], edges)
+    wide = at_least_float32(values)[order].contiguous()
+    return torch.segment_reduce(wide, "sum", offsets=offsets, initial=0, unsafe=True).to(values.dtype)
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(table: Tensor, index: Tensor) -> Tensor:
+        return table[index]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        table, index = inputs
+        ctx.save_for_backward(index)
+        ctx.rows = table.shape[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        (gradient,) = gradients
+        flat = gradient.reshape(index.numel(), *gradient.shape[index.dim() :])
+        return _SegmentSum.apply(flat, index.flatten(), ctx.rows), None
+
+
+class _SegmentSum(torch.autograd.Function):
+    """The backward of a lookup, and itself differentiable: the gradient of a segment sum is a lookup."""
+
+    @staticmethod
+    def forward(values: Tensor, index: Tensor, rows: int) -> Tensor:
+        return ordered_segment_sum(values, index, rows)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (index,) = ctx.saved_tensors
+        return _Lookup.apply(gradients[0], index), None, None
+
+
+def lookup(table: Float[Tensor, "R *C"], index: Int[Tensor, "*I"]) -> Float[Tensor, "*I *C"]:
+    """`table[index]`: the rows of a table, with an ordered, repeatable gradient.
+
+    Args:
+        table: `[R, ...]`, floating point.
+        index: integers in 0 ... R - 1, any shape. They are not range-checked here: reading them would synchronise.
+    """
+    result: Tensor = _Lookup.apply(table, index)
+    return result
+
+
+def segment_sum(values: Float[Tensor, "*I *C"], index: Int[Tensor, "*I"], rows: int) -> Float[Tensor, "{rows} *C"]:
+    """The adjoint of `lookup`, and differentiable like it: `out[r] = sum of values[i] where index[i] == r`."""
+    result: Tensor = _SegmentSum.apply(values.flatten(0, index.dim() - 1), index.flatten(), rows)
+    return result

@@ -1,0 +1,241 @@
+"""Which pairs may attend, as structure: order, intervals, segments, globals and blocks.
+
+A pair is allowed when
+
+    query_segments[i] == key_segments[j] >= 0,  and
+    low[i] <= key_order[j] <= high[i]  or  query i or key j is global,  and
+    the block layout, if any, allows the block that holds the pair.
+
+`low` and `high` come from `left` and `right`, plain numbers around `query_order[i]` (causal: right=0; a window: both), or
+are given as tensors, or both, and then both hold. Order is its own, apart from position: `query_order` and `key_order`
+default to the index, which needs as many queries as keys. None of the fields is N x M.
+
+A row that may see nothing gives output 0 and gradient 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from relpos.core.checks import fail, require_int, require_tensor, shape_of
+from relpos.core.tree import register, static
+
+
+@register
+@dataclass(frozen=True)
+class Blocks:
+    """A block layout: query block `i // size` may see key block `j // size` where `layout` is True.
+
+    Attributes:
+        layout: `Bool[1 or H, query blocks, key blocks]`.
+        size: tokens along a block's side.
+    """
+
+    layout: Bool[Tensor, "H n m"]
+    size: int = static()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.layout, Tensor):
+            require_tensor(self.layout, "Blocks layout", dims=3)
+            require_int(self.size, "Blocks size", at_least=1)
+
+    def dense(self, queries: int, keys: int) -> Bool[Tensor, "H N M"]:
+        """The layout at every pair."""
+        rows, columns = -(-queries // self.size), -(-keys // self.size)
+        if tuple(self.layout.shape[1:]) != (rows, columns):
+            fail(
+                f"a block layout of {rows} x {columns} blocks of {self.size} for {queries} queries and {keys} keys",
+                shape_of(self.layout),
+                "Round the number of blocks up.",
+            )
+        wide = self.layout.repeat_interleave(self.size, dim=1).repeat_interleave(self.size, dim=2)
+        return wide[:, :queries, :keys]
+
+
+def _rows(x: Tensor | None) -> Tensor | None:
+    """`[N]` and `[B, N]` both as `[1 or B, N]`."""
+    return None if x is None else x if x.dim() == 2 else x[None]
+
+
+@register
+@dataclass(frozen=True)
+class Mask:
+    """Allowed pairs as O(N) structure; see the file's head. All per-token tensors are `[N]` or `[B, N]` (keys: M).
+
+    Attributes:
+        left, right: how far before and after its own order a query sees, or None for no bound.
+        low, high: the interval of key order that each query sees, `Int`.
+        query_order, key_order: `Int`; the index where None.
+        query_segments, key_segments: `Int`; different or negative segments do not see each other.
+        query_global, key_global: `Bool`; a global query or key ignores the interval.
+        blocks: a block layout.
+    """
+
+    left: int | None = static(default=None)
+    right: int | None = static(default=None)
+    low: Int[Tensor, "*B N"] | None = None
+    high: Int[Tensor, "*B N"] | None = None
+    query_order: Int[Tensor, "*B N"] | None = None
+    key_order: Int[Tensor, "*B M"] | None = None
+    query_segments: Int[Tensor, "*B N"] | None = None
+    key_segments: Int[Tensor, "*B M"] | None = None
+    query_global: Bool[Tensor, "*B N"] | None = None
+    key_global: Bool[Tensor, "*B M"] | None = None
+    blocks: Blocks | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            x = getattr(self, field.name)
+            if isinstance(x, Tensor):
+                require_tensor(x, f"Mask {field.name}", dims=(1, 2))
+                wanted_bool = field.name.endswith("global")
+                if x.is_floating_point() or (x.dtype == torch.bool) != wanted_bool:
+                    kind = "a boolean" if wanted_bool else "an integer"
+                    fail(f"{kind} tensor for Mask {field.name}", shape_of(x), "Convert it before the call.")
+        if (self.query_segments is None) != (self.key_segments is None):
+            fail("segments of queries and of keys", "only one of them", "Use Mask.packed(segments) for both alike.")
+
+    @classmethod
+    def causal(cls, query_order: Tensor | None = None, key_order: Tensor | None = None) -> Mask:
+        """Each query sees the keys whose order is at most its own. Both orders default to the index."""
+        return cls(right=0, query_order=query_order, key_order=key_order)
+
+    @classmethod
+    def window(cls, left: int | None, right: int | None) -> Mask:
+        """Each query sees `left` tokens before it, itself, and `right` after it."""
+        for name, bound in (("left", left), ("right", right)):
+            if bound is not None:
+                require_int(bound, f"the window's {name}", at_least=0)
+        return cls(left=left, right=right)
+
+    @classmethod
+    def packed(cls, segments: Int[Tensor, "*B N"], key_segments: Int[Tensor, "*B M"] | None = None) -> Mask:
+        """Tokens see their own segment alone: packed documents. Negative: padding."""
+        return cls(query_segments=segments, key_segments=segments if key_segments is None else key_segments)
+
+    @classmethod
+    def padding(cls, valid: Bool[Tensor, "*B M"], *, queries: Bool[Tensor, "*B N"] | None = None) -> Mask:
+        """Keys where `valid` is False are not seen. Queries default to the same tokens; a padded one gives 0."""
+        if not isinstance(valid, Tensor) or valid.dtype != torch.bool:
+            fail("a boolean tensor, True at real tokens", shape_of(valid), "Pass attention_mask.bool().")
+        rows = valid if queries is None else queries
+        return cls(query_segments=rows.int() - 1, key_segments=valid.int() - 1)
+
+    def __and__(self, other: Mask) -> Mask:
+        """The pairs both allow. Both may bound intervals of one order; every other part may come from one side only."""
+        if (self.has_globals and (other.has_interval or other.has_globals)) or (
+            other.has_globals and self.has_interval
+        ):
+            fail(
+                "globals and intervals on the same mask",
+                "one mask with globals and another with an interval",
+                "Build one Mask with both: globals lift its own interval alone.",
+            )
+        orders = ((self.query_order, other.query_order), (self.key_order, other.key_order))
+        if self.has_interval and other.has_interval and any(mine is not theirs for mine, theirs in orders):
+            fail("intervals of one order", "two masks with orders of their own", "Build both with the same order.")
+        merged: dict[str, object] = {}
+        for field in fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if mine is None or theirs is None or mine is theirs:
+                merged[field.name] = theirs if mine is None else mine
+            elif field.name in ("left", "right"):
+                merged[field.name] = min(mine, theirs)
+            elif field.name == "low":
+                merged[field.name] = torch.maximum(mine, theirs)
+            elif field.name == "high":
+                merged[field.name] = torch.minimum(mine, theirs)
+            else:
+                fail(f"{field.name} from one of two masks", "both set it", "Combine that part before building masks.")
+        return replace(self, **merged)
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether order matters at all."""
+        return any(x is not None for x in (self.left, self.right, self.low, self.high))
+
+    @property
+    def has_globals(self) -> bool:
+        return self.query_global is not None or self.key_global is not None
+
+    @property
+    def is_plain_causal(self) -> bool:
+        """Whether this is exactly `Mask.causal()` on indices, which engines have a fast path for."""
+        return self.right == 0 and all(getattr(self, f.name) is None for f in fields(self) if f.name != "right")
+
+    @property
+    def may_blank_rows(self) -> bool:
+        """Whether some row may see nothing, as far as can be told without reading tensors."""
+        plain = replace(self, left=None, right=None)
+        return any(getattr(plain, field.name) is not None for field in fields(plain))
+
+    def check(self, queries: int, keys: int) -> None:
+        """Raise unless the mask fits this many queries and keys."""
+        for field in fields(self):
+            x = getattr(self, field.name)
+            count = keys if field.name.startswith("key") else queries
+            if isinstance(x, Tensor) and x.shape[-1] != count:
+                fail(f"Mask {field.name} for {count} tokens", shape_of(x), "Build the mask from the same tokens.")
+        needs_query_order = self.left is not None or self.right is not None
+        if self.has_interval and queries != keys:
+            missing = [
+                name
+                for name, order, needed in (
+                    ("query_order", self.query_order, needs_query_order),
+                    ("key_order", self.key_order, True),
+                )
+                if needed and order is None
+            ]
+            if missing:
+                fail(
+                    f"{' and '.join(missing)} for a causal or windowed mask of {queries} queries and {keys} keys",
+                    "no order",
+                    "Say where the queries stand among the keys, for a cache "
+                    "Mask.causal(torch.arange(keys - queries, keys), torch.arange(keys)).",
+                )
+
+    def interval(
+        self, queries: int, device: torch.device | None = None
+    ) -> tuple[Int[Tensor, "*B N"] | None, Int[Tensor, "*B N"] | None]:
+        """The lowest and highest key order each query sees, `[1 or B, N]`, or None for no bound on that side."""
+        low, high = _rows(self.low), _rows(self.high)
+        if self.left is not None or self.right is not None:
+            order = _rows(self.query_order)
+            if order is None:
+                order = torch.arange(queries, device=device)[None]
+            if self.left is not None:
+                low = order - self.left if low is None else torch.maximum(low, order - self.left)
+            if self.right is not None:
+                high = order + self.right if high is None else torch.minimum(high, order + self.right)
+        return low, high
+
+    def dense(self, queries: int, keys: int, device: torch.device | None = None) -> Bool[Tensor, "#B #H N M"]:
+        """True where a pair is allowed: the mask's meaning, `[1 or B, 1 or H, N, M]`."""
+        self.check(queries, keys)
+        allowed = torch.ones(1, queries, keys, dtype=torch.bool, device=device)
+        low, high = self.interval(queries, device)
+        if low is not None or high is not None:
+            order = _rows(self.key_order)
+            if order is None:
+                order = torch.arange(keys, device=device)[None]
+            if low is not None:
+                allowed = allowed & (low[:, :, None] <= order[:, None, :])
+            if high is not None:
+                allowed = allowed & (order[:, None, :] <= high[:, :, None])
+        query_global, key_global = _rows(self.query_global), _rows(self.key_global)
+        if query_global is not None:
+            allowed = allowed | query_global[:, :, None]
+        if key_global is not None:
+            allowed = allowed | key_global[:, None, :]
+        query_segments, key_segments = _rows(self.query_segments), _rows(self.key_segments)
+        if query_segments is not None and key_segments is not None:
+            equal = query_segments[:, :, None] == key_segments[:, None, :]
+            allowed = allowed & equal & (query_segments >= 0)[:, :, None]
+        result = allowed[:, None]
+        if self.blocks is not None:
+            result = result & self.blocks.dense(queries, keys)[None]
+        return result

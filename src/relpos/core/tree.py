@@ -1,0 +1,40 @@
+"""Frozen data classes as pytrees: tensors and trees of tensors are children, plain values are structure.
+
+A field declared with `static()` is structure: it is compared, never mapped. All others are children. `to(device)`,
+`torch.func` and `torch.export` then see through terms, lines and masks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+from torch.utils import _pytree as pytree
+
+T = TypeVar("T")
+
+
+def static(**arguments: Any) -> Any:
+    """A data-class field that is structure, not a child; arguments as `dataclasses.field` takes them."""
+    return dataclasses.field(metadata={"static": True}, **arguments)
+
+
+def register(cls: type[T]) -> type[T]:
+    """Register a frozen data class as a pytree node."""
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    children = [field.name for field in fields if not field.metadata.get("static")]
+    structure = [field.name for field in fields if field.metadata.get("static")]
+
+    def flatten(node: T) -> tuple[list[Any], tuple[Any, ...]]:
+        return [getattr(node, name) for name in children], tuple(getattr(node, name) for name in structure)
+
+    def unflatten(values: Any, context: tuple[Any, ...]) -> T:
+        node = object.__new__(cls)  # a tree may hold anything while it is mapped, so nothing is checked here
+        for name, value in [*zip(children, values, strict=True), *zip(structure, context, strict=True)]:
+            object.__setattr__(node, name, value)
+        return node
+
+    pytree.register_pytree_node(
+        cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}"
+    )
+    return cls
