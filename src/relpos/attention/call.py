@@ -116,7 +116,11 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not q.device == k.device == v.device:
         fail("q, k and v on one device", f"{q.device}, {k.device} and {v.device}", "Move them with .to(device).")
     if not q.shape[0] == k.shape[0] == v.shape[0]:
-        fail("one batch size", f"q {q.shape[0]}, k {k.shape[0]}, v {v.shape[0]}", "Layout is [batch, heads, tokens, width].")
+        fail(
+            "one batch size",
+            f"q {q.shape[0]}, k {k.shape[0]}, v {v.shape[0]}",
+            "Layout is [batch, heads, tokens, width].",
+        )
     if q.shape[3] != k.shape[3]:
         fail("q and k of one head width", f"{q.shape[3]} and {k.shape[3]}", "Project both to the same width.")
     if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
@@ -152,7 +156,11 @@ def _resolve_terms(
                 )
         return position.terms(queries, keys)
     if queries is not None or keys is not None:
-        fail("coordinates only beside a mechanism", "terms or no position", "Terms hold their own; drop queries= and keys=.")
+        fail(
+            "coordinates only beside a mechanism",
+            "terms or no position",
+            "Terms hold their own; drop queries= and keys=.",
+        )
     if position is None:
         return Terms()
     if isinstance(position, Term):
@@ -164,13 +172,24 @@ def _resolve_terms(
 
 def _check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:
     mask.check(q.shape[2], k.shape[2])
-    for name in ("low", "high", "query_order", "key_order", "query_segments", "key_segments", "query_global", "key_global"):
+    for name in (
+        "low",
+        "high",
+        "query_order",
+        "key_order",
+        "query_segments",
+        "key_segments",
+        "query_global",
+        "key_global",
+    ):
         x = getattr(mask, name)
         if x is None:
             continue
         _check_device(x, f"Mask {name}", q)
         if x.dim() == 2 and x.shape[0] not in (1, q.shape[0]):
-            fail(f"Mask {name} for a batch of {q.shape[0]}", shape_of(x), "Give one row, or one an element of the batch.")
+            fail(
+                f"Mask {name} for a batch of {q.shape[0]}", shape_of(x), "Give one row, or one an element of the batch."
+            )
     if mask.blocks is not None:
         _check_device(mask.blocks.layout, "the mask's block layout", q)
         _check_heads(mask.blocks.layout, "the mask's block layout", q)
@@ -233,7 +252,11 @@ def _check_term(term: Term, q: Tensor, k: Tensor, v: Tensor) -> None:
                 if magnitude is not None:
                     _check_shape(magnitude, f"Rotation {side} magnitude", wanted)
                 if 2 * pairs > width:
-                    fail(f"at most {width // 2} angles for a head width of {width}", str(pairs), "Rotate fewer dimensions.")
+                    fail(
+                        f"at most {width // 2} angles for a head width of {width}",
+                        str(pairs),
+                        "Rotate fewer dimensions.",
+                    )
         case QueryBias(u=u):
             _check_device(u, name, q)
             _check_shape(u, f"{name} u", ((1, heads), (width,)))

@@ -59,7 +59,7 @@ class Offsets:
     """
 
     axes: Int[Tensor, "L A"]
-    kind: Int[Tensor, "L"]
+    kind: Int[Tensor, L]
     low: tuple[int, ...]
     high: tuple[int, ...]
 

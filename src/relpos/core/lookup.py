@@ -20,8 +20,8 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def ordered_segment_sum(
-    values: Float[Tensor, "I *C"], index: Int[Tensor, "I"], rows: int
-) -> Float[Tensor, "{rows} *C"]:
+    values: Float[Tensor, I *C], index: Int[Tensor, I], rows: int
+) -> Float[Tensor, {rows} *C]:
     """`out[r] = sum of values[i] where index[i] == r`, summed in the order of `i`, in float32 or wider."""
     order = torch.argsort(index, stable=True)
     edges = torch.arange(rows + 1, device=index.device, dtype=index.dtype)
@@ -66,7 +66,7 @@ class _SegmentSum(torch.autograd.Function):
         return _Lookup.apply(gradients[0], index), None, None
 
 
-def lookup(table: Float[Tensor, "R *C"], index: Int[Tensor, "*I"]) -> Float[Tensor, "*I *C"]:
+def lookup(table: Float[Tensor, R *C], index: Int[Tensor, "*I"]) -> Float[Tensor, "*I *C"]:
     """`table[index]`: the rows of a table, with an ordered, repeatable gradient.
 
     Args:
@@ -77,7 +77,7 @@ def lookup(table: Float[Tensor, "R *C"], index: Int[Tensor, "*I"]) -> Float[Tens
     return result
 
 
-def segment_sum(values: Float[Tensor, "*I *C"], index: Int[Tensor, "*I"], rows: int) -> Float[Tensor, "{rows} *C"]:
+def segment_sum(values: Float[Tensor, "*I *C"], index: Int[Tensor, "*I"], rows: int) -> Float[Tensor, {rows} *C]:
     """The adjoint of `lookup`, and differentiable like it: `out[r] = sum of values[i] where index[i] == r`."""
     result: Tensor = _SegmentSum.apply(values.flatten(0, index.dim() - 1), index.flatten(), rows)
     return result

@@ -47,7 +47,9 @@ def _is_concrete(x: object) -> bool:
 def _heads_first(x: Tensor, name: str, width: str) -> None:
     require_tensor(x, name, dims=width.count(",") + 2)
     if not x.is_floating_point():
-        fail(f"{name} to be floating point [heads, {width}]", shape_of(x), "Pass one row a query head, or a single row.")
+        fail(
+            f"{name} to be floating point [heads, {width}]", shape_of(x), "Pass one row a query head, or a single row."
+        )
 
 
 @register
@@ -168,7 +170,7 @@ class LineVectors(Term):
     """
 
     vectors: Float[Tensor, "H R D"]
-    index: Int[Tensor, "L"] | None
+    index: Int[Tensor, L] | None
     lines: Lines
     side: Side = static()
     scaled: bool = static(default=True)
@@ -328,7 +330,7 @@ class Sinks(Term):
         logits: `[H]`.
     """
 
-    logits: Float[Tensor, "H"]
+    logits: Float[Tensor, H]
 
     def __post_init__(self) -> None:
         if _is_concrete(self.logits):

@@ -34,7 +34,5 @@ def register(cls: type[T]) -> type[T]:
             object.__setattr__(node, name, value)
         return node
 
-    pytree.register_pytree_node(
-        cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}"
-    )
+    pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
     return cls

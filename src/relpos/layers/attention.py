@@ -1,0 +1,161 @@
+"""Attention as modules: the bare product, and the multi-head layer around it.
+
+    x -> qkv = Linear(x) -> heads -> relpos.attention(q, k, v, position, mask) -> heads joined -> proj
+
+Q, K and V come from one fused linear layer: the same number of parameters as three, fewer kernel launches.
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from relpos.attention import attention, attention_weights
+from relpos.core import Coordinates, DenseBias, Mask, Sequence, Term, Terms
+from relpos.core.checks import fail, require_int, require_probability
+from relpos.position import Mechanism
+
+
+class ScaledDotProductAttention(nn.Module):
+    """`softmax(q k^T / sqrt(D) + bias) v` as a module without parameters.
+
+    Args:
+        dropout: probability that a weight is dropped while training.
+        scale: True for 1/sqrt(D), False for 1.
+        backend: an engine's name, or "auto".
+    """
+
+    def __init__(self, dropout: float = 0.0, scale: bool = True, backend: str = "auto") -> None:
+        super().__init__()
+        require_probability(dropout, "dropout")
+        self.dropout, self.scale, self.backend = dropout, scale, backend
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B G M D"],
+        v: Float[Tensor, "B G M V"],
+        relative_position_bias: Float[Tensor, "H N M"] | None = None,
+        *,
+        position: Terms | Term | None = None,
+        mask: Mask | None = None,
+    ) -> Float[Tensor, "B H N V"]:
+        """The attended values.
+
+        Args:
+            relative_position_bias: a dense `[H, N, M]` bias, as `RelativePositionBias()` returns it; or
+            position: terms, which no engine has to make dense.
+        """
+        if relative_position_bias is not None:
+            if position is not None:
+                fail("relative_position_bias or position", "both", "Terms add up: position = terms + DenseBias(bias).")
+            position = DenseBias(relative_position_bias[None])
+        output = attention(
+            q,
+            k,
+            v,
+            position=position,
+            mask=mask,
+            scale=None if self.scale else 1.0,
+            dropout=self.dropout if self.training else 0.0,
+            backend=self.backend,
+        )
+        assert isinstance(output, Tensor)
+        return output
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head self-attention with a fused QKV projection. Arguments as timm names them.
+
+    Args:
+        dim: width of a token, E; a multiple of `num_heads`.
+        num_heads: query heads, H.
+        num_kv_heads: key/value heads, G, dividing H; None for H (1: multi-query).
+        qkv_bias, proj_bias: whether the two projections have biases.
+        attn_drop, proj_drop: dropout of attention weights and of the output.
+        position: a mechanism of this layer's own; terms may also come from outside, in `forward`.
+        backend: an engine's name, or "auto".
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        num_kv_heads: int | None = None,
+        qkv_bias: bool = True,
+        proj_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        position: Mechanism | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        require_int(num_heads, "num_heads", at_least=1)
+        require_int(dim, "dim", at_least=1)
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        require_int(num_kv_heads, "num_kv_heads", at_least=1)
+        if dim % num_heads:
+            fail("dim to be a multiple of num_heads", f"{dim} and {num_heads}", "Change one of them.")
+        if num_heads % num_kv_heads:
+            fail("num_heads to be a multiple of num_kv_heads", f"{num_heads} and {num_kv_heads}", "Change one of them.")
+        require_probability(attn_drop, "attn_drop")
+        require_probability(proj_drop, "proj_drop")
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, dim // num_heads
+        self.attn_drop, self.backend = attn_drop, backend
+        self.qkv = nn.Linear(dim, (num_heads + 2 * num_kv_heads) * self.head_dim, bias=qkv_bias)
+        self.proj = nn.Linear(dim, dim, bias=proj_bias)
+        self.proj_drop = nn.Dropout(proj_drop)
+        self.position = position
+
+    def _heads(
+        self, x: Float[Tensor, "B N E"]
+    ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B G N D"], Float[Tensor, "B G N D"]]:
+        counts = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2).split(counts, dim=1)
+        return q, k, v
+
+    def _terms(
+        self, x: Float[Tensor, "B N E"], position: Terms | Term | None, coordinates: Coordinates | None
+    ) -> Terms | Term | None:
+        if self.position is None:
+            if coordinates is not None:
+                fail("coordinates only in a layer with a mechanism of its own", "no mechanism", "Pass position=terms.")
+            return position
+        own = self.position.terms(Sequence(x.shape[1]) if coordinates is None else coordinates)
+        return own if position is None else own + position
+
+    def forward(
+        self,
+        x: Float[Tensor, "B N E"],
+        *,
+        position: Terms | Term | None = None,
+        coordinates: Coordinates | None = None,
+        mask: Mask | None = None,
+    ) -> Float[Tensor, "B N E"]:
+        """Attended tokens.
+
+        Args:
+            position: terms from outside (a table that layers share), added to those of the layer's own mechanism.
+            coordinates: where the tokens are, for the layer's own mechanism; a plain sequence where left out.
+            mask: which pairs may attend.
+        """
+        q, k, v = self._heads(x)
+        terms = self._terms(x, position, coordinates)
+        dropout = self.attn_drop if self.training else 0.0
+        attended = attention(q, k, v, position=terms, mask=mask, dropout=dropout, backend=self.backend)
+        assert isinstance(attended, Tensor)
+        projected: Tensor = self.proj_drop(self.proj(attended.transpose(1, 2).flatten(2)))
+        return projected
+
+    def weights(
+        self,
+        x: Float[Tensor, "B N E"],
+        *,
+        position: Terms | Term | None = None,
+        coordinates: Coordinates | None = None,
+        mask: Mask | None = None,
+    ) -> Float[Tensor, "B H N N"]:
+        """The attention weights of the same tokens, for pictures."""
+        q, k, _ = self._heads(x)
+        return attention_weights(q, k, position=self._terms(x, position, coordinates), mask=mask)

@@ -1,0 +1,69 @@
+"""Images to tokens: a convolution whose kernel is its stride (Dosovitskiy et al. 2021, section 3.1)."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from relpos.core import Grid
+from relpos.core.checks import fail, require_int
+
+
+def pair(size: int | tuple[int, int], name: str) -> tuple[int, int]:
+    """A size given as one number or as (rows, columns), as the latter."""
+    rows, columns = (size, size) if isinstance(size, int) else tuple(size)
+    require_int(rows, name, at_least=1)
+    require_int(columns, name, at_least=1)
+    return rows, columns
+
+
+class PatchEmbedding(nn.Module):
+    """One token for each patch, in raster order.
+
+    Args:
+        img_size: (rows, columns) of the usual image, or one number; other sizes that the patches divide are fine.
+        patch_size: (rows, columns) of a patch, or one number.
+        in_chans: channels of the image.
+        embed_dim: width of a token, E.
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int | tuple[int, int] = 16,
+        in_chans: int = 3,
+        embed_dim: int = 768,
+    ) -> None:
+        super().__init__()
+        require_int(in_chans, "in_chans", at_least=1)
+        require_int(embed_dim, "embed_dim", at_least=1)
+        self.patch_size = pair(patch_size, "patch_size")
+        self.grid_size = self.grid(pair(img_size, "img_size")).sizes
+        self.num_patches = self.grid_size[0] * self.grid_size[1]
+        self.proj = nn.Conv2d(in_chans, embed_dim, kernel_size=self.patch_size, stride=self.patch_size)
+
+    def grid(self, img_size: tuple[int, int], prefix: int = 0) -> Grid:
+        """The grid of patches of an image of this size.
+
+        Raises:
+            ValueError: the patches do not divide it.
+        """
+        rows, columns = img_size
+        if rows % self.patch_size[0] or columns % self.patch_size[1]:
+            fail(
+                f"an image size that patches of {self.patch_size} divide",
+                str((rows, columns)),
+                "Pad or crop the image, or choose another patch size.",
+            )
+        return Grid(rows // self.patch_size[0], columns // self.patch_size[1], prefix=prefix)
+
+    def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N E"]:
+        if images.dim() != 4 or images.shape[1] != self.proj.in_channels:
+            fail(
+                f"images of shape [B, {self.proj.in_channels}, rows, columns]",
+                str(tuple(images.shape)),
+                "Check in_chans.",
+            )
+        self.grid((images.shape[2], images.shape[3]))
+        tokens: Tensor = self.proj(images).flatten(2).transpose(1, 2)
+        return tokens

@@ -1,0 +1,6 @@
+"""Models that take any position mechanism."""
+
+from relpos.models.parameters import Count, count_parameters
+from relpos.models.vit import VisionTransformer
+
+__all__ = ["Count", "VisionTransformer", "count_parameters"]

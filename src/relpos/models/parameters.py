@@ -1,0 +1,70 @@
+"""Where a model's parameters are: counted from the module itself, by part.
+
+The counts in print often leave out biases and the output projection. At width 96 the fused QKV projection has 96 x 288 =
+27,648 weights *and* 288 biases; a 7 x 7 window with 4 heads has 13 x 13 x 4 = 676 bias values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from relpos.layers import Mlp, MultiHeadAttention, PatchEmbedding
+from relpos.position import Mechanism
+
+
+@dataclass(frozen=True)
+class Count:
+    """Parameters of one part: `weights` have two or more dimensions or belong to position, `biases` the rest."""
+
+    weights: int = 0
+    biases: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.biases
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.weights + other.weights, self.biases + other.biases)
+
+
+def count_parameters(model: nn.Module) -> dict[str, Count]:
+    """Parameters by part, each counted once, parts in the order the model holds them; the values add up to all.
+
+    Parts: "patch embedding", "prefix tokens", "position", "attention qkv", "attention projection", "mlp", "norm", "head",
+    and "other".
+    """
+    counts: dict[str, Count] = {}
+    seen: set[nn.Parameter] = set()
+
+    def walk(module: nn.Module, part: str) -> None:
+        match module:
+            case Mechanism():
+                part = "position"
+            case PatchEmbedding():
+                part = "patch embedding"
+            case Mlp():
+                part = "mlp"
+            case nn.LayerNorm() | nn.RMSNorm():
+                part = "norm"
+            case _:
+                pass
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter in seen:
+                continue
+            seen.add(parameter)
+            own = "prefix tokens" if name in ("prefix_tokens", "cls_token") else part
+            is_bias = name.endswith("bias") and own != "position"
+            count = Count(biases=parameter.numel()) if is_bias else Count(weights=parameter.numel())
+            counts[own] = counts.get(own, Count()) + count
+        for name, child in module.named_children():
+            inner = part
+            if isinstance(module, MultiHeadAttention):
+                inner = {"qkv": "attention qkv", "proj": "attention projection"}.get(name, part)
+            elif name == "head" and part == "other":
+                inner = "head"
+            walk(child, inner)
+
+    walk(model, "other")
+    return counts

@@ -1,0 +1,200 @@
+"""The vision transformer (Dosovitskiy et al. 2021) with any position mechanism.
+
+    patches -> prefix tokens in front -> position on tokens -> blocks, position in attention -> norm -> pool -> head
+
+One argument says what position is: a preset's name ("relative_2d"), several joined with "+" ("learned+relative_2d"), a
+function from a `Site` to a mechanism, or None. What acts on tokens is applied once; what acts in attention is one table for
+all layers (`shared_position=True`, computed once a forward) or one a layer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from relpos.core import Terms
+from relpos.core.checks import fail, require_choice, require_int, require_probability, shape_of
+from relpos.layers import PatchEmbedding, TransformerBlock
+from relpos.layers.patch import pair
+from relpos.position import Mechanism, Site, Sum, find
+
+PositionChoice = str | Callable[[Site], Mechanism] | None
+
+
+class VisionTransformer(nn.Module):
+    """A ViT for classification. Arguments as timm names them.
+
+    Args:
+        img_size: the image size it is built for, one number or (rows, columns).
+        patch_size, in_chans, embed_dim: see `PatchEmbedding`.
+        num_classes: outputs of the head; 0 for none (pooled features).
+        global_pool: "token" (the class token), "avg" or "max" over the patches.
+        depth, num_heads, mlp_ratio, qkv_bias: the blocks.
+        class_token: whether there is one; reg_tokens: further prefix tokens without a place (registers).
+        drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: dropout before the head, after the embedding, in
+            the blocks, and of attention weights.
+        position: absolute and relative positions, each on or off: a preset name, names joined with "+", a function from
+            a `Site`, or None.
+        shared_position: one table for all layers, or one a layer.
+        backend: an engine's name, or "auto".
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int | tuple[int, int] = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: Literal["token", "avg", "max"] = "token",
+        embed_dim: int = 768,
+        depth: int = 12,
+        num_heads: int = 12,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        class_token: bool = True,
+        reg_tokens: int = 0,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        position: PositionChoice = "learned",
+        shared_position: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        require_choice(global_pool, "global_pool", ("token", "avg", "max"))
+        require_int(depth, "depth", at_least=1)
+        require_int(num_classes, "num_classes", at_least=0)
+        require_int(reg_tokens, "reg_tokens", at_least=0)
+        require_probability(drop_rate, "drop_rate")
+        require_probability(pos_drop_rate, "pos_drop_rate")
+        if global_pool == "token" and not class_token:
+            fail("a class token to pool", "class_token=False", 'Use global_pool="avg" or "max".')
+        self.global_pool, self.shared_position = global_pool, shared_position
+        self.patch_embed = PatchEmbedding(img_size, patch_size, in_chans, embed_dim)
+        self.prefix = int(class_token) + reg_tokens
+        self.prefix_tokens = nn.Parameter(torch.zeros(1, self.prefix, embed_dim)) if self.prefix else None
+        self.pos_drop = nn.Dropout(pos_drop_rate)
+        self.blocks = nn.ModuleList(
+            TransformerBlock(
+                embed_dim,
+                num_heads,
+                mlp_ratio,
+                qkv_bias=qkv_bias,
+                attn_drop=attn_drop_rate,
+                proj_drop=proj_drop_rate,
+                backend=backend,
+            )
+            for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(embed_dim)
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head = nn.Linear(embed_dim, num_classes) if num_classes else nn.Identity()
+        self.apply(_initialise)
+        if self.prefix_tokens is not None:
+            nn.init.normal_(self.prefix_tokens, std=1e-6)
+
+        grid = self.patch_embed.grid(pair(img_size, "img_size"), self.prefix)
+        build = _builder(position)
+        site = Site(num_heads=num_heads, head_dim=embed_dim // num_heads, embed_dim=embed_dim, queries=grid)
+        built = [build(site) for _ in range(1 if shared_position else depth)]
+        self.token_position = Sum(part for part in built[0].parts() if part.acts_on_tokens)
+        self.attention_position = nn.ModuleList(
+            Sum(part for part in one.parts() if part.acts_in_attention) for one in built
+        )
+
+    def _embed(self, images: Float[Tensor, "B C height width"]) -> tuple[Float[Tensor, "B N E"], list[Terms]]:
+        """Tokens ready for the first block, and the terms of each layer."""
+        x = self.patch_embed(images)
+        coordinates = self.patch_embed.grid((images.shape[2], images.shape[3]), self.prefix)
+        if self.prefix_tokens is not None:
+            x = torch.cat([self.prefix_tokens.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
+        x = self.pos_drop(self.token_position.embed(x, coordinates))
+        terms = [position.terms(coordinates) for position in self._attention_positions()]
+        return x, terms * len(self.blocks) if self.shared_position else terms
+
+    def _attention_positions(self) -> list[Sum]:
+        return [position for position in self.attention_position if isinstance(position, Sum)]
+
+    def forward_features(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N E"]:
+        """Normed tokens after the last block, prefix first."""
+        x, terms = self._embed(images)
+        for block, position in zip(self.blocks, terms, strict=True):
+            x = block(x, position=position)
+        features: Tensor = self.norm(x)
+        return features
+
+    def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B classes"]:
+        """Class scores. Any image size that the patches divide, as far as the position mechanism goes along."""
+        x = self.forward_features(images)
+        if self.global_pool == "token":
+            pooled = x[:, 0]
+        else:
+            patches = x[:, self.prefix :]
+            pooled = patches.mean(dim=1) if self.global_pool == "avg" else patches.amax(dim=1)
+        scores: Tensor = self.head(self.head_drop(pooled))
+        return scores
+
+    def attention_maps(self, images: Float[Tensor, "B C height width"]) -> Iterator[Float[Tensor, "B H N N"]]:
+        """The attention weights of one layer after another, for pictures."""
+        x, terms = self._embed(images)
+        for block, position in zip(self.blocks, terms, strict=True):
+            assert isinstance(block, TransformerBlock)
+            yield block.attn.weights(block.norm1(x), position=position)
+            x = block(x, position=position)
+
+    def position_parameters(self) -> list[nn.Parameter]:
+        """The parameters that position mechanisms own."""
+        return [*self.token_position.parameters(), *self.attention_position.parameters()]
+
+    def growth(self) -> tuple[str, ...]:
+        """The rules by which all its mechanisms go on to another image size; a mechanism that needs none has any.
+
+        "as is" stands for mechanisms that are defined at any size.
+        """
+        parts = [*self.token_position.parts(), *self._attention_positions()[0].parts()]
+        rules = [part.growth for part in parts if part.growth != ("as is",)]
+        if not rules:
+            return ("as is",)
+        return tuple(rule for rule in rules[0] if all(rule in other for other in rules))
+
+    def grow(self, img_size: int | tuple[int, int], rule: str) -> VisionTransformer:
+        """A copy for another image size, its mechanisms grown by `rule` (one of `growth()`)."""
+        grid = self.patch_embed.grid(pair(img_size, "img_size"), self.prefix)
+
+        def grown(total: Sum) -> Sum:
+            return Sum(part if part.growth == ("as is",) else part.grow(grid, rule) for part in total.parts())
+
+        model = copy.deepcopy(self)
+        model.patch_embed.grid_size = grid.sizes
+        model.patch_embed.num_patches = grid.count - grid.prefix
+        model.token_position = grown(model.token_position)
+        model.attention_position = nn.ModuleList(grown(position) for position in model._attention_positions())
+        return model
+
+
+def _builder(position: PositionChoice) -> Callable[[Site], Mechanism]:
+    if position is None:
+        position = "none"
+    if isinstance(position, str):
+        return find(position).build
+    if isinstance(position, nn.Module) or not callable(position):
+        fail(
+            "position to be a preset's name, a function from a Site to a mechanism, or None",
+            shape_of(position),
+            "Wrap a finished mechanism as lambda site: mechanism (with shared_position=True).",
+        )
+    return position
+
+
+def _initialise(module: nn.Module) -> None:
+    """timm's ViT initialisation: truncated normal of 0.02, biases 0; the patch projection keeps PyTorch's own."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

@@ -1,0 +1,150 @@
+"""Learned absolute positions: a vector for each place, added to the tokens before the first layer.
+
+    x[n] = x[n] + pos_embed[n]
+
+Parameter `pos_embed`, `[1, prefix + places, E]`, as timm's ViT has it; the prefix tokens have vectors of their own, first.
+Source: Gehring et al. 2017 (sequences); Dosovitskiy et al. 2021, section 3.1 and appendix D.4 (grids, and that fixing a
+raster order costs nothing). Another grid needs `resize`: bicubic with antialiasing in float32, as timm's
+`resample_abs_pos_embed`; a sequence is interpolated linearly.
+
+Not to be confused with sinusoidal positions, which have the same place and no parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from relpos.core import Coordinates, Grid, Positions, Sequence, lookup
+from relpos.core.checks import fail, require_int
+from relpos.position.mechanism import Mechanism, Site
+from relpos.position.preset import Preset
+
+
+class LearnedPositionEmbedding(Mechanism):
+    """A learned vector a place.
+
+    Args:
+        embed_dim: width of a token, E.
+        seq_len: places of a sequence; or
+        grid_size: places of a grid, `(rows, columns)` or more axes.
+        prefix: tokens before them, each with a vector of its own.
+        init_std: standard deviation of the truncated normal it starts from.
+
+    Raises:
+        ValueError: both or neither of `seq_len` and `grid_size`.
+    """
+
+    growth: ClassVar[tuple[str, ...]] = ("interpolated",)
+
+    def __init__(
+        self,
+        embed_dim: int,
+        *,
+        seq_len: int | None = None,
+        grid_size: tuple[int, ...] | None = None,
+        prefix: int = 0,
+        init_std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        require_int(embed_dim, "embed_dim", at_least=1)
+        require_int(prefix, "prefix", at_least=0)
+        if (seq_len is None) == (grid_size is None):
+            fail("one of seq_len and grid_size", f"{seq_len} and {grid_size}", "Give the one that the tokens have.")
+        self.sizes = tuple(Grid(*grid_size).sizes) if grid_size is not None else (Sequence(seq_len or 0).length,)
+        self.is_grid = grid_size is not None
+        self.prefix = prefix
+        self.pos_embed = nn.Parameter(torch.empty(1, prefix + math.prod(self.sizes), embed_dim))
+        nn.init.trunc_normal_(self.pos_embed, std=init_std)
+
+    @classmethod
+    def from_site(cls, site: Site) -> Self:
+        match site.queries:
+            case Grid(sizes=sizes, prefix=prefix):
+                return cls(site.embed_dim, grid_size=sizes, prefix=prefix)
+            case Sequence(length=length, start=start, prefix=prefix):
+                return cls(site.embed_dim, seq_len=length + start, prefix=prefix)
+            case _:
+                fail("a Sequence or Grid for learned positions", repr(site.queries), "Build it with seq_len=.")
+
+    def extra_repr(self) -> str:
+        return f"sizes={self.sizes}, prefix={self.prefix}"
+
+    def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
+        """Tokens with the vector of their place added.
+
+        Raises:
+            ValueError: a grid unlike the one built for, a place beyond the last, another prefix.
+        """
+        if coordinates.prefix != self.prefix:
+            fail(f"coordinates with a prefix of {self.prefix}", repr(coordinates), "Build it with prefix=.")
+        if x.shape[1] != coordinates.count or x.shape[2] != self.pos_embed.shape[2]:
+            fail(
+                f"tokens of shape [B, {coordinates.count}, {self.pos_embed.shape[2]}]",
+                str(tuple(x.shape)),
+                "Coordinates count the prefix too.",
+            )
+        return x + self._vectors(coordinates).to(x.dtype)
+
+    def _vectors(self, coordinates: Coordinates) -> Float[Tensor, "_ N E"]:
+        if self.is_grid and isinstance(coordinates, Grid):
+            if coordinates.sizes != self.sizes:
+                fail(f"a grid of {self.sizes}", str(coordinates.sizes), "Resize it first: mechanism.resize(sizes).")
+            return self.pos_embed
+        places = coordinates.raster()
+        low, high = places.low[0], places.high[0]
+        if self.is_grid or low < 0 or high >= self.sizes[0]:
+            built = f"a grid of {self.sizes}" if self.is_grid else f"places 0 to {self.sizes[0] - 1}"
+            came = repr(coordinates) if self.is_grid else f"places {low} to {high}"
+            fail(built, came, "Resize it first: mechanism.resize(size).")
+        prefix, rest = self.pos_embed[:, : self.prefix], self.pos_embed[:, self.prefix :]
+        if isinstance(places, Positions):
+            tokens = places.tokens(self.device)[..., 0]
+            chosen = lookup(rest[0], tokens if tokens.dim() == 2 else tokens[None])
+            return torch.cat([prefix.expand(chosen.shape[0], -1, -1), chosen], dim=1)
+        return torch.cat([prefix, rest[:, low : high + 1]], dim=1)
+
+    def resize(self, size: int | tuple[int, ...]) -> LearnedPositionEmbedding:
+        """A copy for another grid (bicubic, antialiased) or sequence length (linear); prefix vectors are kept.
+
+        Raises:
+            ValueError: another number of axes, or more than two.
+        """
+        sizes = (size,) if isinstance(size, int) else tuple(size)
+        if len(sizes) != len(self.sizes) or len(sizes) > 2 or self.is_grid != (not isinstance(size, int)):
+            fail(f"a size like {self.sizes if self.is_grid else self.sizes[0]}", str(size), "Keep the number of axes.")
+        resized = copy.deepcopy(self)
+        prefix, rest = self.pos_embed.detach().split([self.prefix, math.prod(self.sizes)], dim=1)
+        image = rest.float().unflatten(1, self.sizes).movedim(-1, 1)
+        if self.is_grid and len(sizes) == 2:
+            image = F.interpolate(image, size=sizes, mode="bicubic", antialias=True)
+        else:
+            image = F.interpolate(image, size=sizes, mode="linear")
+        rest = image.flatten(2).mT.to(rest.dtype)
+        resized.sizes = sizes
+        resized.pos_embed = nn.Parameter(torch.cat([prefix, rest], dim=1), self.pos_embed.requires_grad)
+        return resized
+
+    def grow(self, queries: Coordinates, rule: str) -> Mechanism:
+        if rule != "interpolated":
+            return super().grow(queries, rule)
+        return self.resize(queries.sizes if isinstance(queries, Grid) and self.is_grid else queries.count - self.prefix)
+
+
+PRESETS = [
+    Preset(
+        name="learned",
+        title="Learned absolute",
+        build=LearnedPositionEmbedding.from_site,
+        summary="Every patch position has a learned vector that is added to the patch before the first layer. "
+        "Accurate where training put things; a place never trained means nothing to it, and a new grid needs resampling.",
+        source="Dosovitskiy et al. 2021, section 3.1",
+        token_axes=(1, 2),
+    )
+]

@@ -1,0 +1,167 @@
+"""What a position mechanism is, and how mechanisms are summed.
+
+    mechanism.terms(queries, keys)      what happens inside attention
+    mechanism.embed(x, coordinates)     what is added to tokens before it (absolute mechanisms)
+
+An author of a relative bias subclasses `OffsetBias` and writes one function, from offsets to values; see
+CONTRIBUTING.md for a whole example.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from relpos.core import Coordinates, Kind, LineBias, Offsets, Terms, at_least_float32, lines
+from relpos.core.checks import fail, shape_of
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a mechanism is to serve: all that a model tells it.
+
+    Attributes:
+        num_heads: query heads.
+        head_dim: width of a head, D.
+        embed_dim: width of a token, E.
+        queries: coordinates of the query tokens; keys: of the key tokens, None where they are the same.
+        causal: whether a query sees only what comes before it.
+    """
+
+    num_heads: int
+    head_dim: int
+    embed_dim: int
+    queries: Coordinates
+    keys: Coordinates | None = None
+    causal: bool = False
+
+
+class Mechanism(nn.Module):
+    """Base of all position mechanisms. On its own it says nothing.
+
+    Class attributes:
+        growth: names of the rules by which `grow` takes the mechanism to coordinates it was not built for.
+    """
+
+    growth: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("_here", torch.empty(0), persistent=False)  # moves with .to(device)
+
+    @property
+    def device(self) -> torch.device:
+        """The device its terms are built on."""
+        here = self._here
+        assert isinstance(here, Tensor)
+        return here.device
+
+    @classmethod
+    def from_site(cls, site: Site) -> Self:
+        """The mechanism built for a site with its usual settings."""
+        raise NotImplementedError(f"{cls.__name__} has no from_site; build it with its constructor")
+
+    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        """What the mechanism says to attention between queries and keys (the queries themselves by default)."""
+        return Terms()
+
+    def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
+        """Tokens with the mechanism's absolute position added; unchanged where it has none."""
+        return x
+
+    @property
+    def acts_on_tokens(self) -> bool:
+        """Whether `embed` does anything."""
+        return type(self).embed is not Mechanism.embed
+
+    @property
+    def acts_in_attention(self) -> bool:
+        """Whether `terms` says anything."""
+        return type(self).terms is not Mechanism.terms
+
+    def parts(self) -> list[Mechanism]:
+        """The mechanisms this one is a sum of; itself alone where it is no sum."""
+        return [self]
+
+    def grow(self, queries: Coordinates, rule: str) -> Mechanism:
+        """A copy for other coordinates by one of the rules in `growth`; this mechanism is left as it is."""
+        known = ", ".join(self.growth) or "none at all"
+        raise ValueError(
+            f"expected a growth rule of {type(self).__name__} (it has {known}); got {rule!r}. "
+            "A mechanism without one stays at the coordinates it was built for."
+        )
+
+    def __add__(self, other: Mechanism) -> Sum:
+        if not isinstance(other, Mechanism):
+            fail("a mechanism on both sides of +", shape_of(other), "Build the mechanism first.")
+        return Sum([*self.parts(), *other.parts()])
+
+
+class Sum(Mechanism):
+    """Several mechanisms together: terms are joined, embeddings applied in order."""
+
+    def __init__(self, mechanisms: Iterable[Mechanism]) -> None:
+        super().__init__()
+        self.mechanisms = nn.ModuleList(mechanisms)
+
+    def parts(self) -> list[Mechanism]:
+        return [part for part in self.mechanisms if isinstance(part, Mechanism)]
+
+    @property
+    def acts_on_tokens(self) -> bool:
+        return any(part.acts_on_tokens for part in self.parts())
+
+    @property
+    def acts_in_attention(self) -> bool:
+        return any(part.acts_in_attention for part in self.parts())
+
+    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        joined = Terms()
+        for part in self.parts():
+            joined = joined + part.terms(queries, keys)
+        return joined
+
+    def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
+        for part in self.parts():
+            x = part.embed(x, coordinates)
+        return x
+
+
+class OffsetBias(Mechanism):
+    """A bias that depends on query - key alone: subclasses write `bias`, and `prefix_bias` where they have one."""
+
+    axes: ClassVar[int | None] = 1
+    """Axes it understands: 1 sees a grid in raster order; None takes coordinates as they come."""
+
+    @abstractmethod
+    def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
+        """The bias of each head at each offset, float32 or wider. Pairs with a prefix come as offset 0 and are replaced."""
+
+    def prefix_bias(self) -> Float[Tensor, "H 3"] | None:
+        """The bias prefix to token, token to prefix, prefix to prefix; None for 0."""
+        return None
+
+    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        if self.axes == 1:
+            queries, keys = queries.raster(), None if keys is None else keys.raster()
+        line = lines(queries, keys, device=self.device)
+        offsets = line.offsets()
+        values = self.bias(offsets)
+        if line.length != line.layout.tokens:
+            own = self.prefix_bias()
+            three = values.new_zeros(values.shape[0], 3) if own is None else own
+            by_kind = torch.cat([values.new_zeros(values.shape[0], 1), three], dim=1)
+            values = torch.where(offsets.kind == Kind.TOKENS, values, spread(by_kind, offsets))
+        return Terms(LineBias(at_least_float32(values), line))
+
+
+def spread(by_kind: Float[Tensor, "H 4"], offsets: Offsets) -> Float[Tensor, "H L"]:
+    """One number a kind at every entry of the line. A product, so that its gradient is a sum in a fixed order."""
+    kinds = torch.arange(len(Kind), device=offsets.kind.device)
+    return by_kind @ (offsets.kind == kinds[:, None]).to(by_kind.dtype)

@@ -1,0 +1,41 @@
+"""No position at all: attention sees a set. The control of every comparison.
+
+Without positions and without a causal mask, shuffling the tokens shuffles the output alike (Vaswani et al. 2017,
+section 3.5, is why positions are added). With a causal mask a model can still count the tokens it sees, so `none` is not
+blind there (Haviv et al. 2022, "Transformer Language Models without Positional Encodings Still Learn Positional
+Information").
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from relpos.core import Coordinates
+from relpos.position.mechanism import Mechanism, Site
+from relpos.position.preset import Preset
+
+
+class NoPosition(Mechanism):
+    """Says nothing to attention and adds nothing to tokens."""
+
+    growth: ClassVar[tuple[str, ...]] = ("as is",)
+
+    @classmethod
+    def from_site(cls, site: Site) -> Self:
+        return cls()
+
+    def grow(self, queries: Coordinates, rule: str) -> Mechanism:
+        return self if rule == "as is" else super().grow(queries, rule)
+
+
+PRESETS = [
+    Preset(
+        name="none",
+        title="No position",
+        build=NoPosition.from_site,
+        summary="Attention sees a bag of patches: it knows what they hold and not where they are. "
+        "It is the control: what a mechanism adds is measured against it.",
+        source="Vaswani et al. 2017, section 3.5 (why positions are needed)",
+        token_axes=(1, 2, 3),
+    )
+]

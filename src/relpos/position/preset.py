@@ -1,0 +1,81 @@
+"""Named, ready-made mechanisms, gathered from the modules of `relpos.position`.
+
+A module offers its mechanisms in a list `PRESETS`; nobody edits a registry. Names joined with `+` are sums:
+`learned+relative_2d`. A name that is also a module's (`none`, `learned`) or a preset of one (`relative_2d`) is found alike.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from relpos.position.mechanism import Mechanism, Site
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A mechanism under a name.
+
+    Attributes:
+        name: what the command line calls it.
+        title: what a page calls it.
+        build: makes it for a site.
+        summary: two sentences for someone who meets it first: what it is, what to expect.
+        source: the paper and section.
+        token_axes: the numbers of axes it makes sense on (1 sequences, 2 images, 3 video).
+    """
+
+    name: str
+    title: str
+    build: Callable[[Site], Mechanism]
+    summary: str
+    source: str
+    token_axes: tuple[int, ...]
+
+
+def presets() -> dict[str, Preset]:
+    """Every preset by name, in alphabetical order of modules and their own order inside."""
+    package = importlib.import_module("relpos.position")
+    found: dict[str, Preset] = {}
+    for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
+        for preset in getattr(importlib.import_module(f"relpos.position.{module.name}"), "PRESETS", []):
+            if preset.name in found:
+                raise ValueError(f"two modules of relpos.position offer a preset named {preset.name!r}; rename one")
+            found[preset.name] = preset
+    return found
+
+
+def find(name: str) -> Preset:
+    """The preset of a name, or of several joined with `+`.
+
+    Raises:
+        ValueError: no such name; the message offers the nearest.
+    """
+    known = presets()
+    if "+" in name:
+        parts = [find(part) for part in name.split("+")]
+
+        def build(site: Site) -> Mechanism:
+            total = parts[0].build(site)
+            for part in parts[1:]:
+                total = total + part.build(site)
+            return total
+
+        return Preset(
+            name=name,
+            title=" + ".join(part.title for part in parts),
+            build=build,
+            summary="A sum: each part adds what it knows. " + " ".join(part.summary for part in parts),
+            source="; ".join(part.source for part in parts),
+            token_axes=tuple(sorted(set.intersection(*(set(part.token_axes) for part in parts)))),
+        )
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"expected a position among {', '.join(known)}; got {name!r}.{hint}")
+    return known[name]

@@ -1,0 +1,234 @@
+"""Learned relative position bias: a table of one number an offset and head, added to the scores.
+
+    score[h, i, j] += table[index(i - j), h]
+
+In 1-D the offset is the distance query - key, 2 L - 1 of them; in 2-D it is (d_row, d_col), (2 Wh - 1)(2 Ww - 1) of them,
+row-major from the lowest: exactly Swin's index (Liu et al. 2021, section 3.2). With prefix tokens three rows more, in
+BEiT's order (Bao et al. 2022): prefix to token, token to prefix, prefix to prefix.
+
+Offsets beyond the table raise; `beyond="clip"` reads the border entry instead. Offsets inside a larger table are fine, so
+a smaller grid needs nothing. `resize` makes a table for another window: bicubic in 2-D, linear in 1-D.
+
+Not to be confused with T5's bias (log buckets, opposite sign, no scale), Swin V2's (an MLP of the offset), or the
+per-axis vectors of ViTDet and SAM, which meet the query.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import ClassVar, Literal, Self
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from relpos.core import Coordinates, Grid, Offsets, Sequence, Terms, at_least_float32, expand, lines, lookup
+from relpos.core.checks import fail, require_choice, require_int
+from relpos.position.mechanism import Mechanism, OffsetBias, Site
+from relpos.position.preset import Preset
+
+
+def get_relative_position_index_1d(seq_len: int) -> Int[Tensor, "N N"]:
+    """`index[i, j] = i - j + seq_len - 1`: 0 to 2 seq_len - 2."""
+    return lines(Sequence(seq_len)).index()
+
+
+def get_relative_position_index_2d(window_size: tuple[int, int]) -> Int[Tensor, "N N"]:
+    """`index[i, j] = (d_row + Wh - 1) * (2 Ww - 1) + d_col + Ww - 1`: Swin's index."""
+    return lines(Grid(*window_size)).index()
+
+
+class RelativePositionBias(OffsetBias):
+    """A learned bias an offset and head, in one or two dimensions.
+
+    Args:
+        num_heads: query heads, H.
+        window_size: (rows, columns) of the grid, for `bias_type="2d"`.
+        seq_len: length of the sequence, for `bias_type="1d"`.
+        bias_type: "1d" or "2d"; where left out, whichever size was given.
+        init_std: standard deviation of the truncated normal the table starts from.
+        prefix: tokens before the grid or sequence (class token, registers); above 0 the table has BEiT's three more rows.
+        beyond: what an offset beyond the table does: "raise" or "clip" (read the border).
+
+    Attributes:
+        relative_position_bias_table: `[num_relative_positions, num_heads]`.
+
+    Raises:
+        ValueError: sizes that do not go with `bias_type`.
+    """
+
+    growth: ClassVar[tuple[str, ...]] = ("interpolated", "clipped")
+    axes: ClassVar[int | None] = None
+
+    def __init__(
+        self,
+        num_heads: int,
+        window_size: tuple[int, int] | None = None,
+        seq_len: int | None = None,
+        bias_type: Literal["1d", "2d"] | None = None,
+        init_std: float = 0.02,
+        *,
+        prefix: int = 0,
+        beyond: Literal["raise", "clip"] = "raise",
+    ) -> None:
+        super().__init__()
+        require_int(num_heads, "num_heads", at_least=1)
+        require_int(prefix, "prefix", at_least=0)
+        require_choice(beyond, "beyond", ("raise", "clip"))
+        if bias_type is None:
+            bias_type = "1d" if window_size is None else "2d"
+        require_choice(bias_type, "bias_type", ("1d", "2d"))
+        wanted, other = ("seq_len", "window_size") if bias_type == "1d" else ("window_size", "seq_len")
+        given = {"seq_len": seq_len, "window_size": window_size}
+        if given[wanted] is None or given[other] is not None:
+            fail(
+                f"{wanted} and no {other} for bias_type={bias_type!r}",
+                f"window_size={window_size!r}, seq_len={seq_len!r}",
+                f"Pass {wanted}= alone.",
+            )
+        if bias_type == "2d" and (not isinstance(window_size, tuple | list) or len(window_size) != 2):
+            fail("window_size to be (rows, columns)", repr(window_size), "Pass two integers.")
+        self.num_heads = num_heads
+        self.bias_type = bias_type
+        self.prefix = prefix
+        self.beyond = beyond
+        self.sizes = Grid(*(window_size or (seq_len,))).sizes  # type: ignore[arg-type]
+        rows = math.prod(self.table_sizes) + (3 if prefix else 0)
+        self.relative_position_bias_table = nn.Parameter(torch.empty(rows, num_heads))
+        nn.init.trunc_normal_(self.relative_position_bias_table, std=init_std)
+
+    @classmethod
+    def from_site(cls, site: Site, bias_type: Literal["1d", "2d"] = "2d") -> Self:
+        prefix = site.queries.prefix
+        if bias_type == "1d":
+            return cls(site.num_heads, seq_len=site.queries.count - prefix, bias_type="1d", prefix=prefix)
+        if not isinstance(site.queries, Grid) or site.queries.axes != 2:
+            fail("a grid of rows and columns for a 2-D bias", repr(site.queries), "Use relative_1d on a sequence.")
+        rows, columns = site.queries.sizes
+        return cls(site.num_heads, window_size=(rows, columns), bias_type="2d", prefix=prefix)
+
+    @property
+    def table_sizes(self) -> tuple[int, ...]:
+        """Offsets along each axis: 2 W - 1."""
+        return tuple(2 * size - 1 for size in self.sizes)
+
+    @property
+    def relative_position_index(self) -> Int[Tensor, "N N"]:
+        """The row of the table each pair reads, as Swin and BEiT store it. For reading; no engine uses it."""
+        line = lines(self._coordinates(), device=self.device)
+        index = line.index()
+        tokens = line.layout.tokens
+        kind = line.offsets().kind[index]
+        return torch.where(kind == 0, index, tokens + kind - 1)
+
+    def _coordinates(self) -> Coordinates:
+        return (
+            Sequence(self.sizes[0], prefix=self.prefix)
+            if self.bias_type == "1d"
+            else Grid(*self.sizes, prefix=self.prefix)
+        )
+
+    def extra_repr(self) -> str:
+        size = f"seq_len={self.sizes[0]}" if self.bias_type == "1d" else f"window_size={self.sizes}"
+        return f"num_heads={self.num_heads}, {size}, prefix={self.prefix}, beyond={self.beyond!r}"
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *arguments: object) -> None:
+        state_dict.pop(f"{prefix}relative_position_index", None)  # Swin and BEiT checkpoints carry it; ours is computed
+        super()._load_from_state_dict(state_dict, prefix, *arguments)  # type: ignore[arg-type]
+
+    def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
+        table = at_least_float32(self.relative_position_bias_table)[: math.prod(self.table_sizes)]
+        row = torch.zeros_like(offsets.kind)
+        for axis, size in enumerate(self.sizes):
+            reach = size - 1
+            if self.beyond == "raise" and (offsets.low[axis] < -reach or offsets.high[axis] > reach):
+                fail(
+                    f"offsets from {-reach} to {reach} on axis {axis}",
+                    f"{offsets.low[axis]} to {offsets.high[axis]}",
+                    'Resize the table with resize(window), or build it with beyond="clip".',
+                )
+            row = row * (2 * size - 1) + offsets.axes[:, axis].clamp(-reach, reach) + reach
+        return lookup(table, row).T
+
+    def prefix_bias(self) -> Float[Tensor, "H 3"] | None:
+        return at_least_float32(self.relative_position_bias_table)[-3:].T if self.prefix else None
+
+    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        if self.bias_type == "1d":
+            queries, keys = queries.raster(), None if keys is None else keys.raster()
+        for coordinates in (queries, queries if keys is None else keys):
+            if coordinates.axes != len(self.sizes):
+                fail(f"coordinates with {len(self.sizes)} axes", repr(coordinates), "Use a Grid(rows, columns).")
+            if coordinates.prefix and not self.prefix:
+                fail(
+                    "coordinates without a prefix",
+                    repr(coordinates),
+                    "Build the bias with prefix= as many, so that the table has the three rows for it.",
+                )
+        return super().terms(queries, keys)
+
+    def forward(self) -> Float[Tensor, "H N N"]:
+        """The dense bias of the window the table was built for, prefix first."""
+        coordinates = self._coordinates()
+        term = self.terms(coordinates).items[0]
+        return expand(term.values, term.lines)  # type: ignore[attr-defined]
+
+    def resize(self, size: int | tuple[int, int]) -> RelativePositionBias:
+        """A copy with the table interpolated to another window (bicubic) or length (linear); the three rows are kept.
+
+        The (2W - 1) offsets are stretched as a whole, as BEiT and timm do when they change resolution.
+
+        Raises:
+            ValueError: another number of axes.
+        """
+        sizes = (size,) if isinstance(size, int) else tuple(size)
+        if len(sizes) != len(self.sizes):
+            fail(f"a size like {self.sizes}", str(size), "Keep the number of axes.")
+        resized = copy.deepcopy(self)
+        resized.sizes = Grid(*sizes).sizes
+        table = self.relative_position_bias_table.detach()
+        count = math.prod(self.table_sizes)
+        image = table[:count].float().T.unflatten(1, self.table_sizes)[None]
+        if self.bias_type == "2d":
+            image = F.interpolate(image, size=resized.table_sizes, mode="bicubic")
+        else:
+            image = F.interpolate(image, size=resized.table_sizes, mode="linear")
+        grown = torch.cat([image[0].flatten(1).T.to(table.dtype), table[count:]])
+        resized.relative_position_bias_table = nn.Parameter(grown, self.relative_position_bias_table.requires_grad)
+        return resized
+
+    def grow(self, queries: Coordinates, rule: str) -> Mechanism:
+        if rule == "clipped":
+            clipped = copy.deepcopy(self)
+            clipped.beyond = "clip"
+            return clipped
+        if rule != "interpolated":
+            return super().grow(queries, rule)
+        if self.bias_type == "2d" and isinstance(queries, Grid):
+            rows, columns = queries.sizes
+            return self.resize((rows, columns))
+        return self.resize(queries.count - queries.prefix)
+
+
+PRESETS = [
+    Preset(
+        name="relative_1d",
+        title="Relative bias, 1-D",
+        build=lambda site: RelativePositionBias.from_site(site, "1d"),
+        summary="Each head learns one number for every distance along the sequence and adds it to the attention score. "
+        "On images the sequence is the raster order, so it cannot tell a step to the next row from a long step sideways.",
+        source="Raffel et al. 2020, section 2.1, without buckets",
+        token_axes=(1, 2),
+    ),
+    Preset(
+        name="relative_2d",
+        title="Relative bias, 2-D",
+        build=lambda site: RelativePositionBias.from_site(site, "2d"),
+        summary="Each head learns one number for every (row, column) offset between two patches and adds it to the score. "
+        "The same offset means the same everywhere, so a shifted image is read as well as a centred one.",
+        source="Liu et al. 2021 (Swin), section 3.2; Bao et al. 2022 (BEiT) for prefix tokens",
+        token_axes=(2,),
+    ),
+]
