@@ -41,6 +41,7 @@ class VisionTransformer(nn.Module):
         position: absolute and relative positions, each on or off: a preset name, names joined with "+", a function from
             a `Site`, or None.
         shared_position: one table for all layers, or one a layer.
+        position_init_std: standard deviation that learned positions start from.
         backend: an engine's name, or "auto".
     """
 
@@ -64,6 +65,7 @@ class VisionTransformer(nn.Module):
         attn_drop_rate: float = 0.0,
         position: PositionChoice = "learned",
         shared_position: bool = False,
+        position_init_std: float = 0.02,
         backend: str = "auto",
     ) -> None:
         super().__init__()
@@ -101,7 +103,7 @@ class VisionTransformer(nn.Module):
 
         grid = self.patch_embed.grid(pair(img_size, "img_size"), self.prefix)
         build = _builder(position)
-        site = Site(num_heads=num_heads, head_dim=embed_dim // num_heads, embed_dim=embed_dim, queries=grid)
+        site = Site(num_heads=num_heads, head_dim=embed_dim // num_heads, embed_dim=embed_dim, queries=grid, init_std=position_init_std)
         built = [build(site) for _ in range(1 if shared_position else depth)]
         self.token_position = Sum(part for part in built[0].parts() if part.acts_on_tokens)
         self.attention_position = nn.ModuleList(

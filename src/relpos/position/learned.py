@@ -67,9 +67,9 @@ class LearnedPositionEmbedding(Mechanism):
     def from_site(cls, site: Site) -> Self:
         match site.queries:
             case Grid(sizes=sizes, prefix=prefix):
-                return cls(site.embed_dim, grid_size=sizes, prefix=prefix)
+                return cls(site.embed_dim, grid_size=sizes, prefix=prefix, init_std=site.init_std)
             case Sequence(length=length, start=start, prefix=prefix):
-                return cls(site.embed_dim, seq_len=length + start, prefix=prefix)
+                return cls(site.embed_dim, seq_len=length + start, prefix=prefix, init_std=site.init_std)
             case _:
                 fail("a Sequence or Grid for learned positions", repr(site.queries), "Build it with seq_len=.")
 

@@ -32,6 +32,7 @@ class Site:
         embed_dim: width of a token, E.
         queries: coordinates of the query tokens; keys: of the key tokens, None where they are the same.
         causal: whether a query sees only what comes before it.
+        init_std: standard deviation that learned tables start from.
     """
 
     num_heads: int
@@ -40,6 +41,7 @@ class Site:
     queries: Coordinates
     keys: Coordinates | None = None
     causal: bool = False
+    init_std: float = 0.02
 
 
 class Mechanism(nn.Module):

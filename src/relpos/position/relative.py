@@ -101,13 +101,14 @@ class RelativePositionBias(OffsetBias):
 
     @classmethod
     def from_site(cls, site: Site, bias_type: Literal["1d", "2d"] = "2d") -> Self:
-        prefix = site.queries.prefix
+        prefix, std = site.queries.prefix, site.init_std
         if bias_type == "1d":
-            return cls(site.num_heads, seq_len=site.queries.count - prefix, bias_type="1d", prefix=prefix)
+            length = site.queries.count - prefix
+            return cls(site.num_heads, seq_len=length, bias_type="1d", init_std=std, prefix=prefix)
         if not isinstance(site.queries, Grid) or site.queries.axes != 2:
             fail("a grid of rows and columns for a 2-D bias", repr(site.queries), "Use relative_1d on a sequence.")
         rows, columns = site.queries.sizes
-        return cls(site.num_heads, window_size=(rows, columns), bias_type="2d", prefix=prefix)
+        return cls(site.num_heads, window_size=(rows, columns), bias_type="2d", init_std=std, prefix=prefix)
 
     @property
     def table_sizes(self) -> tuple[int, ...]:

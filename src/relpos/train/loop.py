@@ -1,0 +1,160 @@
+"""The training loop: AdamW, warm-up and cosine, gradient clipping; repeatable bit for bit at a stated thread count.
+
+Device and precision are accelerate's business. All randomness (initialisation, batches, dropout) comes from one seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from relpos.core.checks import fail
+from relpos.data import Task
+from relpos.models import VisionTransformer
+from relpos.train.recipe import Recipe
+
+PRECISIONS = {"float32": "no", "bf16-mixed": "bf16"}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the loop tells whoever watches, once a step."""
+
+    step: int
+    steps: int
+    loss: float
+    rate: float
+
+
+@dataclass
+class Curve:
+    """What happened while training. `loss` is the mean since the point before."""
+
+    step: list[int] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    rate: list[float] = field(default_factory=list)
+    validation_step: list[int] = field(default_factory=list)
+    validation_accuracy: list[float] = field(default_factory=list)
+
+
+def rate_at(step: int, recipe: Recipe) -> float:
+    """The learning rate of a step (from 0): linear warm-up, then a cosine to 0."""
+    warmup = min(recipe.warmup_steps, recipe.steps)
+    if step < warmup:
+        return recipe.learning_rate * (step + 1) / warmup
+    return recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, recipe.steps - warmup)))
+
+
+def parameter_groups(model: VisionTransformer, recipe: Recipe) -> list[dict[str, object]]:
+    """Matrices with weight decay, vectors without, and position's own parameters without and with their own rate.
+
+    Each group has a `multiplier` on the learning rate.
+    """
+    own = set(model.position_parameters())
+    rest = [parameter for parameter in model.parameters() if parameter not in own]
+    groups: list[dict[str, object]] = [
+        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": recipe.weight_decay, "multiplier": 1.0},
+        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0, "multiplier": 1.0},
+        {
+            "params": [p for p in model.position_parameters() if p.requires_grad],
+            "weight_decay": 0.0,
+            "multiplier": recipe.position_learning_rate_multiplier,
+        },
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def resolve_device(device: str) -> torch.device:
+    """`"auto"` is a GPU where there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        fail("a device (auto, cpu, cuda, cuda:0)", repr(device), "Leave --device out for auto.")
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        fail("a device that this machine has", repr(device), "PyTorch sees no GPU here; use --device cpu.")
+    return resolved
+
+
+@torch.no_grad()
+def predict(
+    model: nn.Module, images: Float[Tensor, "n C height width"], device: torch.device, batch_size: int = 256
+) -> Int[Tensor, "n"]:
+    """The most likely class of every image; the model is left in evaluation mode."""
+    model.eval()
+    return torch.cat([model(batch.to(device)).argmax(dim=-1).cpu() for batch in images.split(batch_size)])
+
+
+def train(
+    task: Task,
+    position: str,
+    recipe: Recipe,
+    *,
+    seed: int,
+    device: torch.device,
+    precision: str = "float32",
+    watch: Callable[[Progress], None] | None = None,
+    points: int = 40,
+    validations: int = 8,
+) -> tuple[VisionTransformer, Curve]:
+    """Train the recipe's model with a position mechanism.
+
+    Args:
+        watch: called after every step.
+        points, validations: how many points of the loss curve and how many validations to keep.
+
+    Returns:
+        The trained model in evaluation mode, and its curve.
+    """
+    from accelerate import Accelerator
+
+    if precision not in PRECISIONS:
+        fail(f"a precision among {', '.join(PRECISIONS)}", repr(precision), "Choose one of them.")
+    accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=PRECISIONS[precision])
+    torch.manual_seed(seed)
+    built = recipe.build(task, position).to(device)
+    optimizer = torch.optim.AdamW(parameter_groups(built, recipe), lr=recipe.learning_rate, betas=(0.9, 0.999))
+    model, optimizer = accelerator.prepare(built, optimizer)
+
+    plain = task.probes[0]
+    held_out, held_out_labels = task.examples(plain, "validation")
+    repeated = held_out_labels.repeat_interleave(plain.trials)
+    batches = task.batches(recipe.batch_size, seed)
+    curve = Curve()
+    losses: list[Tensor] = []
+    model.train()
+    for step in range(recipe.steps):
+        rate = rate_at(step, recipe)
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group["multiplier"]
+        images, labels = next(batches)
+        with accelerator.autocast():
+            loss = F.cross_entropy(model(images.to(device)), labels.to(device))
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), recipe.gradient_clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+        done = step + 1
+        if done % max(1, recipe.steps // points) == 0 or done == recipe.steps:
+            curve.step.append(done)
+            curve.loss.append(torch.stack(losses).mean().item())
+            curve.rate.append(rate)
+            losses.clear()
+        if done % max(1, recipe.steps // validations) == 0 or done == recipe.steps:
+            right = predict(model, held_out.flatten(0, 1), device) == repeated
+            curve.validation_step.append(done)
+            curve.validation_accuracy.append(right.float().mean().item())
+            model.train()
+        if watch is not None:
+            watch(Progress(done, recipe.steps, loss.item() if not losses else losses[-1].item(), rate))
+    model.eval()
+    unwrapped: VisionTransformer = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    return unwrapped, curve
