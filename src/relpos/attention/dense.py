@@ -107,9 +107,9 @@ def value_vectors(term: LineVectors, weights: Float[Tensor, "B H N M"]) -> Float
     if rows.dim() == 3:
         rows = rows.expand(batch, -1, -1)
         sums = segment_sum(weights.movedim(1, -1), _flat_index(rows, count), batch * n * count)  # [B N R, H]
-        return sums.unflatten(0, (batch, n, count)).movedim(-1, 1) @ vectors
+        return torch.unflatten(sums, 0, (batch, n, count)).movedim(-1, 1) @ vectors
     sums = segment_sum(weights.permute(2, 3, 0, 1), _flat_index(rows, count), n * count)  # [N R, B, H]
-    return sums.unflatten(0, (n, count)).permute(2, 3, 0, 1) @ vectors
+    return torch.unflatten(sums, 0, (n, count)).permute(2, 3, 0, 1) @ vectors
 
 
 def bias(

@@ -1,6 +1,7 @@
 """Everything that is a score becomes the mask of PyTorch's `scaled_dot_product_attention`.
 
-N x M numbers are stored, and a learned bias takes PyTorch's math path; at small sizes this is the fastest there is. What
+N x M numbers are stored, and a learned bias takes PyTorch's math path; at small sizes this is the fastest there is.
+What
 PyTorch cannot express raises: value vectors, a soft cap, the log-sum-exp. Dropout is PyTorch's own: the same
 distribution as elsewhere, not the same pairs.
 """
@@ -54,7 +55,7 @@ def run(call: Call) -> tuple[Float[Tensor, "B H N V"], None]:
     bias = blank = None
     if not causal:
         bias, blank = _mask(call)
-    if call.terms.of(Rotation) or call.terms.of(QueryBias):
+    if call.terms.one(Rotation) is not None or call.terms.one(QueryBias) is not None:
         repeated = k.repeat_interleave(call.groups, dim=1)
         q, rotated = dense.content(call.terms, q, repeated)
         if rotated is not repeated:  # a rotation a head undoes the grouping

@@ -24,7 +24,7 @@ def sum_over_offsets(x: Float[Tensor, "*C n m"]) -> Float[Tensor, "*C d"]:
     wide = x.new_zeros(*x.shape[:-1], n + m)
     wide[..., :m] = x.flip(-1)
     skewed = wide.flatten(-2)[..., : n * (n + m - 1)]
-    return skewed.unflatten(-1, (n, n + m - 1)).sum(dim=-2)
+    return torch.unflatten(skewed, -1, (n, n + m - 1)).sum(dim=-2)
 
 
 def _gradient(
@@ -77,5 +77,5 @@ def expand(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "*B H N 
     """`values` at every pair of `lines`: `[H, N, M]`, or `[B, H, N, M]` where the lines have a batch axis."""
     if lines.layout.kind == "irregular":
         return lookup(values.T, lines.index()).movedim(-1, -3)
-    result: Tensor = _Expand.apply(values, lines.query, lines.key, lines.origin, lines.length, lines.layout)
+    result: Tensor = _Expand.apply(values, lines.query, lines.key, lines.origin, lines.length, lines.layout)  # type: ignore[no-untyped-call]
     return result

@@ -10,11 +10,11 @@ values: the axis's *span*. Axes are nested with a stride each, the last fastest,
     query     = sum over a of (coordinate[a] - ql[a]) * stride[a]       key alike, less kl
     origin    = sum over a of (kh[a] - kl[a]) * stride[a]
 
-and the first `L = product of spans` entries of `values` are the flattened table of offsets, lowest offset first: for two
-equal grids Swin's (2H - 1) x (2W - 1) table. The stride belongs to the pair, not to either grid.
+and the first `L = product of spans` entries of `values` are the flattened table of offsets, lowest offset first: for
+two equal grids Swin's (2H - 1) x (2W - 1) table. The stride belongs to the pair, not to either grid.
 
-Prefix tokens stand at `L` as queries and at `-(L + 1)` as keys, all of a side at one place. Behind the L offsets between
-tokens, the regions of `values` are then
+Prefix tokens stand at `L` as queries and at `-(L + 1)` as keys, all of a side at one place. Behind the L offsets
+between tokens, the regions of `values` are then
 
     [L, L + origin]              prefix to token
     [L + origin + 1, 2L]         token to prefix

@@ -19,9 +19,7 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def ordered_segment_sum(
-    values: Float[Tensor, I *C], index: Int[Tensor, I], rows: int
-) -> Float[Tensor, {rows} *C]:
+def ordered_segment_sum(values: Float[Tensor, I * C], index: Int[Tensor, I], rows: int) -> Float[Tensor, {rows} * C]:
     """`out[r] = sum of values[i] where index[i] == r`, summed in the order of `i`, in float32 or wider."""
     order = torch.argsort(index, stable=True)
     edges = torch.arange(rows + 1, device=index.device, dtype=index.dtype)
@@ -46,7 +44,7 @@ class _Lookup(torch.autograd.Function):
         (index,) = ctx.saved_tensors
         (gradient,) = gradients
         flat = gradient.reshape(index.numel(), *gradient.shape[index.dim() :])
-        return _SegmentSum.apply(flat, index.flatten(), ctx.rows), None
+        return _SegmentSum.apply(flat, index.flatten(), ctx.rows), None  # type: ignore[no-untyped-call]
 
 
 class _SegmentSum(torch.autograd.Function):
@@ -63,21 +61,21 @@ class _SegmentSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (index,) = ctx.saved_tensors
-        return _Lookup.apply(gradients[0], index), None, None
+        return _Lookup.apply(gradients[0], index), None, None  # type: ignore[no-untyped-call]
 
 
-def lookup(table: Float[Tensor, R *C], index: Int[Tensor, "*I"]) -> Float[Tensor, "*I *C"]:
+def lookup(table: Float[Tensor, R * C], index: Int[Tensor, "*I"]) -> Float[Tensor, "*I *C"]:
     """`table[index]`: the rows of a table, with an ordered, repeatable gradient.
 
     Args:
         table: `[R, ...]`, floating point.
         index: integers in 0 ... R - 1, any shape. They are not range-checked here: reading them would synchronise.
     """
-    result: Tensor = _Lookup.apply(table, index)
+    result: Tensor = _Lookup.apply(table, index)  # type: ignore[no-untyped-call]
     return result
 
 
-def segment_sum(values: Float[Tensor, "*I *C"], index: Int[Tensor, "*I"], rows: int) -> Float[Tensor, {rows} *C]:
+def segment_sum(values: Float[Tensor, "*I *C"], index: Int[Tensor, "*I"], rows: int) -> Float[Tensor, {rows} * C]:
     """The adjoint of `lookup`, and differentiable like it: `out[r] = sum of values[i] where index[i] == r`."""
-    result: Tensor = _SegmentSum.apply(values.flatten(0, index.dim() - 1), index.flatten(), rows)
+    result: Tensor = _SegmentSum.apply(values.flatten(0, index.dim() - 1), index.flatten(), rows)  # type: ignore[no-untyped-call]
     return result

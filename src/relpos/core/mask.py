@@ -6,9 +6,9 @@ A pair is allowed when
     low[i] <= key_order[j] <= high[i]  or  query i or key j is global,  and
     the block layout, if any, allows the block that holds the pair.
 
-`low` and `high` come from `left` and `right`, plain numbers around `query_order[i]` (causal: right=0; a window: both), or
-are given as tensors, or both, and then both hold. Order is its own, apart from position: `query_order` and `key_order`
-default to the index, which needs as many queries as keys. None of the fields is N x M.
+`low` and `high` come from `left` and `right`, plain numbers around `query_order[i]` (causal: right=0; a window:
+both), or are given as tensors, or both, and then both hold. Order is its own, apart from position: `query_order` and
+`key_order` default to the index, which needs as many queries as keys. None of the fields is N x M.
 
 A row that may see nothing gives output 0 and gradient 0.
 """
@@ -16,6 +16,7 @@ A row that may see nothing gives output 0 and gradient 0.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -138,7 +139,7 @@ class Mask:
         orders = ((self.query_order, other.query_order), (self.key_order, other.key_order))
         if self.has_interval and other.has_interval and any(mine is not theirs for mine, theirs in orders):
             fail("intervals of one order", "two masks with orders of their own", "Build both with the same order.")
-        merged: dict[str, object] = {}
+        merged: dict[str, Any] = {}
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if mine is None or theirs is None or mine is theirs:

@@ -1,8 +1,8 @@
 """Rotating vectors by angles: the arithmetic that every rotary mechanism and engine shares.
 
 A pair of numbers (x, y) turned by angle t becomes (x cos t - y sin t, x sin t + y cos t), times a magnitude. With R
-rotated dimensions there are R / 2 angles; dimensions beyond R pass through untouched. Which two numbers are a pair is the
-layout, and is never guessed:
+rotated dimensions there are R / 2 angles; dimensions beyond R pass through untouched. Which two numbers are a pair is
+the layout, and is never guessed:
 
     half          (x[p], x[p + R/2])      Hugging Face, GPT-NeoX
     interleaved   (x[2p], x[2p + 1])      RoFormer, Meta's Llama

@@ -4,8 +4,8 @@ The score of query i and key j in head h is, in this order,
 
     softcap(scale * <rotate(q) + u, rotate(k)>) + line biases + vector terms + low-rank and dense biases + row rules,
 
-then the mask, then sinks; vectors on the value side are added to v under the softmax's weights. Each class below says in
-its docstring what it adds, and the reference engine has the same as code. All terms index query heads, also where
+then the mask, then sinks; vectors on the value side are added to v under the softmax's weights. Each class below says
+in its docstring what it adds, and the reference engine has the same as code. All terms index query heads, also where
 keys are grouped. Vectors meet unrotated q and k.
 
 `Terms` is an ordered, immutable collection. `+` joins terms and collections, and is where contradictions show: two
@@ -277,10 +277,11 @@ Rule = Callable[..., Float[Tensor, "#B #H n M"]]
 class RowRule(Term):
     """Adds a bias that depends on content, computed for a block of query rows at a time (CoPE, FIRE).
 
-    `rule(q, k, allowed, rows, *parameters)` returns `[1 or B, 1 or H, n, M]` for the n query rows `rows` (a slice of all
-    queries), from their unrotated, unscaled queries `q[B, H, n, D]`, all keys `k[B, H, M, D]` (repeated to the query
-    heads) and `allowed[1 or B, 1 or H, n, M]`, True where the mask lets a pair through. It must treat rows independently.
-    Gradients reach q, k and `parameters`; tensors that a rule only closes over get none in engines that recompute.
+    `rule(q, k, allowed, rows, *parameters)` returns `[1 or B, 1 or H, n, M]` for the n query rows `rows` (a slice of
+    all queries), from their unrotated, unscaled queries `q[B, H, n, D]`, all keys `k[B, H, M, D]` (repeated to the
+    query heads) and `allowed[1 or B, 1 or H, n, M]`, True where the mask lets a pair through. It must treat rows
+    independently. Gradients reach q, k and `parameters`; tensors that a rule only closes over get none in engines
+    that recompute.
     """
 
     rule: Rule = static()

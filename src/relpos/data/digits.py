@@ -1,8 +1,9 @@
 """scikit-learn's 1,797 handwritten digits (UCI, Alpaydin and Kaynak 1998), 8 x 8, placed on a larger canvas.
 
 Training puts a digit at an offset uniform over one patch cell around the middle, so that it sees every phase between
-digit and patches, and nothing farther out. The probes then go where training did not: 1, 2, 3 pixels beyond that cell in
-the eight directions, and canvases of 20 and 24 pixels with the digit in the middle, anywhere, and zoomed with the canvas.
+digit and patches, and nothing farther out. The probes then go where training did not: 1, 2, 3 pixels beyond that cell
+in the eight directions, and canvases of 20 and 24 pixels with the digit in the middle, anywhere, and zoomed with the
+canvas.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def _cell(middle: int) -> Offsets:
     return [(middle + row, middle + column) for row in range(_PATCH) for column in range(_PATCH)]
 
 
-def _place(digits: Float[Tensor, "n side side2"], canvas: int, row: int, column: int) -> Float[Tensor, "n 1 height width"]:
+def _place(
+    digits: Float[Tensor, "n side side2"], canvas: int, row: int, column: int
+) -> Float[Tensor, "n 1 height width"]:
     """Digits with their upper left corner at (row, column) of empty canvases."""
     side = digits.shape[-1]
     return F.pad(digits, (column, canvas - side - column, row, canvas - side - row))[:, None]
@@ -57,7 +60,7 @@ class Digits(Task):
         self.patch_size = (_PATCH, _PATCH)
 
     @cached_property
-    def _splits(self) -> dict[str, tuple[Float[Tensor, "n 8 8"], Int[Tensor, "n"]]]:
+    def _splits(self) -> dict[str, tuple[Float[Tensor, "n 8 8"], Int[Tensor, n]]]:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
 
@@ -81,9 +84,7 @@ class Digits(Task):
     def sizes(self) -> dict[str, int]:
         return {name: len(labels) for name, (_, labels) in self._splits.items()}
 
-    def batches(
-        self, batch_size: int, seed: int
-    ) -> Iterator[tuple[Float[Tensor, "B C height width"], Int[Tensor, "B"]]]:
+    def batches(self, batch_size: int, seed: int) -> Iterator[tuple[Float[Tensor, "B C height width"], Int[Tensor, B]]]:
         digits, labels = self._splits["train"]
         middle = (_CANVAS - _DIGIT) // 2
         everywhere = torch.stack([_place(digits, _CANVAS, *offset) for offset in _cell(middle)])
@@ -134,9 +135,7 @@ class Digits(Task):
         ]
         return (test, *shifts, *canvases)
 
-    def examples(
-        self, probe: Probe, split: Split
-    ) -> tuple[Float[Tensor, "n trials C height width"], Int[Tensor, "n"]]:
+    def examples(self, probe: Probe, split: Split) -> tuple[Float[Tensor, "n trials C height width"], Int[Tensor, n]]:
         digits, labels = self._splits[split]
         canvas = probe.image_size[0]
         if probe.variant == "anywhere":

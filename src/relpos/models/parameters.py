@@ -1,7 +1,7 @@
 """Where a model's parameters are: counted from the module itself, by part.
 
-The counts in print often leave out biases and the output projection. At width 96 the fused QKV projection has 96 x 288 =
-27,648 weights *and* 288 biases; a 7 x 7 window with 4 heads has 13 x 13 x 4 = 676 bias values.
+The counts in print often leave out biases and the output projection. At width 96 the fused QKV projection has 96 x
+288 = 27,648 weights *and* 288 biases; a 7 x 7 window with 4 heads has 13 x 13 x 4 = 676 bias values.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Count:
 def count_parameters(model: nn.Module) -> dict[str, Count]:
     """Parameters by part, each counted once, parts in the order the model holds them; the values add up to all.
 
-    Parts: "patch embedding", "prefix tokens", "position", "attention qkv", "attention projection", "mlp", "norm", "head",
-    and "other".
+    Parts: "patch embedding", "prefix tokens", "position", "attention qkv", "attention projection", "mlp", "norm",
+    "head", and "other".
     """
     counts: dict[str, Count] = {}
     seen: set[nn.Parameter] = set()

@@ -3,8 +3,11 @@
     patches -> prefix tokens in front -> position on tokens -> blocks, position in attention -> norm -> pool -> head
 
 One argument says what position is: a preset's name ("relative_2d"), several joined with "+" ("learned+relative_2d"), a
-function from a `Site` to a mechanism, or None. What acts on tokens is applied once; what acts in attention is one table for
-all layers (`shared_position=True`, computed once a forward) or one a layer.
+function from a `Site` to a mechanism, or None. What acts on tokens is applied once; what acts in attention is one
+table for all layers (`shared_position=True`, computed once a forward) or one a layer.
+
+Linear layers start as PyTorch starts them, with a spread of 1/sqrt(3 E): timm's 0.02 at width 768, and enough at small
+widths, where 0.02 is not (docs/log.md).
 """
 
 from __future__ import annotations
@@ -97,13 +100,18 @@ class VisionTransformer(nn.Module):
         self.norm = nn.LayerNorm(embed_dim)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = nn.Linear(embed_dim, num_classes) if num_classes else nn.Identity()
-        self.apply(_initialise)
         if self.prefix_tokens is not None:
             nn.init.normal_(self.prefix_tokens, std=1e-6)
 
         grid = self.patch_embed.grid(pair(img_size, "img_size"), self.prefix)
         build = _builder(position)
-        site = Site(num_heads=num_heads, head_dim=embed_dim // num_heads, embed_dim=embed_dim, queries=grid, init_std=position_init_std)
+        site = Site(
+            num_heads=num_heads,
+            head_dim=embed_dim // num_heads,
+            embed_dim=embed_dim,
+            queries=grid,
+            init_std=position_init_std,
+        )
         built = [build(site) for _ in range(1 if shared_position else depth)]
         self.token_position = Sum(part for part in built[0].parts() if part.acts_on_tokens)
         self.attention_position = nn.ModuleList(
@@ -192,11 +200,3 @@ def _builder(position: PositionChoice) -> Callable[[Site], Mechanism]:
             "Wrap a finished mechanism as lambda site: mechanism (with shared_position=True).",
         )
     return position
-
-
-def _initialise(module: nn.Module) -> None:
-    """timm's ViT initialisation: truncated normal of 0.02, biases 0; the patch projection keeps PyTorch's own."""
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)

@@ -2,7 +2,8 @@
 
     x[n] = x[n] + pos_embed[n]
 
-Parameter `pos_embed`, `[1, prefix + places, E]`, as timm's ViT has it; the prefix tokens have vectors of their own, first.
+Parameter `pos_embed`, `[1, prefix + places, E]`, as timm's ViT has it; the prefix tokens have vectors of their own,
+first.
 Source: Gehring et al. 2017 (sequences); Dosovitskiy et al. 2021, section 3.1 and appendix D.4 (grids, and that fixing a
 raster order costs nothing). Another grid needs `resize`: bicubic with antialiasing in float32, as timm's
 `resample_abs_pos_embed`; a sequence is interpolated linearly.
@@ -143,7 +144,7 @@ PRESETS = [
         title="Learned absolute",
         build=LearnedPositionEmbedding.from_site,
         summary="Every patch position has a learned vector that is added to the patch before the first layer. "
-        "Accurate where training put things; a place never trained means nothing to it, and a new grid needs resampling.",
+        "Accurate where training put things; a place never trained means nothing, and a new grid needs resampling.",
         source="Dosovitskiy et al. 2021, section 3.1",
         token_axes=(1, 2),
     )

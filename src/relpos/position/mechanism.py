@@ -143,7 +143,8 @@ class OffsetBias(Mechanism):
 
     @abstractmethod
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
-        """The bias of each head at each offset, float32 or wider. Pairs with a prefix come as offset 0 and are replaced."""
+        """The bias of each head at each offset, float32 or wider. Pairs with a prefix come as offset 0 and are
+        replaced."""
 
     def prefix_bias(self) -> Float[Tensor, "H 3"] | None:
         """The bias prefix to token, token to prefix, prefix to prefix; None for 0."""

@@ -1,8 +1,8 @@
 """No position at all: attention sees a set. The control of every comparison.
 
 Without positions and without a causal mask, shuffling the tokens shuffles the output alike (Vaswani et al. 2017,
-section 3.5, is why positions are added). With a causal mask a model can still count the tokens it sees, so `none` is not
-blind there (Haviv et al. 2022, "Transformer Language Models without Positional Encodings Still Learn Positional
+section 3.5, is why positions are added). With a causal mask a model can still count the tokens it sees, so `none` is
+not blind there (Haviv et al. 2022, "Transformer Language Models without Positional Encodings Still Learn Positional
 Information").
 """
 

@@ -1,7 +1,8 @@
 """Named, ready-made mechanisms, gathered from the modules of `relpos.position`.
 
 A module offers its mechanisms in a list `PRESETS`; nobody edits a registry. Names joined with `+` are sums:
-`learned+relative_2d`. A name that is also a module's (`none`, `learned`) or a preset of one (`relative_2d`) is found alike.
+`learned+relative_2d`. A name that is also a module's (`none`, `learned`) or a preset of one (`relative_2d`) is found
+alike.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     score[h, i, j] += table[index(i - j), h]
 
-In 1-D the offset is the distance query - key, 2 L - 1 of them; in 2-D it is (d_row, d_col), (2 Wh - 1)(2 Ww - 1) of them,
-row-major from the lowest: exactly Swin's index (Liu et al. 2021, section 3.2). With prefix tokens three rows more, in
-BEiT's order (Bao et al. 2022): prefix to token, token to prefix, prefix to prefix.
+In 1-D the offset is the distance query - key, 2 L - 1 of them; in 2-D it is (d_row, d_col), (2 Wh - 1)(2 Ww - 1) of
+them, row-major from the lowest: exactly Swin's index (Liu et al. 2021, section 3.2). With prefix tokens three rows
+more, in BEiT's order (Bao et al. 2022): prefix to token, token to prefix, prefix to prefix.
 
 Offsets beyond the table raise; `beyond="clip"` reads the border entry instead. Offsets inside a larger table are fine, so
 a smaller grid needs nothing. `resize` makes a table for another window: bicubic in 2-D, linear in 1-D.
@@ -94,7 +94,7 @@ class RelativePositionBias(OffsetBias):
         self.bias_type = bias_type
         self.prefix = prefix
         self.beyond = beyond
-        self.sizes = Grid(*(window_size or (seq_len,))).sizes  # type: ignore[arg-type]
+        self.sizes = Grid(*(window_size or (seq_len,))).sizes
         rows = math.prod(self.table_sizes) + (3 if prefix else 0)
         self.relative_position_bias_table = nn.Parameter(torch.empty(rows, num_heads))
         nn.init.trunc_normal_(self.relative_position_bias_table, std=init_std)
@@ -137,7 +137,7 @@ class RelativePositionBias(OffsetBias):
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *arguments: object) -> None:
         state_dict.pop(f"{prefix}relative_position_index", None)  # Swin and BEiT checkpoints carry it; ours is computed
-        super()._load_from_state_dict(state_dict, prefix, *arguments)  # type: ignore[arg-type]
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
         table = at_least_float32(self.relative_position_bias_table)[: math.prod(self.table_sizes)]
@@ -218,8 +218,8 @@ PRESETS = [
         name="relative_1d",
         title="Relative bias, 1-D",
         build=lambda site: RelativePositionBias.from_site(site, "1d"),
-        summary="Each head learns one number for every distance along the sequence and adds it to the attention score. "
-        "On images the sequence is the raster order, so it cannot tell a step to the next row from a long step sideways.",
+        summary="Each head learns one number for every distance along the sequence and adds it to the score. "
+        "On images the sequence is the raster order: a step to the next row and a long step sideways look alike.",
         source="Raffel et al. 2020, section 2.1, without buckets",
         token_axes=(1, 2),
     ),
@@ -227,7 +227,7 @@ PRESETS = [
         name="relative_2d",
         title="Relative bias, 2-D",
         build=lambda site: RelativePositionBias.from_site(site, "2d"),
-        summary="Each head learns one number for every (row, column) offset between two patches and adds it to the score. "
+        summary="Each head learns one number for every (row, column) offset between two patches, added to the score. "
         "The same offset means the same everywhere, so a shifted image is read as well as a centred one.",
         source="Liu et al. 2021 (Swin), section 3.2; Bao et al. 2022 (BEiT) for prefix tokens",
         token_axes=(2,),

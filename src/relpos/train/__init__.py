@@ -1,6 +1,19 @@
-"""Training: a recipe and a loop."""
+"""Training: a recipe, a loop, a checkpoint."""
 
+from relpos.train.checkpoint import check_free, load, save
 from relpos.train.loop import PRECISIONS, Curve, Progress, predict, resolve_device, train
 from relpos.train.recipe import Recipe, trained_grid
 
-__all__ = ["PRECISIONS", "Curve", "Progress", "Recipe", "predict", "resolve_device", "train", "trained_grid"]
+__all__ = [
+    "PRECISIONS",
+    "Curve",
+    "Progress",
+    "Recipe",
+    "check_free",
+    "load",
+    "predict",
+    "resolve_device",
+    "save",
+    "train",
+    "trained_grid",
+]

@@ -1,0 +1,5 @@
+"""`python -m relpos.cli` is `relpos`."""
+
+from relpos.cli import main
+
+main()

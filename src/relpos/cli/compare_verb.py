@@ -1,0 +1,100 @@
+"""`relpos compare`: ask, show progress, write the results and the page, print the table."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser, Namespace
+
+    from relpos.compare import Settings
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("--task", type=str, default="digits", help="what to train on (relpos list tasks)")
+    parser.add_argument(
+        "--positions",
+        type=str | None,
+        default=None,
+        help="mechanisms, joined by commas; a+b is a sum (relpos list positions). Default: all that suit the task",
+    )
+    parser.add_argument("--seeds", type=int, default=1, help="training runs of each mechanism")
+    parser.add_argument("--steps", type=int | None, default=None, help="training steps. Default: the recipe's")
+    parser.add_argument("--out", type=str | None, default=None, help="folder for results. Default: under runs/")
+    parser.add_argument("--quick", action="store_true", help="a run of under a minute; no verdict")
+    parser.add_argument("--device", type=str, default="auto", help="auto, cpu, cuda, cuda:0")
+    parser.add_argument("--precision", type=str, default="float32", help="float32 or bf16-mixed")
+
+
+def default_folder(settings: Settings) -> Path:
+    """A folder named by the settings, so that the same call finds its own results again."""
+    digest = hashlib.sha256(json.dumps(settings.to_json(), sort_keys=True).encode()).hexdigest()[:8]
+    return Path("runs") / f"{settings.task}{'-quick' if settings.quick else ''}-{digest}"
+
+
+def run(arguments: Namespace) -> None:
+    """Carry the verb out."""
+    from rich.console import Console
+
+    from relpos.compare import Comparison, Settings
+    from relpos.report import render_terminal, write_report
+
+    positions = arguments.positions
+    settings = Settings.make(
+        task=arguments.task,
+        positions=None if positions is None else tuple(name.strip() for name in positions.split(",") if name.strip()),
+        seeds=arguments.seeds,
+        steps=arguments.steps,
+        quick=arguments.quick,
+        device=arguments.device,
+        precision=arguments.precision,
+    )
+    folder = default_folder(settings) if arguments.out is None else Path(arguments.out)
+    comparison = Comparison(settings, folder)
+    console = Console()
+    left = sum(len(stage) for stage in comparison.tasks())
+    console.print(f"Comparing {', '.join(settings.positions)} on {settings.task}: {left} pieces of work, in {folder}/")
+    results = _watched(comparison, left, console)
+    page = folder / "report.html"
+    write_report(results, page)
+    console.print(render_terminal(results))
+    console.print(f"\nPage:    {page}\nResults: {folder / 'results.json'}", highlight=False, soft_wrap=True)
+
+
+def _watched(comparison: Any, left: int, console: Any) -> dict[str, Any]:
+    """Run the comparison under progress bars: one for all, one for each piece under way."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}", justify="left"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bars:
+        overall = bars.add_task("all", total=left, note="")
+        live: dict[str, Any] = {}
+
+        def watch(event: Any) -> None:
+            name = event.task.name
+            if event.kind == "started":
+                live[name] = bars.add_task(name, total=None, note="")
+            elif event.kind == "finished":
+                bars.remove_task(live.pop(name))
+                bars.advance(overall)
+                if not console.is_terminal:
+                    console.print(f"finished {name}", highlight=False)
+            elif isinstance(event.value, str):
+                bars.update(live[name], note=event.value)
+            else:
+                step = event.value
+                note = f"loss {step.loss:.3f}  rate {step.rate:.1e}"
+                bars.update(live[name], completed=step.step, total=step.steps, note=note)
+
+        results: dict[str, Any] = comparison.run(watch)
+    return results

@@ -1,0 +1,91 @@
+"""`relpos train`: one model, its weights and configuration in a folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser, Namespace
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("--task", type=str, default="digits", help="what to train on (relpos list tasks)")
+    parser.add_argument("--position", type=str, required=True, help="a mechanism, or a sum a+b (relpos list positions)")
+    parser.add_argument("--out", type=str, required=True, help="folder for model.safetensors and config.json")
+    parser.add_argument("--seed", type=int, default=0, help="seed of initialisation and batches")
+    parser.add_argument("--steps", type=int | None, default=None, help="training steps. Default: the recipe's")
+    parser.add_argument("--device", type=str, default="auto", help="auto, cpu, cuda, cuda:0")
+    parser.add_argument("--precision", type=str, default="float32", help="float32 or bf16-mixed")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; figures repeat at an equal number")
+
+
+def run(arguments: Namespace) -> None:
+    """Carry the verb out."""
+    import torch
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from relpos import __version__
+    from relpos.core.checks import require_int
+    from relpos.data import find_task
+    from relpos.position import find
+    from relpos.train import Progress as StepProgress
+    from relpos.train import Recipe, check_free, predict, resolve_device, save, train
+
+    task = find_task(arguments.task)
+    find(arguments.position)
+    recipe = Recipe()
+    if arguments.steps is not None:
+        require_int(arguments.steps, "steps", at_least=1)
+        recipe = replace(recipe, steps=arguments.steps, warmup_steps=min(recipe.warmup_steps, arguments.steps))
+    require_int(arguments.threads, "threads", at_least=1)
+    torch.set_num_threads(arguments.threads)
+    device = resolve_device(arguments.device)
+    folder = Path(arguments.out)
+    check_free(folder)
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+    )
+    console = Console()
+    with Progress(*columns, console=console, transient=True) as bars:
+        bar = bars.add_task(arguments.position, total=recipe.steps, note="")
+
+        def watch(step: StepProgress) -> None:
+            bars.update(bar, completed=step.step, note=f"loss {step.loss:.3f}  rate {step.rate:.1e}")
+
+        model, curve = train(
+            task,
+            arguments.position,
+            recipe,
+            seed=arguments.seed,
+            device=device,
+            precision=arguments.precision,
+            watch=watch,
+        )
+    plain = task.probes[0]
+    images, labels = task.examples(plain, "test")
+    right = predict(model, images.flatten(0, 1), device) == labels.repeat_interleave(plain.trials)
+    about = {
+        "seed": arguments.seed,
+        "device": str(device),
+        "precision": arguments.precision,
+        "threads": arguments.threads,
+        "relpos": __version__,
+        "torch": torch.__version__,
+        "validation_accuracy": curve.validation_accuracy[-1],
+        "test_accuracy": right.float().mean().item(),
+    }
+    save(folder, model, task=task.name, position=arguments.position, recipe=recipe, about=about)
+    console.print(
+        f"{arguments.position} on {task.name}: validation {about['validation_accuracy']:.1%}, "
+        f"test {about['test_accuracy']:.1%}. Saved in {folder}/",
+        highlight=False,
+    )

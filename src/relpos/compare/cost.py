@@ -1,0 +1,136 @@
+"""What position costs: time of a training step, mechanisms interleaved, and peak memory in a process of its own.
+
+The models are the recipe's. At more tokens the image grows and the batch shrinks, and at 4,096 there is one block, so
+that the dense engines fit; every entry says its batch and depth. A figure is comparable with those of the same size
+only.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from relpos.attention import explain
+from relpos.compare.memory import PeakMemory
+from relpos.compare.run import warm_up
+from relpos.compare.settings import Settings
+from relpos.data import find_task
+from relpos.models import VisionTransformer
+from relpos.position import Sum
+from relpos.train import trained_grid
+
+
+@dataclass(frozen=True)
+class Size:
+    """A number of tokens to time at: the image is `scale` times the task's on each side."""
+
+    scale: int
+    batch_size: int
+    depth: int | None
+    warm: int
+    rounds: int
+
+
+SIZES = (Size(1, 64, None, 2, 12), Size(4, 4, None, 1, 5), Size(8, 1, 1, 1, 4))
+"""64, 1,024 and 4,096 tokens for digits."""
+
+
+class _Step:
+    """A model of one size with its optimizer: one call is one training step."""
+
+    def __init__(self, position: str, size: Size, settings: Settings) -> None:
+        task, recipe = find_task(settings.task), settings.recipe
+        self.depth = recipe.depth if size.depth is None else size.depth
+        rows, columns = (side * size.scale for side in task.image_size)
+        self.device = torch.device(settings.device)
+        torch.manual_seed(0)
+        small = replace(recipe, depth=self.depth)
+        self.model: VisionTransformer = small.build(task, position, img_size=(rows, columns)).to(self.device)
+        self.tokens = trained_grid(self.model).count
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.images = torch.rand(size.batch_size, task.channels, rows, columns, device=self.device)
+        self.labels = torch.arange(size.batch_size, device=self.device) % len(task.classes)
+
+    def __call__(self) -> float:
+        """Milliseconds of one step."""
+        self._wait()
+        started = time.perf_counter()
+        F.cross_entropy(self.model(self.images), self.labels).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._wait()
+        return (time.perf_counter() - started) * 1e3
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def backend(self) -> str:
+        """The engine that `auto` takes for this model's attention."""
+        block = self.model.blocks[0].attn
+        heads, width = int(block.num_heads), int(block.head_dim)  # type: ignore[arg-type, union-attr]
+        q = torch.empty(1, heads, self.tokens, width, device=self.device)
+        position = self.model.attention_position[0]
+        assert isinstance(position, Sum)
+        return explain(q, q, q, position=position.terms(trained_grid(self.model))).backend
+
+
+def sizes(settings: Settings) -> tuple[Size, ...]:
+    """The sizes that are timed: the first alone in a quick comparison."""
+    return SIZES[:1] if settings.quick else SIZES
+
+
+def time_steps(settings: Settings, watch: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
+    """Time of a training step of every mechanism at every size, without memory."""
+    found = []
+    for size in sizes(settings):
+        steps = {position: _Step(position, size, settings) for position in settings.positions}
+        milliseconds: dict[str, list[float]] = {position: [] for position in steps}
+        for round_number in range(size.warm + size.rounds):
+            for position, step in steps.items():
+                if watch is not None:
+                    watch(f"{step.tokens} tokens, {position}")
+                elapsed = step()
+                if round_number >= size.warm:
+                    milliseconds[position].append(elapsed)
+        for position, step in steps.items():
+            times = milliseconds[position]
+            low, median, high = statistics.quantiles(times, n=4, method="inclusive")
+            ratio = None
+            if "none" in milliseconds:
+                pairs = zip(times, milliseconds["none"], strict=True)
+                ratio = round(statistics.median(own / none for own, none in pairs), 3)
+            found.append(
+                {
+                    "position": position,
+                    "tokens": step.tokens,
+                    "batch_size": size.batch_size,
+                    "depth": step.depth,
+                    "step_ms": {
+                        "median": round(median, 2),
+                        "low": round(low, 2),
+                        "high": round(high, 2),
+                        "repeats": len(times),
+                    },
+                    "ratio": ratio,
+                    "backend": step.backend(),
+                }
+            )
+    return found
+
+
+def memory_of_step(position: str, scale: int, settings: Settings) -> float:
+    """Peak memory of two training steps in MiB above the process's size before the model; run it in a fresh process."""
+    size = next(size for size in SIZES if size.scale == scale)
+    warm_up(find_task(settings.task), settings.recipe, torch.device(settings.device))
+    memory = PeakMemory(torch.device(settings.device))
+    step = _Step(position, size, settings)
+    step()
+    step()
+    return memory.mib()

@@ -1,0 +1,92 @@
+"""The comparison: jobs to workers, records to the store, results gathered.
+
+Training runs come first, several at a time on one thread each. Costs come last: memory in a process a mechanism, and
+timings alone on the machine, mechanisms interleaved.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from relpos.compare import cost
+from relpos.compare.run import run
+from relpos.compare.settings import Job, Settings, describe_mechanism, describe_task, environment
+from relpos.compare.store import Store, write_whole
+from relpos.compare.workers import Event, Task, run_tasks
+from relpos.data import find_task
+
+
+def _train(job: Job, settings: Settings, report: Callable[[Any], None]) -> dict[str, Any]:
+    return run(job, settings, watch=report)
+
+
+class Comparison:
+    """A comparison in a folder; making one opens the folder or says why it cannot.
+
+    Args:
+        settings: what is compared.
+        folder: where; a comparison begun there with the same settings goes on.
+    """
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings = settings
+        self.environment = environment(settings.device)
+        self.store = Store(folder, settings.to_json(), self.environment)
+        self.jobs = settings.jobs()
+        self.description = {
+            "task": describe_task(find_task(settings.task)),
+            "mechanisms": [describe_mechanism(name, settings) for name in settings.positions],
+        }
+
+    def tasks(self) -> list[list[Task]]:
+        """The work that is not finished, in stages; those of a stage may run side by side."""
+        settings = self.settings
+        training = [Task(job.id, _train, (job, settings), reports=True) for job in self.jobs]
+        memory = [
+            Task(f"memory--{position}--x{size.scale}", cost.memory_of_step, (position, size.scale, settings))
+            for size in cost.sizes(settings)
+            for position in settings.positions
+        ]
+        timing = [Task("timing", cost.time_steps, (settings,), reports=True)]
+        return [[task for task in stage if not self.store.has(task.name)] for stage in (training, memory, timing)]
+
+    def run(self, watch: Callable[[Event], None] | None = None) -> dict[str, Any]:
+        """Do what is left to do and return the results; finished pieces are kept as they finish."""
+        at_once = 1 if self.settings.device.startswith("cuda") else max(1, (os.cpu_count() or 1))
+        for stage in self.tasks():
+            for event in run_tasks(stage, min(at_once, 8)):
+                if event.kind == "finished":
+                    self.store.add(event.task.name, event.value)
+                    self._gather()
+                if watch is not None:
+                    watch(event)
+        return self._gather()
+
+    def results(self) -> dict[str, Any]:
+        """Everything finished so far, as docs/results.md describes it."""
+        return {
+            **self.store.head,
+            **self.description,
+            "records": [self.store.get(job.id) for job in self.jobs if self.store.has(job.id)],
+            "costs": self._costs(),
+        }
+
+    def _costs(self) -> list[dict[str, Any]]:
+        if not self.store.has("timing"):
+            return []
+        scales = {scale.scale: index for index, scale in enumerate(cost.sizes(self.settings))}
+        entries: list[dict[str, Any]] = self.store.get("timing")
+        count = len(self.settings.positions)
+        for scale, index in scales.items():
+            for entry in entries[index * count : (index + 1) * count]:
+                entry["peak_memory_mib"] = self.store.get(f"memory--{entry['position']}--x{scale}")
+        return entries
+
+    def _gather(self) -> dict[str, Any]:
+        results = self.results()
+        write_whole(self.store.folder / "results.json", json.dumps(results, separators=(",", ":")) + "\n")
+        return results

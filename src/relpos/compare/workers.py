@@ -1,0 +1,102 @@
+"""Pieces of work in processes of their own, a few at a time, with what they report on the way.
+
+Processes come from a fork server that has imported the libraries and done nothing else, so that each starts in an
+instant and begins from the same memory. A worker whose parent is gone notices at its next report and stops.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+Report = Callable[[Any], None]
+Work = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A piece of work: `function(*arguments)`, or `function(*arguments, report)` where it reports progress."""
+
+    name: str
+    function: Work
+    arguments: tuple[Any, ...]
+    reports: bool = False
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to a piece of work: "started", "progress" (value: its report) or "finished" (value: its result)."""
+
+    task: Task
+    kind: str
+    value: Any = None
+
+
+class WorkerError(RuntimeError):
+    """A piece of work failed; the message holds its traceback."""
+
+
+def _work(task: Task, connection: Connection) -> None:
+    try:
+        if task.reports:
+            result = task.function(*task.arguments, lambda report: connection.send(("progress", report)))
+        else:
+            result = task.function(*task.arguments)
+        connection.send(("finished", result))
+    except (BrokenPipeError, ConnectionResetError):  # nobody listens any more
+        return
+    except BaseException:
+        connection.send(("failed", traceback.format_exc()))
+
+
+def _context() -> Any:
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["relpos.compare.experiment", "accelerate", "sklearn.datasets"])
+    return context
+
+
+def run_tasks(tasks: Sequence[Task], at_once: int) -> Iterator[Event]:
+    """Run every task in a process of its own, `at_once` at a time, and yield events as they come.
+
+    Raises:
+        WorkerError: a task failed; the others are stopped.
+    """
+    context = _context()
+    waiting = list(tasks)
+    running: dict[Connection, tuple[Task, BaseProcess]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                task = waiting.pop(0)
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(task, theirs), daemon=True)
+                process.start()
+                theirs.close()
+                running[ours] = (task, process)
+                yield Event(task, "started")
+            for ready in wait(list(running)):
+                assert isinstance(ready, Connection)
+                task, process = running[ready]
+                try:
+                    kind, value = ready.recv()
+                except EOFError:
+                    kind, value = "failed", f"the process ended with code {process.exitcode} and said nothing"
+                if kind == "failed":
+                    raise WorkerError(f"{task.name} failed:\n{value}")
+                if kind == "finished":
+                    del running[ready]
+                    ready.close()
+                    process.join()
+                yield Event(task, kind, value)
+    finally:
+        for connection, (_, process) in running.items():
+            process.terminate()
+            process.join()
+            connection.close()
