@@ -17,6 +17,7 @@ from torch import Tensor
 from relpos.attention import reference, sdpa
 from relpos.attention.call import Call, Position, prepare
 from relpos.core import Coordinates, Mask
+from relpos.core.checks import fail, shape_of
 
 _ORDER: tuple[ModuleType, ...] = (sdpa, reference)
 _ENGINES: dict[str, ModuleType] = {engine.NAME: engine for engine in _ORDER}
@@ -45,16 +46,24 @@ class Explanation:
         return "\n".join(lines)
 
 
+def require_backend(backend: object) -> None:
+    """Raise unless `backend` is "auto" or an engine's name."""
+    names = ["auto", *_ENGINES]
+    if not isinstance(backend, str) or backend not in names:
+        near = difflib.get_close_matches(str(backend), names, n=1)
+        remedy = f"Did you mean {near[0]!r}?" if near else "relpos.backends() says what each is for."
+        fail(f"a backend among {', '.join(names)}", shape_of(backend), remedy)
+
+
 def _choose(call: Call, backend: str) -> Explanation:
+    require_backend(backend)
     if backend != "auto":
-        if backend not in _ENGINES:
-            near = difflib.get_close_matches(backend, _ENGINES, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            listed = ", ".join(["auto", *_ENGINES])
-            raise ValueError(f"expected a backend among {listed}; got {backend!r}.{hint}")
         lack = _ENGINES[backend].lacks(call)
         if lack is not None:
-            raise NotImplementedError(f"backend {backend!r} lacks {lack}. Use backend='auto' or 'reference'.")
+            raise NotImplementedError(
+                f"expected a backend with all the call needs; got {backend!r}, and backend {backend!r} lacks {lack}. "
+                "Use backend='auto' or 'reference'."
+            )
         others = {name: "not asked for" for name in _ENGINES if name != backend}
         return Explanation(backend, others)
     passed_over: dict[str, str] = {}

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -24,12 +23,14 @@ from relpos.core import (
     Mask,
     QueryBias,
     Rotation,
+    RowRule,
     Scale,
     Sinks,
     Term,
     Terms,
+    require_coordinates,
 )
-from relpos.core.checks import fail, require_probability, require_tensor, shape_of
+from relpos.core.checks import fail, require_device, require_number, require_probability, require_tensor, shape_of
 
 
 @runtime_checkable
@@ -87,8 +88,8 @@ def prepare(
     """Check the arguments of `relpos.attention` and make them a `Call`; see there."""
     _check_tensors(q, k, v)
     require_probability(dropout, "dropout")
-    if scale is not None and (not isinstance(scale, int | float) or not math.isfinite(scale) or scale <= 0):
-        fail("scale to be a number above 0", shape_of(scale), "Leave it out for 1/sqrt(head width).")
+    if scale is not None:
+        require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
     if mask is not None:
         if not isinstance(mask, Mask):
             fail("mask to be a relpos.Mask", shape_of(mask), "Use Mask.causal(), Mask.padding(valid) or DenseBias.")
@@ -111,6 +112,8 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         require_tensor(x, name, dims=4)
         if not x.is_floating_point():
             fail(f"{name} to be floating point", shape_of(x), f"Convert {name}, e.g. {name}.float().")
+        if x.shape[1] == 0 or x.shape[3] == 0:
+            fail(f"{name} with at least one head and a width above 0", shape_of(x), f"Check the layout of {name}.")
     if not q.dtype == k.dtype == v.dtype and not torch.is_autocast_enabled(q.device.type):
         fail("q, k and v in one dtype", f"{q.dtype}, {k.dtype} and {v.dtype}", "Convert them, or use torch.autocast.")
     if not q.device == k.device == v.device:
@@ -140,14 +143,16 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 def _resolve_terms(
     position: Position | None, queries: Coordinates | None, keys: Coordinates | None, q: Tensor, k: Tensor
 ) -> Terms:
-    if isinstance(position, Mechanism):
+    if isinstance(position, Mechanism) and not isinstance(position, type):
         if queries is None:
             fail(
                 "queries= beside a mechanism",
                 "none",
                 "Say where the tokens are, e.g. queries=Sequence(n) or Grid(h, w, prefix=1).",
             )
-        for name, coordinates, count in (("queries", queries, q.shape[2]), ("keys", keys or queries, k.shape[2])):
+        sides = (("queries", queries, q.shape[2]), ("keys", queries if keys is None else keys, k.shape[2]))
+        for name, coordinates, count in sides:
+            require_coordinates(coordinates, name)
             if coordinates.count != count:
                 fail(
                     f"{name} coordinates for {count} tokens",
@@ -166,7 +171,11 @@ def _resolve_terms(
     if isinstance(position, Term):
         return Terms(position)
     if not isinstance(position, Terms):
-        fail("position to be terms or a mechanism", shape_of(position), "Wrap a dense tensor as DenseBias(bias).")
+        fail(
+            "position to be terms or a mechanism",
+            shape_of(position),
+            "Build the mechanism first, or wrap a dense tensor as DenseBias(bias).",
+        )
     return position
 
 
@@ -196,9 +205,9 @@ def _check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:
         mask.blocks.dense(q.shape[2], k.shape[2])
 
 
-def _check_device(x: Tensor, name: str, q: Tensor) -> None:
-    if x.device != q.device:
-        fail(f"{name} on {q.device}", str(x.device), "Move the mechanism or mask to the device of q.")
+def _check_device(x: Tensor | None, name: str, q: Tensor) -> None:
+    if x is not None:
+        require_device(x, name, q.device, "Move the mechanism or mask to the device of q.")
 
 
 def _check_heads(x: Tensor, name: str, q: Tensor, axis: int = 0) -> None:
@@ -245,7 +254,8 @@ def _check_term(term: Term, q: Tensor, k: Tensor, v: Tensor) -> None:
             ):
                 if angles is None:
                     continue
-                _check_device(angles, name, q)
+                _check_device(angles, f"Rotation {side} angles", q)
+                _check_device(magnitude, f"Rotation {side} magnitude", q)
                 pairs = term.query.shape[-1]
                 wanted = ((1, batch), (1, heads), (count,), (pairs,))
                 _check_shape(angles, f"Rotation {side} angles", wanted)
@@ -262,6 +272,8 @@ def _check_term(term: Term, q: Tensor, k: Tensor, v: Tensor) -> None:
             _check_shape(u, f"{name} u", ((1, heads), (width,)))
         case LineVectors():
             _check_device(term.vectors, name, q)
+            _check_device(term.index, f"{name} index", q)
+            _check_device(term.bias, f"{name} bias", q)
             meets = v.shape[3] if term.side == "value" else width
             _check_shape(term.vectors, f"{name} vectors", ((1, heads), (term.vectors.shape[1],), (meets,)))
             if term.bias is not None:
@@ -273,12 +285,16 @@ def _check_term(term: Term, q: Tensor, k: Tensor, v: Tensor) -> None:
                 _check_shape(vectors, f"{name} vectors", ((1, heads), (vectors.shape[1],), (width,)))
                 _check_lines(lines, name, q, k)
         case LowRank(query=query, key=key):
-            _check_device(query, name, q)
+            _check_device(query, f"{name} query", q)
+            _check_device(key, f"{name} key", q)
             _check_shape(query, f"{name} query", ((1, heads), (n,), (query.shape[2],)))
             _check_shape(key, f"{name} key", ((1, heads), (m,), (query.shape[2],)))
         case DenseBias(bias=bias):
             _check_device(bias, name, q)
             _check_shape(bias, name, ((1, batch), (1, heads), (n,), (m,)))
+        case RowRule(parameters=parameters):
+            for parameter in parameters:
+                _check_device(parameter, f"{name} parameters", q)
         case Sinks(logits=logits):
             _check_device(logits, name, q)
             _check_shape(logits, f"{name} logits", ((heads,),))

@@ -4,7 +4,8 @@ Data flows  coordinates -> mechanism -> terms -> attention.  This package holds 
 share below them.
 """
 
-from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence
+from relpos.core.algebra import Term, Terms
+from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence, require_coordinates
 from relpos.core.expand import expand
 from relpos.core.lines import Kind, Layout, Lines, Offsets, Ramp, axis_lines, lines
 from relpos.core.lookup import at_least_float32, lookup, segment_sum
@@ -22,8 +23,6 @@ from relpos.core.terms import (
     Scale,
     Sinks,
     Softcap,
-    Term,
-    Terms,
 )
 
 __all__ = [
@@ -56,6 +55,7 @@ __all__ = [
     "expand",
     "lines",
     "lookup",
+    "require_coordinates",
     "rotate",
     "segment_sum",
 ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+import math
+from typing import Literal, NoReturn
 
+import torch
 from torch import Tensor
 
 
@@ -16,7 +18,13 @@ def shape_of(x: object) -> str:
     """A short description of an argument for a message: shape and dtype of a tensor, type and value of the rest."""
     if isinstance(x, Tensor):
         return f"a tensor of shape {tuple(x.shape)} and dtype {str(x.dtype).removeprefix('torch.')}"
-    return f"{type(x).__name__} {x!r}"
+    if x is None:
+        return "None"
+    if isinstance(x, type):
+        return f"the class {x.__name__}"
+    text, kind = " ".join(repr(x).split()), type(x).__name__
+    text = text if len(text) <= 100 else text[:97] + "..."
+    return text if text.startswith(f"{kind}(") else f"{kind} {text}"
 
 
 def require_tensor(x: object, name: str, *, dims: int | tuple[int, ...]) -> None:
@@ -44,3 +52,31 @@ def require_probability(x: object, name: str) -> None:
     """Raise unless `x` is a number in [0, 1)."""
     if not isinstance(x, int | float) or isinstance(x, bool) or not 0.0 <= x < 1.0:
         fail(f"{name} to be a number in [0, 1)", shape_of(x), f"Pass {name}=0.0 to switch it off.")
+
+
+def require_number(x: object, name: str, bound: Literal["above 0", "of at least 0"], remedy: str) -> None:
+    """Raise unless `x` is a finite number within the bound (a bool is none)."""
+    number = isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
+    if not number or x < 0 or (x == 0 and bound == "above 0"):  # type: ignore[operator]
+        fail(f"{name} to be a number {bound}", shape_of(x), remedy)
+
+
+def require_floating(x: object, name: str, *, dims: int) -> None:
+    """Raise unless `x` is a floating-point tensor of `dims` dimensions."""
+    require_tensor(x, name, dims=dims)
+    assert isinstance(x, Tensor)
+    if not x.is_floating_point():
+        fail(f"{name} to be floating point", shape_of(x), "Convert it with .float().")
+
+
+def require_device(x: Tensor, name: str, device: torch.device, remedy: str) -> None:
+    """Raise unless `x` is on `device`."""
+    if x.device != device:
+        fail(f"{name} on {device}", str(x.device), remedy)
+
+
+def require_tokens(x: object, width: int, device: torch.device) -> None:
+    """Raise unless `x` holds floating-point tokens `[B, N, width]` on `device`."""
+    if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width or not x.is_floating_point():
+        fail(f"floating-point tokens of shape [B, N, {width}]", shape_of(x), "Layout is [batch, tokens, width].")
+    require_device(x, "tokens", device, "Move the tokens or the module with .to(device).")

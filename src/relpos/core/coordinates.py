@@ -128,7 +128,8 @@ class Positions:
         values: with `low` and `high` numbers, one axis: `[N]` or `[B, N]`; with tuples of A numbers: `[N, A]` or
             `[B, N, A]`. Integers; floating point serves rotations only.
         low, high: the smallest and largest coordinate each axis can take. Plain numbers, so that no engine has to read
-            the tensor to learn the shape of the work; they may be wider than the tensor's own range, never narrower.
+            the tensor to learn the shape of the work; they may be wider than the tensor's own range, never narrower
+            (checked on CPU alone: elsewhere it would synchronise).
         prefix: tokens before these that have no place. They are counted, and are not in `values`.
     """
 
@@ -141,10 +142,12 @@ class Positions:
         self, values: Tensor, *, low: int | tuple[int, ...], high: int | tuple[int, ...], prefix: int = 0
     ) -> None:
         one_axis = isinstance(low, int)
-        lows, highs = (low,) if isinstance(low, int) else tuple(low), (high,) if isinstance(high, int) else tuple(high)
-        if len(lows) != len(highs) or any(a > b for a, b in zip(lows, highs, strict=True)):
+        lows = tuple(low) if isinstance(low, tuple | list) else (low,)
+        highs = tuple(high) if isinstance(high, tuple | list) else (high,)
+        whole = all(isinstance(bound, int) and not isinstance(bound, bool) for bound in (*lows, *highs))
+        if not whole or len(lows) != len(highs) or any(a > b for a, b in zip(lows, highs, strict=True)):
             fail(
-                "low and high to have one number an axis with low <= high",
+                "low and high to have one integer an axis with low <= high",
                 f"low={low!r}, high={high!r}",
                 "Give the range of coordinates that can occur.",
             )
@@ -156,8 +159,14 @@ class Positions:
             shapes = "[N] or [B, N]" if one_axis else f"[N, {len(lows)}] or [B, N, {len(lows)}]"
             fail(f"Positions values of shape {shapes}", shape_of(values), "Let low and high have one number an axis.")
         require_int(prefix, "Positions prefix", at_least=0)
+        if type(values) is Tensor and values.device.type == "cpu" and not torch.compiler.is_compiling():
+            _check_range(values, lows, highs)
         for name, value in (("values", values), ("low", lows), ("high", highs), ("prefix", prefix)):
             object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        shape = tuple(self.values.shape)
+        return f"Positions(values of shape {shape}, low={self.low}, high={self.high}, prefix={self.prefix})"
 
     @property
     def axes(self) -> int:
@@ -183,3 +192,24 @@ class Positions:
 
 
 Coordinates = Sequence | Grid | Positions
+
+
+def _check_range(values: Shaped[Tensor, "*B N A"], low: tuple[int, ...], high: tuple[int, ...]) -> None:
+    for axis, (lowest, highest) in enumerate(zip(low, high, strict=True)):
+        column = values[..., axis]
+        if column.numel() and (column.min() < lowest or column.max() > highest):
+            fail(
+                f"Positions values from low={lowest} to high={highest} on axis {axis}",
+                f"{column.min().item()} to {column.max().item()}",
+                "Widen low and high to the range that can occur.",
+            )
+
+
+def require_coordinates(x: object, name: str) -> None:
+    """Raise unless `x` says where tokens are."""
+    if not isinstance(x, Sequence | Grid | Positions):
+        fail(
+            f"{name} to be coordinates (Sequence, Grid or Positions)",
+            shape_of(x),
+            "Write Sequence(length) or Grid(rows, columns).",
+        )

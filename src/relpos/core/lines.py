@@ -34,8 +34,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from relpos.core.checks import fail, require_int, require_tensor
-from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence
+from relpos.core.checks import fail, require_device, require_int, require_tensor, shape_of
+from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence, require_coordinates
 from relpos.core.tree import register, static
 
 
@@ -59,7 +59,7 @@ class Offsets:
     """
 
     axes: Int[Tensor, "L A"]
-    kind: Int[Tensor, L]
+    kind: Int[Tensor, " L"]
     low: tuple[int, ...]
     high: tuple[int, ...]
 
@@ -119,18 +119,27 @@ class Lines:
         layout: the structure, in plain numbers.
     """
 
-    query: Int[Tensor, "*B N"]
-    key: Int[Tensor, "*B M"]
+    query: Int[Tensor, "*#B N"]
+    key: Int[Tensor, "*#B M"]
     origin: int = static()
     length: int = static()
     layout: Layout = static()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.query, Tensor):  # a tree of something else, while trees are mapped
-            return
-        require_tensor(self.query, "the query line", dims=(1, 2))
-        require_tensor(self.key, "the key line", dims=(1, 2))
+        for name, line in (("the query line", self.query), ("the key line", self.key)):
+            require_tensor(line, name, dims=(1, 2))
+            if line.dtype == torch.bool or line.is_floating_point():
+                fail(f"{name} to be an integer tensor", shape_of(line), "Make lines with relpos.lines(queries, keys).")
+        require_device(self.key, "the key line", self.query.device, "Make both lines on one device.")
+        batches = {line.shape[0] for line in (self.query, self.key) if line.dim() == 2} - {1}
+        if len(batches) > 1:
+            sizes = f"{self.query.shape[0]} and {self.key.shape[0]}"
+            fail("query and key lines of one batch size", sizes, "Give one row an element of the batch on both sides.")
+        if not isinstance(self.origin, int):
+            fail("the origin of the lines to be an integer", shape_of(self.origin), "Pass a Python int.")
         require_int(self.length, "the length of the lines", at_least=1)
+        if not isinstance(self.layout, Layout):
+            fail("lines with a Layout", shape_of(self.layout), "Make lines with relpos.lines(queries, keys).")
 
     def index(self) -> Int[Tensor, "*B N M"]:
         """`query[i] - key[j] + origin` for every pair: the dense meaning of the lines."""
@@ -212,7 +221,9 @@ def lines(queries: Coordinates, keys: Coordinates | None = None, *, device: torc
     Raises:
         ValueError: the numbers of axes differ, or a coordinate is floating point.
     """
+    require_coordinates(queries, "queries")
     keys = queries if keys is None else keys
+    require_coordinates(keys, "keys")
     if queries.axes != keys.axes:
         fail(
             "queries and keys with the same number of axes",
@@ -250,7 +261,9 @@ def axis_lines(
     A grid's key line then takes only as many values as that axis has cells, which engines exploit. Prefix tokens keep
     their regions behind the offsets between tokens.
     """
+    require_coordinates(queries, "queries")
     keys = queries if keys is None else keys
+    require_coordinates(keys, "keys")
     if queries.axes != keys.axes:
         fail("queries and keys with the same number of axes", f"{queries.axes} and {keys.axes}", "Give both as grids.")
     return tuple(

@@ -13,13 +13,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from relpos.core.checks import fail, require_device, shape_of
+
 
 def at_least_float32(x: Tensor) -> Tensor:
     """`x` itself in float32 or float64, else a float32 copy: learned tables are computed with in float32."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def ordered_segment_sum(values: Float[Tensor, I * C], index: Int[Tensor, I], rows: int) -> Float[Tensor, {rows} * C]:
+def ordered_segment_sum(values: Float[Tensor, " I *C"], index: Int[Tensor, " I"], rows: int) -> Float[Tensor, " {rows} *C"]:
     """`out[r] = sum of values[i] where index[i] == r`, summed in the order of `i`, in float32 or wider."""
     order = torch.argsort(index, stable=True)
     edges = torch.arange(rows + 1, device=index.device, dtype=index.dtype)
@@ -64,18 +66,29 @@ class _SegmentSum(torch.autograd.Function):
         return _Lookup.apply(gradients[0], index), None, None  # type: ignore[no-untyped-call]
 
 
-def lookup(table: Float[Tensor, R * C], index: Int[Tensor, "*I"]) -> Float[Tensor, "*I *C"]:
+def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Tensor, "..."]:
     """`table[index]`: the rows of a table, with an ordered, repeatable gradient.
 
     Args:
         table: `[R, ...]`, floating point.
         index: integers in 0 ... R - 1, any shape. They are not range-checked here: reading them would synchronise.
+
+    Returns:
+        The index's shape, then the shape of a row.
     """
+    if not isinstance(table, Tensor) or not table.is_floating_point() or table.dim() == 0:
+        fail("a floating-point table [R, ...]", shape_of(table), "Convert it with .float(); rows come first.")
+    if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
+        fail("an integer tensor as index", shape_of(index), "Convert it with .long().")
+    require_device(index, "the index", table.device, "Move it to the table's device.")
     result: Tensor = _Lookup.apply(table, index)  # type: ignore[no-untyped-call]
     return result
 
 
-def segment_sum(values: Float[Tensor, "*I *C"], index: Int[Tensor, "*I"], rows: int) -> Float[Tensor, {rows} * C]:
-    """The adjoint of `lookup`, and differentiable like it: `out[r] = sum of values[i] where index[i] == r`."""
+def segment_sum(values: Float[Tensor, "..."], index: Int[Tensor, "*I"], rows: int) -> Float[Tensor, " {rows} *C"]:
+    """The adjoint of `lookup`, and differentiable like it: `out[r] = sum of values[i] where index[i] == r`.
+
+    `values` has the index's shape, then the shape of a row.
+    """
     result: Tensor = _SegmentSum.apply(values.flatten(0, index.dim() - 1), index.flatten(), rows)  # type: ignore[no-untyped-call]
     return result

@@ -40,9 +40,10 @@ class Blocks:
     size: int = static()
 
     def __post_init__(self) -> None:
-        if isinstance(self.layout, Tensor):
-            require_tensor(self.layout, "Blocks layout", dims=3)
-            require_int(self.size, "Blocks size", at_least=1)
+        require_tensor(self.layout, "Blocks layout", dims=3)
+        if self.layout.dtype != torch.bool:
+            fail("a boolean Blocks layout, True where blocks may attend", shape_of(self.layout), "Pass layout.bool().")
+        require_int(self.size, "Blocks size", at_least=1)
 
     def dense(self, queries: int, keys: int) -> Bool[Tensor, "H N M"]:
         """The layout at every pair."""
@@ -78,20 +79,28 @@ class Mask:
 
     left: int | None = static(default=None)
     right: int | None = static(default=None)
-    low: Int[Tensor, "*B N"] | None = None
-    high: Int[Tensor, "*B N"] | None = None
-    query_order: Int[Tensor, "*B N"] | None = None
-    key_order: Int[Tensor, "*B M"] | None = None
-    query_segments: Int[Tensor, "*B N"] | None = None
-    key_segments: Int[Tensor, "*B M"] | None = None
-    query_global: Bool[Tensor, "*B N"] | None = None
-    key_global: Bool[Tensor, "*B M"] | None = None
+    low: Int[Tensor, "*#B N"] | None = None
+    high: Int[Tensor, "*#B N"] | None = None
+    query_order: Int[Tensor, "*#B N"] | None = None
+    key_order: Int[Tensor, "*#B M"] | None = None
+    query_segments: Int[Tensor, "*#B N"] | None = None
+    key_segments: Int[Tensor, "*#B M"] | None = None
+    query_global: Bool[Tensor, "*#B N"] | None = None
+    key_global: Bool[Tensor, "*#B M"] | None = None
     blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             x = getattr(self, field.name)
-            if isinstance(x, Tensor):
+            if x is None:
+                continue
+            if field.name in ("left", "right"):
+                if not isinstance(x, int) or isinstance(x, bool):
+                    fail(f"Mask {field.name} to be an integer", shape_of(x), "Leave it out for no bound on that side.")
+            elif field.name == "blocks":
+                if not isinstance(x, Blocks):
+                    fail("Mask blocks to be Blocks", shape_of(x), "Write Blocks(layout, size).")
+            else:
                 require_tensor(x, f"Mask {field.name}", dims=(1, 2))
                 wanted_bool = field.name.endswith("global")
                 if x.is_floating_point() or (x.dtype == torch.bool) != wanted_bool:
@@ -114,20 +123,23 @@ class Mask:
         return cls(left=left, right=right)
 
     @classmethod
-    def packed(cls, segments: Int[Tensor, "*B N"], key_segments: Int[Tensor, "*B M"] | None = None) -> Mask:
+    def packed(cls, segments: Int[Tensor, "*#B N"], key_segments: Int[Tensor, "*#B M"] | None = None) -> Mask:
         """Tokens see their own segment alone: packed documents. Negative: padding."""
         return cls(query_segments=segments, key_segments=segments if key_segments is None else key_segments)
 
     @classmethod
-    def padding(cls, valid: Bool[Tensor, "*B M"], *, queries: Bool[Tensor, "*B N"] | None = None) -> Mask:
+    def padding(cls, valid: Bool[Tensor, "*#B M"], *, queries: Bool[Tensor, "*#B N"] | None = None) -> Mask:
         """Keys where `valid` is False are not seen. Queries default to the same tokens; a padded one gives 0."""
-        if not isinstance(valid, Tensor) or valid.dtype != torch.bool:
-            fail("a boolean tensor, True at real tokens", shape_of(valid), "Pass attention_mask.bool().")
         rows = valid if queries is None else queries
+        for x in (valid, rows):
+            if not isinstance(x, Tensor) or x.dtype != torch.bool:
+                fail("a boolean tensor, True at real tokens", shape_of(x), "Pass attention_mask.bool().")
         return cls(query_segments=rows.int() - 1, key_segments=valid.int() - 1)
 
     def __and__(self, other: Mask) -> Mask:
         """The pairs both allow. Both may bound intervals of one order; every other part may come from one side only."""
+        if not isinstance(other, Mask):
+            fail("a Mask on both sides of &", shape_of(other), "Use Mask.padding(valid), or DenseBias for N x M numbers.")
         if (self.has_globals and (other.has_interval or other.has_globals)) or (
             other.has_globals and self.has_interval
         ):
@@ -144,6 +156,9 @@ class Mask:
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if mine is None or theirs is None or mine is theirs:
                 merged[field.name] = theirs if mine is None else mine
+            elif field.name in ("low", "high") and mine.shape[-1] != theirs.shape[-1]:
+                sizes = f"{mine.shape[-1]} and {theirs.shape[-1]}"
+                fail(f"{field.name} of as many queries in two masks", sizes, "Build both from the same tokens.")
             elif field.name in ("left", "right"):
                 merged[field.name] = min(mine, theirs)
             elif field.name == "low":
@@ -201,7 +216,7 @@ class Mask:
 
     def interval(
         self, queries: int, device: torch.device | None = None
-    ) -> tuple[Int[Tensor, "*B N"] | None, Int[Tensor, "*B N"] | None]:
+    ) -> tuple[Int[Tensor, "*#B N"] | None, Int[Tensor, "*#B N"] | None]:
         """The lowest and highest key order each query sees, `[1 or B, N]`, or None for no bound on that side."""
         low, high = _rows(self.low), _rows(self.high)
         if self.left is not None or self.right is not None:

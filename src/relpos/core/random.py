@@ -31,7 +31,7 @@ def mix(x: Int[Tensor, "*S"]) -> Int[Tensor, "*S"]:
 
 
 def keep(
-    seed: Int[Tensor, ""], batch: int, heads: int, rows: Int[Tensor, n], columns: Int[Tensor, m], dropout: float
+    seed: Int[Tensor, ""], batch: int, heads: int, rows: Int[Tensor, " n"], columns: Int[Tensor, " m"], dropout: float
 ) -> Bool[Tensor, "B H n m"]:
     """True, with probability 1 - dropout, for each pair of the given rows and columns.
 

@@ -18,10 +18,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core.checks import fail, require_choice, shape_of
+from relpos.core.checks import fail, require_choice, require_device, require_floating, require_number, shape_of
 from relpos.core.lookup import at_least_float32
 
 RotationLayout = Literal["half", "interleaved"]
+
+
+def _fits(angles: Tensor, shape: tuple[int, int, int], most: int) -> bool:
+    batch, heads, n = shape
+    fits = angles.shape[0] in (1, batch) and angles.shape[1] in (1, heads)
+    return fits and angles.shape[2] == n and angles.shape[3] <= most
 
 
 def rotate(
@@ -43,15 +49,28 @@ def rotate(
         ValueError: the angles do not fit `x`, or are in a half precision.
     """
     require_choice(layout, "layout", ("half", "interleaved"))
-    pairs = angles.shape[-1]
-    if angles.dim() != 4 or angles.shape[-2] != x.shape[-2] or 2 * pairs > x.shape[-1]:
+    require_floating(x, "x", dims=4)
+    batch, heads, n, width = x.shape
+    if not isinstance(angles, Tensor) or angles.dim() != 4 or not _fits(angles, (batch, heads, n), width // 2):
         fail(
-            f"angles of shape [1 or B, 1 or H, {x.shape[-2]}, at most {x.shape[-1] // 2}]",
+            f"angles of shape [1 or {batch}, 1 or {heads}, {n}, at most {width // 2}]",
             shape_of(angles),
             "There is one angle a token and pair of dimensions.",
         )
+    pairs = angles.shape[-1]
+    require_device(angles, "angles", x.device, "Compute the angles on the device of x.")
+    if isinstance(magnitude, Tensor):
+        if magnitude.dim() != 4 or not _fits(magnitude, (batch, heads, n), pairs) or magnitude.shape[-1] != pairs:
+            fail(
+                f"a magnitude of shape [1 or {batch}, 1 or {heads}, {n}, {pairs}], or a number",
+                shape_of(magnitude),
+                "There is one magnitude an angle.",
+            )
+        require_device(magnitude, "the magnitude", x.device, "Compute it on the device of x.")
+    else:
+        require_number(magnitude, "magnitude", "above 0", "Leave it out for 1.")
     if angles.dtype not in (torch.float32, torch.float64):
-        fail("angles in float32 or float64", shape_of(angles), "Half precision rounds a position of 1995 to 1992.")
+        fail("angles in float32 or float64", shape_of(angles), "Compute them in float32: half precision rounds 1995 to 1992.")
     wide = at_least_float32(x)
     cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
     cos, sin = cos.to(wide.dtype), sin.to(wide.dtype)

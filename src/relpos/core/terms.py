@@ -7,41 +7,32 @@ The score of query i and key j in head h is, in this order,
 then the mask, then sinks; vectors on the value side are added to v under the softmax's weights. Each class below says
 in its docstring what it adds, and the reference engine has the same as code. All terms index query heads, also where
 keys are grouped. Vectors meet unrotated q and k.
-
-`Terms` is an ordered, immutable collection. `+` joins terms and collections, and is where contradictions show: two
-rotations, two soft caps, two sinks or two different scales raise. Line biases on the same lines are added into one.
+How terms come together is `core.algebra`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from relpos.core.checks import fail, require_choice, require_tensor, shape_of
+from relpos.core.algebra import Single, Term
+from relpos.core.checks import (
+    fail,
+    require_choice,
+    require_device,
+    require_floating,
+    require_number,
+    require_tensor,
+    shape_of,
+)
 from relpos.core.lines import Lines
 from relpos.core.rotation import RotationLayout
 from relpos.core.tree import register, static
-
-
-class Term:
-    """Base of the terms. `a + b` joins terms into `Terms`."""
-
-    def __add__(self, other: Term | Terms) -> Terms:
-        return Terms(self) + other
-
-    def narrow(self, queries: slice, keys: slice) -> Term:
-        """The same term for some consecutive queries and keys."""
-        return self
-
-
-def _is_concrete(x: object) -> bool:
-    """False while a tree of terms is mapped over something that is no tensor."""
-    return isinstance(x, Tensor)
 
 
 def _heads_first(x: Tensor, name: str, width: str) -> None:
@@ -50,6 +41,11 @@ def _heads_first(x: Tensor, name: str, width: str) -> None:
         fail(
             f"{name} to be floating point [heads, {width}]", shape_of(x), "Pass one row a query head, or a single row."
         )
+
+
+def _require_lines(x: object, name: str) -> None:
+    if not isinstance(x, Lines):
+        fail(f"{name} lines to be Lines", shape_of(x), "Make them with relpos.lines(queries, keys).")
 
 
 @register
@@ -66,9 +62,8 @@ class LineBias(Term):
     lines: Lines
 
     def __post_init__(self) -> None:
-        if not _is_concrete(self.values):
-            return
         _heads_first(self.values, "LineBias values", "L")
+        _require_lines(self.lines, "LineBias")
         if self.values.shape[1] != self.lines.length:
             fail(
                 f"LineBias values of shape [heads, {self.lines.length}]",
@@ -76,13 +71,23 @@ class LineBias(Term):
                 "Give one value for each offset that lines.offsets() lists.",
             )
 
+    def join(self, other: Self) -> LineBias | None:
+        """Values on the same lines add up."""
+        if not self.lines.same_structure(other.lines):
+            return None
+        require_device(other.values, "two LineBias", self.values.device, "Move the mechanisms to one device.")
+        heads = f"{self.values.shape[0]} and {other.values.shape[0]}"
+        if len({self.values.shape[0], other.values.shape[0]} - {1}) > 1:
+            fail("LineBias for one number of heads", heads, "Build both mechanisms for the same query heads.")
+        return LineBias(self.values + other.values, self.lines)
+
     def narrow(self, queries: slice, keys: slice) -> LineBias:
         return replace(self, lines=self.lines.narrow(queries, keys))
 
 
 @register
 @dataclass(frozen=True)
-class Rotation(Term):
+class Rotation(Single):
     """Turns q and k before the content product: `<rotate(q), rotate(k)>`. At most one.
 
     Attributes:
@@ -101,12 +106,11 @@ class Rotation(Term):
     key_magnitude: Float[Tensor, "#B #H M P"] | None = None
 
     def __post_init__(self) -> None:
-        if not _is_concrete(self.query):
-            return
         require_choice(self.layout, "layout", ("half", "interleaved"))
+        require_number(self.magnitude, "Rotation magnitude", "above 0", "Leave it out for 1.")
         for name in ("query", "key", "query_magnitude", "key_magnitude"):
             x = getattr(self, name)
-            if x is None:
+            if x is None and name != "query":
                 continue
             require_tensor(x, f"Rotation {name}", dims=4)
             if x.dtype not in (torch.float32, torch.float64):
@@ -115,6 +119,14 @@ class Rotation(Term):
                     shape_of(x),
                     "Half precision rounds a position of 1995 to 1992; compute angles in float32.",
                 )
+            if x.shape[3] != self.query.shape[3]:
+                fail(
+                    f"Rotation {name} with {self.query.shape[3]} angles a token, as the query has",
+                    shape_of(x),
+                    "Queries and keys rotate the same dimensions.",
+                )
+        if self.key is None and self.key_magnitude is not None:
+            fail("no key magnitude where keys come rotated", shape_of(self.key_magnitude), "Apply it with rotate().")
 
     def narrow(self, queries: slice, keys: slice) -> Rotation:
         def cut(x: Tensor | None, part: slice) -> Tensor | None:
@@ -141,8 +153,7 @@ class QueryBias(Term):
     u: Float[Tensor, "H D"]
 
     def __post_init__(self) -> None:
-        if _is_concrete(self.u):
-            _heads_first(self.u, "QueryBias u", "D")
+        _heads_first(self.u, "QueryBias u", "D")
 
 
 Side = Literal["query", "key", "value"]
@@ -169,26 +180,29 @@ class LineVectors(Term):
         bias: `[1 or H, D]`, added to q or k in this product only (Transformer-XL's v).
     """
 
-    vectors: Float[Tensor, "H R D"]
-    index: Int[Tensor, L] | None
+    vectors: Float[Tensor, "#H R D"]
+    index: Int[Tensor, " L"] | None
     lines: Lines
     side: Side = static()
     scaled: bool = static(default=True)
-    bias: Float[Tensor, "H D"] | None = None
+    bias: Float[Tensor, "#H D"] | None = None
 
     def __post_init__(self) -> None:
-        if not _is_concrete(self.vectors):
-            return
         _heads_first(self.vectors, "LineVectors vectors", "R, D")
+        _require_lines(self.lines, "LineVectors")
         require_choice(self.side, "side", ("query", "key", "value"))
-        if self.index is not None and self.index.shape != (self.lines.length,):
-            fail(
-                f"LineVectors index of shape [{self.lines.length}]",
-                shape_of(self.index),
-                "Give one row number for each entry of the line.",
-            )
-        if self.side == "value" and self.bias is not None:
-            fail("no bias beside value vectors", shape_of(self.bias), "A bias meets queries or keys only.")
+        if self.index is not None:
+            whole = isinstance(self.index, Tensor) and not self.index.is_floating_point()
+            if not whole or self.index.dtype == torch.bool or self.index.shape != (self.lines.length,):
+                fail(
+                    f"LineVectors index of integers of shape [{self.lines.length}]",
+                    shape_of(self.index),
+                    "Give one row number for each entry of the line.",
+                )
+        if self.bias is not None:
+            if self.side == "value":
+                fail("no bias beside value vectors", shape_of(self.bias), "A bias meets queries or keys only.")
+            _heads_first(self.bias, "LineVectors bias", "D")
 
     def narrow(self, queries: slice, keys: slice) -> LineVectors:
         return replace(self, lines=self.lines.narrow(queries, keys))
@@ -207,16 +221,18 @@ class AxisVectors(Term):
         lines: one an axis, as `core.axis_lines` makes them.
     """
 
-    vectors: tuple[Float[Tensor, "H _ D"], ...]
+    vectors: tuple[Float[Tensor, "#H _ D"], ...]
     lines: tuple[Lines, ...]
 
     def __post_init__(self) -> None:
-        if not all(_is_concrete(vectors) for vectors in self.vectors):
-            return
+        if not isinstance(self.vectors, tuple) or not isinstance(self.lines, tuple):
+            came = f"{shape_of(self.vectors)} and {shape_of(self.lines)}"
+            fail("AxisVectors vectors and lines as tuples", came, "Give one of each an axis.")
         if len(self.vectors) != len(self.lines):
             fail("as many vectors as lines", f"{len(self.vectors)} and {len(self.lines)}", "Give one of each an axis.")
-        for vectors in self.vectors:
+        for vectors, lines in zip(self.vectors, self.lines, strict=True):
             _heads_first(vectors, "AxisVectors vectors", "R, D")
+            _require_lines(lines, "AxisVectors")
 
     def narrow(self, queries: slice, keys: slice) -> AxisVectors:
         return replace(self, lines=tuple(lines.narrow(queries, keys) for lines in self.lines))
@@ -232,12 +248,10 @@ class LowRank(Term):
         key: `[1 or H, M, R]`.
     """
 
-    query: Float[Tensor, "H N R"]
-    key: Float[Tensor, "H M R"]
+    query: Float[Tensor, "#H N R"]
+    key: Float[Tensor, "#H M R"]
 
     def __post_init__(self) -> None:
-        if not _is_concrete(self.query):
-            return
         _heads_first(self.query, "LowRank query", "N, R")
         _heads_first(self.key, "LowRank key", "M, R")
         if self.query.shape[2] != self.key.shape[2]:
@@ -259,8 +273,6 @@ class DenseBias(Term):
     bias: Float[Tensor, "#B #H N M"]
 
     def __post_init__(self) -> None:
-        if not _is_concrete(self.bias):
-            return
         require_tensor(self.bias, "DenseBias bias", dims=4)
         if not self.bias.is_floating_point():
             fail("a floating-point DenseBias", shape_of(self.bias), "For a boolean mask use Mask.")
@@ -288,6 +300,12 @@ class RowRule(Term):
     parameters: tuple[Tensor, ...] = ()
     offset: int = static(default=0)
 
+    def __post_init__(self) -> None:
+        if not callable(self.rule):
+            fail("a function as RowRule's rule", shape_of(self.rule), "See the docstring for what it receives.")
+        if not isinstance(self.parameters, tuple) or not all(isinstance(x, Tensor) for x in self.parameters):
+            fail("RowRule parameters as a tuple of tensors", shape_of(self.parameters), "Write parameters=(tensor,).")
+
     def narrow(self, queries: slice, keys: slice) -> RowRule:
         """Only rows can be cut: the rule sees all keys."""
         if keys.start not in (None, 0):
@@ -299,7 +317,16 @@ class RowRule(Term):
     ) -> Float[Tensor, "#B #H n M"]:
         """The bias of the rows."""
         shifted = slice(rows.start + self.offset, rows.stop + self.offset)
-        return self.rule(q, k, allowed, shifted, *self.parameters)
+        bias = self.rule(q, k, allowed, shifted, *self.parameters)
+        (batch, heads, n, _), m = q.shape, k.shape[2]
+        shapes = [(b, h, n, m) for b in (1, batch) for h in (1, heads)]
+        if not isinstance(bias, Tensor) or tuple(bias.shape) not in shapes:
+            fail(
+                f"a RowRule's rule to return [1 or {batch}, 1 or {heads}, {n}, {m}]",
+                shape_of(bias),
+                "Return one number for each of the rows and every key.",
+            )
+        return bias
 
 
 @register
@@ -309,92 +336,41 @@ class Scale(Term):
 
     value: float = static()
 
+    def __post_init__(self) -> None:
+        require_number(self.value, "Scale", "above 0", "Leave the term out for 1/sqrt(head width).")
+
+    def join(self, other: Self) -> Scale:
+        """Equal scales are one; different ones contradict each other."""
+        if self.value != other.value:
+            fail(
+                "one scale",
+                f"{self.value} and {other.value} from two terms",
+                "Keep one of the two mechanisms that set a scale.",
+            )
+        return self
+
 
 @register
 @dataclass(frozen=True)
-class Softcap(Term):
+class Softcap(Single):
     """Bounds the scaled content product: `cap * tanh(x / cap)` (Gemma 2). At most one."""
 
     cap: float = static()
 
     def __post_init__(self) -> None:
-        if not self.cap > 0:
-            fail("a Softcap above 0", repr(self.cap), "Leave the term out to have no cap.")
+        require_number(self.cap, "Softcap", "above 0", "Leave the term out to have no cap.")
 
 
 @register
 @dataclass(frozen=True)
-class Sinks(Term):
+class Sinks(Single):
     """Adds `exp(logits[h])` to the softmax's denominator: attention that goes nowhere. At most one.
 
     Attributes:
         logits: `[H]`.
     """
 
-    logits: Float[Tensor, H]
+    logits: Float[Tensor, " H"]
 
     def __post_init__(self) -> None:
-        if _is_concrete(self.logits):
-            require_tensor(self.logits, "Sinks logits", dims=1)
-
-
-T = TypeVar("T", bound=Term)
-
-
-@register
-@dataclass(frozen=True, init=False)
-class Terms:
-    """An ordered collection of terms that do not contradict one another. `Terms()` says nothing."""
-
-    items: tuple[Term, ...]
-
-    def __init__(self, *terms: Term) -> None:
-        joined: list[Term] = []
-        for term in terms:
-            _join(joined, term)
-        object.__setattr__(self, "items", tuple(joined))
-
-    def __iter__(self) -> Iterator[Term]:
-        return iter(self.items)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __add__(self, other: Term | Terms) -> Terms:
-        return Terms(*self, *((other,) if isinstance(other, Term) else other))
-
-    def of(self, kind: type[T]) -> tuple[T, ...]:
-        """The terms of one kind, in order."""
-        return tuple(term for term in self.items if isinstance(term, kind))
-
-    def one(self, kind: type[T]) -> T | None:
-        """The term of a kind that occurs at most once."""
-        return next(iter(self.of(kind)), None)
-
-    def narrow(self, queries: slice, keys: slice) -> Terms:
-        """The same terms for some consecutive queries and keys: one step of decoding, a block, a shard."""
-        return Terms(*(term.narrow(queries, keys) for term in self))
-
-
-def _join(joined: list[Term], term: Term) -> None:
-    """Append `term`, or fold it into an earlier one, or raise where they contradict."""
-    if not isinstance(term, Term):
-        fail("terms (LineBias, Rotation, ...)", shape_of(term), "Call mechanism.terms(queries, keys) first.")
-    for place, other in enumerate(joined):
-        if type(other) is not type(term):
-            continue
-        if isinstance(term, LineBias) and isinstance(other, LineBias):
-            if other.lines.same_structure(term.lines):
-                joined[place] = LineBias(other.values + term.values, other.lines)
-                return
-        elif isinstance(term, Scale) and isinstance(other, Scale):
-            if term.value != other.value:
-                fail(
-                    "one scale",
-                    f"{other.value} and {term.value} from two terms",
-                    "Drop one, or pass scale= to attention, which beats both.",
-                )
-            return
-        elif isinstance(term, Rotation | Softcap | Sinks):
-            fail(f"at most one {type(term).__name__}", "two", "Compose mechanisms so that only one brings it.")
-    joined.append(term)
+        require_floating(self.logits, "Sinks logits", dims=1)

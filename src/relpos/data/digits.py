@@ -60,7 +60,7 @@ class Digits(Task):
         self.patch_size = (_PATCH, _PATCH)
 
     @cached_property
-    def _splits(self) -> dict[str, tuple[Float[Tensor, "n 8 8"], Int[Tensor, n]]]:
+    def _splits(self) -> dict[str, tuple[Float[Tensor, "n 8 8"], Int[Tensor, " n"]]]:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
 
@@ -84,7 +84,7 @@ class Digits(Task):
     def sizes(self) -> dict[str, int]:
         return {name: len(labels) for name, (_, labels) in self._splits.items()}
 
-    def batches(self, batch_size: int, seed: int) -> Iterator[tuple[Float[Tensor, "B C height width"], Int[Tensor, B]]]:
+    def batches(self, batch_size: int, seed: int) -> Iterator[tuple[Float[Tensor, "B C height width"], Int[Tensor, " B"]]]:
         digits, labels = self._splits["train"]
         middle = (_CANVAS - _DIGIT) // 2
         everywhere = torch.stack([_place(digits, _CANVAS, *offset) for offset in _cell(middle)])
@@ -135,7 +135,7 @@ class Digits(Task):
         ]
         return (test, *shifts, *canvases)
 
-    def examples(self, probe: Probe, split: Split) -> tuple[Float[Tensor, "n trials C height width"], Int[Tensor, n]]:
+    def examples(self, probe: Probe, split: Split) -> tuple[Float[Tensor, "n trials C height width"], Int[Tensor, " n"]]:
         digits, labels = self._splits[split]
         canvas = probe.image_size[0]
         if probe.variant == "anywhere":

@@ -10,9 +10,9 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.attention import attention, attention_weights
+from relpos.attention import attention, attention_weights, require_backend
 from relpos.core import Coordinates, DenseBias, Mask, Sequence, Term, Terms
-from relpos.core.checks import fail, require_int, require_probability
+from relpos.core.checks import fail, require_floating, require_int, require_probability, require_tokens, shape_of
 from relpos.position import Mechanism
 
 
@@ -28,6 +28,9 @@ class ScaledDotProductAttention(nn.Module):
     def __init__(self, dropout: float = 0.0, scale: bool = True, backend: str = "auto") -> None:
         super().__init__()
         require_probability(dropout, "dropout")
+        require_backend(backend)
+        if not isinstance(scale, bool):
+            fail("scale to be True or False", shape_of(scale), "For another factor pass position=Scale(factor).")
         self.dropout, self.scale, self.backend = dropout, scale, backend
 
     def forward(
@@ -49,6 +52,7 @@ class ScaledDotProductAttention(nn.Module):
         if relative_position_bias is not None:
             if position is not None:
                 fail("relative_position_bias or position", "both", "Terms add up: position = terms + DenseBias(bias).")
+            require_floating(relative_position_bias, "relative_position_bias", dims=3)
             position = DenseBias(relative_position_bias[None])
         output = attention(
             q,
@@ -101,6 +105,9 @@ class MultiHeadAttention(nn.Module):
             fail("num_heads to be a multiple of num_kv_heads", f"{num_heads} and {num_kv_heads}", "Change one of them.")
         require_probability(attn_drop, "attn_drop")
         require_probability(proj_drop, "proj_drop")
+        require_backend(backend)
+        if position is not None and not isinstance(position, Mechanism):
+            fail("position to be a mechanism", shape_of(position), "Build it first; terms are passed in the call.")
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, dim // num_heads
         self.attn_drop, self.backend = attn_drop, backend
         self.qkv = nn.Linear(dim, (num_heads + 2 * num_kv_heads) * self.head_dim, bias=qkv_bias)
@@ -111,6 +118,7 @@ class MultiHeadAttention(nn.Module):
     def _heads(
         self, x: Float[Tensor, "B N E"]
     ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B G N D"], Float[Tensor, "B G N D"]]:
+        require_tokens(x, self.qkv.in_features, self.qkv.weight.device)
         counts = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
         q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2).split(counts, dim=1)
         return q, k, v
@@ -122,6 +130,8 @@ class MultiHeadAttention(nn.Module):
             if coordinates is not None:
                 fail("coordinates only in a layer with a mechanism of its own", "no mechanism", "Pass position=terms.")
             return position
+        if position is not None and not isinstance(position, Term | Terms):
+            fail("position= to be terms beside a layer's own mechanism", shape_of(position), "Call its terms() first.")
         own = self.position.terms(Sequence(x.shape[1]) if coordinates is None else coordinates)
         return own if position is None else own + position
 

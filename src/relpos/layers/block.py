@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Mask, Term, Terms
+from relpos.core.checks import require_int, require_number, require_tokens
 from relpos.layers.attention import MultiHeadAttention
 from relpos.layers.mlp import Mlp
 from relpos.position import Mechanism
@@ -35,6 +36,8 @@ class TransformerBlock(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
+        require_int(dim, "dim", at_least=1)
+        require_number(mlp_ratio, "mlp_ratio", "above 0", "It is the MLP's hidden width over dim.")
         self.norm1 = nn.LayerNorm(dim)
         self.attn = MultiHeadAttention(
             dim,
@@ -58,6 +61,7 @@ class TransformerBlock(nn.Module):
         mask: Mask | None = None,
     ) -> Float[Tensor, "B N E"]:
         """Tokens after the block; arguments as `MultiHeadAttention.forward` takes them."""
+        require_tokens(x, self.norm2.normalized_shape[0], self.norm2.weight.device)
         x = x + self.attn(self.norm1(x), position=position, coordinates=coordinates, mask=mask)
         x = x + self.mlp(self.norm2(x))
         return x

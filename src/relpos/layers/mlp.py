@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.core.checks import require_int, require_probability
+from relpos.core.checks import require_int, require_probability, require_tokens
 
 
 class Mlp(nn.Module):
@@ -28,6 +28,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden_features, in_features)
 
     def forward(self, x: Float[Tensor, "B N E"]) -> Float[Tensor, "B N E"]:
+        require_tokens(x, self.fc1.in_features, self.fc1.weight.device)
         x = self.drop(self.act(self.fc1(x)))
         x = self.drop(self.fc2(x))
         return x

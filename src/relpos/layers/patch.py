@@ -6,15 +6,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Grid
-from relpos.core.checks import fail, require_int
+from relpos.core.checks import fail, require_device, require_int, shape_of
 
 
 def pair(size: int | tuple[int, int], name: str) -> tuple[int, int]:
     """A size given as one number or as (rows, columns), as the latter."""
-    rows, columns = (size, size) if isinstance(size, int) else tuple(size)
-    require_int(rows, name, at_least=1)
-    require_int(columns, name, at_least=1)
-    return rows, columns
+    both = (size, size) if isinstance(size, int) else size
+    if not isinstance(both, tuple | list) or len(both) != 2:
+        fail(f"{name} to be one integer or (rows, columns)", shape_of(size), f"Pass {name}=16 or {name}=(16, 24).")
+    for side in both:
+        require_int(side, name, at_least=1)
+    return both[0], both[1]
 
 
 class PatchEmbedding(nn.Module):
@@ -58,12 +60,15 @@ class PatchEmbedding(nn.Module):
         return Grid(rows // self.patch_size[0], columns // self.patch_size[1], prefix=prefix)
 
     def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N E"]:
-        if images.dim() != 4 or images.shape[1] != self.proj.in_channels:
+        channels = self.proj.in_channels
+        shaped = isinstance(images, Tensor) and images.dim() == 4 and images.shape[1] == channels
+        if not shaped or not images.is_floating_point():
             fail(
-                f"images of shape [B, {self.proj.in_channels}, rows, columns]",
-                str(tuple(images.shape)),
-                "Check in_chans.",
+                f"floating-point images of shape [B, {channels}, rows, columns]",
+                shape_of(images),
+                "Check in_chans, and convert bytes to numbers from 0 to 1.",
             )
+        require_device(images, "images", self.proj.weight.device, "Move the images or the model with .to(device).")
         self.grid((images.shape[2], images.shape[3]))
         tokens: Tensor = self.proj(images).flatten(2).transpose(1, 2)
         return tokens

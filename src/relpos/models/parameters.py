@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from relpos.core.checks import fail, shape_of
 from relpos.layers import Mlp, MultiHeadAttention, PatchEmbedding
 from relpos.position import Mechanism
 
@@ -35,6 +36,8 @@ def count_parameters(model: nn.Module) -> dict[str, Count]:
     Parts: "patch embedding", "prefix tokens", "position", "attention qkv", "attention projection", "mlp", "norm",
     "head", and "other".
     """
+    if not isinstance(model, nn.Module):
+        fail("a module to count", shape_of(model), "Build the model first.")
     counts: dict[str, Count] = {}
     seen: set[nn.Parameter] = set()
 

@@ -25,6 +25,7 @@ from relpos.core.checks import fail, require_choice, require_int, require_probab
 from relpos.layers import PatchEmbedding, TransformerBlock
 from relpos.layers.patch import pair
 from relpos.position import Mechanism, Site, Sum, find
+from relpos.position.mechanism import require_std
 
 PositionChoice = str | Callable[[Site], Mechanism] | None
 
@@ -78,6 +79,7 @@ class VisionTransformer(nn.Module):
         require_int(reg_tokens, "reg_tokens", at_least=0)
         require_probability(drop_rate, "drop_rate")
         require_probability(pos_drop_rate, "pos_drop_rate")
+        require_std(position_init_std, "position_init_std")
         if global_pool == "token" and not class_token:
             fail("a class token to pool", "class_token=False", 'Use global_pool="avg" or "max".')
         self.global_pool, self.shared_position = global_pool, shared_position
@@ -113,6 +115,9 @@ class VisionTransformer(nn.Module):
             init_std=position_init_std,
         )
         built = [build(site) for _ in range(1 if shared_position else depth)]
+        for one in built:
+            if not isinstance(one, Mechanism):
+                fail("position to return a mechanism for a Site", shape_of(one), "Return a relpos.Mechanism.")
         self.token_position = Sum(part for part in built[0].parts() if part.acts_on_tokens)
         self.attention_position = nn.ModuleList(
             Sum(part for part in one.parts() if part.acts_in_attention) for one in built

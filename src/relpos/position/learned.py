@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, Grid, Positions, Sequence, lookup
-from relpos.core.checks import fail, require_int
-from relpos.position.mechanism import Mechanism, Site
+from relpos.core import Coordinates, Grid, Positions, Sequence, lookup, require_coordinates
+from relpos.core.checks import fail, require_device, require_int, shape_of
+from relpos.position.mechanism import Mechanism, Site, require_std
 from relpos.position.preset import Preset
 
 
@@ -58,7 +58,12 @@ class LearnedPositionEmbedding(Mechanism):
         require_int(prefix, "prefix", at_least=0)
         if (seq_len is None) == (grid_size is None):
             fail("one of seq_len and grid_size", f"{seq_len} and {grid_size}", "Give the one that the tokens have.")
-        self.sizes = tuple(Grid(*grid_size).sizes) if grid_size is not None else (Sequence(seq_len or 0).length,)
+        require_std(init_std)
+        if grid_size is None:
+            require_int(seq_len, "seq_len", at_least=1)
+        elif not isinstance(grid_size, tuple | list):
+            fail("grid_size to be (rows, columns) or more axes", shape_of(grid_size), "Pass a tuple of integers.")
+        self.sizes = (seq_len,) if grid_size is None else tuple(Grid(*grid_size).sizes)
         self.is_grid = grid_size is not None
         self.prefix = prefix
         self.pos_embed = nn.Parameter(torch.empty(1, prefix + math.prod(self.sizes), embed_dim))
@@ -83,15 +88,22 @@ class LearnedPositionEmbedding(Mechanism):
         Raises:
             ValueError: a grid unlike the one built for, a place beyond the last, another prefix.
         """
+        require_coordinates(coordinates, "coordinates")
         if coordinates.prefix != self.prefix:
             fail(f"coordinates with a prefix of {self.prefix}", repr(coordinates), "Build it with prefix=.")
-        if x.shape[1] != coordinates.count or x.shape[2] != self.pos_embed.shape[2]:
+        wanted = (coordinates.count, self.pos_embed.shape[2])
+        tokens = isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 3
+        if not tokens or tuple(x.shape[1:]) != wanted:
             fail(
-                f"tokens of shape [B, {coordinates.count}, {self.pos_embed.shape[2]}]",
-                str(tuple(x.shape)),
+                f"floating-point tokens of shape [B, {wanted[0]}, {wanted[1]}]",
+                shape_of(x),
                 "Coordinates count the prefix too.",
             )
-        return x + self._vectors(coordinates).to(x.dtype)
+        require_device(x, "tokens", self.pos_embed.device, "Move the tokens or the mechanism with .to(device).")
+        vectors = self._vectors(coordinates)
+        if vectors.shape[0] not in (1, x.shape[0]):
+            fail(f"coordinates for a batch of {x.shape[0]}", repr(coordinates), "Give one row, or one an element.")
+        return x + vectors.to(x.dtype)
 
     def _vectors(self, coordinates: Coordinates) -> Float[Tensor, "_ N E"]:
         if self.is_grid and isinstance(coordinates, Grid):
@@ -106,7 +118,9 @@ class LearnedPositionEmbedding(Mechanism):
             fail(built, came, "Resize it first: mechanism.resize(size).")
         prefix, rest = self.pos_embed[:, : self.prefix], self.pos_embed[:, self.prefix :]
         if isinstance(places, Positions):
-            tokens = places.tokens(self.device)[..., 0]
+            if places.values.is_floating_point():
+                fail("integer coordinates", repr(places), "A place between two has no learned vector; round them.")
+            tokens = places.tokens(self.device)[..., 0].long()
             chosen = lookup(rest[0], tokens if tokens.dim() == 2 else tokens[None])
             return torch.cat([prefix.expand(chosen.shape[0], -1, -1), chosen], dim=1)
         return torch.cat([prefix, rest[:, low : high + 1]], dim=1)
@@ -117,9 +131,15 @@ class LearnedPositionEmbedding(Mechanism):
         Raises:
             ValueError: another number of axes, or more than two.
         """
-        sizes = (size,) if isinstance(size, int) else tuple(size)
-        if len(sizes) != len(self.sizes) or len(sizes) > 2 or self.is_grid != (not isinstance(size, int)):
-            fail(f"a size like {self.sizes if self.is_grid else self.sizes[0]}", str(size), "Keep the number of axes.")
+        several = isinstance(size, tuple | list)
+        sizes = tuple(size) if isinstance(size, tuple | list) else (size,)
+        if len(sizes) != len(self.sizes) or self.is_grid != several:
+            wanted = self.sizes if self.is_grid else self.sizes[0]
+            fail(f"a size like {wanted}", shape_of(size), "Keep the number of axes.")
+        if len(sizes) > 2:
+            fail("at most two axes to resize", shape_of(size), "Interpolate pos_embed yourself and load it.")
+        for one in sizes:
+            require_int(one, "each size to resize to", at_least=1)
         resized = copy.deepcopy(self)
         prefix, rest = self.pos_embed.detach().split([self.prefix, math.prod(self.sizes)], dim=1)
         image = rest.float().unflatten(1, self.sizes).movedim(-1, 1)

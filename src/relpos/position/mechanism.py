@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, Kind, LineBias, Offsets, Terms, at_least_float32, lines
-from relpos.core.checks import fail, shape_of
+from relpos.core import Coordinates, Kind, LineBias, Offsets, Terms, at_least_float32, lines, require_coordinates
+from relpos.core.checks import fail, require_int, require_number, shape_of
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,19 @@ class Site:
     keys: Coordinates | None = None
     causal: bool = False
     init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name in ("num_heads", "head_dim", "embed_dim"):
+            require_int(getattr(self, name), f"Site {name}", at_least=1)
+        require_coordinates(self.queries, "Site queries")
+        if self.keys is not None:
+            require_coordinates(self.keys, "Site keys")
+        require_std(self.init_std)
+
+
+def require_std(x: object, name: str = "init_std") -> None:
+    """Raise unless `x` can be the standard deviation that a learned table starts from."""
+    require_number(x, name, "of at least 0", "Pass 0.0 to start from zeros.")
 
 
 class Mechanism(nn.Module):
@@ -151,11 +164,20 @@ class OffsetBias(Mechanism):
         return None
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        require_coordinates(queries, "queries")
+        if keys is not None:
+            require_coordinates(keys, "keys")
         if self.axes == 1:
             queries, keys = queries.raster(), None if keys is None else keys.raster()
         line = lines(queries, keys, device=self.device)
         offsets = line.offsets()
         values = self.bias(offsets)
+        if not isinstance(values, Tensor) or values.dim() != 2 or values.shape[1] != line.length:
+            fail(
+                f"{type(self).__name__}.bias to return [heads, {line.length}]",
+                shape_of(values),
+                "Return one value a head for each entry of offsets.kind.",
+            )
         if line.length != line.layout.tokens:
             own = self.prefix_bias()
             three = values.new_zeros(values.shape[0], 3) if own is None else own

@@ -24,9 +24,20 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, Grid, Offsets, Sequence, Terms, at_least_float32, expand, lines, lookup
-from relpos.core.checks import fail, require_choice, require_int
-from relpos.position.mechanism import Mechanism, OffsetBias, Site
+from relpos.core import (
+    Coordinates,
+    Grid,
+    Offsets,
+    Sequence,
+    Terms,
+    at_least_float32,
+    expand,
+    lines,
+    lookup,
+    require_coordinates,
+)
+from relpos.core.checks import fail, require_choice, require_int, shape_of
+from relpos.position.mechanism import Mechanism, OffsetBias, Site, require_std
 from relpos.position.preset import Preset
 
 
@@ -37,7 +48,15 @@ def get_relative_position_index_1d(seq_len: int) -> Int[Tensor, "N N"]:
 
 def get_relative_position_index_2d(window_size: tuple[int, int]) -> Int[Tensor, "N N"]:
     """`index[i, j] = (d_row + Wh - 1) * (2 Ww - 1) + d_col + Ww - 1`: Swin's index."""
+    _require_window(window_size)
     return lines(Grid(*window_size)).index()
+
+
+def _require_window(window_size: object) -> None:
+    if not isinstance(window_size, tuple | list) or len(window_size) != 2:
+        fail("window_size to be (rows, columns)", shape_of(window_size), "Pass two integers.")
+    for size in window_size:
+        require_int(size, "each size of window_size", at_least=1)
 
 
 class RelativePositionBias(OffsetBias):
@@ -88,8 +107,11 @@ class RelativePositionBias(OffsetBias):
                 f"window_size={window_size!r}, seq_len={seq_len!r}",
                 f"Pass {wanted}= alone.",
             )
-        if bias_type == "2d" and (not isinstance(window_size, tuple | list) or len(window_size) != 2):
-            fail("window_size to be (rows, columns)", repr(window_size), "Pass two integers.")
+        if bias_type == "2d":
+            _require_window(window_size)
+        else:
+            require_int(seq_len, "seq_len", at_least=1)
+        require_std(init_std)
         self.num_heads = num_heads
         self.bias_type = bias_type
         self.prefix = prefix
@@ -137,6 +159,13 @@ class RelativePositionBias(OffsetBias):
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *arguments: object) -> None:
         state_dict.pop(f"{prefix}relative_position_index", None)  # Swin and BEiT checkpoints carry it; ours is computed
+        table = state_dict.get(f"{prefix}relative_position_bias_table")
+        if table is not None and table.shape != self.relative_position_bias_table.shape:
+            fail(
+                f"a relative_position_bias_table of shape {tuple(self.relative_position_bias_table.shape)}",
+                shape_of(table),
+                "Build the bias with the size, prefix and heads it was trained at, load, then resize(size).",
+            )
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
@@ -157,6 +186,9 @@ class RelativePositionBias(OffsetBias):
         return at_least_float32(self.relative_position_bias_table)[-3:].T if self.prefix else None
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        require_coordinates(queries, "queries")
+        if keys is not None:
+            require_coordinates(keys, "keys")
         if self.bias_type == "1d":
             queries, keys = queries.raster(), None if keys is None else keys.raster()
         for coordinates in (queries, queries if keys is None else keys):
@@ -184,9 +216,11 @@ class RelativePositionBias(OffsetBias):
         Raises:
             ValueError: another number of axes.
         """
-        sizes = (size,) if isinstance(size, int) else tuple(size)
+        sizes = tuple(size) if isinstance(size, tuple | list) else (size,)
         if len(sizes) != len(self.sizes):
-            fail(f"a size like {self.sizes}", str(size), "Keep the number of axes.")
+            fail(f"a size like {self.sizes}", shape_of(size), "Keep the number of axes.")
+        for one in sizes:
+            require_int(one, "each size to resize to", at_least=1)
         resized = copy.deepcopy(self)
         resized.sizes = Grid(*sizes).sizes
         table = self.relative_position_bias_table.detach()

@@ -86,7 +86,7 @@ def resolve_device(device: str) -> torch.device:
 @torch.no_grad()
 def predict(
     model: nn.Module, images: Float[Tensor, "n C height width"], device: torch.device, batch_size: int = 256
-) -> Int[Tensor, n]:
+) -> Int[Tensor, " n"]:
     """The most likely class of every image; the model is left in evaluation mode."""
     model.eval()
     return torch.cat([model(batch.to(device)).argmax(dim=-1).cpu() for batch in images.split(batch_size)])

@@ -1,0 +1,93 @@
+"""How terms come together: `a + b`, and where contradictions show.
+
+`Terms` is an ordered, immutable collection. Each kind of term says in `join` what it and another of its kind are
+together: two rotations, two soft caps, two sinks or two different scales raise; line biases on the same lines are added
+into one; the others stand side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NoReturn, Self, TypeVar
+
+from relpos.core.checks import fail, shape_of
+from relpos.core.tree import register
+
+
+class Term:
+    """Base of the terms. `a + b` joins terms into `Terms`."""
+
+    def __add__(self, other: Term | Terms) -> Terms:
+        return Terms(self) + other
+
+    def narrow(self, queries: slice, keys: slice) -> Term:
+        """The same term for some consecutive queries and keys."""
+        return self
+
+    def join(self, other: Self) -> Term | None:
+        """What this term and a later one of its kind are together, or None where both stand side by side.
+
+        Raises:
+            ValueError: the two contradict each other.
+        """
+        return None
+
+
+class Single(Term):
+    """A term that may occur once."""
+
+    def join(self, other: Self) -> NoReturn:
+        """Two of them contradict each other, equal or not."""
+        fail(f"at most one {type(self).__name__}", "two", "Compose mechanisms so that only one brings it.")
+
+
+T = TypeVar("T", bound=Term)
+
+
+@register
+@dataclass(frozen=True, init=False)
+class Terms:
+    """An ordered collection of terms that do not contradict one another. `Terms()` says nothing."""
+
+    items: tuple[Term, ...]
+
+    def __init__(self, *terms: Term) -> None:
+        joined: list[Term] = []
+        for term in terms:
+            _join(joined, term)
+        object.__setattr__(self, "items", tuple(joined))
+
+    def __iter__(self) -> Iterator[Term]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __add__(self, other: Term | Terms) -> Terms:
+        return Terms(*self, *(other if isinstance(other, Terms) else (other,)))
+
+    def of(self, kind: type[T]) -> tuple[T, ...]:
+        """The terms of one kind, in order."""
+        return tuple(term for term in self.items if isinstance(term, kind))
+
+    def one(self, kind: type[T]) -> T | None:
+        """The term of a kind that occurs at most once."""
+        return next(iter(self.of(kind)), None)
+
+    def narrow(self, queries: slice, keys: slice) -> Terms:
+        """The same terms for some consecutive queries and keys: one step of decoding, a block, a shard."""
+        return Terms(*(term.narrow(queries, keys) for term in self))
+
+
+def _join(joined: list[Term], term: Term) -> None:
+    """Append `term`, or fold it into an earlier one, or raise where they contradict."""
+    if not isinstance(term, Term):
+        fail("terms (LineBias, Rotation, ...)", shape_of(term), "Call mechanism.terms(queries, keys) first.")
+    for place, other in enumerate(joined):
+        if type(other) is type(term):
+            together = other.join(term)
+            if together is not None:
+                joined[place] = together
+                return
+    joined.append(term)

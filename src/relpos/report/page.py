@@ -1,0 +1,261 @@
+"""`report.html`: the comparison as one page that needs nothing but itself, no network, no server, no second file.
+
+The words, the tables and the pictures are made here and stand in the page as HTML and SVG; the curves are data (JSON in
+a script element) that the vendored uPlot draws. Without scripts everything but the curves can be read.
+"""
+
+import json
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from relpos.report.charts import robustness_charts, training_charts
+from relpos.report.palette import style
+from relpos.report.plots import attention_svgs, learned_svgs
+from relpos.report.results import (
+    Contender,
+    Results,
+    check_results,
+    cost,
+    largest_canvas,
+    largest_shift,
+    outcomes,
+    positions,
+    probes,
+    runs,
+    token_counts,
+)
+from relpos.report.statistics import RESAMPLES
+from relpos.report.table import Column, ComparisonTable, build_table
+from relpos.report.verdict import ProbeVerdict, judge
+from relpos.report.wording import (
+    QUICK,
+    bounds,
+    cautions,
+    headline,
+    listed,
+    percent,
+    place,
+    points,
+    sentences,
+    unmeasured_words,
+)
+
+HERE = Path(__file__).parent
+OPEN_AT_MOST = 4
+"""How many mechanisms' pictures stand open; the others wait behind their names."""
+STANDINGS_AT_MOST = 6
+"""How many contenders of a probe stand open."""
+
+
+def write_report(results: Results, path: str | Path) -> None:
+    """Write the page. A reader never sees half of it: it is written beside `path` and then put in its place."""
+    path = Path(path)
+    page = build_page(results)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=".report", delete=False) as file:
+        file.write(page)
+    try:
+        # A temporary file is its owner's alone; the page may be read by whoever may read a new file here.
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(file.name, 0o666 & ~mask)
+        os.replace(file.name, path)
+    except OSError:
+        os.unlink(file.name)
+        raise
+
+
+def build_page(results: Results) -> str:
+    """The page as text. Raises `ResultsError` for a schema it does not know. Equal results give an equal page."""
+    check_results(results)
+    environment = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(percent=percent, points=points, bounds=bounds, sourced=sourced)
+    return environment.get_template("report.html.j2").render(_context(results))
+
+
+def script_json(value: object) -> Markup:
+    """JSON for a script element: nothing in the data can end the element or open a comment in it."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def sourced(text: str) -> Markup:
+    """A mechanism's source with its addresses and arXiv numbers as links, which only a reader's click follows."""
+    found = re.split(r"(https?://[^\s<>\"')]+|arXiv:\d{4}\.\d{4,5})", text)
+    parts = []
+    for part in found:
+        if part.startswith(("http://", "https://", "arXiv:")):
+            address = part if part.startswith("http") else f"https://arxiv.org/abs/{part.removeprefix('arXiv:')}"
+            parts.append(Markup('<a href="{}" rel="noreferrer">{}</a>').format(address, part))
+        else:
+            parts.append(escape(part))
+    return Markup("").join(parts)
+
+
+def command_line(results: Results) -> str:
+    """The command that asks for this comparison again."""
+    settings = results["settings"]
+    words = ["relpos", "compare", "--task", settings["task"], "--positions", ",".join(settings["positions"])]
+    words += ["--seeds", str(settings["seeds"])]
+    # Quick has its own number of steps; asking for both would say the same twice.
+    words += ["--quick"] if settings["quick"] else ["--steps", str(settings["recipe"]["steps"])]
+    words += ["--device", settings["device"], "--precision", settings["precision"], "--out", "DIR"]
+    return shlex.join(str(word) for word in words)
+
+
+def citation(results: Results) -> str:
+    """One line that says which program, which comparison, and where it ran."""
+    settings, environment = results["settings"], results["environment"]
+    seeds = settings["seeds"]
+    return (
+        f"relpos {environment['relpos']}, comparison of {', '.join(settings['positions'])} on "
+        f"{results['task']['title']} ({seeds} seed{'s' if seeds != 1 else ''}, {settings['recipe']['steps']} steps"
+        f"{', quick run' if settings['quick'] else ''}), PyTorch {environment['torch']}, {environment['processor']}."
+    )
+
+
+def _context(results: Results) -> dict[str, Any]:
+    verdict = judge(results)
+    spoken = sentences(verdict)
+    table = build_table(results)
+    canvas, shift = largest_canvas(results), largest_shift(results)
+    chosen = [c for c in table.group("canvas") if canvas is not None and c.key == canvas["id"]]
+    ranked = [row.position for row in table.rows]
+    main_columns = [
+        *table.group("name", "parameters", "test", "shift"),
+        *chosen,
+        *table.group("x1", "step", "memory"),
+    ]
+    return {
+        "results": results,
+        "settings": results["settings"],
+        "task": results["task"],
+        "environment": results["environment"],
+        "headline": headline(verdict),
+        # The page says that a run was quick in a banner of its own, above everything.
+        "cautions": [caution for caution in cautions(verdict) if caution != QUICK],
+        "sentences": spoken,
+        "verdict": verdict,
+        "standings": [_standings(results, probe) for probe in verdict.probes if probe.standings],
+        "table": table,
+        "main_columns": main_columns,
+        "gaps": _gaps(table, main_columns),
+        "canvas_columns": [*table.group("name"), *table.group("canvas")] if table.group("canvas") else [],
+        "sorted_by": shift["id"] if shift is not None else "test",
+        "robustness": (robustness := robustness_charts(results)),
+        "training": (training := training_charts(results)),
+        "chart_data": script_json({"robustness": robustness, "training": training}),
+        "learned": _learned(results, ranked),
+        "attention": _attention(results, ranked),
+        "open_at_most": OPEN_AT_MOST,
+        "costs": _costs(results, ranked),
+        "by_seed": _by_seed(results, ranked),
+        "probe_groups": {group: probes(results, group) for group in ("test", "shift", "canvas")},
+        "command": command_line(results),
+        "citation": citation(results),
+        "resamples": RESAMPLES,
+        "style": _asset("templates/style.css"),
+        "script": _asset("templates/charts.js") + _asset("templates/sort.js"),
+        "uplot_script": _asset("vendor/uplot/uPlot.iife.min.js"),
+        "uplot_style": _asset("vendor/uplot/uPlot.min.css"),
+        "uplot_licence": _asset("vendor/uplot/LICENSE"),
+    }
+
+
+def _asset(name: str) -> Markup:
+    return Markup((HERE / name).read_text(encoding="utf-8"))
+
+
+def _gaps(table: ComparisonTable, columns: list[Column]) -> list[str]:
+    """Why the table has no figure where it has none: "reason: names", once for each reason."""
+    found: dict[str, list[str]] = {}
+    for row in table.rows:
+        for column in columns:
+            for value in row.cells[column.key].values:
+                if value.reason and row.position not in found.setdefault(value.reason, []):
+                    found[value.reason].append(row.position)
+    return [f"{reason}: {listed(names)}" for reason, names in found.items()]
+
+
+def _standings(results: Results, probe: ProbeVerdict) -> dict[str, Any]:
+    order = positions(results)
+    entries = [
+        {
+            "label": standing.contender.label,
+            "look": style(order.index(standing.contender.position)),
+            "accuracy": standing.accuracy,
+            "relation": standing.relation,
+            "difference": standing.difference,
+            "at_chance": standing.at_chance,
+        }
+        for standing in probe.standings
+    ]
+    where = place(probe)
+    title = where[:1].upper() + where[1:]
+    first, rest = entries[:STANDINGS_AT_MOST], entries[STANDINGS_AT_MOST:]
+    missing = unmeasured_words(probe)
+    return {"title": title, "chance": probe.chance, "first": first, "rest": rest, "missing": missing}
+
+
+def _learned(results: Results, ranked: list[str]) -> list[dict[str, Any]]:
+    """The first seed's pictures of each mechanism, best mechanism first."""
+    found = []
+    for index, position in enumerate(ranked):
+        finished = runs(results, position)
+        if not finished:
+            continue
+        pictures = learned_svgs(finished[0]["learned"], name=f"learned-{index}", mechanism=position)
+        pictures_safe = [(caption, Markup(svg)) for caption, svg in pictures]
+        found.append({"position": position, "seed": finished[0]["seed"], "pictures": pictures_safe})
+    return found
+
+
+def _attention(results: Results, ranked: list[str]) -> list[dict[str, Any]]:
+    found = []
+    for index, position in enumerate(ranked):
+        finished = runs(results, position)
+        if not finished or not finished[0].get("attention"):
+            continue
+        attention: Mapping[str, Any] = finished[0]["attention"]
+        pictures = attention_svgs(attention, results["task"]["classes"], name=f"look-{index}", mechanism=position)
+        found.append({"position": position, "query": attention["query"], "pictures": [Markup(svg) for svg in pictures]})
+    return found
+
+
+def _costs(results: Results, ranked: list[str]) -> list[dict[str, Any]]:
+    """One entry a mechanism and number of tokens that was asked for."""
+    found = []
+    for tokens in token_counts(results):
+        for position in ranked:
+            entry = cost(results, position, tokens)
+            if entry is not None:
+                found.append(dict(entry))
+    return found
+
+
+def _by_seed(results: Results, ranked: list[str]) -> dict[str, Any]:
+    """Every seed's accuracy on the test images and on the largest shift: how much luck there is."""
+    shift = largest_shift(results)
+    shown = [*probes(results, "test")[:1], *([shift] if shift is not None else [])]
+    seeds = sorted({int(record["seed"]) for record in results["records"]})
+    rows = []
+    for position in ranked:
+        for probe in shown:
+            scored = outcomes(results, Contender(position), probe["id"])
+            accuracies = [float(scored[seed].mean()) if seed in scored else None for seed in seeds]
+            rows.append({"position": position, "probe": probe["label"], "accuracies": accuracies})
+    return {"seeds": seeds, "rows": rows}

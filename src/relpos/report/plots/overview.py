@@ -1,0 +1,145 @@
+"""The comparison in one picture, 1600 x 900, for a README: robustness above, what the best mechanism learned below."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from relpos.report.palette import MATPLOTLIB_MARKERS, dash_of_rule, style
+from relpos.report.plots.canvas import drawing, to_png
+from relpos.report.plots.learned import COLUMN_OFFSET, ROW_OFFSET, bias_scale, draw_bias_1d, draw_bias_2d
+from relpos.report.results import Results, positions, runs
+from relpos.report.robustness import Curve, canvas_curves, shift_curves
+from relpos.report.table import build_table
+from relpos.report.verdict import judge
+from relpos.report.wording import headline
+
+INK = "#22262b"
+MUTED = "#5c6670"
+DOTS_PER_INCH = 125
+HEADS_AT_MOST = 6
+MECHANISMS_AT_MOST = 5
+
+
+def save_overview(results: Results, path: str | Path) -> None:
+    """Write the picture as PNG."""
+    to_png(overview(results), Path(path), dots_per_inch=DOTS_PER_INCH)
+
+
+def overview(results: Results) -> Figure:
+    """The picture as a figure: curves above; below, the bias of each head of the best mechanism that has one."""
+    order = positions(results)
+    shown = [row.position for row in build_table(results).rows][:MECHANISMS_AT_MOST]
+    chance = 1 / len(results["task"]["classes"])
+    learned = _best_bias(results, shown)
+    bottom = 0.50 if learned else 0.10
+    with drawing(ink=INK, size=10.0):
+        figure = Figure(figsize=(1600 / DOTS_PER_INCH, 900 / DOTS_PER_INCH))
+        answer = fill(headline(judge(results)), 88)
+        figure.text(0.035, 0.965, answer, fontsize=15, weight="bold", va="top")
+        below = 0.872 if "\n" in answer else 0.905
+        figure.text(0.035, below, _subtitle(results, len(shown)), fontsize=9.5, color=MUTED, va="top")
+        panels: list[tuple[str, str, str, list[Curve]]] = [
+            ("Shifted beyond where training put it", "by shift", "shift, pixels", shift_curves(results))
+        ]
+        groups = canvas_curves(results)
+        groups = [group for group in groups if group[0] == "anywhere"] or groups[:1]
+        panels += [
+            (f"On larger canvases, {variant}", "by canvas", "side of the canvas, pixels", curves)
+            for variant, curves in groups
+        ]
+        legend_top = 0.81
+        for left, (title, group, label, curves) in zip((0.065, 0.455), panels, strict=False):
+            axes = figure.add_axes((left, bottom, 0.34, 0.79 - bottom))
+            kept = [curve for curve in curves if curve.contender.position in shown]
+            draw_curves(axes, kept, order, chance=chance)
+            axes.set_title(title, loc="left", weight="bold")
+            axes.set_xlabel(label)
+            handles, labels = axes.get_legend_handles_labels()
+            look: dict[str, Any] = {"fontsize": 8.5, "title_fontsize": 8.5, "alignment": "left", "handlelength": 3.4}
+            corner = (0.805, legend_top)
+            figure.legend(handles, labels, title=group, loc="upper left", bbox_to_anchor=corner, **look)
+            legend_top -= 0.0255 * (len(kept) + 1) + 0.02
+        if learned:
+            _draw_learned(figure, *learned)
+    return figure
+
+
+def draw_curves(axes: Axes, curves: Sequence[Curve], order: Sequence[str], *, chance: float) -> None:
+    """Accuracy with whiskers; neighbours stand a little apart so that no whisker hides another."""
+    ticks: dict[float, str] = {}
+    for index, curve in enumerate(curves):
+        look = style(order.index(curve.contender.position))
+        xs = np.asarray([point.x for point in curve.points])
+        ticks.update({point.x: point.label for point in curve.points})
+        span = float(np.ptp(xs)) or 1.0
+        nudge = 0.012 * span * (index - (len(curves) - 1) / 2)
+        means = np.asarray([point.mean for point in curve.points])
+        errors = np.abs(np.asarray([[point.low, point.high] for point in curve.points]).T - means)
+        dash = look.dash if curve.rule_index is None else dash_of_rule(curve.rule_index)
+        drawn = axes.errorbar(
+            xs + nudge,
+            means,
+            errors,
+            color=look.light,
+            marker=MATPLOTLIB_MARKERS[look.marker],
+            markersize=6,
+            linewidth=1.8,
+            elinewidth=1.2,
+            capsize=3,
+            label=curve.contender.label,
+        )
+        if dash:
+            drawn[0].set_dashes([0.55 * length for length in dash])
+    axes.axhline(chance, color=MUTED, linewidth=0.8, linestyle=(0, (1, 3)))
+    axes.text(0.01, chance + 0.012, "chance", color=MUTED, fontsize=8, transform=axes.get_yaxis_transform())
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.grid(axis="y", color=INK, alpha=0.10, linewidth=0.6)
+    axes.set_xticks(sorted(ticks), labels=[ticks[x] for x in sorted(ticks)])
+
+
+def _draw_learned(figure: Figure, position: str, entry: Mapping[str, Any]) -> None:
+    title = f"What {position} learned: the bias of each head"
+    figure.text(0.065, 0.405, title, weight="bold", fontsize=10, va="top")
+    values = np.asarray(entry["values"], dtype=np.float64)
+    if entry["axes"] == 1:
+        draw_bias_1d(figure.add_axes((0.065, 0.10, 0.73, 0.26)), values, entry["offsets"][0])
+        return
+    heads = min(len(values), HEADS_AT_MOST)
+    height = 0.26
+    width = height * 9 / 16
+    # Up to six square maps and a colour bar share the width of the picture.
+    step = min(0.21, 0.82 / heads)
+    width = min(width, 0.9 * step)
+    axes = [figure.add_axes((0.065 + head * step, 0.085, width, height)) for head in range(heads)]
+    image = draw_bias_2d(axes, entry)
+    for one in axes:
+        one.set_xlabel(COLUMN_OFFSET)
+    for one in axes[1:]:
+        one.set_yticklabels([])
+    axes[0].set_ylabel(ROW_OFFSET)
+    bar = figure.add_axes((0.065 + (heads - 1) * step + width + 0.03, 0.085, 0.011, height))
+    bias_scale(figure.colorbar(image, cax=bar))
+
+
+def _best_bias(results: Results, ranked: Sequence[str]) -> tuple[str, Mapping[str, Any]] | None:
+    """The bias of the best mechanism that learned one; a 2-D one is preferred, since it makes the better picture."""
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    for position in ranked:
+        for run in runs(results, position)[:1]:
+            found.extend((position, entry) for entry in run["learned"] if entry["kind"] == "bias")
+    return next((pair for pair in found if pair[1]["axes"] == 2), found[0] if found else None)
+
+
+def _subtitle(results: Results, shown: int) -> str:
+    task, seeds, asked = results["task"], results["settings"]["seeds"], len(results["mechanisms"])
+    models = f"{seeds} seed{'s' if seeds != 1 else ''} of the same small ViT for each mechanism"
+    some = f"; the best {shown} of {asked} are shown" if shown < asked else ""
+    whiskers = f"95% intervals over images{' and seeds' if seeds > 1 else ' only'}"
+    return f"{task['title']}, {task['sizes']['test']} test images, {models}{some}. Whiskers: {whiskers}."

@@ -1,0 +1,160 @@
+"""Reading `results.json`: the file itself, and the few questions that every part of the report asks of it.
+
+The schema is `docs/results.md`. Everything here returns plain values in the order the file has them; no statistics.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SCHEMA_VERSION = 1
+SECTIONS = ("settings", "environment", "task", "mechanisms", "records", "costs")
+
+Results = Mapping[str, Any]
+Outcomes = dict[int, NDArray[np.float64]]
+"""Seed to the share of each test image's trials that was classified right: `[images]`, 0 to 1."""
+
+
+class ResultsError(ValueError):
+    """A results file that cannot be reported on; the message says what was expected and what to do."""
+
+
+def load_results(path: str | Path) -> dict[str, Any]:
+    """Read `results.json`, or the one in a folder.
+
+    Raises `ResultsError` where the file is missing, is not JSON, or has another schema.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "results.json"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        message = f"no results at {path}: expected the results.json that `relpos compare --out DIR` writes"
+        raise ResultsError(message) from None
+    try:
+        results = json.loads(text)
+    except json.JSONDecodeError as error:
+        message = f"{path} is not JSON ({error}): run `relpos compare` again with the same --out to gather it anew"
+        raise ResultsError(message) from None
+    check_results(results, name=str(path))
+    assert isinstance(results, dict)
+    return results
+
+
+def check_results(results: object, *, name: str = "results") -> None:
+    """Raise `ResultsError` unless `results` is a mapping of the schema this code reads, with every section in it."""
+    if not isinstance(results, Mapping):
+        raise ResultsError(f"{name}: expected a JSON object, got {type(results).__name__}")
+    version = results.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise ResultsError(
+            f"{name}: expected schema_version {SCHEMA_VERSION}, got {version!r}: "
+            "read it with the version of relpos that wrote it"
+        )
+    missing = [section for section in SECTIONS if section not in results]
+    if missing:
+        raise ResultsError(f"{name}: expected the sections {', '.join(SECTIONS)}; missing: {', '.join(missing)}")
+
+
+@dataclass(frozen=True, order=True)
+class Contender:
+    """A mechanism under one growth rule: what is compared on one probe.
+
+    Each rule competes for itself. Choosing a mechanism's best rule by its test accuracy, and then comparing that
+    accuracy, would favour whoever has more rules to choose from.
+    """
+
+    position: str
+    growth: str | None = None
+
+    @property
+    def label(self) -> str:
+        return self.position if self.growth is None else f"{self.position} ({self.growth})"
+
+
+def positions(results: Results) -> list[str]:
+    """The mechanisms' names, in the order they were asked for."""
+    return [mechanism["name"] for mechanism in results["mechanisms"]]
+
+
+def runs(results: Results, position: str, variant: str = "recipe") -> list[Mapping[str, Any]]:
+    """The finished training runs of one mechanism, by seed."""
+    found = [record for record in results["records"] if record["position"] == position and record["variant"] == variant]
+    return sorted(found, key=lambda record: int(record["seed"]))
+
+
+def probes(results: Results, group: str) -> list[Mapping[str, Any]]:
+    """The probes of one group, in the order they are shown."""
+    return [probe for probe in results["task"]["probes"] if probe["group"] == group]
+
+
+def largest_shift(results: Results) -> Mapping[str, Any] | None:
+    """The probe with the largest translation, or None where the task has none."""
+    return max(probes(results, "shift"), key=lambda probe: float(probe["x"]), default=None)
+
+
+def largest_canvas(results: Results, variant: str = "anywhere") -> Mapping[str, Any] | None:
+    """The probe on the largest canvas with the digit placed as `variant` says, or None where the task has none."""
+    found = [probe for probe in probes(results, "canvas") if probe["variant"] == variant]
+    return max(found, key=lambda probe: float(probe["x"]), default=None)
+
+
+def contenders(results: Results, probe: str, variant: str = "recipe") -> list[Contender]:
+    """Everyone with an accuracy on this probe, mechanisms in their order, their growth rules in theirs."""
+    found: list[Contender] = []
+    for position in positions(results):
+        for run in runs(results, position, variant):
+            for metric in run["metrics"]:
+                contender = Contender(position, metric["growth"])
+                if metric["probe"] == probe and metric["accuracy"] is not None and contender not in found:
+                    found.append(contender)
+    return found
+
+
+def outcomes(results: Results, contender: Contender, probe: str, variant: str = "recipe") -> Outcomes:
+    """Each seed's outcomes on one probe; empty where this contender was not measured on it."""
+    found: Outcomes = {}
+    for run in runs(results, contender.position, variant):
+        for metric in run["metrics"]:
+            same = metric["probe"] == probe and metric["growth"] == contender.growth
+            if same and metric["accuracy"] is not None:
+                found[int(run["seed"])] = np.asarray(metric["correct"], dtype=np.float64) / metric["trials"]
+    return found
+
+
+def unmeasured(results: Results, probe: str) -> dict[Contender, str]:
+    """Who has no figure on this probe in any of its runs, and the reason given."""
+    measured = set(contenders(results, probe))
+    found: dict[Contender, str] = {}
+    for position in positions(results):
+        finished = runs(results, position)
+        if not finished:
+            found[Contender(position)] = "no finished run"
+        for run in finished:
+            for metric in run["metrics"]:
+                contender = Contender(position, metric["growth"])
+                if metric["probe"] == probe and metric["accuracy"] is None and contender not in measured:
+                    found[contender] = metric.get("reason") or "not measured"
+        known = any(contender.position == position for contender in [*measured, *found])
+        if not known:
+            found[Contender(position)] = "not measured"
+    return found
+
+
+def token_counts(results: Results) -> list[int]:
+    """The numbers of tokens at which cost was asked for, ascending."""
+    return sorted({int(cost["tokens"]) for cost in results["costs"]})
+
+
+def cost(results: Results, position: str, tokens: int) -> Mapping[str, Any] | None:
+    """The cost entry of one mechanism at one number of tokens."""
+    for entry in results["costs"]:
+        if entry["position"] == position and entry["tokens"] == tokens:
+            return dict(entry)
+    return None

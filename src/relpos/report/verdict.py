@@ -1,0 +1,276 @@
+"""What the comparison decides: on each headline probe, who is best, who cannot be told apart from it, who is worse.
+
+The headline probes are the test images, the largest shift, and the largest canvas with the digit anywhere. Contenders
+are ranked by mean accuracy over the seeds that all of them have. Then each is compared with the first in pairs:
+
+    interval of (best - this) covers 0      "no difference"
+    interval of (best - this) is above 0    "worse"
+
+"No difference" is no claim that two are equal: it says that these images and seeds do not tell them apart. The words
+are made in `wording.py`; this file holds figures alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from relpos.report.results import (
+    Contender,
+    Results,
+    contenders,
+    cost,
+    largest_canvas,
+    largest_shift,
+    outcomes,
+    positions,
+    probes,
+    runs,
+    token_counts,
+    unmeasured,
+)
+from relpos.report.statistics import Interval, mean_interval, paired_difference
+
+Relation = Literal["best", "no difference", "worse"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One contender on one probe. `difference` is best minus this one, None for the best itself."""
+
+    contender: Contender
+    accuracy: Interval
+    relation: Relation
+    difference: Interval | None
+    at_chance: bool
+
+
+@dataclass(frozen=True)
+class ProbeVerdict:
+    """A probe's contenders, best first.
+
+    `seeds` are those that every contender has, the only ones counted; `left_out_seeds` those that only some have. Where
+    they share none, `standings` is empty. `unmeasured` names who has no figure here, with the reason.
+    """
+
+    probe: str
+    group: str
+    label: str
+    x: float | None
+    variant: str | None
+    chance: float
+    standings: tuple[Standing, ...]
+    seeds: tuple[int, ...]
+    left_out_seeds: tuple[int, ...]
+    unmeasured: tuple[tuple[Contender, str], ...]
+
+    @property
+    def leaders(self) -> tuple[Standing, ...]:
+        """The best and everyone who cannot be told apart from it."""
+        return tuple(standing for standing in self.standings if standing.relation != "worse")
+
+    @property
+    def worse(self) -> tuple[Standing, ...]:
+        return tuple(standing for standing in self.standings if standing.relation == "worse")
+
+
+@dataclass(frozen=True)
+class Reversal:
+    """`first` is better than `second` on one probe and worse on another, both beyond the interval."""
+
+    first: str
+    second: str
+    here: str
+    here_difference: Interval
+    there: str
+    there_difference: Interval
+
+
+@dataclass(frozen=True)
+class RecipeEffect:
+    """One mechanism trained at the recipe's position learning rate and at 1 x the learning rate of the rest.
+
+    `difference` is recipe minus x 1. `leaders` are the best mechanism on this probe under each of the two.
+    """
+
+    position: str
+    multiplier: float
+    probe: str
+    recipe: Interval
+    plain: Interval
+    difference: Interval
+    leaders: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class CostLine:
+    """One mechanism's training step at one number of tokens; None where it was not measured, with the reason."""
+
+    position: str
+    tokens: int
+    ratio: float | None
+    milliseconds: float | None
+    memory_mib: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Everything the words are made of."""
+
+    quick: bool
+    seeds: int
+    probes: tuple[ProbeVerdict, ...]
+    reversals: tuple[Reversal, ...]
+    recipe_effects: tuple[RecipeEffect, ...]
+    without_growth: tuple[str, ...]
+    costs: tuple[CostLine, ...]
+    unfinished: int
+
+    def probe(self, group: str) -> ProbeVerdict | None:
+        """The headline probe of one group, if the task has it."""
+        return next((probe for probe in self.probes if probe.group == group), None)
+
+
+def judge(results: Results) -> Verdict:
+    """The verdict on a whole comparison, finished or not."""
+    judged = tuple(judge_probe(results, probe) for probe in headline_probes(results))
+    asked = int(results["settings"]["seeds"])
+    finished = [len(runs(results, position)) for position in positions(results)]
+    return Verdict(
+        quick=bool(results["settings"]["quick"]),
+        seeds=min((len(probe.seeds) for probe in judged if probe.standings), default=0),
+        probes=judged,
+        reversals=_reversals(results, judged),
+        recipe_effects=_recipe_effects(results, judged),
+        without_growth=_without_growth(results),
+        costs=_costs(results),
+        unfinished=sum(max(0, asked - count) for count in finished),
+    )
+
+
+def headline_probes(results: Results) -> list[Mapping[str, Any]]:
+    """The test images, the largest shift, and the largest canvas with the digit anywhere: those that the task has."""
+    chosen = [next(iter(probes(results, "test")), None), largest_shift(results), largest_canvas(results)]
+    return [probe for probe in chosen if probe is not None]
+
+
+def judge_probe(results: Results, probe: Mapping[str, Any], variant: str = "recipe") -> ProbeVerdict:
+    """Rank the contenders of one probe and compare each with the first."""
+    chance = 1.0 / len(results["task"]["classes"])
+    entries = contenders(results, probe["id"], variant)
+    scored = {entry: outcomes(results, entry, probe["id"], variant) for entry in entries}
+    everyone = [set(by_seed) for by_seed in scored.values()]
+    shared = set.intersection(*everyone) if everyone else set()
+    left_out = set.union(*everyone) - shared if everyone else set()
+    standings: list[Standing] = []
+    if shared:
+        counted = {entry: {seed: by_seed[seed] for seed in shared} for entry, by_seed in scored.items()}
+        accuracies = {entry: mean_interval(by_seed) for entry, by_seed in counted.items()}
+        # Sorting is stable: exact ties stay in the order the mechanisms were asked for.
+        ranked = sorted(counted, key=lambda entry: -accuracies[entry].mean)
+        best = ranked[0]
+        for entry in ranked:
+            difference = None if entry == best else paired_difference(counted[best], counted[entry])
+            relation: Relation = "best"
+            if difference is not None:
+                relation = "no difference" if difference.covers_zero else "worse"
+            accuracy = accuracies[entry]
+            standings.append(Standing(entry, accuracy, relation, difference, at_chance=accuracy.low <= chance))
+    return ProbeVerdict(
+        probe=probe["id"],
+        group=probe["group"],
+        label=probe["label"],
+        x=probe.get("x"),
+        variant=probe.get("variant"),
+        chance=chance,
+        standings=tuple(standings),
+        seeds=tuple(sorted(shared)),
+        left_out_seeds=tuple(sorted(left_out)),
+        unmeasured=tuple(unmeasured(results, probe["id"]).items()),
+    )
+
+
+def _reversals(results: Results, judged: tuple[ProbeVerdict, ...]) -> tuple[Reversal, ...]:
+    """Pairs whose order on the test images turns round on the largest shift, largest turn first.
+
+    Canvases are left out: there a mechanism appears once for every growth rule, and a pair has no one difference.
+    """
+    test = next((probe for probe in judged if probe.group == "test"), None)
+    shift = next((probe for probe in judged if probe.group == "shift"), None)
+    if test is None or shift is None:
+        return ()
+    shifted = [entry.contender for entry in shift.standings]
+    # In the order of the test images: whoever turns out better there stands first in a pair.
+    names = [entry.contender for entry in test.standings if entry.contender in shifted]
+    found: list[Reversal] = []
+    for index, first in enumerate(names):
+        for second in names[index + 1 :]:
+            here = _difference(results, first, second, test)
+            there = _difference(results, first, second, shift)
+            if here.low > 0.0 and there.high < 0.0:
+                found.append(Reversal(first.label, second.label, test.probe, here, shift.probe, there))
+    return tuple(sorted(found, key=lambda reversal: reversal.there_difference.mean - reversal.here_difference.mean))
+
+
+def _difference(results: Results, first: Contender, second: Contender, probe: ProbeVerdict) -> Interval:
+    one, other = outcomes(results, first, probe.probe), outcomes(results, second, probe.probe)
+    return paired_difference({seed: one[seed] for seed in probe.seeds}, {seed: other[seed] for seed in probe.seeds})
+
+
+def _recipe_effects(results: Results, judged: tuple[ProbeVerdict, ...]) -> tuple[RecipeEffect, ...]:
+    found: list[RecipeEffect] = []
+    for probe in judged:
+        if probe.group == "canvas":
+            continue
+        recipe = {entry.contender: entry.accuracy.mean for entry in probe.standings}
+        plain = dict(recipe)
+        pairs = []
+        for entry in probe.standings:
+            by_seed = outcomes(results, entry.contender, probe.probe)
+            plain_by_seed = outcomes(results, entry.contender, probe.probe, "x1")
+            seeds = set(by_seed) & set(plain_by_seed)
+            if not seeds:
+                continue
+            at_recipe = mean_interval({seed: by_seed[seed] for seed in seeds})
+            at_plain = mean_interval({seed: plain_by_seed[seed] for seed in seeds})
+            plain[entry.contender] = at_plain.mean
+            pairs.append((entry.contender, at_recipe, at_plain, paired_difference(by_seed, plain_by_seed)))
+        leaders = (_highest(recipe), _highest(plain))
+        for contender, at_recipe, at_plain, difference in pairs:
+            multiplier = float(runs(results, contender.position)[0]["position_learning_rate_multiplier"])
+            found.append(
+                RecipeEffect(contender.label, multiplier, probe.probe, at_recipe, at_plain, difference, leaders)
+            )
+    return tuple(found)
+
+
+def _highest(accuracies: dict[Contender, float]) -> str:
+    return max(accuracies, key=lambda contender: accuracies[contender]).label if accuracies else ""
+
+
+def _without_growth(results: Results) -> tuple[str, ...]:
+    if not probes(results, "canvas"):
+        return ()
+    return tuple(mechanism["name"] for mechanism in results["mechanisms"] if not mechanism["growth"])
+
+
+def _costs(results: Results) -> tuple[CostLine, ...]:
+    lines: list[CostLine] = []
+    for tokens in token_counts(results):
+        for position in positions(results):
+            entry = cost(results, position, tokens)
+            if entry is None:
+                lines.append(CostLine(position, tokens, None, None, None, "not measured"))
+                continue
+            step = entry.get("step_ms")
+            lines.append(
+                CostLine(
+                    position=position,
+                    tokens=tokens,
+                    ratio=entry.get("ratio"),
+                    milliseconds=None if step is None else float(step["median"]),
+                    memory_mib=entry.get("peak_memory_mib"),
+                    reason=(entry.get("reason") or "not measured") if step is None else None,
+                )
+            )
+    return tuple(lines)

@@ -1,0 +1,306 @@
+"""The verdict in words: short sentences, each with its figure and its interval.
+
+Accuracies are percent, differences are percentage points. The sentences claim no more than `verdict.py` decided:
+"cannot be told apart" is what an interval that covers zero allows one to say.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from relpos.report.results import Contender
+from relpos.report.statistics import Interval
+from relpos.report.verdict import CostLine, ProbeVerdict, RecipeEffect, Reversal, Standing, Verdict
+
+NAMED_AT_MOST = 4
+"""How many worse contenders, or costs, a sentence names one by one before it sums them up."""
+
+QUICK = "This was a quick run with less training: it shows that everything works and is no verdict."
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One statement, and what it is about: "test", "shift", "canvas", "order", "growth", "recipe", "cost", "memory"."""
+
+    topic: str
+    text: str
+
+
+def percent(value: float) -> str:
+    """0.894 is "89.4%"."""
+    return f"{100.0 * value:.1f}%"
+
+
+def points(value: float, *, decimals: int = 1) -> str:
+    """0.789 is "78.9"; a real minus sign, and no minus before a zero."""
+    text = f"{100.0 * value:.{decimals}f}"
+    return text.removeprefix("-") if float(text) == 0.0 else text.replace("-", "\N{MINUS SIGN}")
+
+
+def bounds(interval: Interval) -> str:
+    """ "71 to 86"; with a decimal where a bound is under ten points, so that it never rounds to a false zero."""
+    decimals = 0 if min(abs(interval.low), abs(interval.high)) >= 0.1 else 1
+    return f"{points(interval.low, decimals=decimals)} to {points(interval.high, decimals=decimals)}"
+
+
+def interval_words(interval: Interval) -> str:
+    """The interval, named for what it is over: with one seed, less than one may think."""
+    return f"95% {'interval' if interval.covers_seeds else 'image interval'} {bounds(interval)}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
+
+
+def place(probe: ProbeVerdict) -> str:
+    """Where a sentence speaks of: "on the test images", "at +3 pixels", "on the canvas 24 x 24, anywhere"."""
+    if probe.group == "test":
+        return "on the test images"
+    if probe.group == "shift" and probe.x is not None and "px" in probe.label:
+        return f"at +{probe.x:g} pixel" + ("" if probe.x == 1 else "s")
+    if probe.group == "canvas":
+        return f"on the canvas {probe.label}"
+    return f"at {probe.label}"
+
+
+def headline(verdict: Verdict) -> str:
+    """The answer in one line."""
+    return ("Quick run, no verdict: " if verdict.quick else "") + _answer(verdict)
+
+
+def _answer(verdict: Verdict) -> str:
+    test, shift = verdict.probe("test"), verdict.probe("shift")
+    shown = [probe for probe in (shift, test) if probe is not None and probe.standings]
+    if not shown:
+        return "there is nothing to compare yet." if verdict.quick else "There is nothing to compare yet."
+    first = shown[0]
+    best = first.standings[0]
+    if len(first.standings) == 1:
+        figures = listed([f"{percent(probe.standings[0].accuracy.mean)} {place(probe)}" for probe in reversed(shown)])
+        return f"{best.contender.label} alone was measured: {figures}."
+    if best.at_chance:
+        return f"{_capital(place(first))} nobody is better than chance ({percent(first.chance)})."
+    once = "" if verdict.seeds > 1 else " in this one seed"
+    figure = f"{percent(best.accuracy.mean)} {place(first)}"
+    if len(first.leaders) > 1:
+        names = [standing.contender.label for standing in first.leaders]
+        told = listed(names) if len(names) <= NAMED_AT_MOST else f"{names[0]} and {len(names) - 1} others"
+        lowest = percent(first.leaders[-1].accuracy.mean)
+        highest = percent(best.accuracy.mean)
+        spread = highest if lowest == highest else f"{lowest} to {highest}"
+        return f"{told} cannot be told apart {place(first)} ({spread}){once}."
+    if len(shown) == 1:
+        return f"{best.contender.label} is best{once}: {figure}."
+    on_test = next((s for s in shown[1].leaders if s.contender == best.contender), None)
+    if on_test is None:
+        leader = shown[1].standings[0]
+        other = f"{percent(leader.accuracy.mean)} {place(shown[1])}"
+        return f"{best.contender.label} is best{once} with {figure}, but {leader.contender.label} leads with {other}."
+    rivals = [s.contender.label for s in shown[1].leaders if s.contender != best.contender]
+    beside = f", where {_some(rivals)} cannot be told apart from it" if rivals else ""
+    also = f"{percent(on_test.accuracy.mean)} {place(shown[1])}"
+    return f"{best.contender.label} is best{once}: {figure}, and {also}{beside}."
+
+
+def cautions(verdict: Verdict) -> list[str]:
+    """What the reader must know before believing the rest."""
+    found: list[str] = []
+    if verdict.quick:
+        found.append(QUICK)
+    if verdict.seeds == 1:
+        found.append(
+            "One seed: the intervals cover the choice of test images, but seed-to-seed variation is not covered, and "
+            "it can be larger than the differences here. Ask for --seeds 3 or more before deciding."
+        )
+    elif 1 < verdict.seeds < 5:
+        found.append(
+            f"{verdict.seeds} seeds: where results vary much from seed to seed, intervals from so few are too narrow; "
+            "a difference close to zero then wants more seeds."
+        )
+    if verdict.unfinished:
+        found.append(f"Unfinished: {verdict.unfinished} of the training runs asked for are not there yet.")
+    for probe in verdict.probes:
+        if probe.left_out_seeds:
+            seeds = listed([str(seed) for seed in probe.left_out_seeds])
+            many = "seeds" if len(probe.left_out_seeds) > 1 else "seed"
+            what = f"{many} {seeds} left out: not every mechanism has finished there"
+            if not probe.standings:
+                what = "no comparison: the mechanisms share no finished seed"
+            found.append(f"{_capital(place(probe))}, {what}.")
+    return found
+
+
+def sentences(verdict: Verdict) -> list[Sentence]:
+    """The whole verdict, in the order one reads it."""
+    test = verdict.probe("test")
+    on_test = {} if test is None else {s.contender.position: s.accuracy.mean for s in test.standings}
+    found = [Sentence(probe.group, probe_sentence(probe, on_test)) for probe in verdict.probes if probe.standings]
+    found.extend(Sentence("order", _reversal_sentence(reversal)) for reversal in verdict.reversals[:2])
+    if verdict.without_growth:
+        who = f"{listed(verdict.without_growth)} {'has' if len(verdict.without_growth) == 1 else 'have'}"
+        found.append(Sentence("growth", f"{who} no rule for a larger grid, and so no figure there."))
+    for probe in verdict.probes:
+        effects = [effect for effect in verdict.recipe_effects if effect.probe == probe.probe]
+        if effects:
+            found.append(Sentence("recipe", recipe_sentence(effects, place(probe))))
+    found.extend(_cost_sentences(verdict.costs))
+    return found
+
+
+def probe_sentence(probe: ProbeVerdict, on_test: dict[str, float] | None = None) -> str:
+    """One probe: its leaders, then who is worse and by how much. `on_test` lets it say "keeps" and "falls to"."""
+    best = probe.standings[0]
+    start = f"{_capital(place(probe))}{':' if probe.group == 'canvas' else ''} "
+    if len(probe.standings) == 1:
+        return f"{start}{_reaches(best, probe, on_test)} ({interval_words(best.accuracy)}); nothing to compare it with."
+    if best.at_chance:
+        found = f"{best.contender.label}, has {percent(best.accuracy.mean)}"
+        return f"{start}nobody is better than chance ({percent(probe.chance)}); the best, {found}."
+    lead = start + (_reaches(best, probe, on_test) if len(probe.leaders) == 1 else _tie(probe))
+    worse = probe.worse
+    if not worse:
+        return lead + "."
+    if len(worse) <= NAMED_AT_MOST:
+        told = [f"{_reaches(s, probe, on_test)} ({_behind(s, probe, full=s is worse[0])})" for s in worse]
+        return "; ".join([lead, *told]) + "."
+    nearest, furthest = (
+        f"{percent(s.accuracy.mean)} with {s.contender.label} ({_behind(s, probe, full=s is worse[0])})"
+        for s in (worse[0], worse[-1])
+    )
+    return f"{lead}; the other {len(worse)} are worse, from {nearest} down to {furthest}."
+
+
+def recipe_sentence(effects: Sequence[RecipeEffect], where: str) -> str:
+    """The recipe's position learning rate against x 1 on one probe, for the mechanisms trained with both."""
+    times = "\N{MULTIPLICATION SIGN}"
+    start = f"Position learning rate {times}1 instead of {times}{effects[0].multiplier:g}, {where}: "
+    changed = sorted((e for e in effects if not e.difference.covers_zero), key=lambda e: -abs(e.difference.mean))
+    same = [effect.position for effect in effects if effect.difference.covers_zero]
+    parts = []
+    for effect in changed[:NAMED_AT_MOST]:
+        size = _upright(effect.difference)
+        verb = "falls" if effect.difference.mean > 0 else "rises"
+        parts.append(
+            f"{effect.position} {verb} from {percent(effect.recipe.mean)} to {percent(effect.plain.mean)} "
+            f"(difference {points(size.mean)} points, {interval_words(size)})"
+        )
+    if len(changed) > NAMED_AT_MOST:
+        parts.append(f"{len(changed) - NAMED_AT_MOST} more differ by less")
+    if same:
+        parts.append(f"no difference for {listed(same) if len(same) <= NAMED_AT_MOST else f'{len(same)} others'}")
+    leaders = effects[0].leaders
+    close = ""
+    if leaders[0] != leaders[1]:
+        full = f"{times}{effects[0].multiplier:g}"
+        close = f" The recipe decides who leads: {leaders[0]} with {full}, {leaders[1]} with {times}1."
+    elif changed:
+        close = f" For {_some([effect.position for effect in changed])} the recipe decides."
+    return f"{start}{'; '.join(parts)}.{close}"
+
+
+def _reversal_sentence(reversal: Reversal) -> str:
+    return (
+        f"The order turns round: {reversal.first} is ahead of {reversal.second} on the test images "
+        f"({points(reversal.here_difference.mean)} points, {interval_words(reversal.here_difference)}) "
+        f"and behind it on the largest shift ({points(-reversal.there_difference.mean)} points, "
+        f"{interval_words(_upright(reversal.there_difference))})."
+    )
+
+
+def _cost_sentences(costs: Sequence[CostLine]) -> list[Sentence]:
+    found: list[Sentence] = []
+    for tokens in sorted({line.tokens for line in costs}):
+        here = [line for line in costs if line.tokens == tokens]
+        where = f"at {tokens:,} tokens"
+        compared = [line for line in here if line.position != "none"]
+        ratios = sorted((line.ratio, line.position) for line in compared if line.ratio is not None)
+        if ratios:
+            text = _figures([(f"{ratio:.2f}", name) for ratio, name in ratios])
+            found.append(Sentence("cost", f"Time of a training step {where}, as a multiple of none's: {text}."))
+        else:
+            times = sorted((line.milliseconds, line.position) for line in here if line.milliseconds is not None)
+            if times:
+                text = _figures([(f"{time:.1f} ms", name) for time, name in times])
+                found.append(Sentence("cost", f"Time of a training step {where}: {text}."))
+        left_out = [line for line in here if line.reason is not None]
+        for reason in dict.fromkeys(line.reason for line in left_out):
+            names = listed([line.position for line in left_out if line.reason == reason])
+            found.append(Sentence("cost", f"Not timed {where}: {names} ({reason})."))
+    measured = [(line.memory_mib, line.position, line.tokens) for line in costs if line.memory_mib is not None]
+    if measured:
+        most = max(tokens for _, _, tokens in measured)
+        memory = sorted((mib, name) for mib, name, tokens in measured if tokens == most)
+        text = _figures([(f"{mib:,.0f} MiB", name) for mib, name in memory])
+        found.append(Sentence("memory", f"Peak memory of a training step at {most:,} tokens: {text}."))
+    return found
+
+
+def _figures(figures: Sequence[tuple[str, str]]) -> str:
+    """Sorted figures with their names, all of them or the two ends."""
+    if len(figures) <= NAMED_AT_MOST:
+        return listed([f"{figure} with {name}" for figure, name in figures])
+    (low, cheapest), (high, dearest) = figures[0], figures[-1]
+    return f"between {low} ({cheapest}) and {high} ({dearest})"
+
+
+def _reaches(standing: Standing, probe: ProbeVerdict, on_test: dict[str, float] | None) -> str:
+    """ "keeps" from nine tenths of its own test accuracy upward, "falls to" below; elsewhere plainly "has"."""
+    label, accuracy = standing.contender.label, standing.accuracy.mean
+    before = (on_test or {}).get(standing.contender.position)
+    if probe.group != "shift" or before is None:
+        return f"{label} has {percent(accuracy)}"
+    verb = "keeps" if accuracy >= 0.9 * before else "falls to"
+    return f"{label} {verb} {percent(accuracy)}"
+
+
+def _behind(standing: Standing, probe: ProbeVerdict, *, full: bool) -> str:
+    """How far behind the best; the first of a sentence says what the figures are, the others follow its pattern."""
+    assert standing.difference is not None
+    size = points(standing.difference.mean)
+    words = f"difference {size} points, {interval_words(standing.difference)}"
+    if not full:
+        words = f"{size} points, {bounds(standing.difference)}"
+    return words + (f"; no better than chance, {percent(probe.chance)}" if standing.at_chance else "")
+
+
+def _tie(probe: ProbeVerdict) -> str:
+    best, *rivals = probe.leaders
+    if all(rival.difference is not None and rival.difference.mean == 0.0 for rival in rivals):
+        names = [standing.contender.label for standing in probe.leaders]
+        return f"{_some(names)} tie at {percent(best.accuracy.mean)}"
+    first = f"{best.contender.label} ({percent(best.accuracy.mean)})"
+    if len(rivals) > NAMED_AT_MOST:
+        last = rivals[-1]
+        return (
+            f"{first} cannot be told apart from {len(rivals)} others, down to {last.contender.label} "
+            f"({percent(last.accuracy.mean)}): no difference"
+        )
+    others = []
+    for rival in rivals:
+        assert rival.difference is not None
+        gap = f"difference {points(rival.difference.mean)} points, {interval_words(rival.difference)}"
+        others.append(f"{rival.contender.label} ({percent(rival.accuracy.mean)}, {gap})")
+    return f"{first} and {listed(others)} cannot be told apart: no difference"
+
+
+def _some(names: Sequence[str]) -> str:
+    return listed(names) if len(names) <= NAMED_AT_MOST else f"{', '.join(names[:2])} and {len(names) - 2} more"
+
+
+def _upright(interval: Interval) -> Interval:
+    """The interval of the difference's size: turned round where the difference is negative."""
+    if interval.mean >= 0.0:
+        return interval
+    return replace(interval, mean=-interval.mean, low=-interval.high, high=-interval.low)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def unmeasured_words(probe: ProbeVerdict) -> list[str]:
+    """ "name: reason", one for each reason."""
+    by_reason: dict[str, list[Contender]] = {}
+    for contender, reason in probe.unmeasured:
+        by_reason.setdefault(reason, []).append(contender)
+    return [f"{listed([contender.label for contender in found])}: {reason}" for reason, found in by_reason.items()]

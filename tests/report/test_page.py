@@ -1,0 +1,195 @@
+"""The page: whole, alone, and safe with any text in the data."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relpos.report.page import build_page, command_line, script_json, sourced, write_report
+from relpos.report.results import ResultsError
+
+SECTIONS = (
+    "verdict",
+    "table",
+    "robustness",
+    "training",
+    "learned",
+    "attention",
+    "costs",
+    "method",
+    "mechanisms",
+    "again",
+    "cite",
+)
+VOID = {"meta", "link", "br", "img", "rect", "line", "path", "use", "image", "input", "hr"}
+
+
+class Reader(HTMLParser):
+    """Collects what a browser would see: elements with attributes, text of scripts, unbalanced ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.scripts: list[str] = []
+        self.styles: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in VOID:
+            return
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts[-1] += data
+        if self.open and self.open[-1] == "style":
+            self.styles.append(data)
+
+
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    reader.close()
+    return reader
+
+
+@pytest.fixture(scope="module")
+def page(make: Any) -> str:
+    return build_page(make(("none", "learned", "relative_2d", "relative_1d"), seeds=2))
+
+
+def test_every_section_stands_in_order_and_elements_balance(page: str) -> None:
+    reader = read(page)
+    headings = [attributes["id"] for tag, attributes in reader.elements if tag == "h2"]
+    assert tuple(headings) == SECTIONS
+    assert reader.wrong == []
+    assert reader.open == []
+
+
+def test_nothing_is_asked_of_the_network(page: str) -> None:
+    reader = read(page)
+    for tag, attributes in reader.elements:
+        for name in ("src", "srcset", "href", "xlink:href", "data", "action", "poster"):
+            value = attributes.get(name)
+            if value is not None and tag != "a":
+                assert value.startswith(("#", "data:")), (tag, name, value[:80])
+    for style in reader.styles:
+        assert "@import" not in style
+        assert "url(" not in style.replace("url(#", "")
+    for script in reader.scripts:
+        assert not re.search(r"\bfetch\(|XMLHttpRequest|WebSocket|sendBeacon|importScripts|\bimport\(", script)
+
+
+def test_identifiers_are_unique(page: str) -> None:
+    identifiers = [attributes["id"] for _, attributes in read(page).elements if "id" in attributes]
+    assert len(identifiers) == len(set(identifiers))
+
+
+def test_data_cannot_break_out(make: Any) -> None:
+    evil = "</script><script>alert(1)</script><!--"
+    results = make(("none", "learned"), seeds=1)
+    results["mechanisms"][0]["summary"] = evil
+    results["mechanisms"][0]["title"] = '"><img src=x onerror=alert(1)>'
+    results["environment"]["processor"] = evil
+    results["task"]["classes"][0] = evil
+    for item in (*results["mechanisms"], *results["records"], *results["costs"]):
+        for key in ("name", "position"):
+            if item.get(key) == "learned":
+                item[key] = evil
+    reader = read(build_page(results))
+    assert not any("alert(1)" in script and not script.lstrip().startswith("{") for script in reader.scripts)
+    assert len(reader.scripts) == 3
+    assert not any(tag == "img" for tag, _ in reader.elements)
+    data = json.loads(reader.scripts[0])
+    assert data["training"][0]["series"][1]["label"] == evil
+
+
+def test_script_json_has_nothing_to_parse_as_markup() -> None:
+    text = script_json({"a": "</script><!-- & "})
+    assert not set("<>&") & set(text)
+    assert json.loads(text) == {"a": "</script><!-- & "}
+
+
+def test_charts_hold_means_with_their_intervals(page: str, make: Any) -> None:
+    data = json.loads(read(page).scripts[0])
+    assert [chart["id"] for chart in data["robustness"]] == ["shift", "canvas-0", "canvas-1", "canvas-2"]
+    shift = data["robustness"][0]
+    assert shift["x"] == [0, 1, 2, 3]
+    assert [series["label"] for series in shift["series"]] == ["none", "learned", "relative_2d", "relative_1d"]
+    for chart in data["robustness"]:
+        for series in chart["series"]:
+            for low, mean, high in zip(series["low"], series["mean"], series["high"], strict=True):
+                assert low <= mean <= high
+    records = make(("none", "learned", "relative_2d", "relative_1d"), seeds=2)["records"]
+    losses = [record["curve"]["loss"][0] for record in records if record["position"] == "none"]
+    assert data["training"][0]["series"][0]["mean"][0] == pytest.approx(sum(losses) / 2)
+
+
+def test_tables_carry_sort_keys_and_state(page: str) -> None:
+    reader = read(page)
+    sorted_by = [attributes for tag, attributes in reader.elements if tag == "th" and "aria-sort" in attributes]
+    assert [attributes["aria-sort"] for attributes in sorted_by] == ["descending"]
+    assert any(tag == "td" and attributes.get("data-sort") == "900.0" for tag, attributes in reader.elements)
+
+
+def test_quick_has_a_banner_and_a_full_run_has_none(make: Any, page: str) -> None:
+    assert "Quick run: not a verdict." in build_page(make(("none",), seeds=1, quick=True))
+    assert "Quick run" not in page
+
+
+def test_a_comparison_that_has_only_begun_has_a_page(make: Any) -> None:
+    begun = build_page({**make(("none", "learned")), "records": [], "costs": []})
+    assert "There is nothing to compare yet." in begun
+    assert "no finished run" in begun
+
+
+def test_equal_results_give_an_equal_page(make: Any) -> None:
+    results = make(("relative_2d",), seeds=1)
+    assert build_page(results) == build_page(json.loads(json.dumps(results)))
+
+
+def test_unknown_schema_is_refused(make: Any) -> None:
+    with pytest.raises(ResultsError, match="expected schema_version 1, got 2"):
+        build_page({**make(("none",), seeds=1), "schema_version": 2})
+
+
+def test_write_report_leaves_one_file_and_keeps_the_old_one_on_failure(make: Any, tmp_path: Path) -> None:
+    path = tmp_path / "out" / "report.html"
+    results = {**make(("none",), seeds=1), "records": []}
+    write_report(results, path)
+    written = path.read_text()
+    assert written.startswith("<!doctype html>")
+    with pytest.raises(ResultsError):
+        write_report({**results, "schema_version": 2}, path)
+    assert path.read_text() == written
+    assert [file.name for file in path.parent.iterdir()] == ["report.html"]
+
+
+def test_command_asks_for_the_same_comparison(make: Any) -> None:
+    assert command_line(make(("none", "learned"))) == (
+        "relpos compare --task digits --positions none,learned --seeds 3 --steps 400 --device cpu --precision float32 "
+        "--out DIR"
+    )
+    assert "--quick" in command_line(make(quick=True))
+
+
+def test_sources_become_links_and_stay_escaped() -> None:
+    text = sourced("<b> 2021, arXiv:2103.14030; https://example.org/a?b=1&c")
+    assert '<a href="https://arxiv.org/abs/2103.14030" rel="noreferrer">arXiv:2103.14030</a>' in text
+    assert 'href="https://example.org/a?b=1&amp;c"' in text
+    assert text.startswith("&lt;b&gt; 2021")

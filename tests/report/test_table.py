@@ -1,0 +1,65 @@
+"""The table's order and cells, and its looks in a terminal."""
+
+from typing import Any
+
+from rich.console import Console
+
+from relpos.report.table import build_table
+from relpos.report.terminal import render_terminal
+
+
+def test_sorted_by_the_largest_shift(make: Any) -> None:
+    table = build_table(make())
+    assert [row.position for row in table.rows] == ["relative_2d", "none", "learned"]
+    figures = [row.cells["shift/3"].sort for row in table.rows]
+    assert figures == sorted(figures, key=lambda figure: -(figure or 0.0))
+
+
+def test_ties_at_the_shift_are_broken_by_the_test_images(make: Any) -> None:
+    full = {"shift/1": 1.0, "shift/2": 1.0, "shift/3": 1.0, "canvas": {"as is": 0.5, "interpolated": 0.5}}
+    accuracy = {"none": {**full, "test": 0.5}, "learned": {**full, "test": 0.9}}
+    table = build_table(make(("none", "learned"), accuracy=accuracy))
+    assert [row.position for row in table.rows] == ["learned", "none"]
+
+
+def test_unmeasured_come_last(make: Any) -> None:
+    results = make()
+    results["records"] = [record for record in results["records"] if record["position"] != "relative_2d"]
+    rows = build_table(results).rows
+    assert rows[-1].position == "relative_2d"
+    assert rows[-1].cells["shift/3"].values[0].reason == "no finished run"
+    assert rows[-1].cells["parameters"].values[0].number is None
+
+
+def test_cells_hold_a_value_for_each_growth_rule(make: Any) -> None:
+    row = build_table(make()).rows[0]
+    values = row.cells["canvas/24/anywhere"].values
+    assert [value.rule for value in values] == ["interpolated", "clipped"]
+    assert row.cells["canvas/24/anywhere"].sort == max(value.number or 0.0 for value in values)
+    assert all(value.low is not None and value.low < (value.number or 0.0) < (value.high or 0.0) for value in values)
+
+
+def test_no_growth_rule_has_a_reason(make: Any) -> None:
+    rows = {row.position: row for row in build_table(make(("none", "relative_1d"))).rows}
+    (value,) = rows["relative_1d"].cells["canvas/20/centred"].values
+    assert (value.number, value.reason) == (None, "no rule for a larger grid")
+
+
+def test_milliseconds_where_none_was_not_timed(make: Any) -> None:
+    results = make(("learned", "relative_2d"))
+    for entry in results["costs"]:
+        entry["ratio"] = None
+    table = build_table(results)
+    assert table.group("step")[0].title == "step ms at 64"
+    assert table.rows[0].cells["step/64"].values[0].text == "15.7"
+
+
+def test_terminal_fits_and_cuts_nothing_off(make: Any) -> None:
+    console = Console(width=112, record=True, color_system=None)
+    with console.capture() as capture:
+        console.print(render_terminal(make(("none", "learned", "relative_2d", "relative_1d"))))
+    text = capture.get()
+    assert max(len(line) for line in text.splitlines()) <= 112
+    assert "…" not in text
+    assert "relative_2d is best" in text
+    assert "clipped" in text
