@@ -1,11 +1,10 @@
-"""The bootstrap against closed forms, against another program's count, and against simulated truth."""
-
-import itertools
+"""The intervals against closed forms, against a fitted two-way layout, and against simulated truth."""
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from relpos.report.statistics import bootstrap, mean_interval, paired_difference
+from relpos.report.statistics import crossed_interval, mean_interval, paired_difference
 
 
 def test_all_equal_outcomes_have_an_interval_of_no_width() -> None:
@@ -21,28 +20,32 @@ def test_all_equal_outcomes_have_an_interval_of_no_width() -> None:
     assert not paired_difference(ones, zeros).covers_zero
 
 
-def test_small_case_agrees_with_every_resample_counted() -> None:
+def test_small_case_agrees_with_the_layout_written_out() -> None:
     values = np.array([[0.0, 1.0, 0.5, 1.0], [1.0, 1.0, 0.0, 0.25]])
-    means = [
-        values[np.ix_(seeds, images)].mean()
-        for seeds in itertools.product(range(2), repeat=2)
-        for images in itertools.product(range(4), repeat=4)
-    ]
-    exact = np.quantile(means, [0.025, 0.975])
-    interval = bootstrap(values, seeds=(0, 1))
-    # Quantiles of 2,000 resamples of a mean with steps of about 1/32 may fall one or two steps beside the exact ones.
-    assert interval.mean == pytest.approx(values.mean())
-    np.testing.assert_allclose([interval.low, interval.high], exact, atol=0.07)
+    mean = values.mean()
+    squares = {
+        "seeds": sum(4 * (row.mean() - mean) ** 2 for row in values) / 1,
+        "images": sum(2 * (column.mean() - mean) ** 2 for column in values.T) / 3,
+        "rest": sum(
+            (values[s, i] - values[s].mean() - values[:, i].mean() + mean) ** 2 for s in range(2) for i in range(4)
+        )
+        / 3,
+    }
+    seeds, images = squares["seeds"] / 8, squares["images"] / 8
+    variance = max(seeds + images - squares["rest"] / 8, seeds, images)
+    freedom = variance**2 / (seeds**2 / 1 + images**2 / 3)
+    reach = stats.t.ppf(0.975, freedom) * np.sqrt(variance)
+    interval = crossed_interval(values, seeds=(0, 1))
+    np.testing.assert_allclose([interval.mean, interval.low, interval.high], [mean, mean - reach, mean + reach])
 
 
-def test_one_seed_resamples_images_alone_and_says_so() -> None:
+def test_one_seed_is_a_t_interval_over_images_and_says_so() -> None:
     outcomes = np.random.default_rng(0).random(400)
     interval = mean_interval({3: outcomes})
     assert not interval.covers_seeds
     assert interval.seeds == (3,)
-    standard_error = outcomes.std() / np.sqrt(400)
-    # 2,000 resamples know a 2.5% quantile to about 6% of the standard error; a tenth of the half width leaves room.
-    np.testing.assert_allclose(interval.high - interval.mean, 1.96 * standard_error, rtol=0.1)
+    expected = stats.ttest_1samp(outcomes, 0.0).confidence_interval(0.95)
+    np.testing.assert_allclose([interval.low, interval.high], [expected.low, expected.high])
 
 
 def test_seeds_widen_the_interval_when_they_differ() -> None:
@@ -64,15 +67,24 @@ def test_pairing_takes_out_what_makes_images_hard() -> None:
     assert mean_interval(first).low < mean_interval(second).high
 
 
-def test_coverage_is_nominal_where_images_make_the_uncertainty() -> None:
+@pytest.mark.parametrize(("seed_spread", "image_spread"), [(0.05, 0.3), (0.3, 0.3), (0.3, 0.05)])
+def test_coverage_is_nominal_whatever_varies(seed_spread: float, image_spread: float) -> None:
     random = np.random.default_rng(3)
-    trials, hits = 120, 0
+    trials, hits = 400, 0
     for _ in range(trials):
-        difference = 0.1 + 0.3 * random.normal(size=(1, 60)) + 0.05 * random.normal(size=(3, 60))
-        interval = bootstrap(difference, seeds=(0, 1, 2))
+        seeds = seed_spread * random.normal(size=(3, 1))
+        images = image_spread * random.normal(size=(1, 60))
+        interval = crossed_interval(0.1 + seeds + images + 0.05 * random.normal(size=(3, 60)), seeds=(0, 1, 2))
         hits += interval.low <= 0.1 <= interval.high
-    # Binomial with p = 0.95 stays within four standard deviations, 0.08, of it.
-    assert 0.87 <= hits / trials <= 1.0
+    # Binomial with p = 0.95 stays within four standard deviations, 0.044, of it.
+    assert 0.90 <= hits / trials <= 1.0
+
+
+def test_an_accuracy_stays_between_0_and_1() -> None:
+    nearly = {seed: np.r_[np.ones(20), seed / 2] for seed in range(2)}
+    interval = mean_interval(nearly)
+    assert interval.low >= 0.0
+    assert interval.high == 1.0
 
 
 def test_interval_turns_round_with_the_pair() -> None:

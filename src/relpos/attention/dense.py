@@ -78,7 +78,7 @@ def _pick(products: Float[Tensor, "B H N R"], rows: Int[Tensor, "*B N M"]) -> Fl
 
 
 def _meet(
-    x: Float[Tensor, "B H N D"], bias: Tensor | None, vectors: Float[Tensor, "H R D"], rows: Int[Tensor, "*B N M"]
+    x: Float[Tensor, "B H N D"], bias: Tensor | None, vectors: Float[Tensor, "#H R D"], rows: Int[Tensor, "*B N M"]
 ) -> Float[Tensor, "B H N M"]:
     """`<x[i] + bias, vectors[rows[i, j]]>`, never storing N x M x D."""
     if bias is not None:

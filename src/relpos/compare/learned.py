@@ -80,8 +80,10 @@ def attention_over_examples(model: VisionTransformer, task: Task) -> dict[str, A
         for weights in model.attention_maps(batch.to(device))
     ]
     stacked = torch.stack(maps, dim=1)  # [image, layer, head, row, column]
+    grey = batch.mean(dim=1)
+    low, high = grey.amin(), grey.amax()
     return {
-        "image": _rounded(batch.mean(dim=1), 3),
+        "image": _rounded((grey - low) / (high - low), 3),
         "label": [task.classes[label] for label in labels[chosen].tolist()],
         "predicted": [task.classes[label] for label in model(batch.to(device)).argmax(dim=-1).tolist()],
         "query": list(query),

@@ -21,7 +21,9 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def ordered_segment_sum(values: Float[Tensor, " I *C"], index: Int[Tensor, " I"], rows: int) -> Float[Tensor, " {rows} *C"]:
+def ordered_segment_sum(
+    values: Float[Tensor, " I *C"], index: Int[Tensor, " I"], rows: int
+) -> Float[Tensor, " {rows} *C"]:
     """`out[r] = sum of values[i] where index[i] == r`, summed in the order of `i`, in float32 or wider."""
     order = torch.argsort(index, stable=True)
     edges = torch.arange(rows + 1, device=index.device, dtype=index.dtype)

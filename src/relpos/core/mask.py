@@ -139,7 +139,7 @@ class Mask:
     def __and__(self, other: Mask) -> Mask:
         """The pairs both allow. Both may bound intervals of one order; every other part may come from one side only."""
         if not isinstance(other, Mask):
-            fail("a Mask on both sides of &", shape_of(other), "Use Mask.padding(valid), or DenseBias for N x M numbers.")
+            fail("a Mask on both sides of &", shape_of(other), "Use Mask.padding(valid), or a DenseBias term.")
         if (self.has_globals and (other.has_interval or other.has_globals)) or (
             other.has_globals and self.has_interval
         ):

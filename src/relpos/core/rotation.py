@@ -70,7 +70,7 @@ def rotate(
     else:
         require_number(magnitude, "magnitude", "above 0", "Leave it out for 1.")
     if angles.dtype not in (torch.float32, torch.float64):
-        fail("angles in float32 or float64", shape_of(angles), "Compute them in float32: half precision rounds 1995 to 1992.")
+        fail("angles in float32 or float64", shape_of(angles), "Half precision rounds 1995 to 1992; use float32.")
     wide = at_least_float32(x)
     cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
     cos, sin = cos.to(wide.dtype), sin.to(wide.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 
+from relpos.core.checks import fail
 from relpos.data.digits import Digits
 from relpos.data.task import Probe, Split, Task
 
@@ -18,8 +19,8 @@ def find_task(name: str) -> Task:
     """
     if name not in TASKS:
         near = difflib.get_close_matches(name, TASKS, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"expected a task among {', '.join(TASKS)}; got {name!r}.{hint}")
+        remedy = f"Did you mean {near[0]!r}?" if near else "relpos list tasks says what each is."
+        fail(f"a task among {', '.join(TASKS)}", repr(name), remedy)
     return TASKS[name]()
 
 

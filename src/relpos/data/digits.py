@@ -80,14 +80,27 @@ class Digits(Task):
             )
         }
 
+    @cached_property
+    def _level(self) -> tuple[float, float]:
+        """Mean and standard deviation of the training canvases' pixels: what every image is standardised by."""
+        digits, _ = self._splits["train"]
+        canvases = _place(digits, _CANVAS, 0, 0)
+        return canvases.mean().item(), canvases.std().item()
+
+    def _standardise(self, images: Float[Tensor, "*C height width"]) -> Float[Tensor, "*C height width"]:
+        mean, deviation = self._level
+        return (images - mean) / deviation
+
     @property
     def sizes(self) -> dict[str, int]:
         return {name: len(labels) for name, (_, labels) in self._splits.items()}
 
-    def batches(self, batch_size: int, seed: int) -> Iterator[tuple[Float[Tensor, "B C height width"], Int[Tensor, " B"]]]:
+    def batches(
+        self, batch_size: int, seed: int
+    ) -> Iterator[tuple[Float[Tensor, "B C height width"], Int[Tensor, " B"]]]:
         digits, labels = self._splits["train"]
         middle = (_CANVAS - _DIGIT) // 2
-        everywhere = torch.stack([_place(digits, _CANVAS, *offset) for offset in _cell(middle)])
+        everywhere = self._standardise(torch.stack([_place(digits, _CANVAS, *offset) for offset in _cell(middle)]))
         generator = torch.Generator().manual_seed(seed)
         while True:
             order = torch.randperm(len(labels), generator=generator)
@@ -135,7 +148,9 @@ class Digits(Task):
         ]
         return (test, *shifts, *canvases)
 
-    def examples(self, probe: Probe, split: Split) -> tuple[Float[Tensor, "n trials C height width"], Int[Tensor, " n"]]:
+    def examples(
+        self, probe: Probe, split: Split
+    ) -> tuple[Float[Tensor, "n trials C height width"], Int[Tensor, " n"]]:
         digits, labels = self._splits[split]
         canvas = probe.image_size[0]
         if probe.variant == "anywhere":
@@ -147,7 +162,7 @@ class Digits(Task):
                     for digit, offsets in zip(digits, places, strict=True)
                 ]
             )
-            return images, labels
+            return self._standardise(images), labels
         if probe.variant == "zoomed":
             side = _DIGIT * canvas // _CANVAS
             digits = F.interpolate(digits[:, None], size=side, mode="bilinear", align_corners=False)[:, 0]
@@ -159,4 +174,4 @@ class Digits(Task):
             offsets = [(steps[row], steps[column]) for row in steps for column in steps if (row, column) != (0, 0)]
         else:
             offsets = [(middle, middle)]
-        return torch.stack([_place(digits, canvas, *offset) for offset in offsets], dim=1), labels
+        return self._standardise(torch.stack([_place(digits, canvas, *offset) for offset in offsets], dim=1)), labels

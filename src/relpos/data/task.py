@@ -65,7 +65,9 @@ class Task(ABC):
         """Images for "train", "validation" and "test"."""
 
     @abstractmethod
-    def batches(self, batch_size: int, seed: int) -> Iterator[tuple[Float[Tensor, "B C height width"], Int[Tensor, " B"]]]:
+    def batches(
+        self, batch_size: int, seed: int
+    ) -> Iterator[tuple[Float[Tensor, "B C height width"], Int[Tensor, " B"]]]:
         """Training batches without end, the same for the same seed."""
 
     @property
@@ -74,5 +76,7 @@ class Task(ABC):
         """The probes, in the order they are shown; the first is the plain test, at the trained image size."""
 
     @abstractmethod
-    def examples(self, probe: Probe, split: Split) -> tuple[Float[Tensor, "n trials C height width"], Int[Tensor, " n"]]:
+    def examples(
+        self, probe: Probe, split: Split
+    ) -> tuple[Float[Tensor, "n trials C height width"], Int[Tensor, " n"]]:
         """The images of a probe in all their placements, and their labels; the same on every call."""

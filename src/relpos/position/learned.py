@@ -63,7 +63,7 @@ class LearnedPositionEmbedding(Mechanism):
             require_int(seq_len, "seq_len", at_least=1)
         elif not isinstance(grid_size, tuple | list):
             fail("grid_size to be (rows, columns) or more axes", shape_of(grid_size), "Pass a tuple of integers.")
-        self.sizes = (seq_len,) if grid_size is None else tuple(Grid(*grid_size).sizes)
+        self.sizes = (Sequence(seq_len or 0).length,) if grid_size is None else tuple(Grid(*grid_size).sizes)
         self.is_grid = grid_size is not None
         self.prefix = prefix
         self.pos_embed = nn.Parameter(torch.empty(1, prefix + math.prod(self.sizes), embed_dim))

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from relpos.core.checks import fail
+
 if TYPE_CHECKING:
     from relpos.position.mechanism import Mechanism, Site
 
@@ -77,6 +79,6 @@ def find(name: str) -> Preset:
         )
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"expected a position among {', '.join(known)}; got {name!r}.{hint}")
+        remedy = f"Did you mean {near[0]!r}?" if near else "relpos list positions says what each is."
+        fail(f"a position among {', '.join(known)}", repr(name), remedy)
     return known[name]

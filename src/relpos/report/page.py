@@ -32,7 +32,6 @@ from relpos.report.results import (
     runs,
     token_counts,
 )
-from relpos.report.statistics import RESAMPLES
 from relpos.report.table import Column, ComparisonTable, build_table
 from relpos.report.verdict import ProbeVerdict, judge
 from relpos.report.wording import (
@@ -167,7 +166,6 @@ def _context(results: Results) -> dict[str, Any]:
         "probe_groups": {group: probes(results, group) for group in ("test", "shift", "canvas")},
         "command": command_line(results),
         "citation": citation(results),
-        "resamples": RESAMPLES,
         "style": _asset("templates/style.css"),
         "script": _asset("templates/charts.js") + _asset("templates/sort.js"),
         "uplot_script": _asset("vendor/uplot/uPlot.iife.min.js"),
