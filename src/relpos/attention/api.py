@@ -75,7 +75,7 @@ def _choose(call: Call, backend: str) -> Explanation:
         elif chosen is None:
             chosen = engine.NAME
         else:
-            passed_over[engine.NAME] = f"{chosen} can do it and is faster"
+            passed_over[engine.NAME] = f"{chosen}, which is asked first, can do it"
     assert chosen is not None, "the reference can do everything"
     return Explanation(chosen, passed_over)
 

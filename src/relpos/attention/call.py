@@ -37,7 +37,9 @@ from relpos.core.checks import fail, require_device, require_number, require_pro
 class Mechanism(Protocol):
     """What attention needs of a position mechanism (`relpos.position.Mechanism` is one)."""
 
-    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms: ...
+    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        """What it says to attention."""
+        ...
 
 
 @dataclass(frozen=True)

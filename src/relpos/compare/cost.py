@@ -49,6 +49,7 @@ class _Step:
         self.depth = recipe.depth if size.depth is None else size.depth
         rows, columns = (side * size.scale for side in task.image_size)
         self.device = torch.device(settings.device)
+        self.half = settings.precision == "bf16-mixed"
         torch.manual_seed(0)
         small = replace(recipe, depth=self.depth)
         self.model: VisionTransformer = small.build(task, position, img_size=(rows, columns)).to(self.device)
@@ -61,7 +62,9 @@ class _Step:
         """Milliseconds of one step."""
         self._wait()
         started = time.perf_counter()
-        F.cross_entropy(self.model(self.images), self.labels).backward()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            loss = F.cross_entropy(self.model(self.images), self.labels)
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._wait()
@@ -128,7 +131,7 @@ def time_steps(settings: Settings, watch: Callable[[str], None] | None = None) -
 def memory_of_step(position: str, scale: int, settings: Settings) -> float:
     """Peak memory of two training steps in MiB above the process's size before the model; run it in a fresh process."""
     size = next(size for size in SIZES if size.scale == scale)
-    warm_up(find_task(settings.task), settings.recipe, torch.device(settings.device))
+    warm_up(find_task(settings.task), settings.recipe, torch.device(settings.device), settings.precision)
     memory = PeakMemory(torch.device(settings.device))
     step = _Step(position, size, settings)
     step()

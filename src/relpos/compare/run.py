@@ -17,10 +17,10 @@ from relpos.models import VisionTransformer, count_parameters
 from relpos.train import Progress, Recipe, predict, train
 
 
-def warm_up(task: Task, recipe: Recipe, device: torch.device) -> None:
+def warm_up(task: Task, recipe: Recipe, device: torch.device, precision: str) -> None:
     """One small step, so that what a process loads on first use does not count as a model's memory."""
     small = replace(recipe, steps=1, batch_size=2, depth=1)
-    train(task, "none", small, seed=0, device=device)
+    train(task, "none", small, seed=0, device=device, precision=precision)
 
 
 def run(job: Job, settings: Settings, watch: Callable[[Progress], None] | None = None) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def run(job: Job, settings: Settings, watch: Callable[[Progress], None] | None =
     device = torch.device(settings.device)
     task = find_task(settings.task)
     recipe = replace(settings.recipe, position_learning_rate_multiplier=job.multiplier)
-    warm_up(task, recipe, device)
+    warm_up(task, recipe, device, settings.precision)
     memory = PeakMemory(device)
     started = time.perf_counter()
     model, curve = train(

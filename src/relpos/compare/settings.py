@@ -30,6 +30,7 @@ class Job:
 
     @property
     def id(self) -> str:
+        """The record's name: `relative_2d--recipe--seed0`."""
         return f"{self.position}--{self.variant}--seed{self.seed}"
 
 

@@ -46,18 +46,22 @@ class Sequence:
 
     @property
     def axes(self) -> int:
+        """How many axes."""
         return 1
 
     @property
     def count(self) -> int:
+        """How many tokens, prefix included."""
         return self.prefix + self.length
 
     @property
     def low(self) -> tuple[int, ...]:
+        """The smallest coordinate of each axis."""
         return (self.start,)
 
     @property
     def high(self) -> tuple[int, ...]:
+        """The largest coordinate of each axis."""
         return (self.start + max(self.length, 1) - 1,)
 
     def tokens(self, device: torch.device | None = None) -> Shaped[Tensor, "N A"]:
@@ -96,18 +100,22 @@ class Grid:
 
     @property
     def axes(self) -> int:
+        """How many axes."""
         return len(self.sizes)
 
     @property
     def count(self) -> int:
+        """How many tokens, prefix included."""
         return self.prefix + math.prod(self.sizes)
 
     @property
     def low(self) -> tuple[int, ...]:
+        """The smallest coordinate of each axis."""
         return (0,) * self.axes
 
     @property
     def high(self) -> tuple[int, ...]:
+        """The largest coordinate of each axis."""
         return tuple(size - 1 for size in self.sizes)
 
     def tokens(self, device: torch.device | None = None) -> Shaped[Tensor, "N A"]:
@@ -170,10 +178,12 @@ class Positions:
 
     @property
     def axes(self) -> int:
+        """How many axes."""
         return len(self.low)
 
     @property
     def count(self) -> int:
+        """How many tokens, prefix included."""
         return self.prefix + self.values.shape[-2]
 
     def tokens(self, device: torch.device | None = None) -> Shaped[Tensor, "*B N A"]:

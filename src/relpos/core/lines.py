@@ -75,6 +75,7 @@ class Ramp:
 
     @property
     def is_affine(self) -> bool:
+        """Whether this side is consecutive integers."""
         return self.prefix == 0 and len(self.sizes) == 1
 
 

@@ -176,6 +176,7 @@ class Mask:
 
     @property
     def has_globals(self) -> bool:
+        """Whether some token may ignore the interval."""
         return self.query_global is not None or self.key_global is not None
 
     @property
@@ -186,6 +187,8 @@ class Mask:
     @property
     def may_blank_rows(self) -> bool:
         """Whether some row may see nothing, as far as can be told without reading tensors."""
+        if any(bound is not None and bound < 0 for bound in (self.left, self.right)):
+            return True
         plain = replace(self, left=None, right=None)
         return any(getattr(plain, field.name) is not None for field in fields(plain))
 

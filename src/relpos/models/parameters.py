@@ -24,6 +24,7 @@ class Count:
 
     @property
     def total(self) -> int:
+        """Weights and biases together."""
         return self.weights + self.biases
 
     def __add__(self, other: Count) -> Count:

@@ -171,18 +171,19 @@ class OffsetBias(Mechanism):
             queries, keys = queries.raster(), None if keys is None else keys.raster()
         line = lines(queries, keys, device=self.device)
         offsets = line.offsets()
-        values = self.bias(offsets)
-        if not isinstance(values, Tensor) or values.dim() != 2 or values.shape[1] != line.length:
-            fail(
-                f"{type(self).__name__}.bias to return [heads, {line.length}]",
-                shape_of(values),
-                "Return one value a head for each entry of offsets.kind.",
-            )
-        if line.length != line.layout.tokens:
-            own = self.prefix_bias()
-            three = values.new_zeros(values.shape[0], 3) if own is None else own
-            by_kind = torch.cat([values.new_zeros(values.shape[0], 1), three], dim=1)
-            values = torch.where(offsets.kind == Kind.TOKENS, values, spread(by_kind, offsets))
+        with torch.autocast(self.device.type, enabled=False):  # values are computed in float32, also there
+            values = self.bias(offsets)
+            if not isinstance(values, Tensor) or values.dim() != 2 or values.shape[1] != line.length:
+                fail(
+                    f"{type(self).__name__}.bias to return [heads, {line.length}]",
+                    shape_of(values),
+                    "Return one value a head for each entry of offsets.kind.",
+                )
+            if line.length != line.layout.tokens:
+                own = self.prefix_bias()
+                three = values.new_zeros(values.shape[0], 3) if own is None else own
+                by_kind = torch.cat([values.new_zeros(values.shape[0], 1), three], dim=1)
+                values = torch.where(offsets.kind == Kind.TOKENS, values, spread(by_kind, offsets))
         return Terms(LineBias(at_least_float32(values), line))
 
 

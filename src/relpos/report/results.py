@@ -75,6 +75,7 @@ class Contender:
 
     @property
     def label(self) -> str:
+        """The position, and the growth rule where there is one."""
         return self.position if self.growth is None else f"{self.position} ({self.growth})"
 
 

@@ -47,6 +47,7 @@ class Interval:
 
     @property
     def covers_zero(self) -> bool:
+        """Whether no difference is among what the interval allows."""
         return self.low <= 0.0 <= self.high
 
 

@@ -70,6 +70,7 @@ class ProbeVerdict:
 
     @property
     def worse(self) -> tuple[Standing, ...]:
+        """The standings below the best."""
         return tuple(standing for standing in self.standings if standing.relation == "worse")
 
 

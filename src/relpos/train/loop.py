@@ -1,6 +1,6 @@
 """The training loop: AdamW, warm-up and cosine, gradient clipping; repeatable bit for bit at a stated thread count.
 
-Device and precision are accelerate's business. All randomness (initialisation, batches, dropout) comes from one seed.
+Precision is accelerate's business. All randomness (initialisation, batches, dropout) comes from one seed.
 """
 
 from __future__ import annotations
@@ -114,10 +114,15 @@ def train(
         The trained model in evaluation mode, and its curve.
     """
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
     if precision not in PRECISIONS:
         fail(f"a precision among {', '.join(PRECISIONS)}", repr(precision), "Choose one of them.")
-    accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=PRECISIONS[precision])
+    # Its state is one for the process, and the run before may have had another device or precision. Placement is ours:
+    # it would take cuda:0 whatever `device` says.
+    AcceleratorState._reset_state(reset_partial_state=True)
+    cpu = device.type == "cpu"
+    accelerator = Accelerator(cpu=cpu, device_placement=False, mixed_precision=PRECISIONS[precision])
     torch.manual_seed(seed)
     built = recipe.build(task, position).to(device)
     optimizer = torch.optim.AdamW(parameter_groups(built, recipe), lr=recipe.learning_rate, betas=(0.9, 0.999))

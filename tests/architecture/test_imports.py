@@ -1,0 +1,113 @@
+"""The arrows of the house, walked in the source: who may import whom, wherever in a file the import stands."""
+
+from __future__ import annotations
+
+import ast
+import sys
+
+import pytest
+from source import imports, imports_of, modules, part, tree
+
+BELOW_LAYERS = {"core", "position", "patterns", "attention"}
+BELOW_MODELS = BELOW_LAYERS | {"layers"}
+BELOW_TRAIN = BELOW_MODELS | {"models", "optim", "data"}
+BELOW_COMPARE = BELOW_TRAIN | {"train", "interop"}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "core": set(),
+    "position": {"core"},
+    "patterns": {"core"},
+    "attention": {"core"},
+    "layers": BELOW_LAYERS,
+    "models": BELOW_MODELS,
+    "optim": {"core"},
+    "data": {"core"},
+    "train": BELOW_TRAIN,
+    "interop": BELOW_TRAIN,
+    "compare": BELOW_COMPARE | {""},  # the root for its version
+    "report": set(),
+    "cli": BELOW_COMPARE | {"compare", "report", ""},
+    "compat": BELOW_TRAIN,
+    "": BELOW_MODELS | {"models", "optim", "compat"},
+}
+"""Part to the parts below it that it may import, besides itself."""
+
+CORE_MAY_IMPORT = {"torch", "jaxtyping", "numpy"}
+
+
+def wrong_arrows(module: str) -> list[str]:
+    """What a module imports against the direction of the house, each as a line that names the arrow."""
+    own = part(module)
+    allowed = MAY_IMPORT[own] | {own}
+    return [
+        f"{module}:{one.line} imports {one.target}: the arrow {own or 'relpos'} -> {part(one.target) or 'relpos'} runs "
+        f"the wrong way; {own or 'relpos'} may import {', '.join(sorted(name or 'relpos' for name in allowed))}"
+        for one in imports(module)
+        if one.target.split(".")[0] == "relpos" and part(one.target) not in allowed
+    ]
+
+
+@pytest.mark.parametrize("module", list(modules()))
+def test_arrows_run_one_way(module: str) -> None:
+    assert part(module) in MAY_IMPORT, f"{module} belongs to no known part: say here what it may import"
+    assert not wrong_arrows(module), "\n".join(wrong_arrows(module))
+
+
+@pytest.mark.parametrize("module", [name for name in modules() if part(name) == "core"])
+def test_core_needs_torch_and_little_else(module: str) -> None:
+    outside = {one.target.split(".")[0] for one in imports(module)} - {"relpos"} - sys.stdlib_module_names
+    assert outside <= CORE_MAY_IMPORT, f"{module} imports {outside - CORE_MAY_IMPORT}"
+
+
+@pytest.mark.parametrize("module", [name for name in modules() if part(name) == "report"])
+def test_report_knows_results_alone(module: str) -> None:
+    outside = [one for one in imports(module) if one.target.split(".")[0] in ("torch", "relpos", "jaxtyping")]
+    foreign = [one for one in outside if one.target.split(".")[0] != "relpos" or part(one.target) != "report"]
+    assert not foreign, f"{module} imports {', '.join(f'{one.target} (line {one.line})' for one in foreign)}"
+
+
+def engines() -> list[str]:
+    """The engines: modules or packages of attention that carry a NAME."""
+    found = []
+    for name in modules():
+        if part(name) != "attention":
+            continue
+        targets = [target for node in tree(name).body if isinstance(node, ast.Assign) for target in node.targets]
+        if any(isinstance(target, ast.Name) and target.id == "NAME" for target in targets):
+            found.append(name)
+    return found
+
+
+def test_engines_never_import_one_another() -> None:
+    found = engines()
+    assert {"relpos.attention.reference", "relpos.attention.sdpa"} <= set(found)
+    for engine in found:
+        for one in imports(engine):
+            for other in found:
+                inside = one.target == other or one.target.startswith(other + ".")
+                assert not inside or other == engine, f"{engine}:{one.line} imports the engine {other}"
+
+
+def test_only_the_api_imports_engines() -> None:
+    found = engines()
+    for name in modules():
+        if name in found or name == "relpos.attention.api" or any(name.startswith(engine + ".") for engine in found):
+            continue
+        for one in imports(name):
+            assert one.target not in found, (
+                f"{name}:{one.line} imports the engine {one.target}; the api chooses engines"
+            )
+
+
+def test_imports_inside_functions_are_seen() -> None:
+    source = "def f():\n    if True:\n        from relpos import attention\n        import relpos.report.page as p\n"
+    found = list(imports_of(ast.parse(source), "relpos.core.x", False, frozenset({"relpos.attention"})))
+    assert [(one.target, one.line) for one in found] == [("relpos.attention", 3), ("relpos.report.page", 4)]
+
+
+def test_relative_and_dynamic_imports_are_seen() -> None:
+    source = 'from ..attention import api\nimport importlib\nimportlib.import_module("relpos.cli")\n'
+    found = list(imports_of(ast.parse(source), "relpos.core.x", False, frozenset({"relpos.attention.api"})))
+    assert [one.target for one in found] == ["relpos.attention.api", "importlib", "relpos.cli"]
+    inside = list(imports_of(ast.parse("from . import lines"), "relpos.core", True, frozenset({"relpos.core.lines"})))
+    assert [one.target for one in inside] == ["relpos.core.lines"]

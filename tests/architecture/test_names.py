@@ -1,0 +1,116 @@
+"""Public names: exported, sorted, documented; files short; a test for every mechanism."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from types import ModuleType
+from typing import Any
+
+import pytest
+from source import ROOT, SOURCE, modules, part
+
+import relpos
+from relpos.position import Mechanism, OffsetBias
+from relpos.position.mechanism import Sum
+
+MOST_LINES = 400
+
+
+def test_exported_names_are_sorted_and_there() -> None:
+    assert relpos.__all__ == sorted(relpos.__all__)
+    assert len(relpos.__all__) == len(set(relpos.__all__))
+    for name in relpos.__all__:
+        assert hasattr(relpos, name), f"relpos.__all__ has {name}, relpos has not"
+
+
+def test_everything_public_at_the_root_is_exported() -> None:
+    public = {
+        name for name, value in vars(relpos).items() if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    assert public == set(relpos.__all__)
+
+
+@pytest.mark.parametrize("name", relpos.__all__)
+def test_exported_names_have_a_docstring_of_their_own(name: str) -> None:
+    value = getattr(relpos, name)
+    document = value.__doc__ or ""
+    assert document.strip(), f"relpos.{name} has no docstring"
+    assert not document.startswith(f"{name}("), f"relpos.{name} has the docstring that dataclasses make up"
+
+
+def undocumented(module: ModuleType) -> list[str]:
+    """Public functions, classes, methods and properties defined in a module that say nothing, inherited or not."""
+
+    def says_nothing(value: Any) -> bool:
+        document = inspect.getdoc(value)
+        return not (document and document.strip())
+
+    found = []
+    for name, value in vars(module).items():
+        if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
+            continue
+        if inspect.isfunction(value) and says_nothing(value):
+            found.append(name)
+        if not inspect.isclass(value):
+            continue
+        if says_nothing(value) or (value.__doc__ or "").startswith(f"{name}("):
+            found.append(name)
+        for inner in vars(value):
+            member = inspect.getattr_static(value, inner)
+            is_code = isinstance(member, property | classmethod | staticmethod) or inspect.isfunction(member)
+            if is_code and not inner.startswith("_") and says_nothing(getattr(value, inner)):
+                found.append(f"{name}.{inner}")
+    return found
+
+
+@pytest.mark.parametrize("module", [name for name in modules() if not name.endswith("__main__")])
+def test_public_code_has_docstrings(module: str) -> None:
+    loaded = importlib.import_module(module)
+    assert inspect.getdoc(loaded), f"{module} does not say what it is"
+    assert not undocumented(loaded), f"{module}: no docstring on {', '.join(undocumented(loaded))}"
+
+
+def test_files_hold_one_concept() -> None:
+    long = {
+        str(path.relative_to(SOURCE)): count
+        for path in SOURCE.rglob("*")
+        if path.suffix in (".py", ".js", ".css", ".j2") and "vendor" not in path.parts
+        if (count := len(path.read_text(encoding="utf-8").splitlines())) > MOST_LINES
+    }
+    assert not long, f"over {MOST_LINES} lines: {long}"
+
+
+def mechanism_modules() -> list[str]:
+    """The modules of relpos.position that define a mechanism for use."""
+    found = []
+    for name in modules():
+        if part(name) != "position":
+            continue
+        for value in vars(importlib.import_module(name)).values():
+            if not inspect.isclass(value) or value.__module__ != name:
+                continue
+            if issubclass(value, Mechanism) and value not in (Mechanism, OffsetBias, Sum):
+                found.append(name.split(".")[-1])
+                break
+    return found
+
+
+def test_there_are_mechanisms() -> None:
+    assert {"none", "learned", "relative"} <= set(mechanism_modules())
+
+
+@pytest.mark.parametrize("name", mechanism_modules())
+def test_every_mechanism_has_a_test_file(name: str) -> None:
+    path = ROOT / "tests" / "position" / f"test_{name}.py"
+    assert path.is_file(), f"position/{name}.py has no tests/position/test_{name}.py"
+
+
+@pytest.mark.parametrize("name", mechanism_modules())
+def test_every_mechanism_is_offered_by_name(name: str) -> None:
+    offered = importlib.import_module(f"relpos.position.{name}").PRESETS
+    assert offered
+    for preset in offered:
+        assert preset.summary.count(".") >= 2, f"{preset.name}: two sentences, what it is and what to expect"
+        assert preset.source
+        assert set(preset.token_axes) <= {1, 2, 3}

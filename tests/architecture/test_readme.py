@@ -1,0 +1,120 @@
+"""What README.md and CONTRIBUTING.md claim, as far as a test can check it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+from source import ROOT
+
+import relpos
+from relpos.cli import VERBS
+from relpos.position import presets
+
+README = ROOT / "README.md"
+TEXT = README.read_text(encoding="utf-8") if README.exists() else ""
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/results.md", "docs/log.md")]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [body for name, body in found if name == language]
+
+
+def project() -> dict[str, object]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_are_there(page: object) -> None:
+    assert page.is_file()  # type: ignore[attr-defined]
+
+
+def test_the_two_commands_name_what_exists() -> None:
+    commands = [line for block in blocks(TEXT, "bash") for line in block.splitlines()]
+    assert len(commands) == 2, "two commands: one installs and compares, one installs and tests"
+    assert commands[0].endswith("relpos compare")
+    assert "pytest" in commands[1]
+    extras = project()["optional-dependencies"]
+    for command in commands:
+        for constraint in re.findall(r"-c (\S+)", command):
+            assert (ROOT / constraint).is_file()
+        for named in re.findall(r"\[([\w,]+)\]", command):
+            assert set(named.split(",")) <= set(extras)  # type: ignore[call-overload]
+
+
+def test_ci_runs_the_command_that_readme_marks() -> None:
+    assert "<!-- test command -->\n```bash\n" in TEXT
+
+
+def test_the_library_example_runs() -> None:
+    (example,) = blocks(TEXT, "python")
+    assert len([line for line in example.splitlines() if line.strip()]) <= 10
+    exec(compile(example, "README.md", "exec"), {})
+
+
+def test_the_table_has_every_mechanism_and_no_other() -> None:
+    table = TEXT.split("## Position mechanisms")[1].split("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)) == sorted(presets())
+
+
+def test_the_table_says_how_each_grows() -> None:
+    from relpos.core import Grid
+    from relpos.position import Site
+
+    site = Site(num_heads=2, head_dim=4, embed_dim=8, queries=Grid(4, 4))
+    for name, preset in presets().items():
+        (row,) = re.findall(rf"^\| `{name}` \|.*$", TEXT, flags=re.MULTILINE)
+        for rule in preset.build(site).growth:
+            assert rule in row, f"README's row of {name} leaves out {rule!r}"
+
+
+def test_the_table_has_every_engine_and_no_other() -> None:
+    table = TEXT.split("## Engines")[1].split("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)) == sorted(relpos.backends())
+
+
+def test_every_verb_in_the_text_exists() -> None:
+    for page in PAGES:
+        for verb in re.findall(r"\brelpos ([a-z]+)\b", "\n".join(re.findall(r"`([^`\n]+)`", page.read_text()))):
+            assert verb in VERBS, f"{page.name} names relpos {verb}"
+
+
+def test_options_in_the_synopsis_exist() -> None:
+    from jsonargparse import ArgumentParser
+
+    from relpos.cli import compare_verb, list_verb, train_verb
+
+    (synopsis,) = [block for block in blocks(TEXT, "") if "relpos compare" in block]
+    for line, verb in zip(synopsis.splitlines(), (compare_verb, train_verb, list_verb), strict=True):
+        parser = ArgumentParser()
+        verb.add_arguments(parser)
+        known = {option for action in parser._actions for option in action.option_strings}
+        options = set(re.findall(r"--[a-z]+", line))
+        assert options <= known, f"README names {options - known}"
+        own = known - {"-h", "--help", "--print_config", "--config", "--print_shtab", "--debug"}
+        if verb is compare_verb:
+            assert own <= options, f"README leaves out {own - options}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_local_links_lead_somewhere(page: object) -> None:
+    text = page.read_text(encoding="utf-8")  # type: ignore[attr-defined]
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links {target}"  # type: ignore[attr-defined]
+
+
+def test_versions_agree() -> None:
+    assert project()["version"] == relpos.__version__
+    assert relpos.__version__ in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_constraints_are_exact() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line.strip() and not line.startswith("#")]
+    assert "torch==2.13.0" in pins
+    for pin in pins:
+        assert re.fullmatch(r"[\w.\-]+==[\w.+]+( *;.*)?", pin), pin

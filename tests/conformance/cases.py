@@ -1,0 +1,75 @@
+"""Named places for tokens: the smallest that show each way of going wrong. Tests and benchmarks share them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from relpos import Grid, Positions, Sequence
+from relpos.core import Coordinates
+
+
+@dataclass(frozen=True)
+class Case:
+    """Queries and keys, and the heads that look at them.
+
+    Attributes:
+        keys: None where they are the queries themselves.
+        groups: key heads; heads where None.
+    """
+
+    name: str
+    queries: Coordinates
+    keys: Coordinates | None = None
+    heads: int = 3
+    groups: int | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def axes(self) -> int:
+        return self.queries.axes
+
+    @property
+    def prefix(self) -> int:
+        """The longest prefix on either side."""
+        return max(self.queries.prefix, 0 if self.keys is None else self.keys.prefix)
+
+    @property
+    def irregular(self) -> bool:
+        return any(isinstance(side, Positions) for side in (self.queries, self.keys))
+
+
+SHUFFLED = Positions(torch.tensor([4, 0, 3, 3]), low=0, high=5)
+CELLS = Positions(torch.tensor([[1, 0], [0, 2], [1, 2]]), low=(0, 0), high=(1, 2))
+
+CASES = [
+    Case("one token", Sequence(1)),
+    Case("odd length", Sequence(7)),
+    Case("prime length, 12 heads", Sequence(13), heads=12),
+    Case("grouped keys", Sequence(5), heads=12, groups=4),
+    Case("more keys", Sequence(4), Sequence(9)),
+    Case("more queries", Sequence(6), Sequence(2)),
+    Case("a cache", Sequence(1, start=6), Sequence(7)),
+    Case("queries that start late", Sequence(3, start=5), Sequence(8)),
+    Case("both start below 0", Sequence(4, start=-6), Sequence(5, start=-4)),
+    Case("a prefix token", Sequence(5, prefix=1)),
+    Case("three prefix tokens", Sequence(4, prefix=3)),
+    Case("a prefix of queries", Sequence(3, prefix=1), Sequence(4)),
+    Case("a prefix of keys", Sequence(3), Sequence(4, prefix=3)),
+    Case("shuffled", SHUFFLED),
+    Case("shuffled queries", SHUFFLED, Sequence(5)),
+    Case("1 x 1", Grid(1, 1)),
+    Case("1 x n", Grid(1, 5)),
+    Case("n x 1", Grid(4, 1), heads=12),
+    Case("4 x 8", Grid(4, 8)),
+    Case("5 x 3 with a prefix token", Grid(5, 3, prefix=1)),
+    Case("2 x 3 with three prefix tokens", Grid(2, 3, prefix=3)),
+    Case("unequal grids", Grid(3, 2), Grid(2, 4)),
+    Case("unequal grids and prefixes", Grid(2, 2, prefix=1), Grid(3, 2, prefix=3)),
+    Case("some cells", CELLS, Grid(2, 3)),
+    Case("2 x 3 x 2", Grid(2, 3, 2)),
+]
+"""Every declared pair of engine and dtype meets the first and some others of these; one pair meets them all."""

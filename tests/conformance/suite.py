@@ -1,0 +1,553 @@
+"""What every position mechanism must show, in every engine. A mechanism's test brings two things, the suite the rest:
+
+    class TestMyBias(MechanismSuite):
+        axes = (1,)
+        translation_invariant = True
+
+        def build(self, site):                                    # a constructor
+            return MyBias(site.num_heads)
+
+        def oracle_bias(self, mechanism, queries, keys):          # an independent oracle: loops, or published code
+            return ...                                            # [1 or H, N, M] from the mechanism's own parameters
+
+The oracle must import nothing from relpos. It is handed a copy of the mechanism in another dtype, reads its parameters,
+and autograd runs through it: values and all gradients are compared by the rule in `tolerance.py`. A mechanism that is
+no bias overrides `oracle_attention` or `oracle_embed` instead.
+
+Class attributes say what holds, and what is declared is tested:
+
+    axes                   numbers of axes of the coordinates it takes
+    prefixes               whether tokens may be prefixes
+    cross                  whether queries and keys may have coordinates of their own
+    irregular              whether it takes `Positions`
+    translation_invariant  whether moving queries and keys alike changes nothing
+    causal                 whether it is only defined for keys that are not in the future
+    declared               pairs of engine and dtype that always run
+    lacks                  engine to the word that its NotImplementedError names
+
+Engines that are registered later are sampled without a change here.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import oracle
+import relpos
+from conformance.cases import CASES, Case
+from relpos import Grid, Mask, Mechanism, Positions, Sequence, Site, attention
+from relpos.core import Coordinates
+from tolerance import assert_close, rms, yardstick_dtype
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+WIDTH = 4
+BATCH = 2
+
+
+@dataclass(frozen=True)
+class Run:
+    """One comparison: a case in an engine and a dtype."""
+
+    case: Case
+    engine: str
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.case}, {self.engine}, {str(self.dtype).removeprefix('torch.')}"
+
+
+@dataclass
+class Inputs:
+    """q, k, v and the gradient of the output."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    upstream: Tensor
+
+    def to(self, dtype: torch.dtype) -> Inputs:
+        return Inputs(*(x.to(dtype) for x in (self.q, self.k, self.v, self.upstream)))
+
+
+def inputs(case: Case, dtype: torch.dtype, batch: int = BATCH) -> Inputs:
+    keys = case.queries if case.keys is None else case.keys
+    groups = case.heads if case.groups is None else case.groups
+    torch.manual_seed(7)
+    return Inputs(
+        torch.randn(batch, case.heads, case.queries.count, WIDTH).to(dtype),
+        torch.randn(batch, groups, keys.count, WIDTH).to(dtype),
+        torch.randn(batch, groups, keys.count, WIDTH).to(dtype),
+        torch.randn(batch, case.heads, case.queries.count, WIDTH).to(dtype),
+    )
+
+
+def gradients(output: Tensor, given: Inputs, module: Mechanism, leaves: list[Tensor]) -> dict[str, Tensor]:
+    """The gradients of q, k, v and every parameter, zeros where nothing depends on one."""
+    names = ["q", "k", "v", *(name for name, _ in module.named_parameters())]
+    tensors = [*leaves, *module.parameters()]
+    found = torch.autograd.grad(output, tensors, given.upstream.to(output.dtype), allow_unused=True)
+    return {
+        name: torch.zeros_like(x) if gradient is None else gradient
+        for name, x, gradient in zip(names, tensors, found, strict=True)
+    }
+
+
+class MechanismSuite:
+    """Base of a mechanism's conformance test; see the file's head."""
+
+    axes: ClassVar[tuple[int, ...]] = (1, 2, 3)
+    prefixes: ClassVar[bool] = True
+    cross: ClassVar[bool] = True
+    irregular: ClassVar[bool] = True
+    translation_invariant: ClassVar[bool] = False
+    causal: ClassVar[bool] = False
+    declared: ClassVar[tuple[tuple[str, torch.dtype], ...]] = (
+        ("reference", torch.float32),
+        ("reference", torch.bfloat16),
+        ("sdpa", torch.float32),
+        ("sdpa", torch.bfloat16),
+    )
+    lacks: ClassVar[dict[str, str]] = {}
+    sampled: ClassVar[int] = 10
+
+    # what a mechanism's test brings
+
+    def build(self, site: Site) -> Mechanism:
+        """The mechanism for a site, its parameters not at zero."""
+        raise NotImplementedError
+
+    def oracle_bias(self, mechanism: Any, queries: Coordinates, keys: Coordinates) -> Tensor | None:
+        """The bias of every pair, `[1 or H, N, M]`, from the parameters of `mechanism`; None for no bias."""
+        return None
+
+    def oracle_attention(
+        self,
+        mechanism: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        queries: Coordinates,
+        keys: Coordinates,
+        allowed: Tensor | None,
+    ) -> Tensor:
+        """Attention under the mechanism, by loops; override where it is more than a bias."""
+        bias = self.oracle_bias(mechanism, queries, keys)
+        return oracle.attention(q, k, v, bias=None if bias is None else bias[None], allowed=allowed)[0]
+
+    def oracle_embed(self, mechanism: Any, x: Tensor, coordinates: Coordinates) -> Tensor:
+        """Tokens `[B, N, E]` with the mechanism's absolute position; override where it has one."""
+        return x
+
+    # what is run
+
+    def takes(self, case: Case) -> bool:
+        """Whether the case is within what the class attributes declare."""
+        return (
+            case.axes in self.axes
+            and (self.prefixes or not case.prefix)
+            and (self.cross or case.keys is None)
+            and (self.irregular or not case.irregular)
+        )
+
+    def cases(self) -> list[Case]:
+        return [case for case in CASES if self.takes(case)]
+
+    def runs(self) -> list[Run]:
+        """Every case by the definition in float64; each declared pair on a few; a seeded sample of all the rest."""
+        cases = self.cases()
+        chance = random.Random(type(self).__name__)
+        always = [Run(case, "reference", torch.float64) for case in cases]
+        for engine, dtype in self.declared:
+            always += [Run(case, engine, dtype) for case in chance.sample(cases, min(4, len(cases)))]
+        product = (Run(*run) for run in itertools.product(cases, relpos.backends(), DTYPES))
+        rest = [run for run in product if run not in always]
+        return always + chance.sample(rest, min(self.sampled, len(rest)))
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "run" in metafunc.fixturenames:
+            metafunc.parametrize("run", self.runs(), ids=str)
+        if "case" in metafunc.fixturenames:
+            metafunc.parametrize("case", self.cases(), ids=str)
+        if "engine" in metafunc.fixturenames:
+            metafunc.parametrize("engine", list(relpos.backends()))
+
+    def made(self, case: Case, dtype: torch.dtype = torch.float32) -> Mechanism:
+        """The mechanism of a case, always the same, in the dtype."""
+        torch.manual_seed(13)
+        return self.at(case.queries, case.keys, case.heads).to(dtype)
+
+    def at(self, queries: Coordinates, keys: Coordinates | None, heads: int = 3) -> Mechanism:
+        return self.build(
+            Site(
+                num_heads=heads,
+                head_dim=WIDTH,
+                embed_dim=heads * WIDTH,
+                queries=queries,
+                keys=keys,
+                causal=self.causal,
+                init_std=1.0,
+            )
+        )
+
+    def attend(self, engine: str, *tensors: Tensor, **arguments: Any) -> Tensor | None:
+        """`relpos.attention`, or None where the engine declares that it lacks something and says so."""
+        if engine in self.lacks:
+            with pytest.raises(NotImplementedError, match=self.lacks[engine]):
+                attention(*tensors, backend=engine, **arguments)
+            return None
+        output = attention(*tensors, backend=engine, **arguments)
+        assert isinstance(output, Tensor)
+        return output
+
+    # values and gradients
+
+    def test_values_and_gradients(self, run: Run) -> None:
+        """Output and the gradients of q, k, v and every parameter."""
+        case, dtype = run.case, run.dtype
+        keys = case.queries if case.keys is None else case.keys
+        given, mechanism = inputs(case, dtype), self.made(case, dtype)
+        leaves = [x.requires_grad_() for x in (given.q, given.k, given.v)]
+        output = self.attend(run.engine, *leaves, position=mechanism, queries=case.queries, keys=case.keys)
+        if output is None:
+            return
+        assert output.dtype == dtype
+        found = {"output": output, **gradients(output, given, mechanism, leaves)}
+
+        def by_loops(wide: torch.dtype) -> dict[str, Tensor]:
+            own, twin = given.to(wide), copy.deepcopy(mechanism).to(wide)
+            leaves = [x.detach().requires_grad_() for x in (own.q, own.k, own.v)]
+            output = self.oracle_attention(twin, *leaves, case.queries, keys, None)
+            return {"output": output, **gradients(output, own, twin, leaves)}
+
+        exact, cost = by_loops(torch.float64), by_loops(yardstick_dtype(dtype))
+        size = max(rms(exact[name]) for name in exact if name != "output")
+        for name, actual in found.items():
+            terms = 0.0 if name == "output" else size
+            assert_close(actual, exact[name], cost[name], what=name, terms=terms, dtype=dtype)
+
+    def test_embedding(self, case: Case) -> None:
+        """What is added to tokens, and its gradient."""
+        mechanism = self.made(case, torch.float64)
+        x = torch.randn(BATCH, case.queries.count, case.heads * WIDTH, dtype=torch.float64, requires_grad=True)
+        twin = copy.deepcopy(mechanism)
+        ours, theirs = mechanism.embed(x, case.queries), self.oracle_embed(twin, x, case.queries)
+        torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=1e-14)
+        assert mechanism.acts_on_tokens == (not torch.equal(ours, x))
+        if mechanism.acts_on_tokens:
+            upstream = torch.randn_like(ours)
+            mine = torch.autograd.grad(ours, [x, *mechanism.parameters()], upstream, allow_unused=True)
+            other = torch.autograd.grad(theirs, [x, *twin.parameters()], upstream, allow_unused=True)
+            for a, b in zip(mine, other, strict=True):
+                if b is None:
+                    assert a is None or not a.any()
+                else:
+                    torch.testing.assert_close(a, b, rtol=1e-14, atol=1e-14)
+
+    def test_gradcheck(self, case: Case) -> None:
+        """Numerical derivatives of attention with respect to every parameter, in float64."""
+        mechanism = self.made(case, torch.float64)
+        parameters = dict(mechanism.named_parameters())
+        if not parameters or not mechanism.acts_in_attention or case.queries.count > 13:
+            return
+        given = inputs(case, torch.float64, batch=1)
+
+        def run(*values: Tensor) -> Tensor:
+            swapped = dict(zip(parameters, values, strict=True))
+            return torch.func.functional_call(
+                _Attends(mechanism), {f"own.{n}": x for n, x in swapped.items()}, (given, case)
+            )
+
+        leaves = [x.detach().clone().requires_grad_() for x in parameters.values()]
+        assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+
+    # masks
+
+    def _sequence(self, length: int, start: int = 0) -> Coordinates | None:
+        return Sequence(length, start) if 1 in self.axes else None
+
+    def test_left_padding_is_right_padding(self, engine: str) -> None:
+        """Three and five real tokens in rows of six: the padding's side changes neither values nor gradients."""
+        if 1 not in self.axes or not self.irregular:
+            pytest.skip("takes no positions on a line")
+        lengths, n = (3, 5), 6
+        mechanism = self.at(Sequence(n), None).double()
+        tokens = [torch.randn(3, length, 3, 3, WIDTH, dtype=torch.float64) for length in lengths]  # heads, n, qkv, ...
+        results = []
+        for left in (False, True):
+            packed = torch.randn(2, 3, n, 3, WIDTH, dtype=torch.float64)
+            places, valid = torch.zeros(2, n, dtype=torch.long), torch.zeros(2, n, dtype=torch.bool)
+            spans = [slice(n - length, n) if left else slice(0, length) for length in lengths]
+            for b, (span, real) in enumerate(zip(spans, tokens, strict=True)):
+                packed[b, :, span] = real[:, :, 0]
+                places[b, span] = torch.arange(lengths[b])
+                valid[b, span] = True
+            q, k, v = (packed[:, :, :, part].clone().requires_grad_() for part in range(3))
+            mask = Mask.padding(valid)
+            if self.causal:
+                order = torch.arange(n)
+                mask = mask & Mask.causal(order, order)
+            coordinates = Positions(places, low=0, high=n - 1)
+            output = self.attend(engine, q, k, v, position=mechanism, queries=coordinates, mask=mask)
+            if output is None:
+                return
+            assert not output[~valid[:, None, :].expand(2, 3, n)].any()
+            kept = torch.cat([output[b, :, span].flatten() for b, span in enumerate(spans)])
+            upstream = torch.linspace(-1, 1, kept.numel(), dtype=torch.float64)
+            grads = torch.autograd.grad((kept * upstream).sum(), [q, k, v, *mechanism.parameters()], allow_unused=True)
+            own = [torch.cat([g[b, :, span].flatten() for b, span in enumerate(spans)]) for g in grads[:3]]
+            results.append([kept, *own, *(g for g in grads[3:] if g is not None)])
+        for right, other in zip(*results, strict=True):
+            torch.testing.assert_close(right, other, rtol=1e-12, atol=1e-12)
+
+    def test_packed_is_separate(self, engine: str) -> None:
+        """Documents of 2, 1 and 4 tokens in one row, each counting from 0, as each of them alone."""
+        if 1 not in self.axes or not self.irregular:
+            pytest.skip("takes no positions on a line")
+        lengths = (2, 1, 4)
+        mechanism = self.at(Sequence(max(lengths)), None).double()
+        n = sum(lengths)
+        q, k, v = (torch.randn(1, 3, n, WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(3))
+        segments = torch.cat([torch.full((length,), number) for number, length in enumerate(lengths)])
+        places = torch.cat([torch.arange(length) for length in lengths])
+        mask = Mask.packed(segments)
+        if self.causal:
+            mask = mask & Mask.causal()
+        coordinates = Positions(places, low=0, high=max(lengths) - 1)
+        together = self.attend(engine, q, k, v, position=mechanism, queries=coordinates, mask=mask)
+        if together is None:
+            return
+        edges = [0, *itertools.accumulate(lengths)]
+        alone = torch.cat(
+            [
+                attention(  # type: ignore[misc]
+                    *(x[:, :, a:b] for x in (q, k, v)),
+                    position=mechanism,
+                    queries=Sequence(b - a),
+                    mask=Mask.causal() if self.causal else None,
+                    backend=engine,
+                )
+                for a, b in itertools.pairwise(edges)
+            ],
+            dim=2,
+        )
+        _same(together, alone, [q, k, v, *mechanism.parameters()])
+
+    def test_decoding_is_the_full_pass(self, engine: str) -> None:
+        """One query at a time, `Sequence(1, start=t)` against a cache of t + 1 keys, as the causal whole."""
+        if 1 not in self.axes or not self.cross:
+            pytest.skip("has no queries apart from keys on a line")
+        n = 5
+        mechanism = self.at(Sequence(n), None).double()
+        q, k, v = (torch.randn(2, 3, n, WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(3))
+        whole = self.attend(engine, q, k, v, position=mechanism, queries=Sequence(n), mask=Mask.causal())
+        if whole is None:
+            return
+        steps = [
+            attention(
+                q[:, :, t : t + 1],
+                k[:, :, : t + 1],
+                v[:, :, : t + 1],
+                position=mechanism,
+                queries=Sequence(1, start=t),
+                keys=Sequence(t + 1),
+                backend=engine,
+            )
+            for t in range(n)
+        ]
+        _same(whole, torch.cat(steps, dim=2), [q, k, v, *mechanism.parameters()])  # type: ignore[arg-type]
+
+    def test_rows_that_see_nothing(self, engine: str) -> None:
+        """0 and a gradient of 0, never NaN, for q, k, v and every parameter."""
+        case = self.cases()[0] if len(self.cases()) == 1 else self.cases()[1]
+        mechanism, given = self.made(case), inputs(case, torch.float32)
+        leaves = [x.requires_grad_() for x in (given.q, given.k, given.v)]
+        blind = torch.full((case.queries.count,), -1)
+        mask = Mask.packed(blind, torch.zeros(leaves[1].shape[2]).long())
+        arguments: dict[str, Any] = {"position": mechanism, "queries": case.queries, "keys": case.keys}
+        output = self.attend(engine, *leaves, mask=mask, **arguments)
+        if output is None:
+            return
+        assert not output.any()
+        for gradient in gradients(output, given, mechanism, leaves).values():
+            assert not gradient.isnan().any()
+            assert not gradient.any()
+
+    # invariances
+
+    def test_translation(self, case: Case) -> None:
+        """Moving both sides alike changes nothing, where that is declared; and changes something where it is not."""
+        moved = _moved(case)
+        if moved is None:
+            return
+        if self.translation_invariant:
+            mechanism = self.made(case, torch.float64)
+            given = inputs(case, torch.float64)
+            here, there = (
+                attention(given.q, given.k, given.v, position=mechanism, queries=each.queries, keys=each.keys)
+                for each in (case, moved)
+            )
+            torch.testing.assert_close(here, there, rtol=1e-12, atol=1e-12)
+
+    def test_a_part_of_a_grid_reads_the_same_numbers(self) -> None:
+        """A 2 x 3 corner of a 4 x 5 grid, wherever it lies, is a 2 x 3 grid to a translation-invariant mechanism."""
+        if 2 not in self.axes or not self.translation_invariant or not self.irregular:
+            pytest.skip("not declared")
+        mechanism = self.at(Grid(4, 5), None).double()
+        q, k, v = torch.randn(3, 1, 3, 6, WIDTH, dtype=torch.float64)
+        cells = Grid(2, 3).tokens()
+        alone = attention(q, k, v, position=mechanism, queries=Positions(cells, low=(0, 0), high=(3, 4)))
+        for corner in ((1, 0), (2, 2), (0, 1)):
+            moved = Positions(cells + torch.tensor(corner), low=(0, 0), high=(3, 4))
+            torch.testing.assert_close(attention(q, k, v, position=mechanism, queries=moved), alone)
+        if self.axes != (1, 2):  # in raster order a smaller grid counts differently
+            small = attention(q, k, v, position=mechanism, queries=Grid(2, 3))
+            torch.testing.assert_close(small, alone)
+
+    def test_each_of_a_batch_alone(self, case: Case) -> None:
+        mechanism, given = self.made(case, torch.float64), inputs(case, torch.float64, batch=3)
+        arguments: dict[str, Any] = {"position": mechanism, "queries": case.queries, "keys": case.keys}
+        together = attention(given.q, given.k, given.v, **arguments)
+        for b in range(3):
+            one = slice(b, b + 1)
+            alone = attention(given.q[one], given.k[one], given.v[one], **arguments)
+            torch.testing.assert_close(alone, together[one], rtol=1e-13, atol=1e-13)  # type: ignore[index]
+
+    def test_prefixes_are_the_same_whatever_the_others_are(self) -> None:
+        """Prefix tokens have no place: what they say to tokens does not depend on where the tokens are."""
+        if not self.prefixes or not self.cross or 1 not in self.axes:
+            pytest.skip("not declared")
+        mechanism = self.at(Sequence(5, prefix=2), None).double()
+        q, k, v = torch.randn(3, 1, 3, 6, WIDTH, dtype=torch.float64)
+        outputs = [
+            attention(q[:, :, :2], k, v, position=mechanism, queries=Sequence(0, prefix=2), keys=keys)
+            for keys in (Sequence(4, prefix=2), Sequence(4, start=1, prefix=2))
+        ]
+        if self.translation_invariant:
+            torch.testing.assert_close(*outputs)
+
+    # a module like any other
+
+    def test_state_dict_round_trip(self, case: Case) -> None:
+        mechanism = self.made(case)
+        torch.manual_seed(99)
+        other = self.at(case.queries, case.keys, case.heads)
+        assert list(other.state_dict()) == list(mechanism.state_dict())
+        other.load_state_dict(copy.deepcopy(mechanism.state_dict()), strict=True)
+        given = inputs(case, torch.float32)
+        arguments: dict[str, Any] = {"queries": case.queries, "keys": case.keys}
+        first, second = (
+            attention(given.q, given.k, given.v, position=each, **arguments) for each in (mechanism, other)
+        )
+        assert torch.equal(first, second)  # type: ignore[arg-type]
+        assert {name for name, _ in mechanism.named_parameters()} == set(mechanism.state_dict()), (
+            "what is no parameter is computed, not stored"
+        )
+
+    def test_the_same_on_every_run(self, case: Case) -> None:
+        """Bit for bit, values and gradients."""
+        results = []
+        for _ in range(2):
+            mechanism, given = self.made(case), inputs(case, torch.float32)
+            leaves = [x.requires_grad_() for x in (given.q, given.k, given.v)]
+            output = attention(*leaves, position=mechanism, queries=case.queries, keys=case.keys)
+            assert isinstance(output, Tensor)
+            results.append({"output": output, **gradients(output, given, mechanism, leaves)})
+        assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+    def test_structure_survives_a_cast(self, case: Case) -> None:
+        """Cast to bfloat16, only learned numbers are rounded: everything else of the terms is what it was."""
+        mechanism = self.made(case)
+        with torch.no_grad():
+            for parameter in mechanism.parameters():
+                parameter.copy_(parameter.bfloat16())  # so that the cast itself loses nothing
+        before = _leaves(mechanism.terms(case.queries, case.keys))
+        after = _leaves(copy.deepcopy(mechanism).to(torch.bfloat16).terms(case.queries, case.keys))
+        assert len(before) == len(after)
+        for a, b in zip(before, after, strict=True):
+            if isinstance(a, Tensor):
+                assert a.dtype == b.dtype, "values are computed in float32 and reach the engine so"
+                assert torch.equal(a, b)
+
+    def test_terms_do_not_heed_autocast(self, case: Case) -> None:
+        """Under autocast the terms are the very same numbers."""
+        mechanism = self.made(case)
+        plain = _leaves(mechanism.terms(case.queries, case.keys))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cast = _leaves(mechanism.terms(case.queries, case.keys))
+        for a, b in zip(plain, cast, strict=True):
+            if isinstance(a, Tensor):
+                assert a.dtype == b.dtype
+                assert torch.equal(a, b)
+
+    def test_from_site(self, case: Case) -> None:
+        """Its usual settings serve a site: the terms fit, and it is named as its module's presets name it."""
+        mechanism = self.made(case)
+        assert isinstance(mechanism, Mechanism)
+        site = Site(case.heads, WIDTH, case.heads * WIDTH, case.queries, case.keys, self.causal)
+        try:
+            usual = type(mechanism).from_site(site)
+        except (ValueError, NotImplementedError):  # a mechanism of other places: its own test says which
+            return
+        assert type(usual) is type(mechanism)
+
+
+class _Attends(torch.nn.Module):
+    """A mechanism inside attention, so that `functional_call` can swap its parameters."""
+
+    def __init__(self, own: Mechanism) -> None:
+        super().__init__()
+        self.own = own
+
+    def forward(self, given: Inputs, case: Case) -> Any:
+        return attention(
+            given.q, given.k, given.v, position=self.own, queries=case.queries, keys=case.keys, backend="reference"
+        )
+
+
+def _same(one: Tensor, other: Tensor, leaves: list[Tensor]) -> None:
+    """Equal values and gradients, up to the order of float64 sums."""
+    torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    upstream = torch.randn_like(one)
+    pairs = [torch.autograd.grad(x, leaves, upstream, allow_unused=True) for x in (one, other)]
+    for a, b in zip(*pairs, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def _leaves(terms: relpos.Terms) -> list[Any]:
+    return torch.utils._pytree.tree_leaves(terms)
+
+
+def _moved(case: Case) -> Case | None:
+    """The case with both sides three places on, where its coordinates can be moved."""
+    sides: list[Coordinates | None] = []
+    for side in (case.queries, case.keys):
+        match side:
+            case Sequence():
+                sides.append(replace(side, start=side.start + 3))
+            case Positions():
+                values = side.values[..., 0] if side.axes == 1 else side.values
+                low, high = (tuple(x + 3 for x in bounds) for bounds in (side.low, side.high))
+                sides.append(
+                    Positions(
+                        values + 3,
+                        low=low[0] if side.axes == 1 else low,
+                        high=high[0] if side.axes == 1 else high,
+                        prefix=side.prefix,
+                    )
+                )
+            case None:
+                sides.append(None)
+            case _:
+                return None
+    assert sides[0] is not None
+    return replace(case, queries=sides[0], keys=sides[1])

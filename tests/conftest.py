@@ -1,0 +1,79 @@
+"""What every test runs under: shapes and types enforced, one thread, fixed seeds, a deterministic hypothesis."""
+
+from __future__ import annotations
+
+import jaxtyping
+
+# Before anything of relpos is imported: each of its annotations is checked at every call in this process.
+jaxtyping.install_import_hook("relpos", "typechecker.check")
+
+import importlib  # noqa: E402
+import os  # noqa: E402
+import pathlib  # noqa: E402
+import random  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
+from types import ModuleType  # noqa: E402
+
+import hypothesis  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+torch.set_num_threads(1)
+
+hypothesis.settings.register_profile(
+    "relpos",
+    derandomize=True,  # the same examples on every machine
+    deadline=None,
+    max_examples=int(os.environ.get("RELPOS_EXAMPLES", "50")),
+    database=None,
+)
+hypothesis.settings.load_profile("relpos")
+
+# Helpers of the tests that assert: pytest explains their failures like those of a test.
+pytest.register_assert_rewrite("oracle", "tolerance", "conformance.suite")
+
+
+@pytest.fixture(autouse=True)
+def seeds() -> None:
+    """Every test starts from the same generators."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Without the shape checks, as users call: for tests of our own messages, and of what only users see."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Our own error messages are met by users without the shape checks, so their tests run without them."""
+    errors = pathlib.Path(__file__).parent / "errors"
+    for item in items:
+        if errors in item.path.parents:
+            item.add_marker(pytest.mark.usefixtures("unchecked"))
+
+
+@pytest.fixture(scope="session")
+def timm() -> ModuleType:
+    """timm, imported beside whatever torchvision there is.
+
+    torchvision from PyPI is a CUDA build: beside a CPU torch its import fails for want of two operators, and takes timm
+    with it. Their schemas are enough for the import. Where torchvision is whole or absent, nothing is done.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except ImportError:
+        pass
+    except RuntimeError:
+        for operator in ("nms", "qnms"):
+            TORCHVISION.append(torch.library.Library("torchvision", "FRAGMENT"))
+            TORCHVISION[-1].define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return importlib.import_module("timm")
+
+
+TORCHVISION: list[torch.library.Library] = []  # kept alive: a library that is collected takes its schemas with it

@@ -1,0 +1,79 @@
+"""Reading a table and its ordered gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from relpos.core import at_least_float32, lookup, segment_sum
+
+SHAPES = [((5, 3), (7,)), ((5,), (4, 6)), ((4, 2, 3), (2, 3, 4)), ((1, 2), (9,)), ((6, 2), (0,))]
+
+
+def loops(values: torch.Tensor, index: torch.Tensor, rows: int) -> torch.Tensor:
+    """One addition after another, in the order of the index."""
+    out = torch.zeros(rows, *values.shape[index.dim() :], dtype=values.dtype)
+    for row, value in zip(index.flatten().tolist(), values.flatten(0, index.dim() - 1), strict=True):
+        out[row] += value
+    return out
+
+
+@pytest.mark.parametrize(("table", "index"), SHAPES, ids=str)
+def test_value_and_gradient(table: tuple[int, ...], index: tuple[int, ...]) -> None:
+    x = torch.randn(table, dtype=torch.float64, requires_grad=True)
+    where = torch.randint(table[0], index)
+    y = lookup(x, where)
+    assert torch.equal(y, x[where])
+    upstream = torch.randn_like(y)
+    (gradient,) = torch.autograd.grad(y, x, upstream)
+    torch.testing.assert_close(gradient, loops(upstream, where, table[0]), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(segment_sum(upstream, where, table[0]), gradient, rtol=0, atol=0)
+
+
+def test_sums_in_order() -> None:
+    """Float32 sums that depend on their order come out in the order of the index, to the bit."""
+    values = torch.tensor([1e8, 1.0, -1e8, 1.0, 3.0, 1e8, -1e8])[:, None]
+    index = torch.tensor([1, 1, 1, 1, 0, 0, 0])
+    assert torch.equal(segment_sum(values, index, 3), loops(values, index, 3))
+
+
+def test_a_row_is_independent_of_the_others() -> None:
+    values, index = torch.randn(40, 3), torch.randint(4, (40,))
+    whole = segment_sum(values, index, 4)
+    for row in range(4):
+        alone = segment_sum(values[index == row], index[index == row], 4)
+        assert torch.equal(whole[row], alone[row])
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_gradcheck(channels: int) -> None:
+    table = torch.randn(4, channels, dtype=torch.float64, requires_grad=True)
+    index = torch.tensor([[0, 2, 2], [3, 2, 0]])  # row 1 is never read
+    assert torch.autograd.gradcheck(lambda x: lookup(x, index), (table,))
+    assert torch.autograd.gradgradcheck(lambda x: lookup(x, index).square(), (table,))
+    values = torch.randn(2, 3, channels, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: segment_sum(x, index, 4), (values,))
+    assert torch.autograd.gradgradcheck(lambda x: segment_sum(x, index, 4).square(), (values,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_same_on_every_run(dtype: torch.dtype) -> None:
+    table = torch.randn(6, 8, dtype=dtype, requires_grad=True)
+    index = torch.randint(6, (500,))
+    upstream = torch.randn(500, 8).to(dtype)
+    first, second = (torch.autograd.grad(lookup(table, index), table, upstream)[0] for _ in range(2))
+    assert first.dtype == dtype
+    assert torch.equal(first, second)
+
+
+def test_half_precision_sums_in_float32() -> None:
+    table = torch.zeros(1, 1, dtype=torch.bfloat16, requires_grad=True)
+    (gradient,) = torch.autograd.grad(lookup(table, torch.zeros(4096, dtype=torch.long)).sum(), table)
+    assert gradient.item() == 4096  # in bfloat16 the sum would stand still at 256
+
+
+def test_at_least_float32() -> None:
+    for given, wanted in (("float16", "float32"), ("bfloat16", "float32"), ("float32", "float32")):
+        assert at_least_float32(torch.zeros(1, dtype=getattr(torch, given))).dtype == getattr(torch, wanted)
+    double = torch.zeros(1, dtype=torch.float64)
+    assert at_least_float32(double) is double

@@ -1,0 +1,171 @@
+"""The algebra of terms: what adds up, what contradicts, and that a part of a term means a part of its meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from relpos import (
+    AxisVectors,
+    Blocks,
+    DenseBias,
+    Grid,
+    LineBias,
+    LineVectors,
+    LowRank,
+    Mask,
+    Positions,
+    QueryBias,
+    Rotation,
+    RowRule,
+    Scale,
+    Sequence,
+    Sinks,
+    Softcap,
+    Terms,
+    attention,
+    lines,
+)
+from relpos.core import Term, axis_lines, expand
+
+HEADS, N, M, D = 3, 6, 6, 4
+
+
+def rule(q: torch.Tensor, k: torch.Tensor, allowed: torch.Tensor, rows: slice, weight: torch.Tensor) -> torch.Tensor:
+    place = torch.arange(rows.start, rows.stop)
+    return (weight * (q.sum(-1) + place)[..., None] * k.sum(-1)[..., None, :]).where(allowed, 0)
+
+
+def every_term() -> dict[str, Term]:
+    torch.manual_seed(1)
+    sequence, grid = lines(Sequence(N)), lines(Grid(2, 3))
+    return {
+        "LineBias": LineBias(torch.randn(HEADS, sequence.length), sequence),
+        "LineBias on a grid": LineBias(torch.randn(1, grid.length), grid),
+        "Rotation": Rotation(torch.randn(1, 1, N, 2), torch.randn(1, 1, M, 2), "half"),
+        "xPos": Rotation(
+            torch.randn(1, HEADS, N, 1),
+            torch.randn(1, HEADS, M, 1),
+            "interleaved",
+            magnitude=1.2,
+            query_magnitude=torch.rand(1, HEADS, N, 1),
+            key_magnitude=torch.rand(1, HEADS, M, 1),
+        ),
+        "QueryBias": QueryBias(torch.randn(HEADS, D)),
+        "LineVectors": LineVectors(torch.randn(1, sequence.length, D), None, sequence, "query"),
+        "LineVectors of values": LineVectors(torch.randn(HEADS, sequence.length, D), None, sequence, "value"),
+        "AxisVectors": AxisVectors((torch.randn(1, 3, D), torch.randn(1, 5, D)), axis_lines(Grid(2, 3))),
+        "LowRank": LowRank(torch.randn(HEADS, N, 2), torch.randn(HEADS, M, 2)),
+        "DenseBias": DenseBias(torch.randn(1, HEADS, N, M)),
+        "RowRule": RowRule(rule, (torch.tensor(0.3),)),
+        "Scale": Scale(0.7),
+        "Softcap": Softcap(2.0),
+        "Sinks": Sinks(torch.randn(HEADS)),
+    }
+
+
+TERMS = every_term()
+
+
+def inputs() -> list[torch.Tensor]:
+    torch.manual_seed(2)
+    return [torch.randn(2, HEADS, N, D) for _ in range(3)]
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_narrow_is_a_slice_of_the_meaning(name: str) -> None:
+    q, k, v = inputs()
+    term = TERMS[name]
+    rows = slice(1, 4)
+    columns = slice(0, N) if name == "RowRule" else slice(2, 5)
+    seen = torch.zeros(M, dtype=torch.bool)
+    seen[columns] = True
+    whole = attention(q, k, v, position=term, mask=Mask.padding(seen, queries=torch.ones(N, dtype=torch.bool)))
+    part = Terms(term).narrow(rows, columns)
+    cut = attention(q[:, :, rows], k[:, :, columns], v[:, :, columns], position=part)
+    torch.testing.assert_close(cut, whole[:, :, rows], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_round_trip_as_a_tree(name: str) -> None:
+    q, k, v = inputs()
+    leaves, structure = pytree.tree_flatten(Terms(TERMS[name]))
+    again = pytree.tree_unflatten(leaves, structure)
+    assert torch.equal(attention(q, k, v, position=again), attention(q, k, v, position=TERMS[name]))
+    doubled = pytree.tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, again)
+    wide = attention(q.double(), k.double(), v.double(), position=doubled)
+    torch.testing.assert_close(wide.float(), attention(q, k, v, position=again), rtol=1e-4, atol=1e-5)
+    strings = pytree.tree_map(str, again)  # a tree may hold anything while it is mapped
+    assert all(isinstance(leaf, str) for leaf in pytree.tree_leaves(strings))
+
+
+def test_trees_of_masks_and_lines() -> None:
+    mask = Mask(
+        left=2,
+        query_segments=torch.zeros(4).int(),
+        key_segments=torch.zeros(4).int(),
+        blocks=Blocks(torch.ones(1, 2, 2, dtype=torch.bool), 2),
+    )
+    again = pytree.tree_map_only(torch.Tensor, torch.clone, mask)
+    assert torch.equal(again.dense(4, 4), mask.dense(4, 4))
+    assert again.left == 2
+    line = pytree.tree_map(lambda x: x + 0, lines(Grid(2, 3)))
+    assert line.same_structure(lines(Grid(2, 3)))
+
+
+def test_join_keeps_order_and_meaning() -> None:
+    bias, dense, cap = TERMS["LineBias"], TERMS["DenseBias"], TERMS["Softcap"]
+    joined = bias + dense + cap
+    assert [type(term).__name__ for term in joined] == ["LineBias", "DenseBias", "Softcap"]
+    assert len(Terms()) == 0
+    assert list(Terms() + bias) == [bias]
+    assert list(Terms(bias) + Terms(dense, cap)) == list(joined)
+    assert joined.of(DenseBias) == (dense,)
+    assert joined.one(Softcap) is cap
+    assert joined.one(Sinks) is None
+
+
+def test_biases_on_equal_lines_become_one() -> None:
+    line = lines(Grid(2, 3))
+    first, second = torch.randn(HEADS, line.length), torch.randn(1, line.length)
+    joined = LineBias(first, line) + LineBias(second, lines(Grid(2, 3)))
+    assert len(joined) == 1
+    (only,) = joined.of(LineBias)
+    torch.testing.assert_close(expand(only.values, only.lines), expand(first + second, line))
+    apart = LineBias(first, line) + LineBias(torch.randn(1, 11), lines(Sequence(6)))
+    assert len(apart) == 2
+
+
+def test_irregular_lines_are_never_taken_for_equal() -> None:
+    a, b = (lines(Positions(torch.tensor(x), low=0, high=3)) for x in ([0, 1], [3, 1]))
+    assert len(LineBias(torch.randn(1, 7), a) + LineBias(torch.randn(1, 7), b)) == 2
+    assert len(LineBias(torch.randn(1, 7), a) + LineBias(torch.randn(1, 7), a)) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Scale(0.5) + Scale(0.25),
+        lambda: Softcap(1.0) + Softcap(1.0),
+        lambda: TERMS["Sinks"] + TERMS["Sinks"],
+        lambda: TERMS["Rotation"] + TERMS["xPos"],
+        lambda: Softcap(0.0),
+        lambda: LowRank(torch.randn(1, 3, 2), torch.randn(1, 3, 4)),
+        lambda: LineBias(torch.randn(2, 4), lines(Sequence(3))),
+        lambda: LineVectors(torch.randn(1, 4, 2), torch.tensor([0]), lines(Sequence(3)), "query"),
+        lambda: LineVectors(torch.randn(1, 5, 2), None, lines(Sequence(3)), "value", bias=torch.zeros(1, 2)),
+        lambda: Rotation(torch.randn(1, 1, 3, 2).half(), None, "half"),
+        lambda: TERMS["RowRule"].narrow(slice(0, 2), slice(1, 3)),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_contradictions_raise(make: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"expected .*; got .*\. "):
+        make()
+
+
+def test_equal_scales_agree() -> None:
+    assert list(Scale(0.5) + Scale(0.5)) == [Scale(0.5)]

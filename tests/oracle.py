@@ -1,0 +1,147 @@
+"""What attention and positions mean, written as loops. Imports nothing from relpos.
+
+Everything is differentiable by PyTorch's own autograd and runs in the dtype of what it is given: in float64 it is the
+oracle, in the dtype under test it is the yardstick of rounding (`tolerance.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Place = tuple[int, ...] | None
+"""A token's coordinates, or None for a prefix token."""
+
+
+def at(x: Tensor, *index: int) -> Tensor:
+    """`x[index]` where an axis of size 1 stands for every index."""
+    return x[tuple(0 if size == 1 else i for size, i in zip(x.shape, index, strict=False))]
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+    allowed: Tensor | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    value_vectors: Tensor | None = None,
+    kept: Tensor | None = None,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Attention one row at a time: output `[B, H, N, V]` and log-sum-exp `[B, H, N]`.
+
+    q `[B, H, N, D]`, k `[B, G, M, D]`, v `[B, G, M, V]`; bias and allowed `[1 or B, 1 or H, N, M]`; value_vectors
+    `[1 or H, N, M, V]`; kept `[B, H, N, M]`, the pairs that dropout leaves.
+    """
+    batch, heads, queries, width = q.shape
+    group = heads // k.shape[1]
+    scale = width**-0.5 if scale is None else scale
+    outputs, sums = [], []
+    for b, h, i in itertools.product(range(batch), range(heads), range(queries)):
+        g = h // group
+        seen = [j for j in range(k.shape[2]) if allowed is None or bool(at(allowed, b, h, i, j))]
+        row = scale * (q[b, h, i] * k[b, g, seen]).sum(dim=-1)
+        if softcap is not None:
+            row = softcap * torch.tanh(row / softcap)
+        if bias is not None:
+            row = row + at(bias, b, h, i)[seen]
+        if sinks is not None:
+            row = torch.cat([row, sinks[h : h + 1].to(row.dtype)])
+        if not len(row):
+            outputs.append(q.new_zeros(v.shape[3]))
+            sums.append(q.new_full((), -math.inf))
+            continue
+        weights = torch.softmax(row, dim=0)[: len(seen)]
+        if kept is not None:
+            weights = weights * kept[b, h, i, seen] / (1 - dropout)
+        carried = v[b, g, seen]
+        if value_vectors is not None:
+            carried = carried + at(value_vectors, h, i)[seen]
+        outputs.append((weights[:, None] * carried).sum(dim=0))
+        sums.append(torch.logsumexp(row, dim=0))
+    return (
+        torch.stack(outputs).unflatten(0, (batch, heads, queries)),
+        torch.stack(sums).unflatten(0, (batch, heads, queries)),
+    )
+
+
+def rotate(x: Tensor, angles: Tensor, layout: str, magnitude: Tensor | float = 1.0) -> Tensor:
+    """Each pair of numbers of `x[B, H, N, D]` turned by its angle `[1 or B, 1 or H, N, P]`, one pair at a time."""
+    pairs = angles.shape[-1]
+    columns = list(x.unbind(-1))
+    for p in range(pairs):
+        first, second = (p, p + pairs) if layout == "half" else (2 * p, 2 * p + 1)
+        size = magnitude if isinstance(magnitude, float) else magnitude[..., p]
+        cos, sin = torch.cos(angles[..., p]) * size, torch.sin(angles[..., p]) * size
+        a, b = x[..., first], x[..., second]
+        columns[first], columns[second] = a * cos - b * sin, a * sin + b * cos
+    return torch.stack(columns, dim=-1)
+
+
+def places(coordinates: Any) -> list[Place]:
+    """The tokens of a sequence, grid or unbatched positions, prefix first, from their plain attributes."""
+    prefix: list[Place] = [None] * coordinates.prefix
+    if hasattr(coordinates, "sizes"):
+        return [*prefix, *itertools.product(*(range(size) for size in coordinates.sizes))]
+    if hasattr(coordinates, "length"):
+        return [*prefix, *((coordinates.start + n,) for n in range(coordinates.length))]
+    return [*prefix, *(tuple(token) for token in coordinates.values.tolist())]
+
+
+def raster(coordinates: Any) -> list[Place]:
+    """The same tokens as a mechanism of one axis sees them: a grid's cells are numbered row by row."""
+    tokens = places(coordinates)
+    if not hasattr(coordinates, "sizes"):
+        return tokens
+    return [*tokens[: coordinates.prefix], *((n,) for n in range(len(tokens) - coordinates.prefix))]
+
+
+def reach(queries: Sequence[Place], keys: Sequence[Place]) -> tuple[int, ...]:
+    """The largest |query - key| on each axis."""
+    pairs = [(a, b) for a in queries for b in keys if a is not None and b is not None]
+    return tuple(max(abs(a[axis] - b[axis]) for a, b in pairs) for axis in range(len(pairs[0][0])))
+
+
+def table_row(query: Place, key: Place, window: Sequence[int]) -> int:
+    """The row of a relative table that a pair reads.
+
+    Swin (Liu et al. 2021, section 3.2): offsets run from -(W - 1) to W - 1 on each axis and are numbered row-major.
+    BEiT (Bao et al. 2022, appendix): behind them class to token, token to class, class to class.
+    """
+    count = math.prod(2 * size - 1 for size in window)
+    if query is None and key is None:
+        return count + 2
+    if key is None:
+        return count + 1
+    if query is None:
+        return count
+    row = 0
+    for a, b, size in zip(query, key, window, strict=True):
+        assert abs(a - b) <= size - 1, "beyond the table"
+        row = row * (2 * size - 1) + (a - b) + (size - 1)
+    return row
+
+
+def table_rows(queries: Sequence[Place], keys: Sequence[Place], window: Sequence[int]) -> Tensor:
+    """`table_row` of every pair, `[N, M]`."""
+    return torch.tensor([[table_row(query, key, window) for key in keys] for query in queries])
+
+
+def relative_bias(table: Tensor, queries: Sequence[Place], keys: Sequence[Place], window: Sequence[int]) -> Tensor:
+    """`bias[h, i, j] = table[row(i, j), h]`, `[H, N, M]`."""
+    rows = [table[[table_row(query, key, window) for key in keys]] for query in queries]  # N times [M, H]
+    return torch.stack(rows).permute(2, 0, 1)
+
+
+def learned_absolute(x: Tensor, table: Tensor, indices: Sequence[int]) -> Tensor:
+    """`x[b, n] + table[indices[n]]`, a token at a time."""
+    return torch.stack([x[:, n] + table[index] for n, index in enumerate(indices)], dim=1)

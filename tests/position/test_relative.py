@@ -1,0 +1,237 @@
+"""The learned relative bias, in one and two dimensions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import oracle
+from conformance.suite import MechanismSuite
+from relpos import (
+    Grid,
+    LineBias,
+    Positions,
+    RelativePositionBias,
+    Sequence,
+    Site,
+    attention,
+    get_relative_position_index_1d,
+    get_relative_position_index_2d,
+)
+from relpos.core import Coordinates
+
+
+class TestRelative1d(MechanismSuite):
+    axes = (1, 2)
+    translation_invariant = True
+
+    def takes(self, case: Any) -> bool:
+        return super().takes(case) and not (case.axes == 2 and case.irregular)  # those have no raster order
+
+    def build(self, site: Site) -> RelativePositionBias:
+        queries, keys = site.queries, site.queries if site.keys is None else site.keys
+        if not isinstance(queries, Grid) and queries.axes == 2:
+            return RelativePositionBias(site.num_heads, seq_len=20, init_std=1.0)
+        length = _cover(queries.raster(), keys.raster())[0]
+        prefix = max(queries.prefix, keys.prefix)
+        return RelativePositionBias(site.num_heads, seq_len=length, bias_type="1d", init_std=1.0, prefix=prefix)
+
+    def oracle_bias(self, mechanism: Any, queries: Coordinates, keys: Coordinates) -> Tensor:
+        table = mechanism.relative_position_bias_table
+        return oracle.relative_bias(table, oracle.raster(queries), oracle.raster(keys), mechanism.sizes)
+
+    def test_a_part_of_a_grid_reads_the_same_numbers(self) -> None:
+        """In raster order a corner of a grid has no offsets of its own."""
+
+
+class TestRelative2d(MechanismSuite):
+    axes = (2,)
+    translation_invariant = True
+
+    def build(self, site: Site) -> RelativePositionBias:
+        queries, keys = site.queries, site.queries if site.keys is None else site.keys
+        prefix = max(queries.prefix, keys.prefix)
+        return RelativePositionBias(site.num_heads, window_size=_cover(queries, keys), init_std=1.0, prefix=prefix)
+
+    def oracle_bias(self, mechanism: Any, queries: Coordinates, keys: Coordinates) -> Tensor:
+        table = mechanism.relative_position_bias_table
+        return oracle.relative_bias(table, oracle.places(queries), oracle.places(keys), mechanism.sizes)
+
+
+def _cover(queries: Coordinates, keys: Coordinates) -> Any:
+    """The window whose table holds every offset that the coordinates' bounds allow."""
+    return tuple(
+        max(qh - kl, kh - ql) + 1 for ql, qh, kl, kh in zip(queries.low, queries.high, keys.low, keys.high, strict=True)
+    )
+
+
+# the names and shapes of the documents
+
+
+def test_table_and_index() -> None:
+    bias = RelativePositionBias(num_heads=4, window_size=(7, 7), bias_type="2d")
+    assert bias.relative_position_bias_table.shape == (169, 4)
+    assert bias.relative_position_index.shape == (49, 49)
+    assert list(bias.state_dict()) == ["relative_position_bias_table"]
+    assert bias.relative_position_bias_table.std() < 0.03
+    line = RelativePositionBias(num_heads=4, seq_len=5)
+    assert line.bias_type == "1d"
+    assert line.relative_position_bias_table.shape == (9, 4)
+    assert RelativePositionBias(3, (2, 3), prefix=1).relative_position_bias_table.shape == (18, 3)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7])
+def test_index_1d_by_loops(length: int) -> None:
+    rows = oracle.table_rows([(n,) for n in range(length)], [(n,) for n in range(length)], (length,))
+    assert torch.equal(get_relative_position_index_1d(length), rows)
+    assert torch.equal(RelativePositionBias(1, seq_len=length).relative_position_index, rows)
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 3])
+@pytest.mark.parametrize("window", [(1, 1), (1, 5), (4, 8), (5, 3)])
+def test_index_2d_by_loops(window: tuple[int, int], prefix: int) -> None:
+    places = oracle.places(Grid(*window, prefix=prefix))
+    rows = oracle.table_rows(places, places, window)
+    assert torch.equal(RelativePositionBias(1, window, prefix=prefix).relative_position_index, rows)
+    if not prefix:
+        assert torch.equal(get_relative_position_index_2d(window), rows)
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 2])
+@pytest.mark.parametrize("sizes", [{"window_size": (3, 4)}, {"seq_len": 5}], ids=str)
+def test_forward_is_the_dense_bias(sizes: dict[str, Any], prefix: int) -> None:
+    bias = RelativePositionBias(3, **sizes, prefix=prefix, init_std=1.0)
+    index = bias.relative_position_index
+    dense = bias()
+    assert torch.equal(dense, bias.relative_position_bias_table.T[:, index])
+    upstream = torch.randn_like(dense)
+    (ours,) = torch.autograd.grad(dense, bias.relative_position_bias_table, upstream)
+    (theirs,) = torch.autograd.grad(
+        bias.relative_position_bias_table[index].permute(2, 0, 1), bias.relative_position_bias_table, upstream
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_checkpoints_of_others_load() -> None:
+    ours = RelativePositionBias(3, (2, 3), prefix=1)
+    theirs = {
+        "relative_position_bias_table": torch.randn(18, 3),
+        "relative_position_index": torch.zeros(7, 7, dtype=torch.long),
+    }
+    ours.load_state_dict(theirs, strict=True)
+    assert torch.equal(ours.relative_position_bias_table, theirs["relative_position_bias_table"])
+    assert "relative_position_index" in theirs, "the caller's own dictionary is left alone"
+    inside = torch.nn.ModuleDict({"a": RelativePositionBias(3, (2, 3), prefix=1)})
+    inside.load_state_dict({f"a.{name}": x for name, x in theirs.items()}, strict=True)
+
+
+# offsets beyond the table
+
+
+def test_beyond_raises_or_clips() -> None:
+    raising = RelativePositionBias(2, seq_len=4, init_std=1.0)
+    with pytest.raises(ValueError, match="offsets from -3 to 3 on axis 0"):
+        raising.terms(Sequence(5))
+    with pytest.raises(ValueError, match="offsets from -1 to 1 on axis 1"):
+        RelativePositionBias(2, (4, 2)).terms(Grid(4, 3))
+    clipping = RelativePositionBias(2, seq_len=4, init_std=1.0, beyond="clip")
+    (term,) = clipping.terms(Sequence(9)).of(LineBias)
+    table = clipping.relative_position_bias_table
+    for entry in range(17):
+        assert torch.equal(term.values[:, entry], table[min(max(entry - 8, -3), 3) + 3])
+    grid = RelativePositionBias(2, (2, 3), init_std=1.0, beyond="clip")
+    (term,) = grid.terms(Grid(4, 4)).of(LineBias)
+    rows = grid.relative_position_bias_table.unflatten(0, (3, 5))
+    values = term.values.unflatten(1, (7, 7))
+    for dy in range(-3, 4):
+        for dx in range(-3, 4):
+            wanted = rows[min(max(dy, -1), 1) + 1, min(max(dx, -2), 2) + 2]
+            assert torch.equal(values[:, dy + 3, dx + 3], wanted)
+
+
+def test_a_smaller_grid_needs_nothing() -> None:
+    bias = RelativePositionBias(2, (4, 5), init_std=1.0, prefix=1)
+    small = RelativePositionBias(2, (2, 3), prefix=1)
+    with torch.no_grad():
+        rows = bias.relative_position_bias_table[:-3].unflatten(0, (7, 9))[2:5, 2:7].flatten(0, 1)
+        small.relative_position_bias_table.copy_(torch.cat([rows, bias.relative_position_bias_table[-3:]]))
+    q, k, v = torch.randn(3, 1, 2, 7, 4)
+    ours, theirs = (attention(q, k, v, position=each, queries=Grid(2, 3, prefix=1)) for each in (bias, small))
+    assert torch.equal(ours, theirs)  # type: ignore[arg-type]
+
+
+# growing
+
+
+def test_resize_keeps_the_prefix_rows_and_the_middle() -> None:
+    for sizes, new in (({"window_size": (3, 4)}, (5, 6)), ({"seq_len": 4}, 9)):
+        bias = RelativePositionBias(3, **sizes, prefix=1, init_std=1.0)  # type: ignore[arg-type]
+        before = bias.relative_position_bias_table.detach().clone()
+        grown = bias.resize(new)  # type: ignore[arg-type]
+        table = grown.relative_position_bias_table
+        assert grown.table_sizes == tuple(2 * size - 1 for size in ((new,) if isinstance(new, int) else new))
+        assert torch.equal(table[-3:], before[-3:])
+        torch.testing.assert_close(table[(len(table) - 3) // 2], before[(len(before) - 3) // 2])
+        assert torch.equal(bias.relative_position_bias_table, before), "the mechanism itself is left as it is"
+        same = bias.resize(tuple(bias.sizes) if len(bias.sizes) == 2 else bias.sizes[0])  # type: ignore[arg-type]
+        torch.testing.assert_close(same.relative_position_bias_table.detach(), before)
+
+
+def test_resize_1d_by_loops() -> None:
+    """Linear interpolation between the centres of cells."""
+    bias = RelativePositionBias(2, seq_len=3, init_std=1.0)
+    old, new = bias.relative_position_bias_table.detach(), bias.resize(5).relative_position_bias_table.detach()
+    for row in range(9):
+        place = min(max((row + 0.5) * 5 / 9 - 0.5, 0), 4)
+        low = min(int(place), 3)
+        torch.testing.assert_close(new[row], old[low] * (1 - place + low) + old[low + 1] * (place - low))
+
+
+def test_grow() -> None:
+    bias = RelativePositionBias(3, (3, 3), prefix=1, init_std=1.0)
+    grown = bias.grow(Grid(5, 4, prefix=1), "interpolated")
+    assert isinstance(grown, RelativePositionBias)
+    assert grown.sizes == (5, 4)
+    clipped = bias.grow(Grid(5, 4, prefix=1), "clipped")
+    assert isinstance(clipped, RelativePositionBias)
+    assert clipped.beyond == "clip"
+    assert bias.beyond == "raise"
+    assert torch.equal(clipped.relative_position_bias_table, bias.relative_position_bias_table)
+    clipped.terms(Grid(5, 4, prefix=1))
+    line = RelativePositionBias(3, seq_len=9).grow(Grid(4, 4), "interpolated")
+    line.terms(Grid(4, 4))
+    with pytest.raises(ValueError, match="interpolated, clipped"):
+        bias.grow(Grid(5, 5), "extended")
+
+
+def test_from_site() -> None:
+    site = Site(3, 4, 12, Grid(2, 5, prefix=1))
+    assert RelativePositionBias.from_site(site).sizes == (2, 5)
+    line = RelativePositionBias.from_site(site, "1d")
+    assert (line.sizes, line.prefix) == ((10,), 1)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_errors() -> None:
+    for arguments in (
+        {},
+        {"window_size": (2, 2), "seq_len": 3},
+        {"window_size": (2, 2), "bias_type": "1d"},
+        {"seq_len": 3, "bias_type": "2d"},
+        {"seq_len": 3, "bias_type": "3d"},
+        {"window_size": (2, 2, 2)},
+        {"window_size": (2, 0)},
+        {"seq_len": 3, "beyond": "guess"},
+        {"seq_len": 3, "prefix": -1},
+    ):
+        with pytest.raises(ValueError, match=r"expected .*; got .*\. "):
+            RelativePositionBias(3, **arguments)  # type: ignore[arg-type]
+    bias = RelativePositionBias(3, (2, 2))
+    for coordinates in (Sequence(4), Grid(2, 2, prefix=1), Positions(torch.arange(3), low=0, high=2)):
+        with pytest.raises(ValueError, match=r"expected .*; got .*\. "):
+            bias.terms(coordinates)
+    with pytest.raises(ValueError, match="number of axes"):
+        bias.resize(4)
