@@ -24,8 +24,9 @@ Class attributes say what holds, and what is declared is tested:
     causal                 whether it is only defined for keys that are not in the future
     declared               pairs of engine and dtype that always run
     lacks                  engine to the word that its NotImplementedError names
+    preset                 the name under which its module offers it
 
-Engines that are registered later are sampled without a change here.
+Engines that are registered later are sampled without a change here; `engines.py` says what one cannot do at all.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ from torch import Tensor
 import oracle
 import relpos
 from conformance.cases import CASES, Case
+from conformance.engines import dtypes, engines, finest
 from relpos import Grid, Mask, Mechanism, Positions, Sequence, Site, attention
 from relpos.core import Coordinates
 from tolerance import assert_close, rms, yardstick_dtype
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 WIDTH = 4
 BATCH = 2
 
@@ -116,6 +117,7 @@ class MechanismSuite:
         ("sdpa", torch.bfloat16),
     )
     lacks: ClassVar[dict[str, str]] = {}
+    preset: ClassVar[str | None] = None
     sampled: ClassVar[int] = 10
 
     # what a mechanism's test brings
@@ -167,7 +169,7 @@ class MechanismSuite:
         always = [Run(case, "reference", torch.float64) for case in cases]
         for engine, dtype in self.declared:
             always += [Run(case, engine, dtype) for case in chance.sample(cases, min(4, len(cases)))]
-        product = (Run(*run) for run in itertools.product(cases, relpos.backends(), DTYPES))
+        product = (Run(case, engine, dtype) for case in cases for engine in engines() for dtype in dtypes(engine))
         rest = [run for run in product if run not in always]
         return always + chance.sample(rest, min(self.sampled, len(rest)))
 
@@ -177,7 +179,7 @@ class MechanismSuite:
         if "case" in metafunc.fixturenames:
             metafunc.parametrize("case", self.cases(), ids=str)
         if "engine" in metafunc.fixturenames:
-            metafunc.parametrize("engine", list(relpos.backends()))
+            metafunc.parametrize("engine", engines())
 
     def made(self, case: Case, dtype: torch.dtype = torch.float32) -> Mechanism:
         """The mechanism of a case, always the same, in the dtype."""
@@ -270,19 +272,17 @@ class MechanismSuite:
 
     # masks
 
-    def _sequence(self, length: int, start: int = 0) -> Coordinates | None:
-        return Sequence(length, start) if 1 in self.axes else None
-
     def test_left_padding_is_right_padding(self, engine: str) -> None:
         """Three and five real tokens in rows of six: the padding's side changes neither values nor gradients."""
         if 1 not in self.axes or not self.irregular:
             pytest.skip("takes no positions on a line")
         lengths, n = (3, 5), 6
-        mechanism = self.at(Sequence(n), None).double()
-        tokens = [torch.randn(3, length, 3, 3, WIDTH, dtype=torch.float64) for length in lengths]  # heads, n, qkv, ...
+        dtype = finest(engine)
+        mechanism = self.at(Sequence(n), None).to(dtype)
+        tokens = [torch.randn(3, length, 3, 3, WIDTH, dtype=dtype) for length in lengths]  # heads, n, qkv, ...
         results = []
         for left in (False, True):
-            packed = torch.randn(2, 3, n, 3, WIDTH, dtype=torch.float64)
+            packed = torch.randn(2, 3, n, 3, WIDTH, dtype=dtype)
             places, valid = torch.zeros(2, n, dtype=torch.long), torch.zeros(2, n, dtype=torch.bool)
             spans = [slice(n - length, n) if left else slice(0, length) for length in lengths]
             for b, (span, real) in enumerate(zip(spans, tokens, strict=True)):
@@ -300,21 +300,22 @@ class MechanismSuite:
                 return
             assert not output[~valid[:, None, :].expand(2, 3, n)].any()
             kept = torch.cat([output[b, :, span].flatten() for b, span in enumerate(spans)])
-            upstream = torch.linspace(-1, 1, kept.numel(), dtype=torch.float64)
+            upstream = torch.linspace(-1, 1, kept.numel(), dtype=dtype)
             grads = torch.autograd.grad((kept * upstream).sum(), [q, k, v, *mechanism.parameters()], allow_unused=True)
             own = [torch.cat([g[b, :, span].flatten() for b, span in enumerate(spans)]) for g in grads[:3]]
             results.append([kept, *own, *(g for g in grads[3:] if g is not None)])
         for right, other in zip(*results, strict=True):
-            torch.testing.assert_close(right, other, rtol=1e-12, atol=1e-12)
+            _near(right, other)
 
     def test_packed_is_separate(self, engine: str) -> None:
         """Documents of 2, 1 and 4 tokens in one row, each counting from 0, as each of them alone."""
         if 1 not in self.axes or not self.irregular:
             pytest.skip("takes no positions on a line")
         lengths = (2, 1, 4)
-        mechanism = self.at(Sequence(max(lengths)), None).double()
+        dtype = finest(engine)
+        mechanism = self.at(Sequence(max(lengths)), None).to(dtype)
         n = sum(lengths)
-        q, k, v = (torch.randn(1, 3, n, WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(3))
+        q, k, v = (torch.randn(1, 3, n, WIDTH, dtype=dtype, requires_grad=True) for _ in range(3))
         segments = torch.cat([torch.full((length,), number) for number, length in enumerate(lengths)])
         places = torch.cat([torch.arange(length) for length in lengths])
         mask = Mask.packed(segments)
@@ -345,8 +346,9 @@ class MechanismSuite:
         if 1 not in self.axes or not self.cross:
             pytest.skip("has no queries apart from keys on a line")
         n = 5
-        mechanism = self.at(Sequence(n), None).double()
-        q, k, v = (torch.randn(2, 3, n, WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(3))
+        dtype = finest(engine)
+        mechanism = self.at(Sequence(n), None).to(dtype)
+        q, k, v = (torch.randn(2, 3, n, WIDTH, dtype=dtype, requires_grad=True) for _ in range(3))
         whole = self.attend(engine, q, k, v, position=mechanism, queries=Sequence(n), mask=Mask.causal())
         if whole is None:
             return
@@ -383,18 +385,16 @@ class MechanismSuite:
     # invariances
 
     def test_translation(self, case: Case) -> None:
-        """Moving both sides alike changes nothing, where that is declared; and changes something where it is not."""
+        """Moving both sides alike changes nothing, where that is declared."""
         moved = _moved(case)
-        if moved is None:
+        if moved is None or not self.translation_invariant:
             return
-        if self.translation_invariant:
-            mechanism = self.made(case, torch.float64)
-            given = inputs(case, torch.float64)
-            here, there = (
-                attention(given.q, given.k, given.v, position=mechanism, queries=each.queries, keys=each.keys)
-                for each in (case, moved)
-            )
-            torch.testing.assert_close(here, there, rtol=1e-12, atol=1e-12)
+        mechanism, given = self.made(case, torch.float64), inputs(case, torch.float64)
+        here, there = (
+            attention(given.q, given.k, given.v, position=mechanism, queries=each.queries, keys=each.keys)
+            for each in (case, moved)
+        )
+        torch.testing.assert_close(here, there, rtol=1e-12, atol=1e-12)
 
     def test_a_part_of_a_grid_reads_the_same_numbers(self) -> None:
         """A 2 x 3 corner of a 4 x 5 grid, wherever it lies, is a 2 x 3 grid to a translation-invariant mechanism."""
@@ -422,7 +422,7 @@ class MechanismSuite:
 
     def test_prefixes_are_the_same_whatever_the_others_are(self) -> None:
         """Prefix tokens have no place: what they say to tokens does not depend on where the tokens are."""
-        if not self.prefixes or not self.cross or 1 not in self.axes:
+        if not (self.prefixes and self.cross and 1 in self.axes and self.translation_invariant):
             pytest.skip("not declared")
         mechanism = self.at(Sequence(5, prefix=2), None).double()
         q, k, v = torch.randn(3, 1, 3, 6, WIDTH, dtype=torch.float64)
@@ -430,8 +430,7 @@ class MechanismSuite:
             attention(q[:, :, :2], k, v, position=mechanism, queries=Sequence(0, prefix=2), keys=keys)
             for keys in (Sequence(4, prefix=2), Sequence(4, start=1, prefix=2))
         ]
-        if self.translation_invariant:
-            torch.testing.assert_close(*outputs)
+        torch.testing.assert_close(*outputs)
 
     # a module like any other
 
@@ -487,16 +486,34 @@ class MechanismSuite:
                 assert a.dtype == b.dtype
                 assert torch.equal(a, b)
 
-    def test_from_site(self, case: Case) -> None:
-        """Its usual settings serve a site: the terms fit, and it is named as its module's presets name it."""
-        mechanism = self.made(case)
-        assert isinstance(mechanism, Mechanism)
-        site = Site(case.heads, WIDTH, case.heads * WIDTH, case.queries, case.keys, self.causal)
-        try:
-            usual = type(mechanism).from_site(site)
-        except (ValueError, NotImplementedError):  # a mechanism of other places: its own test says which
+    def test_autocast_is_a_cast_of_q_k_v(self, case: Case) -> None:
+        """Under autocast the output is, bit for bit, that of q, k and v in bfloat16."""
+        mechanism, given = self.made(case), inputs(case, torch.float32)
+        arguments: dict[str, Any] = {"position": mechanism, "queries": case.queries, "keys": case.keys}
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cast = attention(given.q, given.k, given.v, **arguments)
+        own = attention(*(x.bfloat16() for x in (given.q, given.k, given.v)), **arguments)
+        assert isinstance(cast, Tensor)
+        assert isinstance(own, Tensor)
+        assert cast.dtype == torch.bfloat16
+        assert torch.equal(cast, own)
+
+    def test_preset(self, case: Case) -> None:
+        """The preset builds it, for a site whose queries and keys are the same tokens, and it serves them."""
+        if self.preset is None or case.keys is not None or case.irregular:
             return
-        assert type(usual) is type(mechanism)
+        preset = relpos.position.find(self.preset)
+        if case.axes not in preset.token_axes:
+            return
+        usual = preset.build(Site(case.heads, WIDTH, case.heads * WIDTH, case.queries, causal=self.causal))
+        assert type(usual) is type(self.made(case))
+        given = inputs(case, torch.float32)
+        attention(given.q, given.k, given.v, position=usual, queries=case.queries)
+        x = torch.randn(BATCH, case.queries.count, case.heads * WIDTH)
+        assert usual.embed(x, case.queries).shape == x.shape
+        assert preset.title
+        assert preset.summary
+        assert preset.source
 
 
 class _Attends(torch.nn.Module):
@@ -513,14 +530,20 @@ class _Attends(torch.nn.Module):
 
 
 def _same(one: Tensor, other: Tensor, leaves: list[Tensor]) -> None:
-    """Equal values and gradients, up to the order of float64 sums."""
-    torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    """Equal values and gradients, up to the order of sums."""
+    _near(one, other)
     upstream = torch.randn_like(one)
     pairs = [torch.autograd.grad(x, leaves, upstream, allow_unused=True) for x in (one, other)]
     for a, b in zip(*pairs, strict=True):
         assert (a is None) == (b is None)
         if a is not None and b is not None:
-            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+            _near(a, b)
+
+
+def _near(one: Tensor, other: Tensor) -> None:
+    """Equal up to the order of sums: about 5,000 units in the last place of 1."""
+    slack = 2**12 * torch.finfo(one.dtype).eps
+    torch.testing.assert_close(one, other, rtol=slack, atol=slack)
 
 
 def _leaves(terms: relpos.Terms) -> list[Any]:

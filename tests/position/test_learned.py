@@ -16,7 +16,7 @@ from relpos.core import Coordinates
 
 class TestLearnedSequence(MechanismSuite):
     axes = (1,)
-    translation_invariant = True  # as attention sees it: everything it says is said to the tokens
+    preset = "learned"
 
     def takes(self, case: Any) -> bool:
         return super().takes(case) and case.queries.low[0] >= 0
@@ -33,6 +33,7 @@ class TestLearnedSequence(MechanismSuite):
 class TestLearnedGrid(MechanismSuite):
     axes = (2, 3)
     irregular = False
+    preset = "learned"
 
     def build(self, site: Site) -> LearnedPositionEmbedding:
         assert isinstance(site.queries, Grid)
@@ -57,6 +58,14 @@ def test_shapes_and_names() -> None:
     assert 0.01 < learned.pos_embed.std() < 0.03
     assert learned.acts_on_tokens
     assert not learned.acts_in_attention
+
+
+def test_moved_tokens_get_other_vectors() -> None:
+    learned = LearnedPositionEmbedding(4, seq_len=6, init_std=1.0)
+    x = torch.zeros(1, 3, 4)
+    here, there = learned.embed(x, Sequence(3)), learned.embed(x, Sequence(3, start=1))
+    assert torch.equal(here[:, 1:], there[:, :-1])
+    assert not torch.equal(here, there)
 
 
 def test_batched_places() -> None:

@@ -11,6 +11,7 @@ from relpos import Grid, NoPosition, Sequence, Site, attention
 
 class TestNoPosition(MechanismSuite):
     translation_invariant = True
+    preset = "none"
 
     def build(self, site: Site) -> NoPosition:
         return NoPosition()

@@ -27,6 +27,7 @@ from relpos.core import Coordinates
 class TestRelative1d(MechanismSuite):
     axes = (1, 2)
     translation_invariant = True
+    preset = "relative_1d"
 
     def takes(self, case: Any) -> bool:
         return super().takes(case) and not (case.axes == 2 and case.irregular)  # those have no raster order
@@ -50,6 +51,7 @@ class TestRelative1d(MechanismSuite):
 class TestRelative2d(MechanismSuite):
     axes = (2,)
     translation_invariant = True
+    preset = "relative_2d"
 
     def build(self, site: Site) -> RelativePositionBias:
         queries, keys = site.queries, site.queries if site.keys is None else site.keys

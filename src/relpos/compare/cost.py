@@ -128,12 +128,19 @@ def time_steps(settings: Settings, watch: Callable[[str], None] | None = None) -
     return found
 
 
-def memory_of_step(position: str, scale: int, settings: Settings) -> float:
-    """Peak memory of two training steps in MiB above the process's size before the model; run it in a fresh process."""
-    size = next(size for size in SIZES if size.scale == scale)
-    warm_up(find_task(settings.task), settings.recipe, torch.device(settings.device), settings.precision)
-    memory = PeakMemory(torch.device(settings.device))
-    step = _Step(position, size, settings)
-    step()
-    step()
-    return memory.mib()
+def memory_of_steps(position: str, settings: Settings) -> list[float]:
+    """Peak memory of two training steps at each size, smallest first, in MiB above the process's size before any model.
+
+    Run it in a fresh process. What a smaller size leaves behind, a larger one uses again.
+    """
+    device = torch.device(settings.device)
+    warm_up(find_task(settings.task), settings.recipe, device, settings.precision)
+    memory = PeakMemory(device)
+    peaks = []
+    for size in sizes(settings):
+        step = _Step(position, size, settings)
+        step()
+        step()
+        peaks.append(memory.mib())
+        del step
+    return peaks

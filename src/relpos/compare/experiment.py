@@ -47,9 +47,7 @@ class Comparison:
         settings = self.settings
         training = [Task(job.id, _train, (job, settings), reports=True) for job in self.jobs]
         memory = [
-            Task(f"memory--{position}--x{size.scale}", cost.memory_of_step, (position, size.scale, settings))
-            for size in cost.sizes(settings)
-            for position in settings.positions
+            Task(f"memory--{position}", cost.memory_of_steps, (position, settings)) for position in settings.positions
         ]
         timing = [Task("timing", cost.time_steps, (settings,), reports=True)]
         return [[task for task in stage if not self.store.has(task.name)] for stage in (training, memory, timing)]
@@ -78,12 +76,12 @@ class Comparison:
     def _costs(self) -> list[dict[str, Any]]:
         if not self.store.has("timing"):
             return []
-        scales = {scale.scale: index for index, scale in enumerate(cost.sizes(self.settings))}
         entries: list[dict[str, Any]] = self.store.get("timing")
-        count = len(self.settings.positions)
-        for scale, index in scales.items():
-            for entry in entries[index * count : (index + 1) * count]:
-                entry["peak_memory_mib"] = self.store.get(f"memory--{entry['position']}--x{scale}")
+        peaks = {position: self.store.get(f"memory--{position}") for position in self.settings.positions}
+        for position, own in peaks.items():
+            mine = [entry for entry in entries if entry["position"] == position]
+            for entry, peak in zip(mine, own, strict=True):
+                entry["peak_memory_mib"] = peak
         return entries
 
     def _gather(self) -> dict[str, Any]:

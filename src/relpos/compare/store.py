@@ -57,14 +57,15 @@ class Store:
             raise OtherSettingsError(f"expected a folder for --out; {folder} is a file. Choose another --out.")
         if path.exists():
             self._same(json.loads(path.read_text(encoding="utf-8")))
-        elif folder.exists() and any(folder.iterdir()):
+        elif folder.exists() and any(there.name != _HEAD + ".part" for there in folder.iterdir()):
             raise OtherSettingsError(
                 f"expected an empty folder or a comparison to go on with; {folder} holds other files. "
                 "Choose another --out."
             )
-        (folder / "records").mkdir(parents=True, exist_ok=True)
-        if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists():  # before anything else, so that a folder cut short here is still taken for an empty one
             write_whole(path, json.dumps(self.head, indent=1) + "\n")
+        (folder / "records").mkdir(exist_ok=True)
 
     def _same(self, there: dict[str, Any]) -> None:
         old, new = _flat(there), _flat(json.loads(json.dumps(self.head)))

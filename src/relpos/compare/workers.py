@@ -87,6 +87,7 @@ def run_tasks(tasks: Sequence[Task], at_once: int) -> Iterator[Event]:
                 try:
                     kind, value = ready.recv()
                 except EOFError:
+                    process.join()
                     kind, value = "failed", f"the process ended with code {process.exitcode} and said nothing"
                 if kind == "failed":
                     raise WorkerError(f"{task.name} failed:\n{value}")

@@ -68,7 +68,7 @@ class _SegmentSum(torch.autograd.Function):
         return _Lookup.apply(gradients[0], index), None, None  # type: ignore[no-untyped-call]
 
 
-def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Tensor, "..."]:
+def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Tensor, "*IC"]:
     """`table[index]`: the rows of a table, with an ordered, repeatable gradient.
 
     Args:
@@ -87,7 +87,7 @@ def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Ten
     return result
 
 
-def segment_sum(values: Float[Tensor, "..."], index: Int[Tensor, "*I"], rows: int) -> Float[Tensor, " {rows} *C"]:
+def segment_sum(values: Float[Tensor, "*IC"], index: Int[Tensor, "*I"], rows: int) -> Float[Tensor, " {rows} *C"]:
     """The adjoint of `lookup`, and differentiable like it: `out[r] = sum of values[i] where index[i] == r`.
 
     `values` has the index's shape, then the shape of a row.

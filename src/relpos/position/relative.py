@@ -211,7 +211,8 @@ class RelativePositionBias(OffsetBias):
     def resize(self, size: int | tuple[int, int]) -> RelativePositionBias:
         """A copy with the table interpolated to another window (bicubic) or length (linear); the three rows are kept.
 
-        The (2W - 1) offsets are stretched as a whole, as BEiT and timm do when they change resolution.
+        The (2W - 1) offsets are stretched as a whole, as Swin does when it changes resolution and timm in
+        `resize_rel_pos_bias_table_simple`. BEiT's own script stretches far offsets more than near ones.
 
         Raises:
             ValueError: another number of axes.

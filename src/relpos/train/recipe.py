@@ -26,7 +26,7 @@ class Recipe:
 
     steps: int = 400
     batch_size: int = 64
-    learning_rate: float = 3e-3
+    learning_rate: float = 6e-3
     warmup_steps: int = 40
     position_learning_rate_multiplier: float = 10.0
     position_init_std: float = 0.5

@@ -1,0 +1,81 @@
+"""Each term through `torch.compile(fullgraph=True)`, value and gradients against eager. A script, not a test:
+
+    python tests/attention/compile_terms.py
+
+It runs apart from the other tests, because inductor must see relpos as users have it, without the shape checks. One
+line a term is printed, and the exit status is the number that failed.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+from test_terms_in_engines import CASES, inputs  # noqa: E402
+
+import relpos  # noqa: E402
+
+TERMS = (
+    "LineBias",
+    "LineBias with prefix",
+    "LineBias, batched",
+    "xPos",
+    "rotated cache and QueryBias",
+    "LineVectors of queries, clipped",
+    "LineVectors of keys",
+    "LineVectors of values",
+    "AxisVectors",
+    "LowRank",
+    "DenseBias",
+    "RowRule",
+    "Scale",
+    "Softcap",
+    "a mask and Sinks",
+)
+
+
+def gradients(output: Tensor, leaves: list[Tensor], upstream: Tensor) -> list[Tensor]:
+    return [output.detach(), *torch.autograd.grad(output, leaves, upstream)]
+
+
+def compare(name: str) -> None:
+    """Raise unless the compiled term gives what the eager one gives."""
+    case = CASES[name]
+    tensors, rest, upstream = inputs(case, torch.float32)
+    leaves = [x.requires_grad_() for x in [*tensors, *rest]]
+
+    def run(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Tensor:
+        output = relpos.attention(q, k, v, position=case.terms(*rest), mask=case.mask)
+        assert isinstance(output, Tensor)
+        return output
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, fullgraph=True, dynamic=False)
+    for ours, wanted in zip(
+        gradients(compiled(*leaves), leaves, upstream), gradients(run(*leaves), leaves, upstream), strict=True
+    ):
+        torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-5)
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    failed = 0
+    for name in sys.argv[1:] or TERMS:
+        try:
+            compare(name)
+            print(f"ok      {name}", flush=True)
+        except Exception as error:
+            failed += 1
+            print(f"FAILED  {name}: {type(error).__name__}: {error}", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")  # of inductor itself
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Every term compiles whole, and compiled gives what eager gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from compile_terms import CASES, TERMS
+
+SCRIPT = Path(__file__).with_name("compile_terms.py")
+
+
+def test_the_script_holds_every_term() -> None:
+    import torch
+
+    import relpos
+
+    def kinds(name: str) -> set[str]:
+        terms = CASES[name].terms(*(torch.zeros(shape) for shape in CASES[name].leaves))
+        return {type(term).__name__ for term in (terms if isinstance(terms, relpos.Terms) else (terms,))}
+
+    public = (getattr(relpos, name) for name in relpos.__all__)
+    every = {x.__name__ for x in public if isinstance(x, type) and issubclass(x, relpos.core.Term)}
+    assert set.union(*(kinds(name) for name in TERMS)) == every
+
+
+@pytest.mark.slow
+def test_inductor() -> None:
+    """In a process of its own, without the shape checks."""
+    result = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=900, check=False)
+    print(result.stdout)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("ok ") == len(TERMS)

@@ -1,0 +1,178 @@
+"""docs/results.md as code: raises AssertionError where a `results.json` is not what that page says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from relpos.train import Recipe
+
+HEAD = {"schema_version", "settings", "environment", "task", "mechanisms", "records", "costs"}
+SETTINGS = {"task", "positions", "seeds", "quick", "device", "precision", "threads", "recipe"}
+ENVIRONMENT = {"relpos", "torch", "python", "platform", "processor", "cores", "device"}
+TASK = {"name", "title", "description", "classes", "channels", "image_size", "patch_size", "sizes", "probes"}
+PROBE = {"id", "group", "label", "variant", "x", "image_size", "trials", "description"}
+MECHANISM = {"name", "title", "summary", "source", "growth"}
+RECORD = {
+    "id", "position", "seed", "position_learning_rate_multiplier", "variant", "parameters", "curve",
+    "validation_accuracy", "train_seconds", "threads", "peak_memory_mib", "settings", "metrics", "learned", "attention",
+}  # fmt: skip
+COST = {"position", "tokens", "batch_size", "depth", "step_ms", "ratio", "peak_memory_mib", "backend"}
+
+
+def finite(tree: Any, where: str = "results") -> None:
+    """Plain values all the way down, and no number that JSON has not."""
+    match tree:
+        case dict():
+            for key, value in tree.items():
+                assert isinstance(key, str), where
+                finite(value, f"{where}.{key}")
+        case list():
+            for place, value in enumerate(tree):
+                finite(value, f"{where}[{place}]")
+        case float():
+            assert math.isfinite(tree), where
+        case _:
+            assert tree is None or isinstance(tree, str | int), f"{where} is a {type(tree).__name__}"
+
+
+def shape(tree: Any) -> tuple[int, ...]:
+    """The shape of nested lists of numbers, all of one length at each depth."""
+    if not isinstance(tree, list):
+        assert isinstance(tree, int | float)
+        return ()
+    inner = {shape(one) for one in tree}
+    assert len(inner) == 1, "ragged"
+    return (len(tree), *inner.pop())
+
+
+def check(results: dict[str, Any]) -> None:
+    """The whole file."""
+    finite(results)
+    assert set(results) == HEAD
+    assert results["schema_version"] == 1
+    check_settings(results["settings"])
+    assert set(results["environment"]) == ENVIRONMENT
+    check_task(results["task"])
+    names = results["settings"]["positions"]
+    assert [one["name"] for one in results["mechanisms"]] == names
+    for mechanism in results["mechanisms"]:
+        assert set(mechanism) == MECHANISM
+        assert isinstance(mechanism["growth"], list)
+    growth = {one["name"]: one["growth"] for one in results["mechanisms"]}
+    ids = [record["id"] for record in results["records"]]
+    assert len(ids) == len(set(ids))
+    for record in results["records"]:
+        check_record(record, results, growth[record["position"]])
+    for cost in results["costs"]:
+        check_cost(cost, names)
+
+
+def check_settings(settings: dict[str, Any]) -> None:
+    assert set(settings) == SETTINGS
+    assert settings["recipe"].keys() == asdict(Recipe()).keys(), "every number of the training recipe"
+    assert isinstance(settings["quick"], bool)
+    assert isinstance(settings["seeds"], int)
+
+
+def check_task(task: dict[str, Any]) -> None:
+    assert set(task) == TASK
+    assert set(task["sizes"]) == {"train", "validation", "test"}
+    for probe in task["probes"]:
+        assert set(probe) == PROBE
+        assert probe["group"] in ("test", "shift", "canvas")
+        assert len(probe["image_size"]) == 2
+    assert task["probes"][0]["image_size"] == task["image_size"]
+
+
+def check_record(record: dict[str, Any], results: dict[str, Any], growth: list[str]) -> None:
+    assert set(record) == RECORD, set(record) ^ RECORD
+    recipe = results["settings"]["recipe"]
+    usual = recipe["position_learning_rate_multiplier"]
+    assert 0 <= record["seed"] < results["settings"]["seeds"]
+    assert record["variant"] in ("recipe", "x1")
+    assert record["position_learning_rate_multiplier"] == (usual if record["variant"] == "recipe" else 1)
+    parameters = record["parameters"]
+    assert set(parameters) == {"total", "position", "parts"}
+    assert parameters["total"] == sum(parameters["parts"].values())
+    assert parameters["position"] == parameters["parts"].get("position", 0)
+    if record["variant"] == "x1":
+        assert parameters["position"] > 0, "no x 1 runs where position learns nothing"
+    curve = record["curve"]
+    assert set(curve) == {"step", "loss", "rate", "validation_step", "validation_accuracy"}
+    assert len(curve["step"]) == len(curve["loss"]) == len(curve["rate"])
+    assert len(curve["validation_step"]) == len(curve["validation_accuracy"])
+    assert curve["step"][-1] == curve["validation_step"][-1] == recipe["steps"]
+    assert 0 <= record["validation_accuracy"] <= 1
+    assert record["train_seconds"] > 0
+    assert record["peak_memory_mib"] > 0
+    own = record["settings"]
+    assert set(own) == SETTINGS | {"position", "seed"}
+    assert own["recipe"]["position_learning_rate_multiplier"] == record["position_learning_rate_multiplier"]
+    check_metrics(record["metrics"], results["task"], growth)
+    for entry in record["learned"]:
+        check_learned(entry, recipe)
+    check_attention(record["attention"], results["task"], recipe)
+
+
+def check_metrics(metrics: list[dict[str, Any]], task: dict[str, Any], growth: list[str]) -> None:
+    expected = []
+    for probe in task["probes"]:
+        same = probe["image_size"] == task["image_size"]
+        expected += [(probe["id"], rule) for rule in ([None] if same else growth or [None])]
+    assert [(one["probe"], one["growth"]) for one in metrics] == expected
+    trials = {probe["id"]: probe["trials"] for probe in task["probes"]}
+    for one in metrics:
+        if one["accuracy"] is None:
+            assert set(one) == {"probe", "growth", "accuracy", "reason"}
+            assert one["reason"]
+            continue
+        assert set(one) == {"probe", "growth", "accuracy", "trials", "correct"}
+        assert one["trials"] == trials[one["probe"]]
+        assert len(one["correct"]) == task["sizes"]["test"]
+        assert all(isinstance(count, int) and 0 <= count <= one["trials"] for count in one["correct"])
+        share = sum(one["correct"]) / (len(one["correct"]) * one["trials"])
+        assert abs(one["accuracy"] - share) < 1e-5, "accuracy is what the counts say"
+
+
+def check_learned(entry: dict[str, Any], recipe: dict[str, Any]) -> None:
+    if entry["kind"] == "embedding":
+        assert set(entry) == {"kind", "grid", "similarity"}
+        places = math.prod(entry["grid"])
+        assert shape(entry["similarity"]) == (places, places)
+        return
+    assert set(entry) == {"kind", "layer", "axes", "offsets", "values", "prefix"}
+    assert entry["kind"] == "bias"
+    assert entry["layer"] == "shared" or isinstance(entry["layer"], int)
+    assert entry["axes"] in (1, 2)
+    spans = tuple(high - low + 1 for low, high in entry["offsets"])
+    assert len(spans) == entry["axes"]
+    assert shape(entry["values"]) == (recipe["num_heads"], *spans)
+    assert entry["prefix"] is None or shape(entry["prefix"]) == (recipe["num_heads"], 3)
+
+
+def check_attention(attention: dict[str, Any], task: dict[str, Any], recipe: dict[str, Any]) -> None:
+    assert set(attention) == {"image", "label", "predicted", "query", "grid", "maps"}
+    images, rows, columns = shape(attention["image"])
+    assert [rows, columns] == task["image_size"]
+    assert len(attention["label"]) == len(attention["predicted"]) == images
+    assert set(attention["label"]) | set(attention["predicted"]) <= set(task["classes"])
+    assert all(0 <= grey <= 1 for image in attention["image"] for row in image for grey in row)
+    assert shape(attention["maps"]) == (images, recipe["depth"], recipe["num_heads"], *attention["grid"])
+    for image in attention["maps"]:
+        for layer in image:
+            for head in layer:
+                assert abs(sum(map(sum, head)) - 1) < 0.01
+
+
+def check_cost(cost: dict[str, Any], names: list[str]) -> None:
+    if cost["step_ms"] is None:
+        assert cost["reason"]
+        return
+    assert set(cost) == COST
+    assert cost["position"] in names
+    assert set(cost["step_ms"]) == {"median", "low", "high", "repeats"}
+    assert 0 < cost["step_ms"]["low"] <= cost["step_ms"]["median"] <= cost["step_ms"]["high"]
+    assert (cost["ratio"] is None) == ("none" not in names)
+    assert cost["peak_memory_mib"] >= 0

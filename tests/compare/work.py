@@ -1,0 +1,44 @@
+"""What the workers of the tests do; in a module of its own, so that other processes can import it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def count(upto: int, report: Callable[[Any], None]) -> str:
+    for number in range(upto):
+        report(number)
+    return "counted"
+
+
+def process_id(folder: Path) -> int:
+    return os.getpid()
+
+
+def divide(number: int) -> float:
+    return number / 0
+
+
+def vanish(code: int) -> None:
+    os._exit(code)
+
+
+def write_later(path: Path, seconds: float) -> None:
+    path.with_suffix(".begun").touch()
+    time.sleep(seconds)
+    path.touch()
+
+
+def fail_once_begun(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.with_suffix(".begun").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    raise ZeroDivisionError("on purpose")

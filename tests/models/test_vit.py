@@ -1,0 +1,263 @@
+"""The vision transformer: every kind of pooling, prefix and position, and where its parameters are."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from relpos import (
+    Grid,
+    LearnedPositionEmbedding,
+    MultiHeadAttention,
+    RelativePositionBias,
+    TransformerBlock,
+    VisionTransformer,
+    count_parameters,
+)
+
+SMALL: dict[str, Any] = {
+    "img_size": (6, 8),
+    "patch_size": 2,
+    "in_chans": 1,
+    "num_classes": 5,
+    "embed_dim": 12,
+    "depth": 2,
+    "num_heads": 3,
+    "mlp_ratio": 2.0,
+    "position_init_std": 0.5,
+}
+IMAGES = (2, 1, 6, 8)
+
+
+def small(**arguments: Any) -> VisionTransformer:
+    return VisionTransformer(**{**SMALL, **arguments})
+
+
+def by_hand(model: VisionTransformer, images: Tensor, mechanism: Any) -> Tensor:
+    """Step by step, with the blocks' own (tested) arithmetic and dense biases."""
+    grid = Grid(images.shape[2] // 2, images.shape[3] // 2, prefix=model.prefix)
+    x = model.patch_embed(images)
+    if model.prefix_tokens is not None:
+        x = torch.cat([model.prefix_tokens.expand(len(x), -1, -1), x], dim=1)
+    for part in mechanism[0]:
+        if isinstance(part, LearnedPositionEmbedding):
+            x = x + part.pos_embed
+    for layer, block in enumerate(model.blocks):
+        parts = mechanism[0 if model.shared_position else layer]
+        relative = [part.terms(grid) for part in parts if isinstance(part, RelativePositionBias)]
+        x = block(x, position=relative[0] if relative else None)
+    x = model.norm(x)
+    pooled = {"token": x[:, 0], "avg": x[:, model.prefix :].mean(1), "max": x[:, model.prefix :].max(1).values}
+    scores: Tensor = model.head(pooled[model.global_pool])
+    return scores
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("position", ["none", "learned", "relative_1d", "relative_2d", "learned+relative_2d", None])
+@pytest.mark.parametrize(
+    ("pool", "token", "registers"),
+    [
+        case
+        for case in itertools.product(("token", "avg", "max"), (True, False), (0, 2))
+        if case[:2] != ("token", False)
+    ],
+)
+def test_forward(pool: Any, token: bool, registers: int, position: str | None, shared: bool) -> None:
+    model = small(
+        global_pool=pool, class_token=token, reg_tokens=registers, position=position, shared_position=shared
+    ).double()
+    assert model.prefix == token + registers
+    images = torch.randn(IMAGES, dtype=torch.float64)
+    scores = model(images)
+    assert scores.shape == (2, 5)
+    tokens = list(model.token_position.parts())
+    layers = [[*tokens, *each.parts()] for each in model.attention_position]  # type: ignore[union-attr, operator]
+    assert len(layers) == (1 if shared else 2)
+    torch.testing.assert_close(scores, by_hand(model, images, layers))
+    scores.sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+    relative = sum(isinstance(m, RelativePositionBias) for m in model.modules())
+    assert relative == ("relative" in (position or "")) * (1 if shared else 2)
+    assert sum(isinstance(m, LearnedPositionEmbedding) for m in model.modules()) == ("learned" in (position or ""))
+
+
+def test_position_matters_only_where_there_is_one() -> None:
+    """Without positions, moving patches moves nothing that is pooled; with them it does."""
+    images = torch.randn(IMAGES)
+    swapped = torch.cat([images[:, :, :, 4:], images[:, :, :, :4]], dim=3)
+    for position, blind in (("none", True), ("learned", False), ("relative_2d", False)):
+        model = small(global_pool="max", class_token=False, position=position).eval()
+        difference = (model(images) - model(swapped)).abs().max()
+        assert (difference < 1e-5) == blind
+
+
+def test_a_shared_table_gets_the_gradient_of_every_layer() -> None:
+    shared = small(position="relative_2d", shared_position=True).double()
+    apart = small(position="relative_2d").double()
+    state = shared.state_dict()
+    table = "relative_position_bias_table"
+    (name,) = (name for name in state if name.endswith(table))
+    for layer in range(2):
+        state[name.replace("attention_position.0", f"attention_position.{layer}")] = state[name]
+    apart.load_state_dict(state)
+    images = torch.randn(IMAGES, dtype=torch.float64)
+    torch.testing.assert_close(shared(images), apart(images))
+    for model in (shared, apart):
+        model(images).square().sum().backward()
+    one = next(m for m in shared.modules() if isinstance(m, RelativePositionBias)).relative_position_bias_table.grad
+    both = [m.relative_position_bias_table.grad for m in apart.modules() if isinstance(m, RelativePositionBias)]
+    torch.testing.assert_close(one, both[0] + both[1])  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("argument", ["drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate"])
+def test_dropout_in_training_alone(argument: str) -> None:
+    model, images = small(**{argument: 0.5}), torch.randn(IMAGES)
+    first, second = model(images), model(images)
+    assert not torch.equal(first, second)
+    model.eval()
+    assert torch.equal(model(images), model(images))
+
+
+@pytest.mark.parametrize("position", ["none", "relative_2d"])
+def test_any_image_that_patches_divide(position: str) -> None:
+    model = small(position=position).eval()
+    assert model(torch.randn(1, 1, 4, 6)).shape == (1, 5), "a smaller image lies within the table"
+    with pytest.raises(ValueError, match="divide"):
+        model(torch.randn(1, 1, 7, 8))
+    if position == "none":
+        assert model(torch.randn(1, 1, 10, 12)).shape == (1, 5)
+    else:
+        with pytest.raises(ValueError, match="Resize"):
+            model(torch.randn(1, 1, 10, 12))
+
+
+def test_learned_positions_stay_on_their_grid() -> None:
+    with pytest.raises(ValueError, match="Resize"):
+        small(position="learned")(torch.randn(1, 1, 4, 8))
+
+
+@pytest.mark.parametrize(
+    ("position", "rules"),
+    [
+        ("none", ("as is",)),
+        (None, ("as is",)),
+        ("learned", ("interpolated",)),
+        ("relative_2d", ("interpolated", "clipped")),
+        ("relative_1d", ("interpolated", "clipped")),
+        ("learned+relative_2d", ("interpolated",)),
+        ("none+relative_2d", ("interpolated", "clipped")),
+    ],
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_growth(position: str | None, rules: tuple[str, ...], shared: bool) -> None:
+    model = small(position=position, shared_position=shared).eval()
+    assert model.growth() == rules
+    before = copy.deepcopy(model.state_dict())
+    images = torch.randn(2, 1, 10, 12)
+    for rule in rules:
+        grown = model.grow((10, 12), rule)
+        assert grown(images).shape == (2, 5)
+        assert grown.patch_embed.grid_size == (5, 6)
+        assert grown.patch_embed.num_patches == 30
+    assert all(torch.equal(before[name], x) for name, x in model.state_dict().items()), "the model itself is left alone"
+    same = model.grow((6, 8), rules[0])
+    small_images = torch.randn(IMAGES)
+    torch.testing.assert_close(same(small_images), model(small_images))
+    if position is not None and position != "none":
+        with pytest.raises(ValueError, match="growth rule"):
+            model.grow((10, 12), "extended")
+
+
+def test_attention_maps() -> None:
+    model, images = small(position="relative_2d").eval(), torch.randn(IMAGES)
+    maps = list(model.attention_maps(images))
+    assert [weights.shape for weights in maps] == [(2, 3, 13, 13)] * 2
+    for weights in maps:
+        torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 13))
+
+
+def test_state_dict_round_trip() -> None:
+    model, other = small(position="learned+relative_2d").eval(), small(position="learned+relative_2d").eval()
+    other.load_state_dict(model.state_dict(), strict=True)
+    images = torch.randn(IMAGES)
+    assert torch.equal(model(images), other(images))
+
+
+def test_bfloat16_and_autocast() -> None:
+    model, images = small(position="learned+relative_2d").eval(), torch.randn(IMAGES)
+    exact = model(images)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(model(images).float(), exact, rtol=0.05, atol=0.05)
+    cast = copy.deepcopy(model).to(torch.bfloat16)(images.bfloat16())
+    assert cast.dtype == torch.bfloat16
+    torch.testing.assert_close(cast.float(), exact, rtol=0.05, atol=0.05)
+
+
+def test_no_head_gives_pooled_features() -> None:
+    model = small(num_classes=0)
+    assert model(torch.randn(IMAGES)).shape == (2, 12)
+    assert model.forward_features(torch.randn(IMAGES)).shape == (2, 13, 12)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"global_pool": "mean"},
+        {"class_token": False},
+        {"depth": 0},
+        {"img_size": (7, 8)},
+        {"num_heads": 5},
+        {"position": "relative_3d"},
+        {"position": RelativePositionBias(3, (3, 4))},
+        {"drop_rate": 1.5},
+        {"reg_tokens": -1},
+    ],
+    ids=str,
+)
+def test_errors(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"expected .*; got .*"):
+        small(**arguments)
+
+
+# parameters
+
+
+def test_the_counts_of_the_documents() -> None:
+    """676 numbers for a 7 x 7 window and 4 heads; QKV at width 96 has 27,648 weights, and 288 biases beside them."""
+    assert count_parameters(RelativePositionBias(4, (7, 7)))["position"].total == 676
+    counts = count_parameters(MultiHeadAttention(96, 4))
+    assert counts["attention qkv"].weights == 27_648
+    assert counts["attention qkv"].biases == 288
+    assert counts["attention projection"].weights == 96 * 96
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("position", ["none", "learned", "relative_2d", "learned+relative_2d"])
+def test_counts_sum_to_all(position: str, shared: bool) -> None:
+    model = small(position=position, shared_position=shared, reg_tokens=1)
+    counts = count_parameters(model)
+    assert sum(count.total for count in counts.values()) == sum(p.numel() for p in model.parameters())
+    assert "other" not in counts
+    own = counts["position"].total if "position" in counts else 0
+    assert own == sum(p.numel() for p in model.position_parameters())
+    table = 3 * (5 * 7 + 3) * (1 if shared else 2)
+    assert own == ("learned" in position) * 14 * 12 + ("relative" in position) * table
+    assert counts["prefix tokens"].total == 24
+    assert counts["patch embedding"].weights == 4 * 12
+    assert counts["head"].weights == 60
+    assert counts["head"].biases == 5
+    assert counts["norm"].total == 2 * 12 * 5
+    assert counts["mlp"].weights == 2 * 2 * 12 * 24
+
+
+def test_a_parameter_used_twice_counts_once() -> None:
+    block = TransformerBlock(12, 3)
+    assert count_parameters(nn.ModuleList([block, block])) == count_parameters(block)
