@@ -9,7 +9,6 @@ jaxtyping.install_import_hook("relpos", "typechecker.check")
 
 import importlib  # noqa: E402
 import os  # noqa: E402
-import pathlib  # noqa: E402
 import random  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
 from types import ModuleType  # noqa: E402
@@ -48,14 +47,6 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Our own error messages are met by users without the shape checks, so their tests run without them."""
-    errors = pathlib.Path(__file__).parent / "errors"
-    for item in items:
-        if errors in item.path.parents:
-            item.add_marker(pytest.mark.usefixtures("unchecked"))
 
 
 @pytest.fixture(scope="session")

@@ -70,6 +70,7 @@ def test_half_precision_keeps_the_angle() -> None:
     turned = rotate(x, angles, layout="half")
     assert turned.dtype == torch.bfloat16
     assert_close(turned, exact, yardstick)
+    assert torch.equal(turned, rotate(x.float(), angles, layout="half").bfloat16()), "rounded once, at the end"
 
 
 def test_one_row_for_all_heads_and_batches_is_broadcast() -> None:

@@ -259,5 +259,8 @@ def test_counts_sum_to_all(position: str, shared: bool) -> None:
 
 
 def test_a_parameter_used_twice_counts_once() -> None:
+    first, second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    second.weight = first.weight
+    assert count_parameters(nn.ModuleList([first, second]))["other"].total == 9
     block = TransformerBlock(12, 3)
     assert count_parameters(nn.ModuleList([block, block])) == count_parameters(block)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 VERBS = {
@@ -16,8 +17,29 @@ VERBS = {
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"relpos: error: {message}", file=sys.stderr)
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    whole = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}" if lines else "no message"
+    print(f"relpos: error: {whole}", file=sys.stderr)
     raise SystemExit(code)
+
+
+def _near(word: str, words: Iterable[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
+    return f"Did you mean {near[0]!r}?" if near else otherwise
+
+
+def _usage_error(message: str, options: Iterable[str], verb: str) -> str:
+    """What the parser found wrong, in the form of the library's own messages."""
+    see = f"See relpos {verb} --help."
+    if found := re.match(r"unrecognized arguments: (.*)", message):
+        word = found[1].split()[0]
+        return f"expected options of relpos {verb}; got {found[1]!r}. {_near(word.split('=')[0], options, see)}"
+    if found := re.match(r"the following arguments are required: (.*)", message):
+        names = ", ".join(name.rpartition(".")[2] for name in found[1].split(", "))
+        return f"expected a value for {names}; got none. {see}"
+    if found := re.match(r'Parser key "([\w.]+)":.*(?:Got|Given) value: (.*)', message, flags=re.DOTALL):
+        return f"expected a whole number for --{found[1]}; got {found[2].splitlines()[0]!r}. {see}"
+    return f"{' '.join(message.split())}. {see}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -30,16 +52,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from rich import print as _  # noqa: F401
     except ImportError as error:
         _fail(f"the command needs {error.name}; install it with: pip install 'relpos[cli,train,report]'", 2)
-    parser = ArgumentParser(prog="relpos", description="A sense of position for Transformers.")
+
+    class Parser(ArgumentParser):  # type: ignore[misc, unused-ignore]
+        """jsonargparse's, with an error of one line."""
+
+        def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+            _fail(_usage_error(message, self._option_string_actions, words[0]), 2)
+
+    parser = Parser(prog="relpos", description="A sense of position for Transformers.")
     verbs = parser.add_subcommands(dest="verb", required=True)
     modules = {}
-    if words and not words[0].startswith("-") and words[0] not in VERBS:
-        near = difflib.get_close_matches(words[0], VERBS, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        _fail(f"expected one of {', '.join(VERBS)}; got {words[0]!r}.{hint}", 2)
+    if not words:
+        _fail(f"expected one of {', '.join(VERBS)}; got none. See relpos --help.", 2)
+    if words[0] not in (*VERBS, "-h", "--help"):
+        _fail(
+            f"expected one of {', '.join(VERBS)}; got {words[0]!r}. {_near(words[0], VERBS, 'See relpos --help.')}", 2
+        )
     for verb, summary in VERBS.items():
         modules[verb] = importlib.import_module(f"relpos.cli.{verb}_verb")
-        sub = ArgumentParser(description=summary)
+        sub = Parser(description=summary)
         modules[verb].add_arguments(sub)
         sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
         verbs.add_subcommand(verb, sub, help=summary)

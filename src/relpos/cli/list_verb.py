@@ -24,8 +24,8 @@ def run(arguments: Namespace) -> None:
 
     if arguments.kind not in KINDS:
         near = difflib.get_close_matches(arguments.kind, KINDS, n=1, cutoff=0.4)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"expected one of {', '.join(KINDS)}; got {arguments.kind!r}.{hint}")
+        remedy = f"Did you mean {near[0]!r}?" if near else "Write relpos list positions."
+        raise ValueError(f"expected one of {', '.join(KINDS)}; got {arguments.kind!r}. {remedy}")
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("name", no_wrap=True, style="bold")
     table.add_column("what it is")

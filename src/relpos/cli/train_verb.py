@@ -33,7 +33,7 @@ def run(arguments: Namespace) -> None:
     from relpos.data import find_task
     from relpos.position import find
     from relpos.train import Progress as StepProgress
-    from relpos.train import Recipe, check_free, predict, resolve_device, save, train
+    from relpos.train import Recipe, check_free, predict, require_precision, resolve_device, save, train
 
     task = find_task(arguments.task)
     find(arguments.position)
@@ -44,6 +44,7 @@ def run(arguments: Namespace) -> None:
     require_int(arguments.threads, "threads", at_least=1)
     torch.set_num_threads(arguments.threads)
     device = resolve_device(arguments.device)
+    require_precision(arguments.precision)
     folder = Path(arguments.out)
     check_free(folder)
 

@@ -14,7 +14,7 @@ from relpos import __version__
 from relpos.core.checks import fail, require_int
 from relpos.data import Task, find_task
 from relpos.position import find, presets
-from relpos.train import PRECISIONS, Recipe, resolve_device
+from relpos.train import Recipe, require_precision, resolve_device
 
 QUICK_STEPS = 60
 
@@ -80,8 +80,7 @@ class Settings:
         require_int(seeds, "seeds", at_least=1)
         if steps is not None:
             require_int(steps, "steps", at_least=1)
-        if precision not in PRECISIONS:
-            fail(f"a precision among {', '.join(PRECISIONS)}", repr(precision), "Choose one of them.")
+        require_precision(precision)
         recipe = Recipe()
         if steps is not None or quick:
             count = QUICK_STEPS if steps is None else steps

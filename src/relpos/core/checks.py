@@ -38,7 +38,9 @@ def require_tensor(x: object, name: str, *, dims: int | tuple[int, ...]) -> None
 def require_int(x: object, name: str, *, at_least: int) -> None:
     """Raise unless `x` is a plain integer of at least `at_least` (a bool is not)."""
     if not isinstance(x, int) or isinstance(x, bool) or x < at_least:
-        fail(f"{name} to be an integer of at least {at_least}", shape_of(x), f"Pass {name} as a Python int.")
+        small = isinstance(x, int) and not isinstance(x, bool)
+        remedy = f"Its smallest value is {at_least}." if small else f"Pass {name} as a Python int."
+        fail(f"{name} to be an integer of at least {at_least}", shape_of(x), remedy)
 
 
 def require_choice(x: object, name: str, choices: tuple[str, ...]) -> None:

@@ -151,11 +151,10 @@ class Lines:
         layout, tokens = self.layout, self.layout.tokens
         entry = torch.arange(self.length, device=self.query.device)
         high = tuple(low + span - 1 for low, span in zip(layout.low, layout.spans, strict=True))
-        if self.length == tokens:
-            kind = torch.zeros_like(entry)
-        else:
-            edges = torch.tensor([tokens, tokens + self.origin + 1, 2 * tokens + 1], device=entry.device)
-            kind = torch.bucketize(entry, edges, right=True)
+        kind = torch.zeros_like(entry)
+        if self.length != tokens:
+            for edge in (tokens, tokens + self.origin + 1, 2 * tokens + 1):  # in plain numbers: no copy to the device
+                kind = kind + (entry >= edge).long()
         columns = []
         stride = tokens
         for low, span in zip(layout.low, layout.spans, strict=True):
@@ -204,9 +203,9 @@ def _side(
     if isinstance(coordinates, Positions) and coordinates.values.is_floating_point():
         fail("integer coordinates", "floating-point Positions", "Floating-point positions serve rotations only.")
     tokens = coordinates.tokens(device).long()
-    scale = torch.tensor(strides, device=tokens.device)
-    shift = sum(low * stride for low, stride in zip(coordinates.low, strides, strict=True))
-    line = (tokens * scale).sum(dim=-1) - shift
+    line = torch.zeros_like(tokens[..., 0])
+    for axis, (low, stride) in enumerate(zip(coordinates.low, strides, strict=True)):
+        line = line + (tokens[..., axis] - low) * stride
     if coordinates.prefix:
         line = torch.cat([line.new_full((*line.shape[:-1], coordinates.prefix), prefix_place), line], dim=-1)
     return line

@@ -139,7 +139,7 @@ class LearnedPositionEmbedding(Mechanism):
         if len(sizes) > 2:
             fail("at most two axes to resize", shape_of(size), "Interpolate pos_embed yourself and load it.")
         for one in sizes:
-            require_int(one, "each size to resize to", at_least=1)
+            require_int(one, "each new size", at_least=1)
         resized = copy.deepcopy(self)
         prefix, rest = self.pos_embed.detach().split([self.prefix, math.prod(self.sizes)], dim=1)
         image = rest.float().unflatten(1, self.sizes).movedim(-1, 1)

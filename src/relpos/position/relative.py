@@ -221,7 +221,7 @@ class RelativePositionBias(OffsetBias):
         if len(sizes) != len(self.sizes):
             fail(f"a size like {self.sizes}", shape_of(size), "Keep the number of axes.")
         for one in sizes:
-            require_int(one, "each size to resize to", at_least=1)
+            require_int(one, "each new size", at_least=1)
         resized = copy.deepcopy(self)
         resized.sizes = Grid(*sizes).sizes
         table = self.relative_position_bias_table.detach()

@@ -1,7 +1,7 @@
 """Training: a recipe, a loop, a checkpoint."""
 
 from relpos.train.checkpoint import check_free, load, save
-from relpos.train.loop import PRECISIONS, Curve, Progress, predict, resolve_device, train
+from relpos.train.loop import PRECISIONS, Curve, Progress, predict, require_precision, resolve_device, train
 from relpos.train.recipe import Recipe, trained_grid
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "check_free",
     "load",
     "predict",
+    "require_precision",
     "resolve_device",
     "save",
     "train",

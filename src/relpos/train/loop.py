@@ -70,6 +70,12 @@ def parameter_groups(model: VisionTransformer, recipe: Recipe) -> list[dict[str,
     return [group for group in groups if group["params"]]
 
 
+def require_precision(precision: str) -> None:
+    """Raise unless it is the name of a precision."""
+    if precision not in PRECISIONS:
+        fail(f"a precision among {', '.join(PRECISIONS)}", repr(precision), "Choose one of them.")
+
+
 def resolve_device(device: str) -> torch.device:
     """`"auto"` is a GPU where there is one."""
     if device == "auto":
@@ -116,8 +122,7 @@ def train(
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
-    if precision not in PRECISIONS:
-        fail(f"a precision among {', '.join(PRECISIONS)}", repr(precision), "Choose one of them.")
+    require_precision(precision)
     # Its state is one for the process, and the run before may have had another device or precision. Placement is ours:
     # it would take cuda:0 whatever `device` says.
     AcceleratorState._reset_state(reset_partial_state=True)

@@ -1,0 +1,220 @@
+"""The command: what it lists and saves, and that a user's error is one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import relpos
+from relpos.cli import VERBS, list_verb, main
+from relpos.data import TASKS
+from relpos.position import presets
+from relpos.train import load
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+Captured = pytest.CaptureFixture[str]
+
+USER_ERRORS: list[tuple[str, str]] = [
+    # what is typed, what the line says
+    ("", r"expected one of compare, train, list; got none\. See relpos --help"),
+    ("compar", r"expected one of compare, train, list; got 'compar'\. Did you mean 'compare'\?"),
+    ("frobnicate", r"expected one of compare, train, list; got 'frobnicate'\. See relpos --help"),
+    ("--version", r"expected one of compare, train, list; got '--version'"),
+    ("list", r"expected a value for kind; got none\. See relpos list --help"),
+    ("list position", r"expected one of positions, tasks, backends; got 'position'\. Did you mean 'positions'\?"),
+    ("list xyz", r"expected one of positions, tasks, backends; got 'xyz'\. Write relpos list positions"),
+    ("list positions extra", r"expected options of relpos list; got 'extra'\. See relpos list --help"),
+    ("train --position none", r"expected a value for out; got none\. See relpos train --help"),
+    ("train --out OUT", r"expected a value for position; got none"),
+    ("train --position relativ_2d --out OUT", r"among .*; got 'relativ_2d'\. Did you mean 'relative_2d'\?"),
+    ("train --position none+lerned --out OUT", r"got 'lerned'\. Did you mean 'learned'\?"),
+    ("train --position none --out OUT --task digit", r"a task among digits; got 'digit'\. Did you mean 'digits'\?"),
+    ("train --position none --out OUT --stepz 3", r"got '--stepz 3'\. Did you mean '--steps'\?"),
+    ("train --position none --out OUT --steps x", r"expected a whole number for --steps; got 'x'\."),
+    ("train --position none --out OUT --steps 2.5", r"expected a whole number for --steps; got '2\.5'\."),
+    (
+        "train --position none --out OUT --steps 0",
+        r"steps to be an integer of at least 1; got int 0\. Its smallest",
+    ),
+    ("train --position none --out OUT --threads 0", r"threads to be an integer of at least 1; got int 0"),
+    (
+        "train --position none --out OUT --device gpu",
+        r"expected a device \(auto, cpu, cuda, cuda:0\); got 'gpu'",
+    ),
+    ("train --position none --out OUT --precision fp8", r"a precision among float32, bf16-mixed; got 'fp8'"),
+    ("compare --positions relativ_2d", r"among .*; got 'relativ_2d'\. Did you mean 'relative_2d'\?"),
+    ("compare --positions ,", r"expected at least one position; got none\. Name some"),
+    ("compare --positions", r"argument --positions: expected one argument\. See relpos compare --help"),
+    ("compare --task digit", r"expected a task among digits; got 'digit'\. Did you mean 'digits'\?"),
+    ("compare --seeds 0", r"seeds to be an integer of at least 1; got int 0"),
+    ("compare --seeds x", r"expected a whole number for --seeds; got 'x'"),
+    ("compare --quick yes", r"expected options of relpos compare; got 'yes'"),
+    ("compare --device gpu", r"expected a device \(auto, cpu, cuda, cuda:0\); got 'gpu'"),
+    ("compare --device cuda", r"expected a device that this machine has; got 'cuda'\. .*use --device cpu"),
+    ("compare --precision fp8", r"a precision among float32, bf16-mixed; got 'fp8'"),
+    ("compare --out OUT/thesis.tex", r"expected a folder for --out; .*thesis\.tex is a file\. Choose another --out"),
+    ("compare --out OUT", r"expected an empty folder .*holds other files\. Choose another --out"),
+]
+
+
+@pytest.mark.parametrize(("typed", "says"), USER_ERRORS, ids=[typed or "nothing" for typed, _ in USER_ERRORS])
+def test_a_users_error_is_one_line_and_exit_code_2(
+    typed: str, says: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("mine")
+    with pytest.raises(SystemExit) as caught:
+        main(typed.replace("OUT", str(out)).split())
+    assert caught.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("relpos: error: ")
+    assert printed.err.endswith("\n")
+    assert len(printed.err.splitlines()) == 1
+    assert re.search(says, printed.err), printed.err
+    assert "Traceback" not in printed.err
+    assert [path.name for path in out.iterdir()] == ["thesis.tex"], "nothing was written"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_process_exits_with_that_code_and_line() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, "-m", "relpos.cli", "list", "position"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        "relpos: error: expected one of positions, tasks, backends; got 'position'. Did you mean 'positions'?\n"
+    )
+
+
+@pytest.mark.parametrize("typed", ["compare --debug --task digit", "--debug compare --task digit"])
+def test_debug_shows_where_a_users_error_was_found(typed: str) -> None:
+    with pytest.raises(ValueError, match="expected a task among digits") as caught:
+        main(typed.split())
+    assert any("find_task" in str(entry) for entry in caught.traceback)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (RuntimeError("it broke"), "RuntimeError: it broke (a bug in relpos; --debug shows where)"),
+        (RuntimeError("x failed:\n  Traceback\n  y\nKeyError: 3"), "RuntimeError: x failed: ... KeyError: 3 (a bug"),
+        (KeyError("k"), "KeyError: 'k' (a bug in relpos"),
+    ],
+)
+def test_a_bug_is_one_line_and_exit_code_1(
+    error: Exception, line: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def broken(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(list_verb, "run", broken)
+    with pytest.raises(SystemExit) as caught:
+        main(["list", "positions"])
+    assert caught.value.code == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"relpos: error: {line}")
+    assert len(printed.splitlines()) == 1
+    with pytest.raises(type(error)):
+        main(["list", "positions", "--debug"])
+
+
+def test_an_engine_that_lacks_something_is_a_users_error(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    def lacking(_: object) -> None:
+        raise NotImplementedError("backend 'sdpa' lacks Softcap")
+
+    monkeypatch.setattr(list_verb, "run", lacking)
+    with pytest.raises(SystemExit) as caught:
+        main(["list", "positions"])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "relpos: error: backend 'sdpa' lacks Softcap\n"
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    def missing(_: object) -> None:
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+
+    monkeypatch.setattr(list_verb, "run", missing)
+    with pytest.raises(SystemExit) as caught:
+        main(["list", "positions"])
+    assert caught.value.code == 2
+    assert re.search(r"this needs sklearn; install it with: pip install 'relpos\[.*train.*\]'", capsys.readouterr().err)
+
+
+def test_an_interruption_says_that_nothing_is_lost(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(list_verb, "run", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        main(["list", "positions"])
+    assert caught.value.code == 130
+    assert "the same call goes on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("typed", [["--help"], *([verb, "--help"] for verb in VERBS)])
+def test_help_is_exit_code_0(typed: list[str], capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(typed)
+    assert caught.value.code == 0
+    assert "usage: relpos" in capsys.readouterr().out
+
+
+def test_list_positions(capsys: Captured) -> None:
+    main(["list", "positions"])
+    printed = capsys.readouterr()
+    words = " ".join(printed.out.split())
+    for name, preset in presets().items():
+        assert re.search(rf"^{name} ", printed.out, flags=re.MULTILINE)
+        assert preset.title in words
+    assert printed.err == ""
+
+
+def test_list_tasks_and_backends(capsys: Captured) -> None:
+    main(["list", "tasks"])
+    printed = capsys.readouterr().out
+    for name in TASKS:
+        assert re.search(rf"^{name} ", printed, flags=re.MULTILINE)
+    main(["list", "backends"])
+    printed = capsys.readouterr().out
+    for name in relpos.backends():
+        assert re.search(rf"^{name} ", printed, flags=re.MULTILINE)
+
+
+def test_train_saves_a_model_and_never_overwrites_it(tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "model"
+    typed = ["train", "--position", "learned+relative_2d", "--out", str(out), "--steps", "2", "--device", "cpu"]
+    main([*typed, "--seed", "5"])
+    printed = " ".join(capsys.readouterr().out.split())
+    model, config = load(out)
+    assert config["position"] == "learned+relative_2d"
+    assert config["recipe"]["steps"] == 2
+    assert (config["seed"], config["threads"], config["precision"]) == (5, 1, "float32")
+    assert config["relpos"] == relpos.__version__
+    assert model(torch.zeros(1, 1, 16, 16)).shape == (1, 10)
+    assert f"test {config['test_accuracy']:.1%}" in printed
+    assert json.loads((out / "config.json").read_text())["torch"] == torch.__version__
+
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(SystemExit) as caught:
+        main(typed)
+    assert caught.value.code == 2
+    assert "nothing is overwritten" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_train_repeats(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        main(["train", "--position", "learned", "--out", str(tmp_path / name), "--steps", "2", "--device", "cpu"])
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
