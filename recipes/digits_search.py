@@ -63,7 +63,8 @@ def main() -> None:
     if path.exists():
         before = json.loads(path.read_text())
         same = before["torch"] == torch.__version__ and before["base"] == asdict(BASE)
-        runs = [run for run in before["runs"] if same and before["changes"][run["change"]] == CHANGES.get(run["change"])]
+        kept = [name for name, change in before["changes"].items() if same and change == CHANGES.get(name)]
+        runs = [run for run in before["runs"] if run["change"] in kept]
     done = {(run["change"], run["position"], run["seed"]) for run in runs}
     jobs = [(change, position, seed) for change in CHANGES for position in POSITIONS for seed in SEEDS]
     jobs = [job for job in jobs if job not in done]

@@ -6,8 +6,8 @@ In 1-D the offset is the distance query - key, 2 L - 1 of them; in 2-D it is (d_
 them, row-major from the lowest: exactly Swin's index (Liu et al. 2021, section 3.2). With prefix tokens three rows
 more, in BEiT's order (Bao et al. 2022): prefix to token, token to prefix, prefix to prefix.
 
-Offsets beyond the table raise; `beyond="clip"` reads the border entry instead. Offsets inside a larger table are fine, so
-a smaller grid needs nothing. `resize` makes a table for another window: bicubic in 2-D, linear in 1-D.
+Offsets beyond the table raise; `beyond="clip"` reads the border entry instead. Offsets inside a larger table are fine,
+so a smaller grid needs nothing. `resize` makes a table for another window: bicubic in 2-D, linear in 1-D.
 
 Not to be confused with T5's bias (log buckets, opposite sign, no scale), Swin V2's (an MLP of the offset), or the
 per-axis vectors of ViTDet and SAM, which meet the query.
@@ -68,7 +68,8 @@ class RelativePositionBias(OffsetBias):
         seq_len: length of the sequence, for `bias_type="1d"`.
         bias_type: "1d" or "2d"; where left out, whichever size was given.
         init_std: standard deviation of the truncated normal the table starts from.
-        prefix: tokens before the grid or sequence (class token, registers); above 0 the table has BEiT's three more rows.
+        prefix: tokens before the grid or sequence (class token, registers); above 0 the table has BEiT's three
+            more rows.
         beyond: what an offset beyond the table does: "raise" or "clip" (read the border).
 
     Attributes:

@@ -114,8 +114,8 @@ def cautions(verdict: Verdict) -> list[str]:
         )
     elif 1 < verdict.seeds < 5:
         found.append(
-            f"{verdict.seeds} seeds say little about how much results vary from seed to seed, so intervals are wide where "
-            "seeds differ; more seeds may tell apart what cannot be told apart here."
+            f"{verdict.seeds} seeds say little about how much results vary from seed to seed, so intervals are wide "
+            "where seeds differ; more seeds may tell apart what cannot be told apart here."
         )
     if verdict.unfinished:
         found.append(f"Unfinished: {verdict.unfinished} of the training runs asked for are not there yet.")
