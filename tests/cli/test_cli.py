@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import relpos
+import relpos.train
 from relpos.cli import VERBS, list_verb, main
 from relpos.data import TASKS
 from relpos.position import presets
@@ -192,7 +193,9 @@ def test_list_tasks_and_backends(capsys: Captured) -> None:
         assert re.search(rf"^{name} ", printed, flags=re.MULTILINE)
 
 
-def test_train_saves_a_model_and_never_overwrites_it(tmp_path: Path, capsys: Captured) -> None:
+def test_train_saves_a_model_and_never_overwrites_it(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "model"
     typed = ["train", "--position", "learned+relative_2d", "--out", str(out), "--steps", "2", "--device", "cpu"]
     main([*typed, "--seed", "5"])
@@ -206,6 +209,10 @@ def test_train_saves_a_model_and_never_overwrites_it(tmp_path: Path, capsys: Cap
     assert f"test {config['test_accuracy']:.1%}" in printed
     assert json.loads((out / "config.json").read_text())["torch"] == torch.__version__
 
+    def no_training(*_: object, **__: object) -> None:
+        raise AssertionError("it trains before it looks whether it may save")
+
+    monkeypatch.setattr(relpos.train, "train", no_training)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     with pytest.raises(SystemExit) as caught:
         main(typed)

@@ -10,10 +10,10 @@ squares of the two-way layout (S seeds, N images), the variance of the mean is e
     (MS_seeds + MS_images - MS_rest) / (S N),     not below the larger of the first two alone,
 
 its degrees of freedom by Satterthwaite's formula, and the interval is mean +- t * sqrt(variance). So few seeds that
-differ much give a wide interval (t is 12.7 with two seeds, 2.8 with five), and images that differ much with seeds that
-agree give the usual narrow one. With one seed only images are there to vary and `covers_seeds` is False: the interval
-is about these very models, not about the mechanism. Nothing is corrected for comparing many mechanisms, or for comparing
-with the one that happened to come out best.
+differ much give a wide interval (t is 12.7 with two seeds, 2.8 with five), and images that differ much with seeds
+that agree give the usual narrow one. With one seed only images are there to vary and `covers_seeds` is False: the
+interval is about these very models, not about the mechanism. Nothing is corrected for comparing many mechanisms, or
+for comparing with the one that happened to come out best.
 
 Source: Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics 2(6), 1946; the
 crossed random-effects layout as in Searle, Casella and McCulloch, "Variance Components", 1992, chapter 4.

@@ -164,7 +164,7 @@ def train(
             curve.validation_accuracy.append(right.float().mean().item())
             model.train()
         if watch is not None:
-            watch(Progress(done, recipe.steps, loss.item() if not losses else losses[-1].item(), rate))
+            watch(Progress(done, recipe.steps, loss.item(), rate))
     model.eval()
     unwrapped: VisionTransformer = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
     return unwrapped, curve
