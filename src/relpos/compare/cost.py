@@ -37,7 +37,7 @@ class Size:
     rounds: int
 
 
-SIZES = (Size(1, 64, None, 2, 12), Size(4, 4, None, 1, 5), Size(8, 1, 1, 1, 4))
+SIZES = (Size(1, 64, None, 2, 10), Size(4, 4, None, 1, 4), Size(8, 1, 1, 1, 3))
 """64, 1,024 and 4,096 tokens for digits."""
 
 

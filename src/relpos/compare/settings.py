@@ -91,12 +91,13 @@ class Settings:
     def jobs(self) -> list[Job]:
         """The training runs: every mechanism and seed by the recipe, then those with learned positions at rate x 1.
 
-        Seed by seed, so that a comparison cut short has whole seeds.
+        Seed by seed, so that a comparison cut short has whole seeds. One seed gives a first look in little time: the runs
+        at rate x 1, which ask how much the recipe decides, come from two seeds on.
         """
         usual = self.recipe.position_learning_rate_multiplier
         learned = [name for name in self.positions if _learns(self, name)]
         jobs = [Job(name, seed, "recipe", usual) for seed in range(self.seeds) for name in self.positions]
-        if usual != 1:
+        if usual != 1 and self.seeds > 1:
             jobs += [Job(name, seed, "x1", 1.0) for seed in range(self.seeds) for name in learned]
         return jobs
 

@@ -130,12 +130,11 @@ def train(
     accelerator = Accelerator(cpu=cpu, device_placement=False, mixed_precision=PRECISIONS[precision])
     torch.manual_seed(seed)
     built = recipe.build(task, position).to(device)
-    optimizer = torch.optim.AdamW(parameter_groups(built, recipe), lr=recipe.learning_rate, betas=(0.9, 0.999))
+    optimizer = torch.optim.AdamW(parameter_groups(built, recipe), lr=recipe.learning_rate, fused=True)
     model, optimizer = accelerator.prepare(built, optimizer)
 
-    plain = task.probes[0]
-    held_out, held_out_labels = task.examples(plain, "validation")
-    repeated = held_out_labels.repeat_interleave(plain.trials)
+    held_out, held_out_labels = task.examples(task.probes[0], "validation")
+    held_out = held_out[:, 0]  # one placement is enough to watch by
     batches = task.batches(recipe.batch_size, seed)
     curve = Curve()
     losses: list[Tensor] = []
@@ -159,7 +158,7 @@ def train(
             curve.rate.append(rate)
             losses.clear()
         if done % max(1, recipe.steps // validations) == 0 or done == recipe.steps:
-            right = predict(model, held_out.flatten(0, 1), device) == repeated
+            right = predict(model, held_out, device) == held_out_labels
             curve.validation_step.append(done)
             curve.validation_accuracy.append(right.float().mean().item())
             model.train()
