@@ -36,6 +36,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "learning rate 1e-3": {"learning_rate": 1e-3},
     "learning rate 6e-3": {"learning_rate": 6e-3},
     "learning rate 6e-3, 300 steps": {"learning_rate": 6e-3, "steps": 300},
+    "learning rate 6e-3, batch 32": {"learning_rate": 6e-3, "batch_size": 32},
+    "learning rate 4e-3, batch 32": {"learning_rate": 4e-3, "batch_size": 32},
     "learning rate 6e-3, 200 steps": {"learning_rate": 6e-3, "steps": 200, "warmup_steps": 30},
 }
 

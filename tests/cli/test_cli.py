@@ -109,9 +109,9 @@ def test_debug_shows_where_a_users_error_was_found(typed: str) -> None:
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (RuntimeError("it broke"), "RuntimeError: it broke (a bug in relpos; --debug shows where)"),
-        (RuntimeError("x failed:\n  Traceback\n  y\nKeyError: 3"), "RuntimeError: x failed: ... KeyError: 3 (a bug"),
-        (KeyError("k"), "KeyError: 'k' (a bug in relpos"),
+        (RuntimeError("it broke"), "RuntimeError: it broke (--debug shows where; unless memory ran out, a bug in"),
+        (RuntimeError("x failed:\n  Traceback\n  y\nKeyError: 3"), "RuntimeError: x failed: KeyError: 3 (--debug"),
+        (KeyError("k"), "KeyError: 'k' (--debug shows where"),
     ],
 )
 def test_a_bug_is_one_line_and_exit_code_1(

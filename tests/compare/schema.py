@@ -16,9 +16,9 @@ PROBE = {"id", "group", "label", "variant", "x", "image_size", "trials", "descri
 MECHANISM = {"name", "title", "summary", "source", "growth"}
 RECORD = {
     "id", "position", "seed", "position_learning_rate_multiplier", "variant", "parameters", "curve",
-    "validation_accuracy", "train_seconds", "threads", "peak_memory_mib", "settings", "metrics", "learned", "attention",
+    "validation_accuracy", "train_seconds", "threads", "peak_memory_mib", "settings", "environment", "metrics", "learned", "attention",
 }  # fmt: skip
-COST = {"position", "tokens", "batch_size", "depth", "step_ms", "ratio", "peak_memory_mib", "backend"}
+COST = {"position", "tokens", "batch_size", "depth", "threads", "step_ms", "ratio", "peak_memory_mib", "backend"}
 
 
 def finite(tree: Any, where: str = "results") -> None:

@@ -18,7 +18,7 @@ VERBS = {
 
 def _fail(message: str, code: int) -> NoReturn:
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    whole = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}" if lines else "no message"
+    whole = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}" if lines else "no message"
     print(f"relpos: error: {whole}", file=sys.stderr)
     raise SystemExit(code)
 
@@ -92,4 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
-        _fail(f"{type(error).__name__}: {error} (a bug in relpos; --debug shows where)", 1)
+        what = str(error).strip().splitlines() or ["no message"]
+        cause = what[0] if len(what) == 1 else f"{what[0]} {what[-1]}"  # a worker's traceback: its name and its end
+        _fail(f"{type(error).__name__}: {cause} (--debug shows where; unless memory ran out, a bug in relpos)", 1)

@@ -31,8 +31,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def default_folder(settings: Settings) -> Path:
-    """A folder named by the settings, so that the same call finds its own results again."""
-    digest = hashlib.sha256(json.dumps(settings.to_json(), sort_keys=True).encode()).hexdigest()[:8]
+    """A folder named by settings and environment, so that the same call on the same machine finds its results again."""
+    from relpos.compare import environment
+
+    whole = [settings.to_json(), environment(settings.device)]
+    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
     return Path("runs") / f"{settings.task}{'-quick' if settings.quick else ''}-{digest}"
 
 

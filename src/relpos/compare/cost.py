@@ -89,58 +89,75 @@ def sizes(settings: Settings) -> tuple[Size, ...]:
     return SIZES[:1] if settings.quick else SIZES
 
 
+def _unable(error: Exception) -> str:
+    """Why a size could not be measured; an error that is no shortage of memory and no missing engine is raised again."""
+    if isinstance(error, NotImplementedError):
+        return str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error):
+        return "out of memory"
+    raise error
+
+
 def time_steps(settings: Settings, watch: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
-    """Time of a training step of every mechanism at every size, without memory."""
-    found = []
-    for size in sizes(settings):
-        steps = {position: _Step(position, size, settings) for position in settings.positions}
-        milliseconds: dict[str, list[float]] = {position: [] for position in steps}
-        for round_number in range(size.warm + size.rounds):
-            for position, step in steps.items():
-                if watch is not None:
-                    watch(f"{step.tokens} tokens, {position}")
-                elapsed = step()
-                if round_number >= size.warm:
-                    milliseconds[position].append(elapsed)
+    """Time of a training step of every mechanism at every size, without memory. On all cores, alone on the machine."""
+    return [entry for size in sizes(settings) for entry in _time_size(size, settings, watch)]
+
+
+def _time_size(size: Size, settings: Settings, watch: Callable[[str], None] | None) -> list[dict[str, Any]]:
+    steps = {position: _Step(position, size, settings) for position in settings.positions}
+    milliseconds: dict[str, list[float]] = {position: [] for position in steps}
+    reasons: dict[str, str] = {}
+    for round_number in range(size.warm + size.rounds):
         for position, step in steps.items():
+            if position in reasons:
+                continue
+            if watch is not None:
+                watch(f"{step.tokens} tokens, {position}")
+            try:
+                elapsed = step()
+            except Exception as error:
+                reasons[position] = _unable(error)
+                continue
+            if round_number >= size.warm:
+                milliseconds[position].append(elapsed)
+    control = milliseconds.get("none", []) if "none" not in reasons else []
+    entries = []
+    for position, step in steps.items():
+        entry: dict[str, Any] = {
+            "position": position,
+            "tokens": step.tokens,
+            "batch_size": size.batch_size,
+            "depth": step.depth,
+            "threads": torch.get_num_threads(),
+            "ratio": None,
+            "backend": step.backend(),
+        }
+        if position in reasons:
+            entry |= {"step_ms": None, "reason": reasons[position]}
+        else:
             times = milliseconds[position]
-            low, median, high = statistics.quantiles(times, n=4, method="inclusive")
-            ratio = None
-            if "none" in milliseconds:
-                pairs = zip(times, milliseconds["none"], strict=True)
-                ratio = round(statistics.median(own / none for own, none in pairs), 3)
-            found.append(
-                {
-                    "position": position,
-                    "tokens": step.tokens,
-                    "batch_size": size.batch_size,
-                    "depth": step.depth,
-                    "step_ms": {
-                        "median": round(median, 2),
-                        "low": round(low, 2),
-                        "high": round(high, 2),
-                        "repeats": len(times),
-                    },
-                    "ratio": ratio,
-                    "backend": step.backend(),
-                }
-            )
-    return found
+            low, median, high = (round(value, 2) for value in statistics.quantiles(times, n=4, method="inclusive"))
+            entry["step_ms"] = {"median": median, "low": low, "high": high, "repeats": len(times)}
+            if control:
+                entry["ratio"] = round(statistics.median(a / b for a, b in zip(times, control, strict=True)), 3)
+        entries.append(entry)
+    return entries
 
 
-def memory_of_steps(position: str, settings: Settings) -> list[float]:
-    """Peak memory of two training steps at each size, smallest first, in MiB above the process's size before any model.
+def memory_of_step(position: str, index: int, settings: Settings) -> float | None:
+    """Peak memory of two training steps at a size, in MiB above the process's size before the model was built.
 
-    Run it in a fresh process. What a smaller size leaves behind, a larger one uses again.
+    Run it in a fresh process. None where memory does not suffice or no engine can do it.
     """
+    torch.set_num_threads(settings.threads)
     device = torch.device(settings.device)
     warm_up(find_task(settings.task), settings.recipe, device, settings.precision)
     memory = PeakMemory(device)
-    peaks = []
-    for size in sizes(settings):
-        step = _Step(position, size, settings)
+    try:
+        step = _Step(position, sizes(settings)[index], settings)
         step()
         step()
-        peaks.append(memory.mib())
-        del step
-    return peaks
+    except Exception as error:
+        _unable(error)
+        return None
+    return memory.mib()

@@ -47,7 +47,9 @@ class Comparison:
         settings = self.settings
         training = [Task(job.id, _train, (job, settings), reports=True) for job in self.jobs]
         memory = [
-            Task(f"memory--{position}", cost.memory_of_steps, (position, settings)) for position in settings.positions
+            Task(f"memory--{position}--{index}", cost.memory_of_step, (position, index, settings))
+            for index in range(len(cost.sizes(settings)))
+            for position in settings.positions
         ]
         timing = [Task("timing", cost.time_steps, (settings,), reports=True)]
         return [[task for task in stage if not self.store.has(task.name)] for stage in (training, memory, timing)]
@@ -77,11 +79,9 @@ class Comparison:
         if not self.store.has("timing"):
             return []
         entries: list[dict[str, Any]] = self.store.get("timing")
-        peaks = {position: self.store.get(f"memory--{position}") for position in self.settings.positions}
-        for position, own in peaks.items():
-            mine = [entry for entry in entries if entry["position"] == position]
-            for entry, peak in zip(mine, own, strict=True):
-                entry["peak_memory_mib"] = peak
+        for number, entry in enumerate(entries):  # size by size, the mechanisms of each in order
+            index = number // len(self.settings.positions)
+            entry["peak_memory_mib"] = self.store.get(f"memory--{entry['position']}--{index}")
         return entries
 
     def _gather(self) -> dict[str, Any]:

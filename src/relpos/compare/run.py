@@ -11,7 +11,7 @@ import torch
 
 from relpos.compare.learned import attention_over_examples, learned
 from relpos.compare.memory import PeakMemory
-from relpos.compare.settings import Job, Settings
+from relpos.compare.settings import Job, Settings, environment
 from relpos.data import Task, find_task
 from relpos.models import VisionTransformer, count_parameters
 from relpos.train import Progress, Recipe, predict, train
@@ -51,6 +51,7 @@ def run(job: Job, settings: Settings, watch: Callable[[Progress], None] | None =
         "threads": settings.threads,
         "peak_memory_mib": peak,
         "settings": {**settings.to_json(), "recipe": asdict(recipe), "position": job.position, "seed": job.seed},
+        "environment": environment(settings.device),
         "metrics": metrics(model, task, device),
         "learned": learned(model),
         "attention": attention_over_examples(model, task),

@@ -52,15 +52,20 @@ def rate_at(step: int, recipe: Recipe) -> float:
 
 
 def parameter_groups(model: VisionTransformer, recipe: Recipe) -> list[dict[str, object]]:
-    """Matrices with weight decay, vectors without, and position's own parameters without and with their own rate.
+    """Weights of layers with decay, biases, norms and prefix tokens without, position's own without and at their own rate.
 
     Each group has a `multiplier` on the learning rate.
     """
     own = set(model.position_parameters())
-    rest = [parameter for parameter in model.parameters() if parameter not in own]
+    rest = {name: parameter for name, parameter in model.named_parameters() if parameter not in own}
+    decayed = {name for name, parameter in rest.items() if parameter.dim() >= 2 and name != "prefix_tokens"}
     groups: list[dict[str, object]] = [
-        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": recipe.weight_decay, "multiplier": 1.0},
-        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0, "multiplier": 1.0},
+        {
+            "params": [rest[name] for name in rest if name in decayed],
+            "weight_decay": recipe.weight_decay,
+            "multiplier": 1.0,
+        },
+        {"params": [rest[name] for name in rest if name not in decayed], "weight_decay": 0.0, "multiplier": 1.0},
         {
             "params": [p for p in model.position_parameters() if p.requires_grad],
             "weight_decay": 0.0,
@@ -84,8 +89,11 @@ def resolve_device(device: str) -> torch.device:
         resolved = torch.device(device)
     except RuntimeError:
         fail("a device (auto, cpu, cuda, cuda:0)", repr(device), "Leave --device out for auto.")
-    if resolved.type == "cuda" and not torch.cuda.is_available():
-        fail("a device that this machine has", repr(device), "PyTorch sees no GPU here; use --device cpu.")
+    if resolved.type not in ("cpu", "cuda"):
+        fail("a device (auto, cpu, cuda, cuda:0)", repr(device), "Leave --device out for auto.")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if resolved.type == "cuda" and (resolved.index or 0) >= gpus:
+        fail("a device that this machine has", repr(device), f"PyTorch sees {gpus} GPUs here; use --device cpu.")
     return resolved
 
 
