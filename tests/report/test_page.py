@@ -147,6 +147,11 @@ def test_tables_carry_sort_keys_and_state(page: str) -> None:
     assert any(tag == "td" and attributes.get("data-sort") == "900.0" for tag, attributes in reader.elements)
 
 
+def test_headings_and_sizes_break_where_they_read_well(page: str) -> None:
+    assert "step\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN} at 1,024</button>" in page
+    assert '<td class="size">16 &times; 16</td>' in page
+
+
 def test_quick_has_a_banner_and_a_full_run_has_none(make: Any, page: str) -> None:
     assert "Quick run: not a verdict." in build_page(make(("none",), seeds=1, quick=True))
     assert "Quick run" not in page
@@ -185,7 +190,49 @@ def test_command_asks_for_the_same_comparison(make: Any) -> None:
         "relpos compare --task digits --positions none,learned --seeds 3 --steps 400 --device cpu --precision float32 "
         "--out DIR"
     )
-    assert "--quick" in command_line(make(quick=True))
+    quick = make(quick=True)
+    quick["settings"]["recipe"]["steps"] = 7
+    assert "--steps 7 --quick " in command_line(quick)
+
+
+def test_repeating_is_promised_for_the_cpu_alone(make: Any) -> None:
+    results = make(("none", "learned"))
+    page = build_page(results)
+    assert "On the CPU training repeats bit for bit on the same machine with the same versions and 1 thread" in page
+    results["settings"]["device"] = "cuda"
+    page = build_page(results)
+    assert "On cuda it need not repeat bit for bit" in page
+
+
+def test_one_seed_says_where_the_other_rate_comes_from(make: Any, page: str) -> None:
+    words = "Figures at the rate &times;1 come from two seeds on (<code>--seeds 2</code>)."
+    assert words in build_page(make(seeds=1, plain=False))
+    assert words not in page
+    assert words not in build_page(make(("none",), seeds=1, plain=False))
+
+
+def test_costs_say_their_threads_and_why_a_figure_is_missing(make: Any, page: str) -> None:
+    assert "left out: would need more memory" in page
+    assert "Steps were timed on" not in page
+    results = make(("none", "relative_1d"))
+    for entry in results["costs"]:
+        entry["threads"] = 4
+    # A failed entry as the comparison writes it before memory is measured.
+    for entry in results["costs"]:
+        if entry["step_ms"] is None:
+            del entry["peak_memory_mib"]
+    text = build_page(results)
+    assert "Steps were timed on 4 threads." in text
+    assert "left out: would need more memory" in text
+
+
+def test_the_page_tells_unclear_from_no_better_than_chance(make: Any, share: Any) -> None:
+    results = make(seeds=2)
+    share(results, "relative_2d", "shift/3", (0.98, 0.76))
+    share(results, "learned", "shift/3", (0.10, 0.10))
+    text = build_page(results)
+    assert "best; interval 0.0 to 100.0; cannot be told apart from chance</span>" in text
+    assert "; no better than chance</span>" in text
 
 
 def test_sources_become_links_and_stay_escaped() -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from relpos.report.table import build_table
@@ -63,3 +64,56 @@ def test_terminal_fits_and_cuts_nothing_off(make: Any) -> None:
     assert "…" not in text
     assert "relative_2d is best" in text
     assert "clipped" in text
+
+
+LONG = ("none", "learned", "relative_2d", "learned+relative_2d")
+
+
+def printed(results: Any, width: int, *, asked: int | None = None) -> str:
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(render_terminal(results) if asked is None else render_terminal(results, width=asked))
+    return capture.get()
+
+
+def make_long(make: Any) -> Any:
+    figures = make.__globals__["ACCURACY"]["relative_2d"]
+    long = LONG[-1]
+    return make(LONG, accuracy={long: figures}, growth={long: ["interpolated", "clipped"]})
+
+
+@pytest.mark.parametrize("width", [80, 90, 100, 112, 140])
+def test_terminal_cuts_no_name_and_no_figure(make: Any, width: int) -> None:
+    results = make_long(make)
+    text = printed(results, width, asked=width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "…" not in text
+    rows: dict[str, str] = {}
+    for line in filter(str.strip, text.splitlines()):
+        rows.setdefault(line.split()[0], line)
+    for row in build_table(results).rows:
+        assert row.position in rows
+        assert row.cells["shift/3"].values[0].text in rows[row.position].split()
+    assert "Left out for width" in text or width == 140
+
+
+def test_narrow_terminals_lose_the_small_shifts_first_then_memory_then_the_middle_step(make: Any) -> None:
+    results = make(("none", "learned", "relative_2d"))
+    lost: list[str] = []
+    for width in range(112, 60, -1):
+        _, said, rest = printed(results, 200, asked=width).partition("Left out for width: ")
+        names = rest.splitlines()[0].strip().removesuffix(".").split("; ") if said else []
+        lost += [name for name in names if name not in lost]
+    assert lost[:4] == ["+1", "+2", "MiB at 4,096", "step \N{MULTIPLICATION SIGN} at 1,024"]
+    assert "test" not in lost
+    assert "+3" not in lost
+
+
+def test_at_112_columns_every_column_of_an_ordinary_comparison_stands(make: Any) -> None:
+    assert "Left out" not in printed(make(("none", "learned", "relative_2d")), 112)
+
+
+def test_a_terminal_narrower_than_told_folds_rather_than_cuts(make: Any) -> None:
+    text = printed(make_long(make), 60)
+    assert "…" not in text
+    assert max(len(line) for line in text.splitlines()) <= 60

@@ -117,6 +117,48 @@ def test_nobody_above_chance(make: Any) -> None:
     assert headline(verdict) == "At +3 pixels nobody is better than chance (10.0%)."
 
 
+def test_a_wide_interval_is_no_claim_of_chance(make: Any, share: Any) -> None:
+    results = make(seeds=2)
+    share(results, "relative_2d", "shift/3", (0.98, 0.76))
+    verdict = judge(results)
+    probe = verdict.probe("shift")
+    assert probe is not None
+    best = probe.standings[0]
+    assert (best.contender.label, best.against_chance) == ("relative_2d", "unclear")
+    assert headline(verdict) == (
+        "relative_2d is highest at +3 pixels with 87.1%, but cannot be told apart from chance (10.0%) nor from none "
+        "and learned."
+    )
+    spoken = text(verdict, "shift")
+    assert "no better than chance" not in spoken
+    assert "relative_2d (87.1%), none (53.6%, difference " in spoken
+    assert spoken.count("relative_2d (95% interval 0.0 to 100.0) and learned (95% interval ") == 1
+    assert spoken.endswith(") cannot be told apart from chance, 10.0%.")
+
+
+def test_chance_is_judged_by_the_whole_interval(make: Any, share: Any) -> None:
+    results = make(("none", "learned", "relative_2d", "relative_1d"), seeds=2)
+    share(results, "learned", "test", (0.10, 0.11))
+    share(results, "relative_2d", "test", (0.05, 0.45))
+    share(results, "relative_1d", "test", (0.14, 0.14))
+    probe = judge(results).probe("test")
+    assert probe is not None
+    found = {standing.contender.label: standing.against_chance for standing in probe.standings}
+    assert found["none"] == "above"
+    assert found["relative_2d"] == "unclear"
+    assert found["relative_1d"] == "above"
+
+
+def test_one_at_chance_beside_one_that_is_unclear_is_not_nobody(make: Any, share: Any) -> None:
+    results = make(("none", "learned"), seeds=2)
+    share(results, "none", "shift/3", (0.10, 0.10))
+    share(results, "learned", "shift/3", (0.02, 0.14))
+    verdict = judge(results)
+    assert "nobody" not in headline(verdict)
+    assert "nobody" not in text(verdict, "shift")
+    assert headline(verdict).startswith("none is highest at +3 pixels with 10.0%")
+
+
 def test_unequal_seeds_use_those_that_all_have(make: Any) -> None:
     results = make()
     results["records"] = [record for record in results["records"] if record["id"] != "none--x10--seed2"]
@@ -155,6 +197,45 @@ def test_recipe_decides(make: Any) -> None:
     assert "For relative_2d the recipe decides." in spoken
     assert "no difference for learned" in spoken
     assert text(judge(make(plain=False)), "recipe") == ""
+
+
+def test_a_change_of_leader_needs_both_differences(make: Any, share: Any) -> None:
+    results = make(("learned", "relative_2d"), seeds=3)
+    share(results, "learned", "test", (0.90, 0.91, 0.90))
+    share(results, "relative_2d", "test", (0.94, 0.95, 0.95))
+    share(results, "learned", "test", (0.90, 0.90, 0.91), variant="x1")
+    share(results, "relative_2d", "test", (0.99, 0.84, 0.80), variant="x1")
+    spoken = text(judge(results), "recipe").split("Position learning rate")[1]
+    assert "decides" not in spoken
+    share(results, "relative_2d", "test", (0.80, 0.81, 0.80), variant="x1")
+    spoken = text(judge(results), "recipe").split("Position learning rate")[1]
+    assert (
+        "The recipe decides who leads: relative_2d with \N{MULTIPLICATION SIGN}10 (by 4.3 points, 95% interval "
+        in spoken
+    )
+    assert "), learned with \N{MULTIPLICATION SIGN}1 (by 10.0 points, 95% interval " in spoken
+
+
+def test_no_change_of_leader_while_x1_runs_are_missing(make: Any, share: Any) -> None:
+    results = make(("learned", "relative_2d", "relative_1d"), seeds=2)
+    for seeds_of, shares in (("learned", (0.90, 0.90)), ("relative_2d", (0.80, 0.80)), ("relative_1d", (0.85, 0.85))):
+        share(results, seeds_of, "test", shares)
+    share(results, "learned", "test", (0.60, 0.60), variant="x1")
+    share(results, "relative_2d", "test", (0.70, 0.70), variant="x1")
+    kept = [r for r in results["records"] if not (r["position"] == "relative_1d" and r["variant"] == "x1")]
+    spoken = text(judge({**results, "records": kept}), "recipe").split("Position learning rate")[1]
+    assert "who leads" not in spoken
+    assert "relative_1d" not in spoken
+
+
+def test_a_small_difference_is_not_decided_by_the_recipe(make: Any, share: Any) -> None:
+    results = make(("learned", "relative_2d"), seeds=3)
+    for name, recipe, plain in (("learned", 0.90, 0.89), ("relative_2d", 0.97, 0.97)):
+        share(results, name, "test", (recipe,) * 3)
+        share(results, name, "test", (plain,) * 3, variant="x1")
+    spoken = text(judge(results), "recipe").split("Position learning rate")[1]
+    assert "learned falls from 90.0% to 88.9%" in spoken
+    assert "decides" not in spoken
 
 
 def test_costs_are_ratios_and_gaps_have_reasons(make: Any) -> None:

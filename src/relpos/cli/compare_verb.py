@@ -64,7 +64,7 @@ def run(arguments: Namespace) -> None:
     results = _watched(comparison, left, console)
     page = folder / "report.html"
     write_report(results, page)
-    console.print(render_terminal(results))
+    console.print(render_terminal(results, width=console.width))
     console.print(f"\nPage:    {page}\nResults: {folder / 'results.json'}", highlight=False, soft_wrap=True)
 
 

@@ -110,8 +110,8 @@ def command_line(results: Results) -> str:
     settings = results["settings"]
     words = ["relpos", "compare", "--task", settings["task"], "--positions", ",".join(settings["positions"])]
     words += ["--seeds", str(settings["seeds"])]
-    # Quick has its own number of steps; asking for both would say the same twice.
-    words += ["--quick"] if settings["quick"] else ["--steps", str(settings["recipe"]["steps"])]
+    words += ["--steps", str(settings["recipe"]["steps"])]
+    words += ["--quick"] if settings["quick"] else []
     words += ["--device", settings["device"], "--precision", settings["precision"], "--out", "DIR"]
     return shlex.join(str(word) for word in words)
 
@@ -153,6 +153,7 @@ def _context(results: Results) -> dict[str, Any]:
         "table": table,
         "main_columns": main_columns,
         "gaps": _gaps(table, main_columns),
+        "plain_needs_seeds": _plain_needs_seeds(results),
         "canvas_columns": [*table.group("name"), *table.group("canvas")] if table.group("canvas") else [],
         "sorted_by": shift["id"] if shift is not None else "test",
         "robustness": (robustness := robustness_charts(results)),
@@ -162,6 +163,7 @@ def _context(results: Results) -> dict[str, Any]:
         "attention": _attention(results, ranked),
         "open_at_most": OPEN_AT_MOST,
         "costs": _costs(results, ranked),
+        "cost_threads": sorted({int(entry["threads"]) for entry in results["costs"] if entry.get("threads")}),
         "by_seed": _by_seed(results, ranked),
         "probe_groups": {group: probes(results, group) for group in ("test", "shift", "canvas")},
         "command": command_line(results),
@@ -189,6 +191,14 @@ def _gaps(table: ComparisonTable, columns: list[Column]) -> list[str]:
     return [f"{reason}: {listed(names)}" for reason, names in found.items()]
 
 
+def _plain_needs_seeds(results: Results) -> bool:
+    """Whether runs at rate x 1 are absent because one seed was asked for, with something that learns in it."""
+    records, settings = results["records"], results["settings"]
+    learns = any(record["parameters"]["position"] for record in records)
+    differs = settings["recipe"]["position_learning_rate_multiplier"] != 1
+    return settings["seeds"] == 1 and learns and differs and all(record["variant"] != "x1" for record in records)
+
+
 def _standings(results: Results, probe: ProbeVerdict) -> dict[str, Any]:
     order = positions(results)
     entries = [
@@ -198,7 +208,7 @@ def _standings(results: Results, probe: ProbeVerdict) -> dict[str, Any]:
             "accuracy": standing.accuracy,
             "relation": standing.relation,
             "difference": standing.difference,
-            "at_chance": standing.at_chance,
+            "against_chance": standing.against_chance,
         }
         for standing in probe.standings
     ]
@@ -235,13 +245,14 @@ def _attention(results: Results, ranked: list[str]) -> list[dict[str, Any]]:
 
 
 def _costs(results: Results, ranked: list[str]) -> list[dict[str, Any]]:
-    """One entry a mechanism and number of tokens that was asked for."""
+    """One entry a mechanism and number of tokens that was asked for; what it does not have is None."""
+    nothing = {"step_ms": None, "ratio": None, "peak_memory_mib": None, "reason": None}
     found = []
     for tokens in token_counts(results):
         for position in ranked:
             entry = cost(results, position, tokens)
             if entry is not None:
-                found.append(dict(entry))
+                found.append({**nothing, **entry})
     return found
 
 

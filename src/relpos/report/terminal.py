@@ -1,7 +1,9 @@
-"""The comparison in a terminal of 100 to 120 columns: the chosen columns of the table, then the verdict in words."""
+"""The comparison in a terminal of 80 columns or more: as much of the table as fits, then the verdict in words."""
+
+from typing import Literal
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -12,32 +14,57 @@ from relpos.report.verdict import judge
 from relpos.report.wording import cautions, headline, sentences
 
 SHIFTS_AT_MOST = 3
+WIDTH = 112
+"""With names of a dozen letters every chosen column has room."""
 
 
-def render_terminal(results: Results) -> Group:
-    """The table and, under it, the headline, the verdict's sentences and its cautions: for `console.print`."""
+def render_terminal(results: Results, *, width: int = WIDTH) -> Group:
+    """The table, the headline, the verdict's sentences and its cautions: for `console.print`.
+
+    `width` is the console's: columns are left out until the table fits, names and figures are never cut.
+    """
     verdict = judge(results)
     lines: list[RenderableType] = [Text(sentence.text) for sentence in sentences(verdict)]
     warnings: list[RenderableType] = [Text(caution, style="yellow") for caution in cautions(verdict)]
     spoken = [Padding(line, (0, 0, 0, 2)) for line in [*lines, *warnings]]
-    return Group(render_table(results), Text(headline(verdict), style="bold"), *spoken)
+    return Group(render_table(results, width=width), Text(headline(verdict), style="bold"), *spoken)
 
 
-def render_table(results: Results) -> Table:
-    """The columns that decide; with names of a dozen letters it fits 112 columns."""
+def render_table(results: Results, *, width: int = WIDTH) -> Table:
+    """The columns that decide, or those of them that `width` has room for."""
     table = build_table(results)
+    columns, left_out = _chosen(results, table), []
+    shown = _drawn(results, table, columns)
+    for column in _in_order_of_leaving(results, columns):
+        if _width(shown) <= width:
+            break
+        columns.remove(column)
+        left_out.append(column.title)
+        shown = _drawn(results, table, columns)
+    shown.caption = "Accuracy in %, \N{PLUS-MINUS SIGN} half the width of its 95% interval."
+    if left_out:
+        shown.caption += f"\nLeft out for width: {'; '.join(left_out)}."
+    shown.caption_justify = "left"
+    return shown
+
+
+def _drawn(results: Results, table: ComparisonTable, columns: list[Column]) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    columns = _chosen(results, table)
     for column in columns:
-        numeric = column.group not in ("name", "canvas")
-        shown.add_column(_heading(column), justify="right" if numeric else "left", no_wrap=True, vertical="bottom")
+        justify: Literal["left", "right"] = "left" if column.group in ("name", "canvas") else "right"
+        # A terminal narrower than it was said to be folds a cell over lines rather than cut it.
+        shown.add_column(_heading(column), justify=justify, overflow="fold")
     shift = largest_shift(results)
     spread = {"test", shift["id"] if shift else "test"}
     for row in table.rows:
         shown.add_row(*(Text(_words(row.cells[column.key], spread=column.key in spread)) for column in columns))
-    shown.caption = "Accuracy in %, \N{PLUS-MINUS SIGN} half the width of its 95% interval."
-    shown.caption_justify = "left"
     return shown
+
+
+def _width(table: Table) -> int:
+    """What the table takes where nothing holds it in."""
+    console = Console(width=10_000)
+    return console.measure(table).maximum
 
 
 def _chosen(results: Results, table: ComparisonTable) -> list[Column]:
@@ -49,6 +76,19 @@ def _chosen(results: Results, table: ComparisonTable) -> list[Column]:
         *(column for column in table.group("canvas") if canvas is not None and column.key == canvas["id"]),
         *table.group("step", "memory"),
     ]
+
+
+def _in_order_of_leaving(results: Results, columns: list[Column]) -> list[Column]:
+    """What a narrow terminal does without, first to go first; the name, the test and the largest shift always stay."""
+    shift = largest_shift(results)
+
+    def of(group: str) -> list[Column]:
+        return [column for column in columns if column.group == group]
+
+    smaller_shifts = [column for column in of("shift") if shift is None or column.key != shift["id"]]
+    steps = of("step")
+    middle, ends = steps[1:-1], [*steps[:1], *steps[1:][-1:]]
+    return [*smaller_shifts, *of("memory"), *middle, *of("parameters"), *ends, *of("canvas")]
 
 
 def _heading(column: Column) -> str:

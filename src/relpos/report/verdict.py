@@ -6,8 +6,14 @@ are ranked by mean accuracy over the seeds that all of them have. Then each is c
     interval of (best - this) covers 0      "no difference"
     interval of (best - this) is above 0    "worse"
 
-"No difference" is no claim that two are equal: it says that these images and seeds do not tell them apart. The words
-are made in `wording.py`; this file holds figures alone.
+"No difference" is no claim that two are equal: it says that these images and seeds do not tell them apart. Chance is
+treated alike, by the interval of an accuracy:
+
+    above chance as a whole                 "above"
+    at most 5 points above chance           "no better"
+    else, it covers chance and much more    "unclear"
+
+The words are made in `wording.py`; this file holds figures alone.
 """
 
 from collections.abc import Mapping
@@ -31,6 +37,9 @@ from relpos.report.results import (
 from relpos.report.statistics import Interval, mean_interval, paired_difference
 
 Relation = Literal["best", "no difference", "worse"]
+AgainstChance = Literal["above", "unclear", "no better"]
+CLOSE_TO_CHANCE = 0.05
+"""An interval that reaches no further above chance than this says that there is nothing worth having."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ class Standing:
     accuracy: Interval
     relation: Relation
     difference: Interval | None
-    at_chance: bool
+    against_chance: AgainstChance
 
 
 @dataclass(frozen=True)
@@ -87,10 +96,21 @@ class Reversal:
 
 
 @dataclass(frozen=True)
+class LeaderChange:
+    """`first` leads with the recipe's position learning rate, by `ahead`; `second` at x 1, by `plain_ahead`."""
+
+    first: str
+    ahead: Interval
+    second: str
+    plain_ahead: Interval
+
+
+@dataclass(frozen=True)
 class RecipeEffect:
     """One mechanism trained at the recipe's position learning rate and at 1 x the learning rate of the rest.
 
-    `difference` is recipe minus x 1. `leaders` are the best mechanism on this probe under each of the two.
+    `difference` is recipe minus x 1. `leader_change` is about all mechanisms of this probe; None where the best under
+    the two are one and the same, or cannot be told apart under either.
     """
 
     position: str
@@ -99,7 +119,7 @@ class RecipeEffect:
     recipe: Interval
     plain: Interval
     difference: Interval
-    leaders: tuple[str, str]
+    leader_change: LeaderChange | None
 
 
 @dataclass(frozen=True)
@@ -176,7 +196,7 @@ def judge_probe(results: Results, probe: Mapping[str, Any], variant: str = "reci
             if difference is not None:
                 relation = "no difference" if difference.covers_zero else "worse"
             accuracy = accuracies[entry]
-            standings.append(Standing(entry, accuracy, relation, difference, at_chance=accuracy.low <= chance))
+            standings.append(Standing(entry, accuracy, relation, difference, _against_chance(accuracy, chance)))
     return ProbeVerdict(
         probe=probe["id"],
         group=probe["group"],
@@ -189,6 +209,12 @@ def judge_probe(results: Results, probe: Mapping[str, Any], variant: str = "reci
         left_out_seeds=tuple(sorted(left_out)),
         unmeasured=tuple(unmeasured(results, probe["id"]).items()),
     )
+
+
+def _against_chance(accuracy: Interval, chance: float) -> AgainstChance:
+    if accuracy.low > chance:
+        return "above"
+    return "no better" if accuracy.high <= chance + CLOSE_TO_CHANCE else "unclear"
 
 
 def _reversals(results: Results, judged: tuple[ProbeVerdict, ...]) -> tuple[Reversal, ...]:
@@ -223,8 +249,6 @@ def _recipe_effects(results: Results, judged: tuple[ProbeVerdict, ...]) -> tuple
     for probe in judged:
         if probe.group == "canvas":
             continue
-        recipe = {entry.contender: entry.accuracy.mean for entry in probe.standings}
-        plain = dict(recipe)
         pairs = []
         for entry in probe.standings:
             by_seed = outcomes(results, entry.contender, probe.probe)
@@ -234,19 +258,47 @@ def _recipe_effects(results: Results, judged: tuple[ProbeVerdict, ...]) -> tuple
                 continue
             at_recipe = mean_interval({seed: by_seed[seed] for seed in seeds})
             at_plain = mean_interval({seed: plain_by_seed[seed] for seed in seeds})
-            plain[entry.contender] = at_plain.mean
             pairs.append((entry.contender, at_recipe, at_plain, paired_difference(by_seed, plain_by_seed)))
-        leaders = (_highest(recipe), _highest(plain))
+        change = _leader_change(results, probe)
         for contender, at_recipe, at_plain, difference in pairs:
             multiplier = float(runs(results, contender.position)[0]["position_learning_rate_multiplier"])
             found.append(
-                RecipeEffect(contender.label, multiplier, probe.probe, at_recipe, at_plain, difference, leaders)
+                RecipeEffect(contender.label, multiplier, probe.probe, at_recipe, at_plain, difference, change)
             )
     return tuple(found)
 
 
-def _highest(accuracies: dict[Contender, float]) -> str:
-    return max(accuracies, key=lambda contender: accuracies[contender]).label if accuracies else ""
+def _leader_change(results: Results, probe: ProbeVerdict) -> LeaderChange | None:
+    """Whether someone else leads at x 1, over the seeds that everyone has under both rates.
+
+    What learns nothing about position is the same model under both. While the x 1 runs of a mechanism that learns are
+    missing, who leads there is not known.
+    """
+    recipe = {s.contender: outcomes(results, s.contender, probe.probe) for s in probe.standings}
+    plain = {
+        entry: outcomes(results, entry, probe.probe, "x1") if _learns(results, entry.position) else by_seed
+        for entry, by_seed in recipe.items()
+    }
+    seeds = set(probe.seeds).intersection(*plain.values())
+    if not seeds:
+        return None
+    recipe, plain = (
+        {entry: {seed: by_seed[seed] for seed in seeds} for entry, by_seed in scored.items()}
+        for scored in (recipe, plain)
+    )
+    first = max(recipe, key=lambda entry: mean_interval(recipe[entry]).mean)
+    second = max(plain, key=lambda entry: mean_interval(plain[entry]).mean)
+    if first == second:
+        return None
+    ahead = paired_difference(recipe[first], recipe[second])
+    plain_ahead = paired_difference(plain[second], plain[first])
+    if ahead.low <= 0.0 or plain_ahead.low <= 0.0:
+        return None
+    return LeaderChange(first.label, ahead, second.label, plain_ahead)
+
+
+def _learns(results: Results, position: str) -> bool:
+    return int(runs(results, position)[0]["parameters"]["position"]) > 0
 
 
 def _without_growth(results: Results) -> tuple[str, ...]:

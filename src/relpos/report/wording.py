@@ -14,6 +14,9 @@ from relpos.report.verdict import CostLine, ProbeVerdict, RecipeEffect, Reversal
 NAMED_AT_MOST = 4
 """How many worse contenders, or costs, a sentence names one by one before it sums them up."""
 
+DECISIVE = 0.02
+"""Below this difference, two percentage points, no sentence says that the recipe decides."""
+
 QUICK = "This was a quick run with less training: it shows that everything works and is no verdict."
 
 
@@ -78,9 +81,16 @@ def _answer(verdict: Verdict) -> str:
     if len(first.standings) == 1:
         figures = listed([f"{percent(probe.standings[0].accuracy.mean)} {place(probe)}" for probe in reversed(shown)])
         return f"{best.contender.label} alone was measured: {figures}."
-    if best.at_chance:
+    if _nobody(first):
         return f"{_capital(place(first))} nobody is better than chance ({percent(first.chance)})."
     once = "" if verdict.seeds > 1 else " in this one seed"
+    if best.against_chance != "above":
+        rivals = [standing.contender.label for standing in first.leaders[1:]]
+        nor = f" nor from {_some(rivals)}" if rivals else ""
+        return (
+            f"{best.contender.label} is highest {place(first)} with {percent(best.accuracy.mean)}{once}, but cannot be "
+            f"told apart from chance ({percent(first.chance)}){nor}."
+        )
     figure = f"{percent(best.accuracy.mean)} {place(first)}"
     if len(first.leaders) > 1:
         names = [standing.contender.label for standing in first.leaders]
@@ -152,11 +162,14 @@ def probe_sentence(probe: ProbeVerdict, on_test: dict[str, float] | None = None)
     best = probe.standings[0]
     start = f"{_capital(place(probe))}{':' if probe.group == 'canvas' else ''} "
     if len(probe.standings) == 1:
-        return f"{start}{_reaches(best, probe, on_test)} ({interval_words(best.accuracy)}); nothing to compare it with."
-    if best.at_chance:
+        figure = f"{_reaches(best, probe, on_test)} ({interval_words(best.accuracy)}{_against_chance(best, probe)})"
+        return f"{start}{figure}; nothing to compare it with."
+    if _nobody(probe):
         found = f"{best.contender.label}, has {percent(best.accuracy.mean)}"
         return f"{start}nobody is better than chance ({percent(probe.chance)}); the best, {found}."
-    lead = start + (_reaches(best, probe, on_test) if len(probe.leaders) == 1 else _tie(probe))
+    lead = (
+        start + (_reaches(best, probe, on_test) if len(probe.leaders) == 1 else _tie(probe)) + _leaders_at_chance(probe)
+    )
     worse = probe.worse
     if not worse:
         return lead + "."
@@ -188,13 +201,15 @@ def recipe_sentence(effects: Sequence[RecipeEffect], where: str) -> str:
         parts.append(f"{len(changed) - NAMED_AT_MOST} more differ by less")
     if same:
         parts.append(f"no difference for {listed(same) if len(same) <= NAMED_AT_MOST else f'{len(same)} others'}")
-    leaders = effects[0].leaders
+    change = effects[0].leader_change
+    decided = [effect.position for effect in changed if abs(effect.difference.mean) >= DECISIVE]
     close = ""
-    if leaders[0] != leaders[1]:
-        full = f"{times}{effects[0].multiplier:g}"
-        close = f" The recipe decides who leads: {leaders[0]} with {full}, {leaders[1]} with {times}1."
-    elif changed:
-        close = f" For {_some([effect.position for effect in changed])} the recipe decides."
+    if change is not None:
+        with_recipe = f"{times}{effects[0].multiplier:g} ({_by(change.ahead)})"
+        with_plain = f"{times}1 ({_by(change.plain_ahead)})"
+        close = f" The recipe decides who leads: {change.first} with {with_recipe}, {change.second} with {with_plain}."
+    elif decided:
+        close = f" For {_some(decided)} the recipe decides."
     return f"{start}{'; '.join(parts)}.{close}"
 
 
@@ -260,7 +275,36 @@ def _behind(standing: Standing, probe: ProbeVerdict, *, full: bool) -> str:
     words = f"difference {size} points, {interval_words(standing.difference)}"
     if not full:
         words = f"{size} points, {bounds(standing.difference)}"
-    return words + (f"; no better than chance, {percent(probe.chance)}" if standing.at_chance else "")
+    return words + _against_chance(standing, probe)
+
+
+def _by(interval: Interval) -> str:
+    return f"by {points(interval.mean)} points, {interval_words(interval)}"
+
+
+def _nobody(probe: ProbeVerdict) -> bool:
+    """Whether everyone's whole interval lies close to chance or below: a claim, unlike a failure to tell apart."""
+    return all(standing.against_chance == "no better" for standing in probe.standings)
+
+
+def _against_chance(standing: Standing, probe: ProbeVerdict) -> str:
+    """The end of a bracket; empty for who is above chance."""
+    if standing.against_chance == "above":
+        return ""
+    words = "no better than" if standing.against_chance == "no better" else "cannot be told apart from"
+    return f"; {words} chance, {percent(probe.chance)}"
+
+
+def _leaders_at_chance(probe: ProbeVerdict) -> str:
+    """Which of the leaders are not above chance, with their intervals: their brackets hold differences."""
+    told = ""
+    for state, words in (("unclear", "cannot be told apart from"), ("no better", "no better than")):
+        found = [standing for standing in probe.leaders if standing.against_chance == state]
+        if found:
+            names = _some([f"{s.contender.label} ({interval_words(s.accuracy)})" for s in found])
+            be = "" if state == "unclear" else "is " if len(found) == 1 else "are "
+            told += f"; {names} {be}{words} chance, {percent(probe.chance)}"
+    return told
 
 
 def _tie(probe: ProbeVerdict) -> str:
@@ -280,7 +324,7 @@ def _tie(probe: ProbeVerdict) -> str:
         assert rival.difference is not None
         gap = f"difference {points(rival.difference.mean)} points, {interval_words(rival.difference)}"
         others.append(f"{rival.contender.label} ({percent(rival.accuracy.mean)}, {gap})")
-    return f"{first} and {listed(others)} cannot be told apart: no difference"
+    return f"{listed([first, *others])} cannot be told apart: no difference"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -71,7 +71,8 @@ function drawPoints(chart) {
       context.font = `${11 * scale}px system-ui, sans-serif`;
       context.textAlign = "left";
       context.textBaseline = "alphabetic";
-      context.fillText("chance", u.bbox.left + 4 * scale, y - 4 * scale);
+      // Under the line: what is near chance and better than it stands above.
+      context.fillText("chance", u.bbox.left + 4 * scale, y + 11 * scale);
     }
     chart.series.forEach((series, index) => {
       if (!u.series[index + 1].show) return;
