@@ -74,18 +74,49 @@ def test_shards_of_keys_merge(masked: bool) -> None:
     whole, total = attention(
         q, k, v, position=bias, mask=Mask.causal(order, order) if masked else None, return_lse=True
     )
-    outputs, sums = [], []
+    parts: list[Any] = []
     for part in (slice(0, 3), slice(3, 7)):
         mask = Mask.causal(order, order[part]) if masked else None
-        output, lse = attention(
-            q, k[:, :, part], v[:, :, part], position=bias.narrow(slice(0, 7), part), mask=mask, return_lse=True
+        parts.append(
+            attention(
+                q, k[:, :, part], v[:, :, part], position=bias.narrow(slice(0, 7), part), mask=mask, return_lse=True
+            )
         )
-        outputs.append(output)
-        sums.append(lse)
-    joint = torch.logaddexp(*sums)
-    merged = sum(output * (lse - joint).exp()[..., None] for output, lse in zip(outputs, sums, strict=True))
+    output, joint = merged(parts)
     torch.testing.assert_close(joint, total)
-    torch.testing.assert_close(merged, whole)
+    torch.testing.assert_close(output, whole)
+
+
+def merged(parts: list[Any]) -> tuple[Tensor, Tensor]:
+    """The whole from parts of it, each with its log-sum-exp."""
+    total = torch.stack([lse for _, lse in parts]).logsumexp(dim=0)
+    return sum(output * (lse - total).exp()[..., None] for output, lse in parts), total  # type: ignore[return-value]
+
+
+def test_shards_merge_with_sinks_in_one_of_them() -> None:
+    """The log-sum-exp holds the sink: shards carry it once, whichever it is; twice would count it twice."""
+    q, k, v = qkv()
+    logits = torch.tensor([0.3, -1.0, 2.0, 5.0], dtype=torch.float64, requires_grad=True)
+    sinks = Sinks(logits)
+    whole, lse = attention(q, k, v, position=sinks, return_lse=True)
+    _, bare = attention(q, k, v, return_lse=True)
+    torch.testing.assert_close(lse, torch.logaddexp(bare, logits[:, None].expand_as(bare)))
+    shards = (slice(0, 3), slice(3, 4), slice(4, 7))
+    for carrier in range(3):
+        parts = [
+            attention(q, k[:, :, p], v[:, :, p], position=sinks if n == carrier else None, return_lse=True)
+            for n, p in enumerate(shards)
+        ]
+        output, total = merged(parts)
+        torch.testing.assert_close(output, whole)
+        torch.testing.assert_close(total, lse)
+        ours, theirs = (
+            torch.autograd.grad(x.square().sum(), (q, k, v, logits), retain_graph=True) for x in (output, whole)
+        )
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other)
+    doubled, _ = merged([attention(q, k[:, :, p], v[:, :, p], position=sinks, return_lse=True) for p in shards])
+    assert (doubled - whole).abs().max() > 0.01  # type: ignore[operator]
 
 
 def test_weights() -> None:
@@ -235,6 +266,21 @@ def test_the_bias_is_not_rounded_to_half(backend: str) -> None:
     assert_close(output, exact, exact.bfloat16())
 
 
+@pytest.mark.parametrize("backend", ENGINES)
+def test_autocast_leaves_float64_alone(backend: str) -> None:
+    """As PyTorch's own function does."""
+    q, k, v = (x.detach() for x in qkv(m=5))
+    exact = attention(q, k, v, backend=backend)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = attention(q, k, v, backend=backend)
+        theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        weights = attention_weights(q, k)
+    assert ours.dtype == theirs.dtype == weights.dtype == torch.float64  # type: ignore[union-attr]
+    assert torch.equal(ours, exact)  # type: ignore[arg-type]
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ValueError, match="one dtype"):
+        attention(q, k.float(), v, backend=backend)
+
+
 # memory
 
 
@@ -274,6 +320,16 @@ def test_line_vectors_are_never_stored_for_every_pair(side: str, backend: str) -
 # the choice of engine
 
 
+def test_asking_draws_nothing() -> None:
+    q, k, v = qkv()
+    before = torch.get_rng_state()
+    explain(q, k, v, dropout=0.1)
+    assert torch.equal(before, torch.get_rng_state())
+    with pytest.raises(NotImplementedError):
+        attention(q, k, v, dropout=0.1, position=Softcap(1.0), backend="sdpa")
+    assert torch.equal(before, torch.get_rng_state()), "a call that is refused"
+
+
 def test_explain_names_the_engine_and_the_reasons() -> None:
     q, k, v = qkv()
     plain = explain(q, k, v)
@@ -310,3 +366,26 @@ def test_an_engine_asked_for_by_name_never_falls_back() -> None:
 def test_backends_say_what_they_are_for() -> None:
     assert {"reference", "sdpa"} <= set(relpos.backends())
     assert all(len(summary) > 20 for summary in relpos.backends().values())
+
+
+# function transforms
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of PyTorch's own function
+@pytest.mark.parametrize("sequence", [Sequence(5), Sequence(4, prefix=1)], ids=["affine", "nested"])
+def test_vmap_over_queries_and_tables(backend: str, sequence: Sequence) -> None:
+    line = lines(sequence)
+    q, values = torch.randn(3, 1, 2, 5, 4, dtype=torch.float64), torch.randn(3, 2, line.length, dtype=torch.float64)
+
+    def run(q: Tensor, values: Tensor) -> Any:
+        return attention(q, q, q, position=LineBias(values, line), backend=backend)
+
+    def gradient(q: Tensor, values: Tensor) -> Any:
+        return torch.func.grad(lambda x: run(q, x).square().sum())(values)
+
+    for function in (run, gradient):
+        together = torch.func.vmap(function)(q, values)
+        torch.testing.assert_close(together, torch.stack([function(*each) for each in zip(q, values, strict=True)]))
+    shared = torch.func.vmap(run, in_dims=(0, None))(q, values[0])
+    torch.testing.assert_close(shared, torch.stack([run(each, values[0]) for each in q]))

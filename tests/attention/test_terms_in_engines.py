@@ -158,6 +158,12 @@ def low_rank(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> tuple[Ten
     return oracle.attention(q, k, v, bias=torch.stack(rows, dim=1)[None])
 
 
+def batched_low_rank(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    a, b = (x if x.dim() == 4 else x[None] for x in (a, b))
+    rows = [torch.stack([(a[:, :, i] * b[:, :, j]).sum(-1) for j in range(M)], dim=-1) for i in range(N)]
+    return oracle.attention(q, k, v, bias=torch.stack(rows, dim=2))
+
+
 EVERYTHING = Mask(
     left=3,
     query_order=torch.arange(2, 6),
@@ -237,6 +243,9 @@ CASES: dict[str, Case] = {
         LowRank,
         low_rank,
     ),
+    "LowRank, batched": Case([(B, 1, N, 2), (B, H, M, 2)], LowRank, batched_low_rank),
+    "LowRank, batched on one side": Case([(B, H, N, 2), (1, M, 2)], LowRank, batched_low_rank),
+    "LowRank, one for all": Case([(1, N, 2), (1, 1, M, 2)], LowRank, batched_low_rank),
     "DenseBias": Case([(B, 1, N, M)], DenseBias, lambda q, k, v, bias: oracle.attention(q, k, v, bias=bias)),
     "RowRule": Case([(H,)], lambda weight: RowRule(rule, (weight,)), ruled),
     "Scale": Case([], lambda: Scale(1.0), lambda q, k, v: oracle.attention(q, k, v, scale=1.0)),

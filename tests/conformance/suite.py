@@ -45,12 +45,24 @@ import oracle
 import relpos
 from conformance.cases import CASES, Case
 from conformance.engines import dtypes, engines, finest
-from relpos import Grid, Mask, Mechanism, Positions, Sequence, Site, attention
+from relpos import Grid, Mask, Mechanism, Positions, Sequence, Site
 from relpos.core import Coordinates
 from tolerance import assert_close, rms, yardstick_dtype
 
 WIDTH = 4
 BATCH = 2
+
+
+def attention(*tensors: Tensor, position: Mechanism, **arguments: Any) -> Tensor:
+    """`relpos.attention` under a mechanism; under the terms, none, of one that acts on tokens alone."""
+    given: Any = position
+    if position.acts_on_tokens and not position.acts_in_attention:
+        with pytest.raises(ValueError, match=r"embed\(\)"):
+            relpos.attention(*tensors, position=position, **arguments)  # type: ignore[arg-type]
+        given = position.terms(arguments.pop("queries"), arguments.pop("keys", None))
+    output = relpos.attention(*tensors, position=given, **arguments)  # type: ignore[arg-type]
+    assert isinstance(output, Tensor)
+    return output
 
 
 @dataclass(frozen=True)

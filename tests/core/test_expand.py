@@ -30,6 +30,13 @@ LINES: dict[str, Lines] = {
     "prefix of keys": lines(Sequence(3), Sequence(4, prefix=3)),
     "only a prefix": lines(Sequence(0, prefix=1), Sequence(3, prefix=2)),
     "nested, part": lines(Grid(3, 4)).narrow(slice(1, 6), slice(0, 12)),
+    "whole rows": lines(Grid(4, 3)).narrow(slice(3, 9), slice(6, 12)),
+    "whole rows, unequal grids": lines(Grid(3, 2), Grid(4, 5)).narrow(slice(2, 4), slice(5, 15)),
+    "whole planes": lines(Grid(3, 2, 2), Grid(2, 3, 2)).narrow(slice(4, 8), slice(6, 12)),
+    "whole rows behind the prefix": lines(Grid(3, 2, prefix=2)).narrow(slice(4, 8), slice(2, 6)),
+    "prefix and whole rows": lines(Grid(3, 2, prefix=2)).narrow(slice(0, 6), slice(1, 4)),
+    "prefix alone": lines(Grid(3, 2, prefix=2)).narrow(slice(0, 2), slice(0, 8)),
+    "a part of a part": lines(Grid(6, 2)).narrow(slice(2, 12), slice(0, 10)).narrow(slice(2, 6), slice(4, 8)),
     "irregular": lines(irregular, Sequence(3)),
     "batched": lines(batched, Sequence(3)),
 }
@@ -100,3 +107,14 @@ def test_irregular_lines_agree_with_regular_ones() -> None:
         torch.testing.assert_close(
             torch.autograd.grad(ours, values, upstream)[0], torch.autograd.grad(theirs, values, upstream)[0]
         )
+
+
+@pytest.mark.parametrize("line", [lines(Sequence(4)), lines(Grid(2, 3, prefix=1))], ids=["affine", "nested"])
+def test_vmap_of_a_bias_and_of_its_gradient(line: Lines) -> None:
+    values = torch.randn(3, 2, line.length, dtype=torch.float64)
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda v: expand(v, line).square().sum())(x)
+
+    for function in (lambda x: expand(x, line), gradient):
+        torch.testing.assert_close(torch.func.vmap(function)(values), torch.stack([function(x) for x in values]))

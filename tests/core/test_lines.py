@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import oracle
-from relpos.core import Grid, Kind, Lines, Positions, Sequence, axis_lines, lines
+from relpos.core import Grid, Kind, Lines, Positions, Ramp, Sequence, axis_lines, lines
 
 PAIRS = [
     (Sequence(1), None),
@@ -74,6 +74,12 @@ def test_every_pair(pair: tuple[Sequence | Grid, Sequence | Grid | None], prefix
     check(with_prefix(queries, prefixes[0]), with_prefix(queries if keys is None else keys, prefixes[1]))
 
 
+def on_the_ramp(ramp: Ramp) -> list[int]:
+    """The line numbers that a ramp says, prefix left out."""
+    steps = itertools.product(*(range(size) for size in ramp.sizes))
+    return [ramp.start + sum(x * stride for x, stride in zip(step, ramp.strides, strict=True)) for step in steps]
+
+
 @given(st.data())
 def test_any_pair(data: st.DataObject) -> None:
     axes = data.draw(st.integers(1, 3))
@@ -100,6 +106,10 @@ def test_any_pair(data: st.DataObject) -> None:
     part = line.narrow(rows, columns)
     assert torch.equal(part.index(), line.index()[rows, columns])
     assert (part.origin, part.length) == (line.origin, line.length)
+    for ramp, side in ((part.layout.query, part.query), (part.layout.key, part.key)):
+        if ramp is not None:
+            assert side[ramp.prefix :].tolist() == on_the_ramp(ramp)
+            assert len(set(side[: ramp.prefix].tolist())) <= 1
 
 
 def test_default_keys_are_the_queries() -> None:
@@ -141,6 +151,15 @@ def test_narrow_keeps_what_it_can() -> None:
     grid = lines(Grid(3, 4))
     assert grid.narrow(slice(None), slice(None)).layout.kind == "nested"
     assert grid.narrow(slice(1, 5), slice(None)).layout.kind == "irregular"
+    assert grid.narrow(slice(4, 12), slice(0, 8)).layout.kind == "nested"
+    assert grid.narrow(slice(4, 8), slice(None)).same_structure(lines(Grid(3, 4)).narrow(slice(4, 8), slice(None)))
+    assert not grid.narrow(slice(4, 8), slice(None)).same_structure(grid.narrow(slice(0, 4), slice(None)))
+    token = lines(Grid(3, 4, prefix=2))
+    for part, kind in (((2, 10), "nested"), ((0, 6), "nested"), ((1, 6), "nested"), ((1, 5), "irregular")):
+        assert token.narrow(slice(*part), slice(None)).layout.kind == kind
+    assert token.narrow(slice(0, 1), slice(None)).layout.kind == "irregular", "no row at all"
+    prefixed = lines(Sequence(6, prefix=1))
+    assert prefixed.narrow(slice(2, 5), slice(1, 7)).layout.kind == "affine"
     for bad in (slice(3, 3), slice(0, 4, 2)):
         with pytest.raises(ValueError, match="consecutive"):
             line.narrow(bad, slice(None))

@@ -77,3 +77,19 @@ def test_at_least_float32() -> None:
         assert at_least_float32(torch.zeros(1, dtype=getattr(torch, given))).dtype == getattr(torch, wanted)
     double = torch.zeros(1, dtype=torch.float64)
     assert at_least_float32(double) is double
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:torch.searchsorted")  # of vmap itself
+@pytest.mark.parametrize("places", [(0, None), (None, 0), (0, 0)], ids=str)
+def test_vmap_of_a_lookup_and_of_its_gradient(places: tuple[int | None, int | None]) -> None:
+    """Over tables, over indices and over both, as one after another."""
+    tables, indices = torch.randn(3, 5, 2, dtype=torch.float64), torch.randint(0, 5, (3, 4))
+    arguments = [x if place == 0 else x[0] for x, place in zip((tables, indices), places, strict=True)]
+
+    def gradient(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda t: lookup(t, index).square().sum())(table)
+
+    for function in (lookup, gradient):
+        together = torch.func.vmap(function, in_dims=places)(*arguments)
+        each = ([x[n] if place == 0 else x for x, place in zip(arguments, places, strict=True)] for n in range(3))
+        torch.testing.assert_close(together, torch.stack([function(*one) for one in each]))

@@ -102,6 +102,48 @@ def test_dense_meaning(drawn: tuple[dict[str, Any], int, int]) -> None:
 
 
 @given(st.data())
+def test_dense_of_a_part_is_a_part_of_dense(data: st.DataObject) -> None:
+    arguments, queries, keys = data.draw(masks())
+    blocks = arguments.pop("blocks")
+    mask = Mask(**arguments, blocks=None if blocks is None else Blocks(*blocks))
+    size = 1 if blocks is None else blocks[1]
+    rows, columns = (
+        slice(start, data.draw(st.integers(start + 1, count)))
+        for count in (queries, keys)
+        for start in [size * data.draw(st.integers(0, (count - 1) // size))]
+    )
+    part = mask.narrow(rows, columns)
+    dense = part.dense(rows.stop - rows.start, columns.stop - columns.start)
+    assert torch.equal(dense, mask.dense(queries, keys)[:, :, rows, columns])
+
+
+def test_narrow_keeps_the_plain_causal_mask_on_the_diagonal() -> None:
+    assert Mask.causal().narrow(slice(2, 5), slice(2, 5)).is_plain_causal
+    assert Mask.window(2, 1).narrow(slice(2, 5), slice(2, 5)).query_order is None
+    below = Mask.causal().narrow(slice(2, 5), slice(0, 5))
+    assert torch.equal(below.dense(3, 5), Mask.causal().dense(5, 5)[:, :, 2:])
+
+
+def test_narrow_knows_the_counts_where_a_tensor_does() -> None:
+    mask = Mask.packed(torch.tensor([0, 0, 1, 1])) & Mask.causal()
+    whole = mask.dense(4, 4)
+    assert torch.equal(mask.narrow(slice(-2, None), slice(None)).dense(2, 4), whole[:, :, 2:])
+    assert torch.equal(mask.narrow(slice(None), slice(None)).dense(4, 4), whole)
+    assert Mask().narrow(slice(None), slice(3, None)).dense(2, 2).all()
+    layout = Blocks(torch.tensor([[[True, False, True], [False, True, True]]]), 2)
+    cut = Mask(blocks=layout).narrow(slice(2, None), slice(2, None))
+    assert torch.equal(cut.dense(2, 3), Mask(blocks=layout).dense(4, 5)[:, :, 2:, 2:])
+
+
+def test_narrow_makes_orders_where_it_is_told() -> None:
+    mask = Mask.causal().narrow(slice(1, 3), slice(0, 3), device=torch.device("meta"))
+    assert mask.query_order.is_meta  # type: ignore[union-attr]
+    assert mask.key_order.is_meta  # type: ignore[union-attr]
+    low = Mask(low=torch.zeros(3, device="meta", dtype=torch.long)).narrow(slice(1, 3), slice(0, 2))
+    assert low.key_order.is_meta  # type: ignore[union-attr]
+
+
+@given(st.data())
 def test_and_is_both(data: st.DataObject) -> None:
     bound = st.none() | st.integers(0, 4)
     n = data.draw(st.integers(1, 6))

@@ -59,6 +59,7 @@ def every_term() -> dict[str, Term]:
         "LineVectors of values": LineVectors(torch.randn(HEADS, sequence.length, D), None, sequence, "value"),
         "AxisVectors": AxisVectors((torch.randn(1, 3, D), torch.randn(1, 5, D)), axis_lines(Grid(2, 3))),
         "LowRank": LowRank(torch.randn(HEADS, N, 2), torch.randn(HEADS, M, 2)),
+        "LowRank, batched": LowRank(torch.randn(2, HEADS, N, 2), torch.randn(1, M, 2)),
         "DenseBias": DenseBias(torch.randn(1, HEADS, N, M)),
         "RowRule": RowRule(rule, (torch.tensor(0.3),)),
         "Scale": Scale(0.7),
@@ -100,6 +101,61 @@ def test_round_trip_as_a_tree(name: str) -> None:
     torch.testing.assert_close(wide.float(), attention(q, k, v, position=again), rtol=1e-4, atol=1e-5)
     strings = pytree.tree_map(str, again)  # a tree may hold anything while it is mapped
     assert all(isinstance(leaf, str) for leaf in pytree.tree_leaves(strings))
+
+
+def test_equality_asks_no_tensor() -> None:
+    """Two of them are equal where they are one; numbers alone are compared by value."""
+    segments = torch.zeros(4).int()
+    makers: list[Callable[[], object]] = [
+        *(lambda n=n: every_term()[n] for n in TERMS if n not in ("Scale", "Softcap")),
+        lambda: Terms(every_term()["LineBias"], every_term()["Sinks"]),
+        lambda: lines(Sequence(4)),
+        lambda: lines(Sequence(4)).offsets(),
+        lambda: Mask.packed(segments),
+        lambda: Mask.packed(segments).query_segments is not None and Blocks(torch.ones(1, 2, 2).bool(), 2),
+    ]
+    for make in makers:
+        one, other = make(), make()
+        assert one == one
+        assert one != other
+        assert one in {one}
+    assert Scale(0.7) == Scale(0.7)
+    assert Softcap(2.0) != Softcap(3.0)
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_to_moves_every_tensor(name: str) -> None:
+    term = TERMS[name]
+    for given in (term, Terms(term)):
+        moved = given.to("meta")
+        assert type(moved) is type(given)
+        before, after = pytree.tree_flatten(given), pytree.tree_flatten(moved)
+        assert before[1] == after[1], "the structure is what it was"
+        for x, y in zip(before[0], after[0], strict=True):
+            if x is None:
+                assert y is None
+                continue
+            assert (y.device.type, y.shape, y.dtype) == ("meta", x.shape, x.dtype)
+        assert all(x is y for x, y in zip(before[0], pytree.tree_leaves(given.to("cpu")), strict=True))
+
+
+def test_to_moves_masks_and_lines_and_keeps_what_is_shared() -> None:
+    shuffled = lines(Positions(torch.tensor([2, 0, 1]), low=0, high=2))
+    moved = shuffled.to(torch.device("meta"))
+    assert moved.query is moved.key
+    assert moved.query.is_meta
+    assert (moved.layout, moved.length) == (shuffled.layout, shuffled.length)
+    first, second = Terms(
+        LineVectors(torch.zeros(1, 5, D), None, shuffled, "query"), LineBias(torch.zeros(1, 5), shuffled)
+    ).to("meta")
+    assert first.lines.same_structure(second.lines)  # type: ignore[attr-defined]
+    mask = Mask.packed(torch.zeros(4).int()) & Mask(left=2, blocks=Blocks(torch.ones(1, 2, 2, dtype=torch.bool), 2))
+    away = mask.to("meta")
+    assert away.query_segments is away.key_segments
+    assert away.query_segments.is_meta  # type: ignore[union-attr]
+    assert away.blocks.layout.is_meta  # type: ignore[union-attr]
+    assert away.left == 2
+    assert away.dense(4, 4, torch.device("meta")).shape == (1, 1, 4, 4)
 
 
 def test_trees_of_masks_and_lines() -> None:

@@ -130,6 +130,19 @@ def test_patches_take_any_size_they_divide() -> None:
             layer(images)
 
 
+def test_under_autocast_dtypes_may_differ_but_for_float64() -> None:
+    x, images = torch.randn(2, 5, 12), torch.randn(2, 1, 4, 4)
+    layers = (MultiHeadAttention(12, 3), Mlp(12, 24), TransformerBlock(12, 3), PatchEmbedding(4, 2, 1, 12))
+    for layer in layers:
+        given = images if isinstance(layer, PatchEmbedding) else x
+        exact = layer(given)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for cast in (given, given.bfloat16()):
+                torch.testing.assert_close(layer(cast).float(), exact, rtol=0.1, atol=0.05)
+            with pytest.raises(ValueError, match=r"expected .* in float32, as the layer's weights are; got .*float64"):
+                layer(given.double())
+
+
 DROPPING: dict[str, Any] = {
     "weights": lambda: MultiHeadAttention(12, 3, attn_drop=0.5),
     "projection": lambda: MultiHeadAttention(12, 3, proj_drop=0.5),

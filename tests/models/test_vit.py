@@ -13,12 +13,17 @@ from torch import Tensor, nn
 from relpos import (
     Grid,
     LearnedPositionEmbedding,
+    Mechanism,
+    Mlp,
     MultiHeadAttention,
+    OffsetBias,
     RelativePositionBias,
+    Site,
     TransformerBlock,
     VisionTransformer,
     count_parameters,
 )
+from relpos.core import Offsets
 
 SMALL: dict[str, Any] = {
     "img_size": (6, 8),
@@ -105,7 +110,7 @@ def test_a_shared_table_gets_the_gradient_of_every_layer() -> None:
     table = "relative_position_bias_table"
     (name,) = (name for name in state if name.endswith(table))
     for layer in range(2):
-        state[name.replace("attention_position.0", f"attention_position.{layer}")] = state[name]
+        state[name.replace("positions.0", f"positions.{layer}")] = state[name]
     apart.load_state_dict(state)
     images = torch.randn(IMAGES, dtype=torch.float64)
     torch.testing.assert_close(shared(images), apart(images))
@@ -151,7 +156,7 @@ def test_learned_positions_stay_on_their_grid() -> None:
         ("learned", ("interpolated",)),
         ("relative_2d", ("interpolated", "clipped")),
         ("relative_1d", ("interpolated", "clipped")),
-        ("learned+relative_2d", ("interpolated",)),
+        ("learned+relative_2d", ("interpolated", "clipped")),
         ("none+relative_2d", ("interpolated", "clipped")),
     ],
 )
@@ -173,6 +178,68 @@ def test_growth(position: str | None, rules: tuple[str, ...], shared: bool) -> N
     if position is not None and position != "none":
         with pytest.raises(ValueError, match="growth rule"):
             model.grow((10, 12), "extended")
+
+
+class Leaning(OffsetBias):
+    """Acts on tokens and in attention, each with a parameter of its own."""
+
+    growth = ("as is", "halved")
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.randn(site.num_heads, 1))
+        self.shift = nn.Parameter(torch.randn(site.embed_dim))
+
+    def bias(self, offsets: Offsets) -> Tensor:
+        return self.slope * offsets.axes[:, 0]
+
+    def embed(self, x: Tensor, coordinates: Any) -> Tensor:
+        return x + self.shift
+
+    def grow(self, queries: Any, rule: str) -> Leaning:
+        grown = copy.deepcopy(self)
+        if rule == "halved":
+            grown.slope.data /= 2
+        return grown
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_mechanism_that_acts_on_tokens_and_in_attention_is_held_once(shared: bool) -> None:
+    def build(site: Site) -> Mechanism:
+        return LearnedPositionEmbedding.from_site(site) + Leaning(site)
+
+    model, images = small(position=build, shared_position=shared), torch.randn(IMAGES)
+    layers = [position.parts() for position in model.attention_position]
+    assert [[type(part) for part in parts] for parts in layers] == [[Leaning]] * (1 if shared else 2)
+    learned, leaning = model.token_position.parts()
+    assert leaning is layers[0][0]
+    own = model.position_parameters()
+    assert [p.shape[-1] for p in own] == [12, 1, 12, *([] if shared else [1, 12])]
+    assert len({x.data_ptr() for x in model.state_dict().values()}) == len(model.state_dict())
+    assert count_parameters(model)["position"].total == sum(p.numel() for p in own)
+
+    grid = Grid(3, 4, prefix=1)
+    x = torch.cat([model.prefix_tokens.expand(2, -1, -1), model.patch_embed(images)], dim=1)  # type: ignore[union-attr]
+    x = x + learned.pos_embed + leaning.shift  # type: ignore[operator]
+    for layer, block in enumerate(model.blocks):
+        x = block(x, position=layers[0 if shared else layer][0].terms(grid))
+    torch.testing.assert_close(model(images), model.head(model.norm(x)[:, 0]))
+
+    assert model.growth() == ("interpolated", "halved"), "as is is left out where a part has another rule"
+    grown = model.grow((10, 12), "halved")
+    first = grown.attention_position[0].parts()[0]
+    assert first is grown.token_position.parts()[1]
+    torch.testing.assert_close(first.slope, leaning.slope / 2)  # type: ignore[operator]
+    assert grown(torch.randn(2, 1, 10, 12)).shape == (2, 5)
+    unchanged = model.grow((10, 12), "interpolated").attention_position[-1].parts()[0]
+    torch.testing.assert_close(unchanged.slope, layers[-1][0].slope)  # type: ignore[arg-type]
+
+
+def test_layers_that_are_not_to_share_do_not() -> None:
+    one = RelativePositionBias(3, (3, 4), prefix=1)
+    with pytest.raises(ValueError, match="shared_position=True"):
+        small(position=lambda site: one)
+    assert small(position=lambda site: one, shared_position=True).position_parameters() == [*one.parameters()]
 
 
 def test_attention_maps() -> None:
@@ -256,6 +323,19 @@ def test_counts_sum_to_all(position: str, shared: bool) -> None:
     assert counts["head"].biases == 5
     assert counts["norm"].total == 2 * 12 * 5
     assert counts["mlp"].weights == 2 * 2 * 12 * 24
+
+
+def test_whatever_a_mechanism_holds_is_positions() -> None:
+    class Learned(Leaning):
+        def __init__(self, site: Site) -> None:
+            super().__init__(site)
+            self.norm, self.mlp, self.head = nn.LayerNorm(4), Mlp(4, 4), nn.Linear(4, 4)
+
+    model = small(position=Learned)
+    counts, plain = count_parameters(model), count_parameters(small(position=None))
+    own = counts.pop("position")
+    assert counts == plain
+    assert (own.weights, own.biases) == (sum(p.numel() for p in model.position_parameters()), 0)
 
 
 def test_a_parameter_used_twice_counts_once() -> None:

@@ -124,3 +124,9 @@ def test_errors() -> None:
     ):
         with pytest.raises(ValueError, match=r"expected .*; got .*\. "):
             call()
+
+
+def test_prefix_tokens_alone() -> None:
+    learned = LearnedPositionEmbedding(4, seq_len=3, prefix=2, init_std=1.0)
+    x = torch.randn(2, 2, 4)
+    torch.testing.assert_close(learned.embed(x, Sequence(0, prefix=2)), x + learned.pos_embed[:, :2])

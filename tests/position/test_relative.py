@@ -12,6 +12,7 @@ import oracle
 from conformance.suite import MechanismSuite
 from relpos import (
     Grid,
+    LearnedPositionEmbedding,
     LineBias,
     Positions,
     RelativePositionBias,
@@ -165,6 +166,23 @@ def test_a_smaller_grid_needs_nothing() -> None:
     assert torch.equal(ours, theirs)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("std", [0.0, 0.02, 5.0])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda std: RelativePositionBias(32, (16, 16), init_std=std).relative_position_bias_table,
+        lambda std: LearnedPositionEmbedding(64, seq_len=500, init_std=std).pos_embed,
+    ],
+)
+def test_tables_start_from_a_normal_cut_far_out(make: Any, std: float) -> None:
+    """At 2, as timm and Swin cut, or at two deviations where those are more."""
+    start = make(std).detach()
+    assert (start.abs() <= max(2.0, 2 * std)).all()
+    left = 0.8796 if std == 5.0 else 1.0
+    torch.testing.assert_close(start.std(), torch.tensor(left * std), rtol=0.03, atol=0)
+    assert bool(start.any()) == (std > 0)
+
+
 # growing
 
 
@@ -214,6 +232,28 @@ def test_from_site() -> None:
     assert RelativePositionBias.from_site(site).sizes == (2, 5)
     line = RelativePositionBias.from_site(site, "1d")
     assert (line.sizes, line.prefix) == ((10,), 1)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "bias_type", "sizes", "prefix"),
+    [
+        (Sequence(3), Sequence(9), "1d", (9,), 0),
+        (Sequence(3, start=20), Sequence(9), "1d", (23,), 0),
+        (Sequence(1, start=6), Sequence(7), "1d", (7,), 0),
+        (Sequence(9, prefix=1), Sequence(3), "1d", (9,), 1),
+        (Grid(2, 3), Grid(4, 2, prefix=2), "2d", (4, 3), 2),
+        (Grid(2, 3), Grid(4, 2), "1d", (8,), 0),
+        (Grid(2, 3), Positions(torch.tensor([[5, 0]]), low=(0, 0), high=(5, 2)), "2d", (6, 3), 0),
+        (Positions(torch.tensor([4, 2]), low=2, high=4), None, "1d", (3,), 0),
+        (Sequence(5, start=7), None, "1d", (5,), 0),
+    ],
+)
+def test_from_site_covers_both_sides(
+    queries: Coordinates, keys: Coordinates | None, bias_type: Any, sizes: tuple[int, ...], prefix: int
+) -> None:
+    bias = RelativePositionBias.from_site(Site(3, 4, 12, queries, keys), bias_type)
+    assert (bias.sizes, bias.prefix) == (sizes, prefix)
+    bias.terms(queries, keys)
 
 
 @pytest.mark.usefixtures("unchecked")

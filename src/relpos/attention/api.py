@@ -104,11 +104,14 @@ def attention(
         scale: factor on the content product. Default: the position's own (1 for T5), else 1/sqrt(D).
         dropout: probability that a weight is dropped, applied whenever it is above 0: pass 0.0 to evaluate. Seeded
             from PyTorch's generator.
-        return_lse: also return the log-sum-exp of each row's scores, by which shards can be merged.
+        return_lse: also return the log-sum-exp of each row as the softmax sees it: of its scores, and of the sink where
+            there is one. Shards of the keys merge by it, output by output weighted with exp(lse - lse of all); give
+            `Sinks` to one shard only, or the sink counts as often as there are shards.
         backend: an engine's name, or "auto".
 
     Returns:
-        `[B, H, N, V]`, in q's dtype (the autocast dtype where that is on); with `return_lse` also `[B, H, N]`.
+        `[B, H, N, V]`, in q's dtype (autocast's where that is on and q is not float64); with `return_lse` also
+        `[B, H, N]`.
 
     Raises:
         ValueError: arguments that do not fit together; the message says what was expected, what came and the remedy.
@@ -120,7 +123,7 @@ def attention(
     )  # fmt: skip
     engine = _ENGINES[_choose(call, backend).backend]
     with torch.autocast(q.device.type, enabled=False):
-        output, lse = engine.run(call)
+        output, lse = engine.run(call.seeded())
     return (output, lse) if return_lse else output
 
 

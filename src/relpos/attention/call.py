@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -30,7 +30,16 @@ from relpos.core import (
     Terms,
     require_coordinates,
 )
-from relpos.core.checks import fail, require_device, require_number, require_probability, require_tensor, shape_of
+from relpos.core.checks import (
+    broadcasts,
+    dtype_under_autocast,
+    fail,
+    require_device,
+    require_number,
+    require_probability,
+    require_tensor,
+    shape_of,
+)
 
 
 @runtime_checkable
@@ -42,7 +51,7 @@ class Mechanism(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Call:
     """The arguments of one call, complete and consistent.
 
@@ -51,7 +60,7 @@ class Call:
         terms: what position says.
         mask: which pairs may attend, or None for all.
         scale: the factor on the content product.
-        dropout: probability; seed: a 32-bit word for it, or None where dropout is 0.
+        dropout: probability; seed: a 32-bit word for it, drawn when the call runs; None where dropout is 0.
         return_lse: whether the log-sum-exp of the scores, `[B, H, N]`, is wanted.
     """
 
@@ -69,6 +78,10 @@ class Call:
     def groups(self) -> int:
         """Query heads that share a key head."""
         return self.q.shape[1] // self.k.shape[1]
+
+    def seeded(self) -> Call:
+        """This call with a seed from PyTorch's generator, where it has dropout. Asking about a call draws none."""
+        return replace(self, seed=torch.randint(2**32, (), device=self.q.device)) if self.dropout > 0 else self
 
 
 Position = Terms | Term | Mechanism
@@ -102,11 +115,8 @@ def prepare(
     own = terms.one(Scale)
     if scale is None:
         scale = own.value if own is not None else q.shape[-1] ** -0.5
-    if torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    seed = torch.randint(2**32, (), device=q.device) if dropout > 0 else None
-    return Call(q, k, v, terms, mask, float(scale), float(dropout), seed, return_lse)
+    q, k, v = (x.to(dtype_under_autocast(x)) for x in (q, k, v))
+    return Call(q, k, v, terms, mask, float(scale), float(dropout), None, return_lse)
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -116,7 +126,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             fail(f"{name} to be floating point", shape_of(x), f"Convert {name}, e.g. {name}.float().")
         if x.shape[1] == 0 or x.shape[3] == 0:
             fail(f"{name} with at least one head and a width above 0", shape_of(x), f"Check the layout of {name}.")
-    if not q.dtype == k.dtype == v.dtype and not torch.is_autocast_enabled(q.device.type):
+    if not dtype_under_autocast(q) == dtype_under_autocast(k) == dtype_under_autocast(v):
         fail("q, k and v in one dtype", f"{q.dtype}, {k.dtype} and {v.dtype}", "Convert them, or use torch.autocast.")
     if not q.device == k.device == v.device:
         fail("q, k and v on one device", f"{q.device}, {k.device} and {v.device}", "Move them with .to(device).")
@@ -151,6 +161,13 @@ def _resolve_terms(
                 "queries= beside a mechanism",
                 "none",
                 "Say where the tokens are, e.g. queries=Sequence(n) or Grid(h, w, prefix=1).",
+            )
+        # A mechanism made elsewhere may not say whether it acts in attention.
+        if getattr(position, "acts_on_tokens", False) and not getattr(position, "acts_in_attention", True):
+            fail(
+                "a mechanism that acts in attention",
+                f"{type(position).__name__}, which acts on tokens",
+                "Call its embed() on the tokens before they are projected.",
             )
         sides = (("queries", queries, q.shape[2]), ("keys", queries if keys is None else keys, k.shape[2]))
         for name, coordinates, count in sides:
@@ -197,7 +214,7 @@ def _check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:
         if x is None:
             continue
         _check_device(x, f"Mask {name}", q)
-        if x.dim() == 2 and x.shape[0] not in (1, q.shape[0]):
+        if x.dim() == 2 and not broadcasts(x.shape[0], q.shape[0]):
             fail(
                 f"Mask {name} for a batch of {q.shape[0]}", shape_of(x), "Give one row, or one an element of the batch."
             )
@@ -213,7 +230,7 @@ def _check_device(x: Tensor | None, name: str, q: Tensor) -> None:
 
 
 def _check_heads(x: Tensor, name: str, q: Tensor, axis: int = 0) -> None:
-    if x.shape[axis] not in (1, q.shape[1]):
+    if not broadcasts(x.shape[axis], q.shape[1]):
         fail(
             f"{name} for {q.shape[1]} query heads, or for 1 that all share",
             shape_of(x),
@@ -230,12 +247,12 @@ def _check_lines(lines: Lines, name: str, q: Tensor, k: Tensor) -> None:
                 str(line.shape[-1]),
                 "Build terms from the coordinates of these very tokens; a prefix counts too.",
             )
-        if line.dim() == 2 and line.shape[0] not in (1, q.shape[0]):
+        if line.dim() == 2 and not broadcasts(line.shape[0], q.shape[0]):
             fail(f"lines of {name} for a batch of {q.shape[0]}", shape_of(line), "Give one row, or one an element.")
 
 
 def _check_shape(x: Tensor, name: str, wanted: tuple[tuple[int, ...], ...]) -> None:
-    if any(size not in allowed for size, allowed in zip(x.shape, wanted, strict=True)):
+    if not all(any(size == one for one in allowed) for size, allowed in zip(x.shape, wanted, strict=True)):
         shape = ", ".join(" or ".join(str(n) for n in dict.fromkeys(allowed)) for allowed in wanted)
         fail(f"{name} of shape [{shape}]", shape_of(x), "Build it for the same q, k and v.")
 
@@ -289,8 +306,9 @@ def _check_term(term: Term, q: Tensor, k: Tensor, v: Tensor) -> None:
         case LowRank(query=query, key=key):
             _check_device(query, f"{name} query", q)
             _check_device(key, f"{name} key", q)
-            _check_shape(query, f"{name} query", ((1, heads), (n,), (query.shape[2],)))
-            _check_shape(key, f"{name} key", ((1, heads), (m,), (query.shape[2],)))
+            for side, x, count in (("query", query, n), ("key", key, m)):
+                wanted = ((1, batch), (1, heads), (count,), (query.shape[-1],))
+                _check_shape(x, f"{name} {side}", wanted[4 - x.dim() :])
         case DenseBias(bias=bias):
             _check_device(bias, name, q)
             _check_shape(bias, name, ((1, batch), (1, heads), (n,), (m,)))

@@ -23,7 +23,6 @@ from relpos.core import (
     Rotation,
     RowRule,
     Terms,
-    at_least_float32,
     expand,
     lookup,
     rotate,
@@ -124,15 +123,14 @@ def bias(
     for term in terms:
         match term:
             case LineBias():
-                dense = expand(term.values.to(at_least_float32(term.values).dtype), term.lines)
-                parts.append(dense if dense.dim() == 4 else dense[None])
+                parts.append(expand(term.values, term.lines))
             case LineVectors() if term.side != "value":
                 parts.append(line_vectors(term, q, k, scale))
             case AxisVectors():
                 for vectors, lines in zip(term.vectors, term.lines, strict=True):
                     parts.append(_meet(q, None, vectors, _rows(None, vectors, lines)))
             case LowRank():
-                parts.append((term.query.to(q.dtype) @ term.key.to(q.dtype).mT)[None])
+                parts.append(term.query.to(q.dtype) @ term.key.to(q.dtype).mT)
             case DenseBias():
                 parts.append(term.bias)
             case RowRule():
@@ -141,4 +139,7 @@ def bias(
                 parts.append(term(q, k, seen, slice(0, n)))
             case _:
                 pass
-    return reduce(torch.add, parts).to(q.dtype) if parts else None
+    if not parts:
+        return None
+    total = reduce(torch.add, parts).to(q.dtype)
+    return total if total.dim() == 4 else total[None]

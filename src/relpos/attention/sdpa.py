@@ -1,17 +1,23 @@
 """Everything that is a score becomes the mask of PyTorch's `scaled_dot_product_attention`.
 
 N x M numbers are stored, and a learned bias takes PyTorch's math path; at small sizes this is the fastest there is.
-What
-PyTorch cannot express raises: value vectors, a soft cap, the log-sum-exp. Dropout is PyTorch's own: the same
+What PyTorch cannot express raises: value vectors, a soft cap, the log-sum-exp. Dropout is PyTorch's own: the same
 distribution as elsewhere, not the same pairs.
+
+On CUDA a floating mask goes in q's own dtype and never to cuDNN: PyTorch's kernels there want it so (a float32 mask
+beside half q is refused or misread, pytorch 191612), and cuDNN's gradient under a mask has been NaN at some lengths
+(pytorch 196678).
 """
 
 from __future__ import annotations
+
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from relpos.attention import dense
 from relpos.attention.call import Call
@@ -32,6 +38,7 @@ from relpos.core import (
 NAME = "sdpa"
 SUMMARY = "dense scores handed to PyTorch's scaled_dot_product_attention; any device; best for small windows"
 
+_UNDER_A_MASK = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _ADDS = (LineBias, LineVectors, AxisVectors, LowRank, DenseBias, RowRule, Sinks)
 
 
@@ -62,16 +69,21 @@ def run(call: Call) -> tuple[Float[Tensor, "B H N V"], None]:
             k, v = rotated, v.repeat_interleave(call.groups, dim=1)
     if call.terms.one(Sinks) is not None:  # one more key that scores the sink's logit and carries nothing
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
-    output = F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=bias,
-        dropout_p=call.dropout,
-        is_causal=causal,
-        scale=call.scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
+    grouped = True if q.shape[1] != k.shape[1] else False  # noqa: SIM210 - decided now, where sizes are symbolic
+    masked_on_cuda = bias is not None and q.is_cuda
+    if bias is not None and masked_on_cuda and bias.is_floating_point():
+        bias = bias.to(q.dtype)
+    with sdpa_kernel(_UNDER_A_MASK) if masked_on_cuda else nullcontext():
+        output = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=bias,
+            dropout_p=call.dropout,
+            is_causal=causal,
+            scale=call.scale,
+            enable_gqa=grouped,
+        )
     return (output if blank is None else output.masked_fill(blank, 0)), None
 
 

@@ -90,7 +90,7 @@ def sizes(settings: Settings) -> tuple[Size, ...]:
 
 
 def _unable(error: Exception) -> str:
-    """Why a size could not be measured; an error that is no shortage of memory and no missing engine is raised again."""
+    """Why a size could not be measured; an error that is neither lack of memory nor of an engine is raised again."""
     if isinstance(error, NotImplementedError):
         return str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error):

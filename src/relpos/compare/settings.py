@@ -91,8 +91,8 @@ class Settings:
     def jobs(self) -> list[Job]:
         """The training runs: every mechanism and seed by the recipe, then those with learned positions at rate x 1.
 
-        Seed by seed, so that a comparison cut short has whole seeds. One seed gives a first look in little time: the runs
-        at rate x 1, which ask how much the recipe decides, come from two seeds on.
+        Seed by seed, so that a comparison cut short has whole seeds. One seed gives a first look in little time: the
+        runs at rate x 1, which ask how much the recipe decides, come from two seeds on.
         """
         usual = self.recipe.position_learning_rate_multiplier
         learned = [name for name in self.positions if _learns(self, name)]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import NoReturn, Self, TypeVar
 
 from relpos.core.checks import fail, shape_of
-from relpos.core.tree import register
+from relpos.core.tree import Movable, register
 
 
-class Term:
+class Term(Movable):
     """Base of the terms. `a + b` joins terms into `Terms`."""
 
     def __add__(self, other: Term | Terms) -> Terms:
@@ -46,8 +46,8 @@ T = TypeVar("T", bound=Term)
 
 
 @register
-@dataclass(frozen=True, init=False)
-class Terms:
+@dataclass(frozen=True, eq=False, init=False)
+class Terms(Movable):
     """An ordered collection of terms that do not contradict one another. `Terms()` says nothing."""
 
     items: tuple[Term, ...]

@@ -27,6 +27,11 @@ def shape_of(x: object) -> str:
     return text if text.startswith(f"{kind}(") else f"{kind} {text}"
 
 
+def broadcasts(size: int, count: int) -> bool:
+    """Whether an axis of this size serves `count`: it is 1 or as many. Not `in`, which misreads symbolic sizes."""
+    return size == 1 or size == count
+
+
 def require_tensor(x: object, name: str, *, dims: int | tuple[int, ...]) -> None:
     """Raise unless `x` is a tensor with one of `dims` dimensions."""
     allowed = (dims,) if isinstance(dims, int) else dims
@@ -41,6 +46,19 @@ def require_int(x: object, name: str, *, at_least: int) -> None:
         small = isinstance(x, int) and not isinstance(x, bool)
         remedy = f"Its smallest value is {at_least}." if small else f"Pass {name} as a Python int."
         fail(f"{name} to be an integer of at least {at_least}", shape_of(x), remedy)
+
+
+def consecutive(part: slice, count: int | None) -> tuple[int, int] | None:
+    """Start and stop of a slice of at least one consecutive token out of `count`.
+
+    None where `count` is not known and the slice alone does not say.
+    """
+    if count is None and part.stop is not None and min(part.start or 0, part.stop) >= 0:
+        count = part.stop
+    start, stop, step = part.indices(1 if count is None else count)
+    if step != 1 or (count is not None and stop <= start):
+        fail("a slice of consecutive tokens, at least one", str(part), "Use slice(start, stop) inside the length.")
+    return None if count is None else (start, stop)
 
 
 def require_choice(x: object, name: str, choices: tuple[str, ...]) -> None:
@@ -77,8 +95,23 @@ def require_device(x: Tensor, name: str, device: torch.device, remedy: str) -> N
         fail(f"{name} on {device}", str(x.device), remedy)
 
 
-def require_tokens(x: object, width: int, device: torch.device) -> None:
-    """Raise unless `x` holds floating-point tokens `[B, N, width]` on `device`."""
+def dtype_under_autocast(x: Tensor) -> torch.dtype:
+    """The dtype in which `x` takes part: autocast's where that is on, which leaves float64 alone."""
+    kind = x.device.type
+    cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) and x.dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if cast else x.dtype
+
+
+def require_like(x: Tensor, name: str, weight: Tensor) -> None:
+    """Raise unless `x` can meet a layer's `weight`: on its device, in its dtype, or one that autocast makes so."""
+    require_device(x, name, weight.device, f"Move the {name} or the module with .to(device).")
+    if dtype_under_autocast(x) != dtype_under_autocast(weight):
+        wanted = f"{name} in {str(weight.dtype).removeprefix('torch.')}, as the layer's weights are"
+        fail(wanted, shape_of(x), "Convert one of them with .to(dtype), or use torch.autocast.")
+
+
+def require_tokens(x: object, width: int, weight: Tensor) -> None:
+    """Raise unless `x` holds floating-point tokens `[B, N, width]` that can meet a layer's `weight`."""
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width or not x.is_floating_point():
         fail(f"floating-point tokens of shape [B, N, {width}]", shape_of(x), "Layout is [batch, tokens, width].")
-    require_device(x, "tokens", device, "Move the tokens or the module with .to(device).")
+    require_like(x, "tokens", weight)

@@ -43,9 +43,8 @@ def _gradient(
         for axis in range(axes):
             sums = sum_over_offsets(sums.movedim((1, 1 + axes - axis), (-2, -1)))
         sums = sums.flatten(1)
-        lowest = 0
-        if layout.kind == "affine":  # may be a part of the lines, which begins later
-            lowest = layout.query.start - (layout.key.start + layout.key.sizes[0] - 1) + origin
+        last = sum((size - 1) * stride for size, stride in zip(layout.key.sizes, layout.key.strides, strict=True))
+        lowest = layout.query.start - (layout.key.start + last) + origin  # above 0 in a part of the lines
         result[:, lowest : lowest + sums.shape[1]] = sums
     if rows and cells.shape[2]:
         result[:, query[0] - key[columns:] + origin] = wide[:, :rows, columns:].sum(dim=1)
@@ -57,6 +56,8 @@ def _gradient(
 
 
 class _Expand(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(values: Tensor, query: Tensor, key: Tensor, origin: int, length: int, layout: Layout) -> Tensor:
         return values[:, query[:, None] - key[None, :] + origin]
@@ -77,5 +78,6 @@ def expand(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "*B H N 
     """`values` at every pair of `lines`: `[H, N, M]`, or `[B, H, N, M]` where the lines have a batch axis."""
     if lines.layout.kind == "irregular":
         return lookup(values.T, lines.index()).movedim(-1, -3)
-    result: Tensor = _Expand.apply(values, lines.query, lines.key, lines.origin, lines.length, lines.layout)  # type: ignore[no-untyped-call]
+    key = lines.key.clone() if lines.key is lines.query else lines.key  # torch.compile takes no tensor twice
+    result: Tensor = _Expand.apply(values, lines.query, key, lines.origin, lines.length, lines.layout)  # type: ignore[no-untyped-call]
     return result

@@ -34,13 +34,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from relpos.core.checks import fail, require_device, require_int, require_tensor, shape_of
+from relpos.core.checks import consecutive, fail, require_device, require_int, require_tensor, shape_of
 from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence, require_coordinates
-from relpos.core.tree import register, static
+from relpos.core.tree import Movable, register, static
 
 
 class Kind(enum.IntEnum):
-    """What a pair of tokens is; the values stand in `Offsets.kind`."""
+    """What a pair of tokens is; the values stand in `Offsets.kind`.
+
+    Compare a tensor with `int(Kind.TOKENS)`: torch.compile makes a plain False of a tensor beside an enumeration.
+    """
 
     TOKENS = 0
     PREFIX_TO_TOKEN = 1
@@ -48,7 +51,7 @@ class Kind(enum.IntEnum):
     PREFIX_TO_PREFIX = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Offsets:
     """What each entry of a line stands for.
 
@@ -66,7 +69,13 @@ class Offsets:
 
 @dataclass(frozen=True)
 class Ramp:
-    """One side of regular lines: `prefix` tokens, then nested arithmetic progressions that begin at `start`."""
+    """One side of regular lines: `prefix` tokens, then nested arithmetic progressions.
+
+    Attributes:
+        prefix: tokens before them, all at one place.
+        sizes, strides: of each progression, the last fastest.
+        start: the line number of the first token behind the prefix.
+    """
 
     prefix: int
     sizes: tuple[int, ...]
@@ -77,6 +86,15 @@ class Ramp:
     def is_affine(self) -> bool:
         """Whether this side is consecutive integers."""
         return self.prefix == 0 and len(self.sizes) == 1
+
+    def narrow(self, start: int, stop: int) -> Ramp | None:
+        """The ramp of tokens `start` to `stop - 1`; None where they are no whole rows of the first axis."""
+        row = math.prod(self.sizes[1:])
+        first, last = max(start - self.prefix, 0), stop - self.prefix
+        if last <= first or first % row or last % row:
+            return None
+        sizes = ((last - first) // row, *self.sizes[1:])
+        return Ramp(max(self.prefix - start, 0), sizes, self.strides, self.start + first // row * self.strides[0])
 
 
 @dataclass(frozen=True)
@@ -108,8 +126,8 @@ class Layout:
 
 
 @register
-@dataclass(frozen=True)
-class Lines:
+@dataclass(frozen=True, eq=False)
+class Lines(Movable):
     """The line coordinates of queries and keys. Usually made by `core.lines`.
 
     Attributes:
@@ -161,7 +179,7 @@ class Lines:
             stride //= span
             columns.append((entry // stride) % span + low)
         axes = torch.stack(columns, dim=-1)
-        return Offsets(torch.where(kind[:, None] == Kind.TOKENS, axes, 0), kind, layout.low, high)
+        return Offsets(torch.where(kind[:, None] == int(Kind.TOKENS), axes, 0), kind, layout.low, high)
 
     def narrow(self, queries: slice, keys: slice) -> Lines:
         """The lines of some consecutive queries and keys; they read the same `values`."""
@@ -178,13 +196,11 @@ class Lines:
 
 
 def _narrow(line: Tensor, ramp: Ramp | None, part: slice) -> tuple[Tensor, Ramp | None]:
-    start, stop, step = part.indices(line.shape[-1])
-    if step != 1 or stop <= start:
-        fail("a slice of consecutive tokens, at least one", str(part), "Use slice(start, stop) inside the length.")
-    if (start, stop) == (0, line.shape[-1]):
+    count = line.shape[-1]
+    span = consecutive(part, count)
+    if span is None or span == (0, count):
         return line, ramp
-    narrowed = Ramp(0, (stop - start,), ramp.strides, ramp.start + start) if ramp and ramp.is_affine else None
-    return line[..., start:stop], narrowed
+    return line[..., slice(*span)], None if ramp is None else ramp.narrow(*span)
 
 
 def _ramp(coordinates: Coordinates, strides: tuple[int, ...]) -> Ramp | None:

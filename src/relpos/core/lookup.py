@@ -33,6 +33,8 @@ def ordered_segment_sum(
 
 
 class _Lookup(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(table: Tensor, index: Tensor) -> Tensor:
         return table[index]
@@ -53,6 +55,8 @@ class _Lookup(torch.autograd.Function):
 
 class _SegmentSum(torch.autograd.Function):
     """The backward of a lookup, and itself differentiable: the gradient of a segment sum is a lookup."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(values: Tensor, index: Tensor, rows: int) -> Tensor:

@@ -22,13 +22,13 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from relpos.core.checks import fail, require_int, require_tensor, shape_of
-from relpos.core.tree import register, static
+from relpos.core.checks import consecutive, fail, require_int, require_tensor, shape_of
+from relpos.core.tree import Movable, register, static
 
 
 @register
-@dataclass(frozen=True)
-class Blocks:
+@dataclass(frozen=True, eq=False)
+class Blocks(Movable):
     """A block layout: query block `i // size` may see key block `j // size` where `layout` is True.
 
     Attributes:
@@ -57,6 +57,17 @@ class Blocks:
         wide = self.layout.repeat_interleave(self.size, dim=1).repeat_interleave(self.size, dim=2)
         return wide[:, :queries, :keys]
 
+    def narrow(self, queries: slice, keys: slice) -> Blocks:
+        """The layout of some consecutive queries and keys, each cut at the beginning of a block."""
+        cuts = []
+        for side, part in (("queries", queries), ("keys", keys)):
+            start = part.start or 0
+            if start < 0 or start % self.size or (part.stop is not None and part.stop < 0):
+                wanted = f"{side} that begin at the border of a block of {self.size}"
+                fail(wanted, str(part), "Cut at a multiple of the size.")
+            cuts.append(slice(start // self.size, None if part.stop is None else -(-part.stop // self.size)))
+        return replace(self, layout=self.layout[:, cuts[0], cuts[1]])
+
 
 def _rows(x: Tensor | None) -> Tensor | None:
     """`[N]` and `[B, N]` both as `[1 or B, N]`."""
@@ -64,8 +75,8 @@ def _rows(x: Tensor | None) -> Tensor | None:
 
 
 @register
-@dataclass(frozen=True)
-class Mask:
+@dataclass(frozen=True, eq=False)
+class Mask(Movable):
     """Allowed pairs as O(N) structure; see the file's head. All per-token tensors are `[N]` or `[B, N]` (keys: M).
 
     Attributes:
@@ -216,6 +227,44 @@ class Mask:
                     "Say where the queries stand among the keys, for a cache "
                     "Mask.causal(torch.arange(keys - queries, keys), torch.arange(keys)).",
                 )
+
+    def narrow(self, queries: slice, keys: slice, device: torch.device | None = None) -> Mask:
+        """The same mask for some consecutive queries and keys: one step of decoding, a block, a shard.
+
+        Args:
+            queries, keys: slices; with start and stop where the order is the index and no tensor of that side tells how
+                many tokens there are.
+            device: where an order lives that was the index and becomes explicit; default the mask's own tensors'.
+
+        Raises:
+            ValueError: a slice with a step, or empty; no stop where one is needed; blocks that are cut in two.
+        """
+        cut: dict[str, Any] = {}
+        spans: list[tuple[int, int] | None] = []
+        for part, own in ((queries, self._tensors(of_keys=False)), (keys, self._tensors(of_keys=True))):
+            spans.append(consecutive(part, next((x.shape[-1] for x in own.values()), None)))
+            cut |= {name: x[..., part] for name, x in own.items()}
+        if device is None:
+            device = next((x.device for x in cut.values()), None)
+        if self.blocks is not None:
+            known = (part if span is None else slice(*span) for part, span in zip((queries, keys), spans, strict=True))
+            cut["blocks"] = self.blocks.narrow(*known)
+        bounded = self.left is not None or self.right is not None
+        absolute = any(x is not None for x in (self.low, self.high, self.query_order, self.key_order))
+        if absolute or spans[0] is None or spans[0] != spans[1]:  # on the diagonal, indices are as far apart as before
+            sides = (("query_order", queries, spans[0], bounded), ("key_order", keys, spans[1], self.has_interval))
+            for name, part, span, needed in sides:
+                if needed and getattr(self, name) is None:
+                    if span is None:
+                        wanted = "slice(start, stop) for a mask whose order is the index"
+                        fail(wanted, str(part), "It does not know how many tokens there are.")
+                    cut[name] = torch.arange(*span, device=device)
+        return replace(self, **cut)
+
+    def _tensors(self, *, of_keys: bool) -> dict[str, Tensor]:
+        """What there is for each key, or for each query."""
+        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name.startswith("key") == of_keys}
+        return {name: x for name, x in found.items() if isinstance(x, Tensor)}
 
     def interval(
         self, queries: int, device: torch.device | None = None

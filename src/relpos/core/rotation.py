@@ -18,7 +18,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core.checks import fail, require_choice, require_device, require_floating, require_number, shape_of
+from relpos.core.checks import (
+    broadcasts,
+    fail,
+    require_choice,
+    require_device,
+    require_floating,
+    require_number,
+    shape_of,
+)
 from relpos.core.lookup import at_least_float32
 
 RotationLayout = Literal["half", "interleaved"]
@@ -26,7 +34,7 @@ RotationLayout = Literal["half", "interleaved"]
 
 def _fits(angles: Tensor, shape: tuple[int, int, int], most: int) -> bool:
     batch, heads, n = shape
-    fits = angles.shape[0] in (1, batch) and angles.shape[1] in (1, heads)
+    fits = broadcasts(angles.shape[0], batch) and broadcasts(angles.shape[1], heads)
     return fits and angles.shape[2] == n and angles.shape[3] <= most
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from relpos.core.algebra import Single, Term
 from relpos.core.checks import (
+    broadcasts,
     fail,
     require_choice,
     require_device,
@@ -49,7 +50,7 @@ def _require_lines(x: object, name: str) -> None:
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LineBias(Term):
     """Adds `values[h, query_line[i] - key_line[j] + origin]`.
 
@@ -63,6 +64,12 @@ class LineBias(Term):
 
     def __post_init__(self) -> None:
         _heads_first(self.values, "LineBias values", "L")
+        if self.values.dtype not in (torch.float32, torch.float64):
+            fail(
+                "LineBias values in float32 or float64",
+                shape_of(self.values),
+                "Compute them with .float(); half precision cannot tell near biases apart.",
+            )
         _require_lines(self.lines, "LineBias")
         if self.values.shape[1] != self.lines.length:
             fail(
@@ -86,7 +93,7 @@ class LineBias(Term):
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rotation(Single):
     """Turns q and k before the content product: `<rotate(q), rotate(k)>`. At most one.
 
@@ -142,7 +149,7 @@ class Rotation(Single):
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class QueryBias(Term):
     """Adds `u[h]` to the rotated query in the content product only (Transformer-XL's u).
 
@@ -160,7 +167,7 @@ Side = Literal["query", "key", "value"]
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LineVectors(Term):
     """Vectors on the line. With `r = index[query_line[i] - key_line[j] + origin]` and `w = vectors[h, r]`,
 
@@ -209,7 +216,7 @@ class LineVectors(Term):
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AxisVectors(Term):
     """Adds, for each axis a, `<q[i], vectors[a][h, query_line_a[i] - key_line_a[j] + origin_a]>`, q unscaled.
 
@@ -239,30 +246,33 @@ class AxisVectors(Term):
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LowRank(Term):
-    """Adds `<query[h, i], key[h, j]>`, unscaled (TUPE's untied product of positions).
+    """Adds `<query[b, h, i], key[b, h, j]>`, unscaled (TUPE's untied product of positions).
 
     Attributes:
-        query: `[1 or H, N, R]`.
-        key: `[1 or H, M, R]`.
+        query: `[1 or H, N, R]`, or `[1 or B, 1 or H, N, R]` where the elements of a batch differ.
+        key: `[1 or H, M, R]` or `[1 or B, 1 or H, M, R]`.
     """
 
-    query: Float[Tensor, "#H N R"]
-    key: Float[Tensor, "#H M R"]
+    query: Float[Tensor, "*#B #H N R"]
+    key: Float[Tensor, "*#B #H M R"]
 
     def __post_init__(self) -> None:
-        _heads_first(self.query, "LowRank query", "N, R")
-        _heads_first(self.key, "LowRank key", "M, R")
-        if self.query.shape[2] != self.key.shape[2]:
-            fail("LowRank query and key of one rank", f"{self.query.shape[2]} and {self.key.shape[2]}", "Make R equal.")
+        for name, x in (("LowRank query", self.query), ("LowRank key", self.key)):
+            require_tensor(x, name, dims=(3, 4))
+            if not x.is_floating_point():
+                fail(f"{name} to be floating point", shape_of(x), "Convert it with .float().")
+        if self.query.shape[-1] != self.key.shape[-1]:
+            ranks = f"{self.query.shape[-1]} and {self.key.shape[-1]}"
+            fail("LowRank query and key of one rank", ranks, "Make R equal.")
 
     def narrow(self, queries: slice, keys: slice) -> LowRank:
-        return replace(self, query=self.query[:, queries], key=self.key[:, keys])
+        return replace(self, query=self.query[..., queries, :], key=self.key[..., keys, :])
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DenseBias(Term):
     """Adds `bias[b, h, i, j]`: the user's own N x M numbers (pair bias, a published model's dense matrix).
 
@@ -285,7 +295,7 @@ Rule = Callable[..., Float[Tensor, "#B #H n M"]]
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RowRule(Term):
     """Adds a bias that depends on content, computed for a block of query rows at a time (CoPE, FIRE).
 
@@ -319,8 +329,8 @@ class RowRule(Term):
         shifted = slice(rows.start + self.offset, rows.stop + self.offset)
         bias = self.rule(q, k, allowed, shifted, *self.parameters)
         (batch, heads, n, _), m = q.shape, k.shape[2]
-        shapes = [(b, h, n, m) for b in (1, batch) for h in (1, heads)]
-        if not isinstance(bias, Tensor) or tuple(bias.shape) not in shapes:
+        fits = isinstance(bias, Tensor) and bias.dim() == 4 and bias.shape[2] == n and bias.shape[3] == m
+        if not fits or not broadcasts(bias.shape[0], batch) or not broadcasts(bias.shape[1], heads):
             fail(
                 f"a RowRule's rule to return [1 or {batch}, 1 or {heads}, {n}, {m}]",
                 shape_of(bias),
@@ -362,9 +372,11 @@ class Softcap(Single):
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sinks(Single):
     """Adds `exp(logits[h])` to the softmax's denominator: attention that goes nowhere. At most one.
+
+    The log-sum-exp of a row holds it too, so of several shards of the keys one carries the sinks.
 
     Attributes:
         logits: `[H]`.

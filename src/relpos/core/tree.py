@@ -1,15 +1,19 @@
 """Frozen data classes as pytrees: tensors and trees of tensors are children, plain values are structure.
 
 A field declared with `static()` is structure: it is compared, never mapped. All others are children. `to(device)`,
-`torch.func` and `torch.export` then see through terms, lines and masks.
+`torch.func` and `torch.export` see through terms, lines and masks by this.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
+import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from relpos.core.checks import fail, shape_of
 
 T = TypeVar("T")
 
@@ -36,3 +40,21 @@ def register(cls: type[T]) -> type[T]:
 
     pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
     return cls
+
+
+class Movable:
+    """Base of trees that `to` takes to another device."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same with every tensor on `device`. A tensor that is used twice is moved once and stays shared."""
+        if not isinstance(device, torch.device | str):
+            fail("a device", shape_of(device), "Terms, lines and masks keep their dtypes.")
+        moved: dict[Tensor, Tensor] = {}
+
+        def move(x: Tensor) -> Tensor:
+            if x not in moved:
+                moved[x] = x.to(device)
+            return moved[x]
+
+        tree: Self = pytree.tree_map_only(Tensor, move, self)
+        return tree

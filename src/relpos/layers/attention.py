@@ -108,6 +108,13 @@ class MultiHeadAttention(nn.Module):
         require_backend(backend)
         if position is not None and not isinstance(position, Mechanism):
             fail("position to be a mechanism", shape_of(position), "Build it first; terms are passed in the call.")
+        for part in [] if position is None else position.parts():
+            if part.acts_on_tokens and not part.acts_in_attention:
+                fail(
+                    "a mechanism that acts in attention",
+                    f"{type(part).__name__}, which acts on tokens",
+                    "Call its embed() on the tokens before the first layer, and leave it out here.",
+                )
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, dim // num_heads
         self.attn_drop, self.backend = attn_drop, backend
         self.qkv = nn.Linear(dim, (num_heads + 2 * num_kv_heads) * self.head_dim, bias=qkv_bias)
@@ -118,7 +125,7 @@ class MultiHeadAttention(nn.Module):
     def _heads(
         self, x: Float[Tensor, "B N E"]
     ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B G N D"], Float[Tensor, "B G N D"]]:
-        require_tokens(x, self.qkv.in_features, self.qkv.weight.device)
+        require_tokens(x, self.qkv.in_features, self.qkv.weight)
         counts = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
         q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2).split(counts, dim=1)
         return q, k, v

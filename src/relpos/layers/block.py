@@ -61,7 +61,7 @@ class TransformerBlock(nn.Module):
         mask: Mask | None = None,
     ) -> Float[Tensor, "B N E"]:
         """Tokens after the block; arguments as `MultiHeadAttention.forward` takes them."""
-        require_tokens(x, self.norm2.normalized_shape[0], self.norm2.weight.device)
+        require_tokens(x, self.norm2.normalized_shape[0], self.norm2.weight)
         x = x + self.attn(self.norm1(x), position=position, coordinates=coordinates, mask=mask)
         x = x + self.mlp(self.norm2(x))
         return x

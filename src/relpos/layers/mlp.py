@@ -28,7 +28,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden_features, in_features)
 
     def forward(self, x: Float[Tensor, "B N E"]) -> Float[Tensor, "B N E"]:
-        require_tokens(x, self.fc1.in_features, self.fc1.weight.device)
+        require_tokens(x, self.fc1.in_features, self.fc1.weight)
         x = self.drop(self.act(self.fc1(x)))
         x = self.drop(self.fc2(x))
         return x

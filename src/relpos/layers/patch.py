@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Grid
-from relpos.core.checks import fail, require_device, require_int, shape_of
+from relpos.core.checks import fail, require_int, require_like, shape_of
 
 
 def pair(size: int | tuple[int, int], name: str) -> tuple[int, int]:
@@ -68,7 +68,7 @@ class PatchEmbedding(nn.Module):
                 shape_of(images),
                 "Check in_chans, and convert bytes to numbers from 0 to 1.",
             )
-        require_device(images, "images", self.proj.weight.device, "Move the images or the model with .to(device).")
+        require_like(images, "images", self.proj.weight)
         self.grid((images.shape[2], images.shape[3]))
         tokens: Tensor = self.proj(images).flatten(2).transpose(1, 2)
         return tokens

@@ -44,6 +44,8 @@ def count_parameters(model: nn.Module) -> dict[str, Count]:
 
     def walk(module: nn.Module, part: str) -> None:
         match module:
+            case _ if part == "position":
+                pass  # whatever a mechanism holds is position's
             case Mechanism():
                 part = "position"
             case PatchEmbedding():

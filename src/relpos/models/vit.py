@@ -3,8 +3,8 @@
     patches -> prefix tokens in front -> position on tokens -> blocks, position in attention -> norm -> pool -> head
 
 One argument says what position is: a preset's name ("relative_2d"), several joined with "+" ("learned+relative_2d"), a
-function from a `Site` to a mechanism, or None. What acts on tokens is applied once; what acts in attention is one
-table for all layers (`shared_position=True`, computed once a forward) or one a layer.
+function from a `Site` to a mechanism, or None. What acts on tokens is applied once, from the first layer's mechanism;
+what acts in attention is one table for all layers (`shared_position=True`, computed once a forward) or one a layer.
 
 Linear layers start as PyTorch starts them, with a spread of 1/sqrt(3 E): timm's 0.02 at width 768, and enough at small
 widths, where 0.02 is not (docs/log.md).
@@ -25,7 +25,7 @@ from relpos.core.checks import fail, require_choice, require_int, require_probab
 from relpos.layers import PatchEmbedding, TransformerBlock
 from relpos.layers.patch import pair
 from relpos.position import Mechanism, Site, Sum, find
-from relpos.position.mechanism import require_std
+from relpos.position.mechanism import grow_part, require_std
 
 PositionChoice = str | Callable[[Site], Mechanism] | None
 
@@ -118,10 +118,24 @@ class VisionTransformer(nn.Module):
         for one in built:
             if not isinstance(one, Mechanism):
                 fail("position to return a mechanism for a Site", shape_of(one), "Return a relpos.Mechanism.")
-        self.token_position = Sum(part for part in built[0].parts() if part.acts_on_tokens)
-        self.attention_position = nn.ModuleList(
-            Sum(part for part in one.parts() if part.acts_in_attention) for one in built
-        )
+        parts = [part for one in built for part in one.parts()]
+        if len({id(part) for part in parts}) != len(parts):
+            fail("a mechanism of its own for each layer", "one object twice", "Pass shared_position=True to share it.")
+        later = (Sum(part for part in one.parts() if part.acts_in_attention) for one in built[1:])
+        self.positions = nn.ModuleList([Sum([built[0]]), *later])
+
+    def _sums(self) -> list[Sum]:
+        return [position for position in self.positions if isinstance(position, Sum)]
+
+    @property
+    def token_position(self) -> Sum:
+        """The mechanisms that act on tokens."""
+        return Sum(part for part in self._sums()[0].parts() if part.acts_on_tokens)
+
+    @property
+    def attention_position(self) -> list[Sum]:
+        """The mechanisms that act in attention, one sum a layer or one for all."""
+        return [Sum(part for part in position.parts() if part.acts_in_attention) for position in self._sums()]
 
     def _embed(self, images: Float[Tensor, "B C height width"]) -> tuple[Float[Tensor, "B N E"], list[Terms]]:
         """Tokens ready for the first block, and the terms of each layer."""
@@ -129,12 +143,10 @@ class VisionTransformer(nn.Module):
         coordinates = self.patch_embed.grid((images.shape[2], images.shape[3]), self.prefix)
         if self.prefix_tokens is not None:
             x = torch.cat([self.prefix_tokens.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
-        x = self.pos_drop(self.token_position.embed(x, coordinates))
-        terms = [position.terms(coordinates) for position in self._attention_positions()]
+        positions = self._sums()
+        x = self.pos_drop(positions[0].embed(x, coordinates))
+        terms = [position.terms(coordinates) for position in positions]
         return x, terms * len(self.blocks) if self.shared_position else terms
-
-    def _attention_positions(self) -> list[Sum]:
-        return [position for position in self.attention_position if isinstance(position, Sum)]
 
     def forward_features(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N E"]:
         """Normed tokens after the last block, prefix first."""
@@ -165,31 +177,21 @@ class VisionTransformer(nn.Module):
 
     def position_parameters(self) -> list[nn.Parameter]:
         """The parameters that position mechanisms own."""
-        return [*self.token_position.parameters(), *self.attention_position.parameters()]
+        return list(self.positions.parameters())
 
     def growth(self) -> tuple[str, ...]:
-        """The rules by which all its mechanisms go on to another image size; a mechanism that needs none has any.
-
-        "as is" stands for mechanisms that are defined at any size.
-        """
-        parts = [*self.token_position.parts(), *self._attention_positions()[0].parts()]
-        rules = [part.growth for part in parts if part.growth != ("as is",)]
-        if not rules:
-            return ("as is",)
-        return tuple(rule for rule in rules[0] if all(rule in other for other in rules))
+        """The rules by which its mechanisms go on to another image size, as `Sum` has them."""
+        return self._sums()[0].growth
 
     def grow(self, img_size: int | tuple[int, int], rule: str) -> VisionTransformer:
         """A copy for another image size, its mechanisms grown by `rule` (one of `growth()`)."""
         grid = self.patch_embed.grid(pair(img_size, "img_size"), self.prefix)
-
-        def grown(total: Sum) -> Sum:
-            return Sum(part if part.growth == ("as is",) else part.grow(grid, rule) for part in total.parts())
-
         model = copy.deepcopy(self)
         model.patch_embed.grid_size = grid.sizes
         model.patch_embed.num_patches = grid.count - grid.prefix
-        model.token_position = grown(model.token_position)
-        model.attention_position = nn.ModuleList(grown(position) for position in model._attention_positions())
+        first, *later = model._sums()
+        rest = (Sum(grow_part(part, grid, rule) for part in position.parts()) for position in later)
+        model.positions = nn.ModuleList([first.grow(grid, rule), *rest])
         return model
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +23,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Grid, Positions, Sequence, lookup, require_coordinates
-from relpos.core.checks import fail, require_device, require_int, shape_of
-from relpos.position.mechanism import Mechanism, Site, require_std
+from relpos.core.checks import broadcasts, fail, require_device, require_int, shape_of
+from relpos.position.mechanism import Mechanism, Site, require_std, start_table
 from relpos.position.preset import Preset
 
 
@@ -36,13 +36,13 @@ class LearnedPositionEmbedding(Mechanism):
         seq_len: places of a sequence; or
         grid_size: places of a grid, `(rows, columns)` or more axes.
         prefix: tokens before them, each with a vector of its own.
-        init_std: standard deviation of the truncated normal it starts from.
+        init_std: standard deviation of the normal, cut at two of them, that it starts from; 0 for zeros.
 
     Raises:
         ValueError: both or neither of `seq_len` and `grid_size`.
     """
 
-    growth: ClassVar[tuple[str, ...]] = ("interpolated",)
+    growth = ("interpolated",)
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class LearnedPositionEmbedding(Mechanism):
         self.is_grid = grid_size is not None
         self.prefix = prefix
         self.pos_embed = nn.Parameter(torch.empty(1, prefix + math.prod(self.sizes), embed_dim))
-        nn.init.trunc_normal_(self.pos_embed, std=init_std)
+        start_table(self.pos_embed, init_std)
 
     @classmethod
     def from_site(cls, site: Site) -> Self:
@@ -101,7 +101,7 @@ class LearnedPositionEmbedding(Mechanism):
             )
         require_device(x, "tokens", self.pos_embed.device, "Move the tokens or the mechanism with .to(device).")
         vectors = self._vectors(coordinates)
-        if vectors.shape[0] not in (1, x.shape[0]):
+        if not broadcasts(vectors.shape[0], x.shape[0]):
             fail(f"coordinates for a batch of {x.shape[0]}", repr(coordinates), "Give one row, or one an element.")
         return x + vectors.to(x.dtype)
 
@@ -123,7 +123,7 @@ class LearnedPositionEmbedding(Mechanism):
             tokens = places.tokens(self.device)[..., 0].long()
             chosen = lookup(rest[0], tokens if tokens.dim() == 2 else tokens[None])
             return torch.cat([prefix.expand(chosen.shape[0], -1, -1), chosen], dim=1)
-        return torch.cat([prefix, rest[:, low : high + 1]], dim=1)
+        return torch.cat([prefix, rest[:, low : low + places.length]], dim=1)  # of a Sequence: of no places, none
 
     def resize(self, size: int | tuple[int, ...]) -> LearnedPositionEmbedding:
         """A copy for another grid (bicubic, antialiased) or sequence length (linear); prefix vectors are kept.

@@ -57,14 +57,25 @@ def require_std(x: object, name: str = "init_std") -> None:
     require_number(x, name, "of at least 0", "Pass 0.0 to start from zeros.")
 
 
-class Mechanism(nn.Module):
-    """Base of all position mechanisms. On its own it says nothing.
+@torch.no_grad()
+def start_table(table: nn.Parameter, std: float) -> None:
+    """Fill a learned table from a normal of this standard deviation; with zeros for 0.
 
-    Class attributes:
-        growth: names of the rules by which `grow` takes the mechanism to coordinates it was not built for.
+    Cut at 2 as timm and Swin cut (far out for their 0.02), or at two standard deviations where those are more.
     """
+    if std == 0:
+        table.zero_()
+    else:
+        cut = max(2.0, 2 * std)
+        nn.init.trunc_normal_(table, std=std, a=-cut, b=cut)
 
-    growth: ClassVar[tuple[str, ...]] = ()
+
+AS_IS = "as is"
+"""The growth rule of mechanisms that are defined at any coordinates and need nothing."""
+
+
+class Mechanism(nn.Module):
+    """Base of all position mechanisms. On its own it says nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,6 +87,14 @@ class Mechanism(nn.Module):
         here = self._here
         assert isinstance(here, Tensor)
         return here.device
+
+    @property
+    def growth(self) -> tuple[str, ...]:
+        """Names of the rules by which `grow` takes the mechanism to coordinates it was not built for.
+
+        A subclass writes `growth = ("interpolated",)`.
+        """
+        return ()
 
     @classmethod
     def from_site(cls, site: Site) -> Self:
@@ -107,8 +126,9 @@ class Mechanism(nn.Module):
     def grow(self, queries: Coordinates, rule: str) -> Mechanism:
         """A copy for other coordinates by one of the rules in `growth`; this mechanism is left as it is."""
         known = ", ".join(self.growth) or "none at all"
+        names = " + ".join(type(part).__name__ for part in self.parts()) or type(self).__name__
         raise ValueError(
-            f"expected a growth rule of {type(self).__name__} (it has {known}); got {rule!r}. "
+            f"expected a growth rule of {names} (it has {known}); got {rule!r}. "
             "A mechanism without one stays at the coordinates it was built for."
         )
 
@@ -119,14 +139,36 @@ class Mechanism(nn.Module):
 
 
 class Sum(Mechanism):
-    """Several mechanisms together: terms are joined, embeddings applied in order."""
+    """Several mechanisms together: terms are joined, embeddings applied in order.
+
+    It grows by any rule that one of its parts has, provided that all have one: a part without that rule takes its own
+    first. `AS_IS` is left out where some part has another.
+    """
 
     def __init__(self, mechanisms: Iterable[Mechanism]) -> None:
         super().__init__()
-        self.mechanisms = nn.ModuleList(mechanisms)
+        self.mechanisms = nn.ModuleList(part for mechanism in mechanisms for part in mechanism.parts())
 
     def parts(self) -> list[Mechanism]:
         return [part for part in self.mechanisms if isinstance(part, Mechanism)]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its parts."""
+        return next((part.device for part in self.parts()), super().device)
+
+    @property
+    def growth(self) -> tuple[str, ...]:
+        """The rules of all parts, in their order; none where a part has none."""
+        if not all(part.growth for part in self.parts()):
+            return ()
+        rules = dict.fromkeys(rule for part in self.parts() for rule in part.growth)
+        return tuple(rule for rule in rules if rule != AS_IS) or (AS_IS,)
+
+    def grow(self, queries: Coordinates, rule: str) -> Mechanism:
+        if rule not in self.growth:
+            return super().grow(queries, rule)
+        return Sum(grow_part(part, queries, rule) for part in self.parts())
 
     @property
     def acts_on_tokens(self) -> bool:
@@ -148,11 +190,16 @@ class Sum(Mechanism):
         return x
 
 
+def grow_part(part: Mechanism, queries: Coordinates, rule: str) -> Mechanism:
+    """A part of a sum, grown by a rule of the sum: by its own first rule where it does not have that one."""
+    return part.grow(queries, rule if rule in part.growth else part.growth[0])
+
+
 class OffsetBias(Mechanism):
     """A bias that depends on query - key alone: subclasses write `bias`, and `prefix_bias` where they have one."""
 
     axes: ClassVar[int | None] = 1
-    """Axes it understands: 1 sees a grid in raster order; None takes coordinates as they come."""
+    """Axes it understands, others raise: 1 sees a grid in raster order; None takes coordinates as they come."""
 
     @abstractmethod
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
@@ -169,6 +216,10 @@ class OffsetBias(Mechanism):
             require_coordinates(keys, "keys")
         if self.axes == 1:
             queries, keys = queries.raster(), None if keys is None else keys.raster()
+        for side, coordinates in (("queries", queries), ("keys", keys)):
+            if self.axes is not None and coordinates is not None and coordinates.axes != self.axes:
+                wanted = f"{side} with {self.axes} axes for {type(self).__name__}"
+                fail(wanted, repr(coordinates), "Give coordinates with as many axes, or use another mechanism.")
         line = lines(queries, keys, device=self.device)
         offsets = line.offsets()
         with torch.autocast(self.device.type, enabled=False):  # values are computed in float32, also there
@@ -183,7 +234,7 @@ class OffsetBias(Mechanism):
                 own = self.prefix_bias()
                 three = values.new_zeros(values.shape[0], 3) if own is None else own
                 by_kind = torch.cat([values.new_zeros(values.shape[0], 1), three], dim=1)
-                values = torch.where(offsets.kind == Kind.TOKENS, values, spread(by_kind, offsets))
+                values = torch.where(offsets.kind == int(Kind.TOKENS), values, spread(by_kind, offsets))
         return Terms(LineBias(at_least_float32(values), line))
 
 

@@ -8,24 +8,24 @@ Information").
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Self
 
 from relpos.core import Coordinates
-from relpos.position.mechanism import Mechanism, Site
+from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
 
 
 class NoPosition(Mechanism):
     """Says nothing to attention and adds nothing to tokens."""
 
-    growth: ClassVar[tuple[str, ...]] = ("as is",)
+    growth = (AS_IS,)
 
     @classmethod
     def from_site(cls, site: Site) -> Self:
         return cls()
 
     def grow(self, queries: Coordinates, rule: str) -> Mechanism:
-        return self if rule == "as is" else super().grow(queries, rule)
+        return self if rule == AS_IS else super().grow(queries, rule)
 
 
 PRESETS = [

@@ -37,7 +37,7 @@ from relpos.core import (
     require_coordinates,
 )
 from relpos.core.checks import fail, require_choice, require_int, shape_of
-from relpos.position.mechanism import Mechanism, OffsetBias, Site, require_std
+from relpos.position.mechanism import Mechanism, OffsetBias, Site, require_std, start_table
 from relpos.position.preset import Preset
 
 
@@ -59,6 +59,12 @@ def _require_window(window_size: object) -> None:
         require_int(size, "each size of window_size", at_least=1)
 
 
+def _covering(queries: Coordinates, keys: Coordinates) -> tuple[int, ...]:
+    """The smallest size along each axis whose offsets, -(size - 1) to size - 1, hold every query - key."""
+    sides = zip(queries.low, queries.high, keys.low, keys.high, strict=True)
+    return tuple(max(qh - kl, kh - ql) + 1 for ql, qh, kl, kh in sides)
+
+
 class RelativePositionBias(OffsetBias):
     """A learned bias an offset and head, in one or two dimensions.
 
@@ -67,7 +73,7 @@ class RelativePositionBias(OffsetBias):
         window_size: (rows, columns) of the grid, for `bias_type="2d"`.
         seq_len: length of the sequence, for `bias_type="1d"`.
         bias_type: "1d" or "2d"; where left out, whichever size was given.
-        init_std: standard deviation of the truncated normal the table starts from.
+        init_std: standard deviation of the normal, cut at two of them, that the table starts from; 0 for zeros.
         prefix: tokens before the grid or sequence (class token, registers); above 0 the table has BEiT's three
             more rows.
         beyond: what an offset beyond the table does: "raise" or "clip" (read the border).
@@ -79,7 +85,7 @@ class RelativePositionBias(OffsetBias):
         ValueError: sizes that do not go with `bias_type`.
     """
 
-    growth: ClassVar[tuple[str, ...]] = ("interpolated", "clipped")
+    growth = ("interpolated", "clipped")
     axes: ClassVar[int | None] = None
 
     def __init__(
@@ -120,17 +126,20 @@ class RelativePositionBias(OffsetBias):
         self.sizes = Grid(*(window_size or (seq_len,))).sizes
         rows = math.prod(self.table_sizes) + (3 if prefix else 0)
         self.relative_position_bias_table = nn.Parameter(torch.empty(rows, num_heads))
-        nn.init.trunc_normal_(self.relative_position_bias_table, std=init_std)
+        start_table(self.relative_position_bias_table, init_std)
 
     @classmethod
     def from_site(cls, site: Site, bias_type: Literal["1d", "2d"] = "2d") -> Self:
-        prefix, std = site.queries.prefix, site.init_std
+        queries, keys = site.queries, site.queries if site.keys is None else site.keys
+        prefix, std = max(queries.prefix, keys.prefix), site.init_std
         if bias_type == "1d":
-            length = site.queries.count - prefix
+            (length,) = _covering(queries.raster(), keys.raster())
             return cls(site.num_heads, seq_len=length, bias_type="1d", init_std=std, prefix=prefix)
-        if not isinstance(site.queries, Grid) or site.queries.axes != 2:
-            fail("a grid of rows and columns for a 2-D bias", repr(site.queries), "Use relative_1d on a sequence.")
-        rows, columns = site.queries.sizes
+        if not isinstance(queries, Grid) or queries.axes != 2:
+            fail("a grid of rows and columns for a 2-D bias", repr(queries), "Use relative_1d on a sequence.")
+        if keys.axes != 2:
+            fail("keys with rows and columns for a 2-D bias", repr(keys), "Use relative_1d on a sequence.")
+        rows, columns = _covering(queries, keys)
         return cls(site.num_heads, window_size=(rows, columns), bias_type="2d", init_std=std, prefix=prefix)
 
     @property
@@ -264,7 +273,7 @@ PRESETS = [
         title="Relative bias, 2-D",
         build=lambda site: RelativePositionBias.from_site(site, "2d"),
         summary="Each head learns one number for every (row, column) offset between two patches, added to the score. "
-        "The same offset means the same everywhere, so a shifted image is read as well as a centred one.",
+        "The same offset means the same everywhere, so what it learned in one place it can use in another.",
         source="Liu et al. 2021 (Swin), section 3.2; Bao et al. 2022 (BEiT) for prefix tokens",
         token_axes=(2,),
     ),

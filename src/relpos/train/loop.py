@@ -52,7 +52,7 @@ def rate_at(step: int, recipe: Recipe) -> float:
 
 
 def parameter_groups(model: VisionTransformer, recipe: Recipe) -> list[dict[str, object]]:
-    """Weights of layers with decay, biases, norms and prefix tokens without, position's own without and at their own rate.
+    """Layers' weights with decay; biases, norms and prefix tokens without; position's without, at its own rate.
 
     Each group has a `multiplier` on the learning rate.
     """

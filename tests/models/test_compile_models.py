@@ -1,0 +1,20 @@
+"""A model of every mechanism compiles whole, and compiled gives what eager gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from compile_models import CASES
+
+SCRIPT = Path(__file__).with_name("compile_models.py")
+
+
+@pytest.mark.slow
+def test_models_compile() -> None:
+    """In a process of its own, without the shape checks."""
+    result = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=900, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("ok ") == len(CASES) + 1
