@@ -3,8 +3,7 @@
     python recipes/digits_search.py            about half an hour on two cores; writes recipes/digits_search.json
 
 Every setting is trained with three mechanisms (none, learned, relative_2d) and two seeds. The score is the mean over
-the
-three mechanisms of validation accuracy at the trained places: a recipe must serve them all, and no mechanism's
+the three mechanisms of validation accuracy at the trained places: a recipe must serve them all, and no mechanism's
 robustness takes part in the choice. Test images are never loaded into a model here.
 """
 

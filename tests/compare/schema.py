@@ -16,7 +16,8 @@ PROBE = {"id", "group", "label", "variant", "x", "image_size", "trials", "descri
 MECHANISM = {"name", "title", "summary", "source", "growth"}
 RECORD = {
     "id", "position", "seed", "position_learning_rate_multiplier", "variant", "parameters", "curve",
-    "validation_accuracy", "train_seconds", "threads", "peak_memory_mib", "settings", "environment", "metrics", "learned", "attention",
+    "validation_accuracy", "train_seconds", "threads", "peak_memory_mib", "settings", "environment", "metrics",
+    "learned", "attention",
 }  # fmt: skip
 COST = {"position", "tokens", "batch_size", "depth", "threads", "step_ms", "ratio", "peak_memory_mib", "backend"}
 

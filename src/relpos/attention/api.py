@@ -6,7 +6,6 @@ that has everything the call needs, and `explain` says which that is and why the
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from relpos.attention import reference, sdpa
 from relpos.attention.call import Call, Position, prepare
 from relpos.core import Coordinates, Mask
-from relpos.core.checks import fail, shape_of
+from relpos.core.checks import require_name
 
 _ORDER: tuple[ModuleType, ...] = (sdpa, reference)
 _ENGINES: dict[str, ModuleType] = {engine.NAME: engine for engine in _ORDER}
@@ -48,11 +47,7 @@ class Explanation:
 
 def require_backend(backend: object) -> None:
     """Raise unless `backend` is "auto" or an engine's name."""
-    names = ["auto", *_ENGINES]
-    if not isinstance(backend, str) or backend not in names:
-        near = difflib.get_close_matches(str(backend), names, n=1)
-        remedy = f"Did you mean {near[0]!r}?" if near else "relpos.backends() says what each is for."
-        fail(f"a backend among {', '.join(names)}", shape_of(backend), remedy)
+    require_name(backend, ["auto", *_ENGINES], "a backend")
 
 
 def _choose(call: Call, backend: str) -> Explanation:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable
 from typing import Literal, NoReturn
 
 import torch
@@ -66,6 +68,16 @@ def require_choice(x: object, name: str, choices: tuple[str, ...]) -> None:
     if x not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         fail(f"{name} to be one of {listed}", shape_of(x), f"Choose one of them for {name}.")
+
+
+def require_name(name: object, known: Iterable[str], what: str) -> None:
+    """Raise unless `name` is one of the known ones; the message offers the nearest. `what` has its article."""
+    names = list(known)
+    if not isinstance(name, str) or name not in names:
+        came = repr(name) if isinstance(name, str) else shape_of(name)
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5) if isinstance(name, str) else []
+        remedy = f"Did you mean {near[0]!r}?" if near else "Choose one of them."
+        fail(f"{what} among {', '.join(names)}", came, remedy)
 
 
 def require_probability(x: object, name: str) -> None:

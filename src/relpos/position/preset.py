@@ -7,14 +7,13 @@ alike.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from relpos.core.checks import fail
+from relpos.core.checks import require_name
 
 if TYPE_CHECKING:
     from relpos.position.mechanism import Mechanism, Site
@@ -77,8 +76,5 @@ def find(name: str) -> Preset:
             source="; ".join(part.source for part in parts),
             token_axes=tuple(sorted(set.intersection(*(set(part.token_axes) for part in parts)))),
         )
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        remedy = f"Did you mean {near[0]!r}?" if near else "relpos list positions says what each is."
-        fail(f"a position among {', '.join(known)}", repr(name), remedy)
+    require_name(name, known, "a position")
     return known[name]
