@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
-from relpos.core.checks import fail
+from relpos.core.checks import require_name
 from relpos.data.digits import Digits
 from relpos.data.task import Probe, Split, Task
 
@@ -17,10 +15,7 @@ def find_task(name: str) -> Task:
     Raises:
         ValueError: no such name; the message offers the nearest.
     """
-    if name not in TASKS:
-        near = difflib.get_close_matches(name, TASKS, n=1, cutoff=0.5)
-        remedy = f"Did you mean {near[0]!r}?" if near else "relpos list tasks says what each is."
-        fail(f"a task among {', '.join(TASKS)}", repr(name), remedy)
+    require_name(name, TASKS, "a task")
     return TASKS[name]()
 
 
