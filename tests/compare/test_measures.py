@@ -72,11 +72,11 @@ def build(position: PositionChoice, **changes: Any) -> VisionTransformer:
         ("none", ["as is"]),
         ("learned", ["interpolated"]),
         ("relative_2d", ["interpolated", "clipped"]),
-        ("learned+relative_2d", ["interpolated"]),
+        ("learned+relative_2d", ["interpolated", "clipped"]),
         ("none+relative_2d", ["interpolated", "clipped"]),
     ],
 )
-def test_every_probe_by_every_rule_the_mechanisms_share(position: str, rules: list[str]) -> None:
+def test_every_probe_by_every_rule_the_mechanisms_have(position: str, rules: list[str]) -> None:
     found = metrics(build(position), Few(), CPU)
     expected: list[tuple[str, str | None]] = []
     for probe in Few().probes:

@@ -40,7 +40,7 @@ def test_positions_keep_their_order_and_come_once() -> None:
 def test_sums_are_positions() -> None:
     settings = make(positions=("learned+relative_2d",))
     assert settings.positions == ("learned+relative_2d",)
-    assert describe_mechanism("learned+relative_2d", settings)["growth"] == ["interpolated"]
+    assert describe_mechanism("learned+relative_2d", settings)["growth"] == ["interpolated", "clipped"]
 
 
 def test_quick_is_short_unless_steps_say_otherwise() -> None:

@@ -104,7 +104,7 @@ def test_no_empty_groups() -> None:
 
 
 def test_the_multiplier_is_used() -> None:
-    name = "attention_position.0.mechanisms.0.relative_position_bias_table"
+    name = "positions.0.mechanisms.0.relative_position_bias_table"
     start = weights(untrained())
     still = weights(run(recipe=replace(TINY, position_learning_rate_multiplier=0.0))[0])
     moved = weights(run(recipe=replace(TINY, position_learning_rate_multiplier=1.0))[0])
@@ -186,7 +186,7 @@ def test_weights_decay_and_vectors_do_not() -> None:
     start, end = weights(untrained(recipe=recipe)), weights(run(recipe=recipe)[0])
     shrunk = math.prod(1 - rate_at(step, recipe) for step in range(recipe.steps))
     torch.testing.assert_close(end["head.weight"], start["head.weight"] * shrunk, rtol=1e-3, atol=1e-4)
-    for name in ("head.bias", "norm.weight", "attention_position.0.mechanisms.0.relative_position_bias_table"):
+    for name in ("head.bias", "norm.weight", "positions.0.mechanisms.0.relative_position_bias_table"):
         torch.testing.assert_close(end[name], start[name], rtol=1e-3, atol=1e-3)
 
 

@@ -44,7 +44,8 @@ class VisionTransformer(nn.Module):
             the blocks, and of attention weights.
         position: absolute and relative positions, each on or off: a preset name, names joined with "+", a function from
             a `Site`, or None.
-        shared_position: one table for all layers, or one a layer.
+        shared_position: one table for all layers, or one a layer. A mechanism that acts on tokens and in attention is
+            then built for each layer too, and only the first layer's acts on tokens.
         position_init_std: standard deviation that learned positions start from.
         backend: an engine's name, or "auto".
     """

@@ -36,7 +36,7 @@ class LearnedPositionEmbedding(Mechanism):
         seq_len: places of a sequence; or
         grid_size: places of a grid, `(rows, columns)` or more axes.
         prefix: tokens before them, each with a vector of its own.
-        init_std: standard deviation of the normal, cut at two of them, that it starts from; 0 for zeros.
+        init_std: standard deviation of the truncated normal it starts from; 0 for zeros.
 
     Raises:
         ValueError: both or neither of `seq_len` and `grid_size`.

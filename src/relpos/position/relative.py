@@ -73,7 +73,7 @@ class RelativePositionBias(OffsetBias):
         window_size: (rows, columns) of the grid, for `bias_type="2d"`.
         seq_len: length of the sequence, for `bias_type="1d"`.
         bias_type: "1d" or "2d"; where left out, whichever size was given.
-        init_std: standard deviation of the normal, cut at two of them, that the table starts from; 0 for zeros.
+        init_std: standard deviation of the truncated normal the table starts from; 0 for zeros.
         prefix: tokens before the grid or sequence (class token, registers); above 0 the table has BEiT's three
             more rows.
         beyond: what an offset beyond the table does: "raise" or "clip" (read the border).
