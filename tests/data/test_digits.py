@@ -228,3 +228,9 @@ def test_tasks_are_found_by_name() -> None:
     assert set(TASKS) == {"digits"}
     with pytest.raises(ValueError, match="Did you mean 'digits'"):
         find_task("digit")
+
+
+@pytest.mark.parametrize("size", [0, 1258])
+def test_a_batch_larger_than_the_data_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match="expected a batch size from 1 to 1257; got"):
+        next(Digits().batches(size, seed=0))

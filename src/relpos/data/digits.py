@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from relpos.core.checks import fail
 from relpos.data.task import Probe, Split, Task
 
 _DIGIT = 8
@@ -99,6 +100,8 @@ class Digits(Task):
         self, batch_size: int, seed: int
     ) -> Iterator[tuple[Float[Tensor, "B C height width"], Int[Tensor, " B"]]]:
         digits, labels = self._splits["train"]
+        if not 1 <= batch_size <= len(labels):  # no whole batch would ever come
+            fail(f"a batch size from 1 to {len(labels)}", str(batch_size), "There are no more training images.")
         middle = (_CANVAS - _DIGIT) // 2
         everywhere = self._standardise(torch.stack([_place(digits, _CANVAS, *offset) for offset in _cell(middle)]))
         generator = torch.Generator().manual_seed(seed)
