@@ -34,12 +34,17 @@ from relpos.core import (
 from relpos.layers import Mlp, MultiHeadAttention, PatchEmbedding, ScaledDotProductAttention, TransformerBlock
 from relpos.models import VisionTransformer, count_parameters
 from relpos.position import (
+    ALiBi,
     LearnedPositionEmbedding,
     Mechanism,
     NoPosition,
     OffsetBias,
     RelativePositionBias,
+    RotaryEmbedding,
+    SinusoidalPositionEmbedding,
     Site,
+    T5Bias,
+    alibi_slopes,
     get_relative_position_index_1d,
     get_relative_position_index_2d,
 )
@@ -47,6 +52,7 @@ from relpos.position import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "ALiBi",
     "AxisVectors",
     "Blocks",
     "DenseBias",
@@ -67,17 +73,21 @@ __all__ = [
     "Positions",
     "QueryBias",
     "RelativePositionBias",
+    "RotaryEmbedding",
     "Rotation",
     "RowRule",
     "Scale",
     "ScaledDotProductAttention",
     "Sequence",
     "Sinks",
+    "SinusoidalPositionEmbedding",
     "Site",
     "Softcap",
+    "T5Bias",
     "Terms",
     "TransformerBlock",
     "VisionTransformer",
+    "alibi_slopes",
     "attention",
     "attention_weights",
     "backends",

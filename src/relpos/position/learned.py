@@ -23,8 +23,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Grid, Positions, Sequence, lookup, require_coordinates
-from relpos.core.checks import broadcasts, fail, require_device, require_int, shape_of
-from relpos.position.mechanism import Mechanism, Site, require_std, start_table
+from relpos.core.checks import fail, require_int, shape_of
+from relpos.position.mechanism import Mechanism, Site, add_to_tokens, require_std, start_table
 from relpos.position.preset import Preset
 
 
@@ -91,19 +91,7 @@ class LearnedPositionEmbedding(Mechanism):
         require_coordinates(coordinates, "coordinates")
         if coordinates.prefix != self.prefix:
             fail(f"coordinates with a prefix of {self.prefix}", repr(coordinates), "Build it with prefix=.")
-        wanted = (coordinates.count, self.pos_embed.shape[2])
-        tokens = isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 3
-        if not tokens or tuple(x.shape[1:]) != wanted:
-            fail(
-                f"floating-point tokens of shape [B, {wanted[0]}, {wanted[1]}]",
-                shape_of(x),
-                "Coordinates count the prefix too.",
-            )
-        require_device(x, "tokens", self.pos_embed.device, "Move the tokens or the mechanism with .to(device).")
-        vectors = self._vectors(coordinates)
-        if not broadcasts(vectors.shape[0], x.shape[0]):
-            fail(f"coordinates for a batch of {x.shape[0]}", repr(coordinates), "Give one row, or one an element.")
-        return x + vectors.to(x.dtype)
+        return add_to_tokens(x, self._vectors(coordinates), coordinates)
 
     def _vectors(self, coordinates: Coordinates) -> Float[Tensor, "_ N E"]:
         if self.is_grid and isinstance(coordinates, Grid):

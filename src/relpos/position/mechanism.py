@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Kind, LineBias, Offsets, Terms, at_least_float32, lines, require_coordinates
-from relpos.core.checks import fail, require_int, require_number, shape_of
+from relpos.core.checks import broadcasts, fail, require_device, require_int, require_number, shape_of
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,12 @@ class Mechanism(nn.Module):
         return [self]
 
     def grow(self, queries: Coordinates, rule: str) -> Mechanism:
-        """A copy for other coordinates by one of the rules in `growth`; this mechanism is left as it is."""
+        """A copy for other coordinates by one of the rules in `growth`; this mechanism is left as it is.
+
+        Where the rule is `AS_IS`, the mechanism itself.
+        """
+        if rule == AS_IS and AS_IS in self.growth:
+            return self
         known = ", ".join(self.growth) or "none at all"
         names = " + ".join(type(part).__name__ for part in self.parts()) or type(self).__name__
         raise ValueError(
@@ -136,6 +141,25 @@ class Mechanism(nn.Module):
         if not isinstance(other, Mechanism):
             fail("a mechanism on both sides of +", shape_of(other), "Build the mechanism first.")
         return Sum([*self.parts(), *other.parts()])
+
+
+def add_to_tokens(
+    x: Float[Tensor, "B N E"], vectors: Float[Tensor, "_ N E"], coordinates: Coordinates
+) -> Float[Tensor, "B N E"]:
+    """Tokens plus one vector each, `[1 or B, N, E]`, in the tokens' dtype.
+
+    Raises:
+        ValueError: tokens of another shape, or coordinates for another batch.
+    """
+    wanted = tuple(vectors.shape[1:])
+    tokens = isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 3
+    if not tokens or tuple(x.shape[1:]) != wanted:
+        shape = f"floating-point tokens of shape [B, {wanted[0]}, {wanted[1]}]"
+        fail(shape, shape_of(x), "Coordinates count the prefix too.")
+    require_device(x, "tokens", vectors.device, "Move the tokens or the mechanism with .to(device).")
+    if not broadcasts(vectors.shape[0], x.shape[0]):
+        fail(f"coordinates for a batch of {x.shape[0]}", repr(coordinates), "Give one row, or one an element.")
+    return x + vectors.to(x.dtype)
 
 
 class Sum(Mechanism):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Self
 
-from relpos.core import Coordinates
 from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
 
@@ -23,9 +22,6 @@ class NoPosition(Mechanism):
     @classmethod
     def from_site(cls, site: Site) -> Self:
         return cls()
-
-    def grow(self, queries: Coordinates, rule: str) -> Mechanism:
-        return self if rule == AS_IS else super().grow(queries, rule)
 
 
 PRESETS = [

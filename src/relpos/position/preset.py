@@ -52,6 +52,16 @@ def presets() -> dict[str, Preset]:
     return found
 
 
+def sum_of(*names: str) -> Callable[[Site], Mechanism]:
+    """What builds the sum of several presets."""
+
+    def build(site: Site) -> Mechanism:
+        first, *rest = (find(name).build(site) for name in names)
+        return sum(rest, first)
+
+    return build
+
+
 def find(name: str) -> Preset:
     """The preset of a name, or of several joined with `+`.
 
@@ -59,19 +69,13 @@ def find(name: str) -> Preset:
         ValueError: no such name; the message offers the nearest.
     """
     known = presets()
-    if "+" in name:
-        parts = [find(part) for part in name.split("+")]
-
-        def build(site: Site) -> Mechanism:
-            total = parts[0].build(site)
-            for part in parts[1:]:
-                total = total + part.build(site)
-            return total
-
+    if "+" in name and name not in known:
+        names = name.split("+")
+        parts = [find(part) for part in names]
         return Preset(
             name=name,
             title=" + ".join(part.title for part in parts),
-            build=build,
+            build=sum_of(*names),
             summary="A sum: each part adds what it knows. " + " ".join(part.summary for part in parts),
             source="; ".join(part.source for part in parts),
             token_axes=tuple(sorted(set.intersection(*(set(part.token_axes) for part in parts)))),

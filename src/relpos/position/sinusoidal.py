@@ -1,0 +1,109 @@
+"""Sinusoidal absolute positions: sines and cosines of the place, added to the tokens before the first layer.
+
+    x[n] = x[n] + [sin(place[n] * w[p]), cos(place[n] * w[p])],        w[p] = base ** (-p / P)
+
+A sequence has P = E / 2 frequencies; a grid shares the width out between its axes, P = E / (2 A) each, rows first.
+Prefix tokens have no place and get nothing. No parameters.
+
+Source: Vaswani et al. 2017, section 3.5 (1-D, base 10,000); Chen et al. 2021 (MoCo v3, sine-cosine in 2-D). How sines
+and cosines lie in the width differs between implementations, and weights trained with one do not fit another:
+
+    interleaved   sin, cos, sin, cos, ...              Vaswani et al.
+    half          an axis's sines, then its cosines    MAE; timm with interleave_sin_cos=True
+    grouped       all sines, then all cosines          timm's default, MoCo v3
+
+Not to be confused with rotary positions, which turn queries and keys by the same angles instead of adding to tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.core import Coordinates, require_coordinates
+from relpos.core.checks import fail, require_choice, require_int, require_number
+from relpos.position.angles import angles, frequencies
+from relpos.position.mechanism import AS_IS, Mechanism, Site, add_to_tokens
+from relpos.position.preset import Preset
+
+
+class SinusoidalPositionEmbedding(Mechanism):
+    """Fixed sines and cosines of the place, added to tokens.
+
+    Args:
+        embed_dim: width of a token, E; a multiple of 2 for one axis, of 4 for two.
+        axes: 1 for a sequence (a grid is then read in raster order), 2 for rows and columns.
+        base: the longest wavelength is nearly 2 pi times it.
+        layout: "interleaved", "half" or "grouped"; for one axis the last two are the same.
+
+    Raises:
+        ValueError: a width that cannot be shared out.
+    """
+
+    growth = (AS_IS,)
+
+    def __init__(
+        self,
+        embed_dim: int,
+        *,
+        axes: int = 1,
+        base: float = 10000.0,
+        layout: Literal["interleaved", "half", "grouped"] = "interleaved",
+    ) -> None:
+        super().__init__()
+        require_int(embed_dim, "embed_dim", at_least=1)
+        require_int(axes, "axes", at_least=1)
+        require_number(base, "base", "above 0", "The published one is 10000.")
+        require_choice(layout, "layout", ("interleaved", "half", "grouped"))
+        if embed_dim % (2 * axes):
+            fail(
+                f"embed_dim to be a multiple of {2 * axes}", str(embed_dim), "Every axis has pairs of sine and cosine."
+            )
+        self.embed_dim, self.axes, self.base, self.layout = embed_dim, axes, base, layout
+
+    @classmethod
+    def from_site(cls, site: Site, axes: int = 1) -> Self:
+        return cls(site.embed_dim, axes=axes, layout="interleaved" if axes == 1 else "half")
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, axes={self.axes}, base={self.base}, layout={self.layout!r}"
+
+    def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
+        """Tokens with the sinusoids of their place added."""
+        return add_to_tokens(x, self.vectors(coordinates), coordinates)
+
+    def vectors(self, coordinates: Coordinates) -> Float[Tensor, "_ N E"]:
+        """What is added, in float64, with a batch axis of 1 or B."""
+        require_coordinates(coordinates, "coordinates")
+        places = coordinates.raster() if self.axes == 1 else coordinates
+        if places.axes != self.axes:
+            fail(f"coordinates with {self.axes} axes", repr(coordinates), "Build it with axes= as many.")
+        turned = angles(places, frequencies(self.embed_dim // (2 * self.axes), self.base), self.device)
+        dim = {"interleaved": -1, "half": -2, "grouped": -3}[self.layout]
+        vectors = torch.stack([turned.sin(), turned.cos()], dim=dim).flatten(2)
+        return torch.cat([torch.zeros_like(vectors[:, : places.prefix]), vectors[:, places.prefix :]], dim=1)
+
+
+PRESETS = [
+    Preset(
+        name="sinusoidal_1d",
+        title="Sinusoidal absolute, 1-D",
+        build=SinusoidalPositionEmbedding.from_site,
+        summary="Sines and cosines of a token's number, from fast to slow, are added to it before the first layer; "
+        "nothing is learned. On images the number is the raster order, so the model must find out about rows itself.",
+        source="Vaswani et al. 2017, section 3.5; base 10,000",
+        token_axes=(1, 2),
+    ),
+    Preset(
+        name="sinusoidal_2d",
+        title="Sinusoidal absolute, 2-D",
+        build=lambda site: SinusoidalPositionEmbedding.from_site(site, 2),
+        summary="Half of a token's width gets sines and cosines of its row, half of its column; nothing is learned. "
+        "Defined at any resolution, but a place that training never saw is still a number never seen.",
+        source="Chen et al. 2021 (MoCo v3); base 10,000",
+        token_axes=(2,),
+    ),
+]

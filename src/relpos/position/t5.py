@@ -1,0 +1,130 @@
+"""T5's relative bias: a learned number for each bucket of distances, added to the scores.
+
+    score[h, i, j] += relative_attention_bias[bucket(j - i), h]
+
+T5 writes the offset as key - query; here it is query - key everywhere, and this file converts once. With
+`bidirectional` half the buckets are for keys up to the query and the upper half for keys after it; otherwise all are
+for the past and every later key shares bucket 0 (a causal mask hides it). In its half, of size n, distance d has
+
+    d                                                            for d < n / 2
+    n / 2 + log(d / (n / 2)) / log(max_distance / (n / 2)) * n / 2     rounded down, at most n - 1, beyond
+
+The logarithm is taken in float32 as published, once, for every distance up to `max_distance`: what remains are whole
+numbers, the same on every device and in every dtype.
+
+Source: Raffel et al. 2020, section 2.1; mesh-tensorflow and Hugging Face `T5Attention`. T5 does not scale scores by
+1/sqrt(D): the mechanism says so to attention, unless `scaled=True`. In T5 layer 0 owns the table and later layers share
+it; cross-attention has none.
+
+Not to be confused with DeBERTa's buckets, which round up, or with a plain table (`RelativePositionBias`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from relpos.core import Coordinates, Offsets, Scale, Terms, at_least_float32, lookup
+from relpos.core.checks import fail, require_int, shape_of
+from relpos.position.mechanism import AS_IS, OffsetBias, Site, require_std, start_table
+from relpos.position.preset import Preset
+
+
+def _edges(buckets: int, max_distance: int) -> tuple[int, ...]:
+    """The smallest distance of bucket 1, 2, ... of one half; empty buckets begin where the next one does."""
+    exact = buckets // 2
+    distance = torch.arange(max_distance + 1)
+    ratio = torch.log(distance.float() / exact) / math.log(max_distance / exact)
+    far = (exact + ratio.clamp(min=0) * (buckets - exact)).long().clamp(max=buckets - 1)
+    bucket = torch.where(distance < exact, distance, far)
+    return tuple(torch.searchsorted(bucket, torch.arange(1, buckets)).tolist())
+
+
+class T5Bias(OffsetBias):
+    """A learned bias a bucket of distances and head.
+
+    Args:
+        num_heads: query heads, H.
+        num_buckets: rows of the table.
+        max_distance: where the last bucket begins (about).
+        bidirectional: whether keys after the query have buckets of their own; False in decoders.
+        scaled: False for T5's own scale of 1; True for 1/sqrt(D), as other mechanisms have it.
+        init_std: standard deviation that the table starts from; 0 for zeros.
+
+    Attributes:
+        relative_attention_bias: `[num_buckets, num_heads]`, the weight of T5's embedding of that name.
+
+    Raises:
+        ValueError: too few buckets, or a `max_distance` within those that stand for one distance each.
+    """
+
+    growth = (AS_IS,)
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = True,
+        scaled: bool = False,
+        init_std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        require_int(num_heads, "num_heads", at_least=1)
+        for name, flag in (("bidirectional", bidirectional), ("scaled", scaled)):
+            if not isinstance(flag, bool):
+                fail(f"{name} to be True or False", shape_of(flag), "Pass one of them.")
+        require_int(num_buckets, "num_buckets", at_least=4 if bidirectional else 2)
+        if num_buckets % (4 if bidirectional else 2):
+            wanted = "4 (two halves, each half exact)" if bidirectional else "2"
+            fail(f"num_buckets to be a multiple of {wanted}", str(num_buckets), "T5 has 32.")
+        half = num_buckets // 2 if bidirectional else num_buckets
+        require_int(max_distance, "max_distance", at_least=half // 2 + 1)
+        require_std(init_std)
+        self.bidirectional, self.scaled, self.max_distance = bidirectional, scaled, max_distance
+        self.relative_attention_bias = nn.Parameter(torch.empty(num_buckets, num_heads))
+        self._edges = _edges(half, max_distance)
+        start_table(self.relative_attention_bias, init_std)
+
+    @classmethod
+    def from_site(cls, site: Site) -> Self:
+        return cls(site.num_heads, bidirectional=not site.causal, scaled=True, init_std=site.init_std)
+
+    def extra_repr(self) -> str:
+        buckets, heads = self.relative_attention_bias.shape
+        return (
+            f"{heads}, num_buckets={buckets}, max_distance={self.max_distance}, "
+            f"bidirectional={self.bidirectional}, scaled={self.scaled}"
+        )
+
+    def bucket(self, offsets: Int[Tensor, "*L"]) -> Int[Tensor, "*L"]:
+        """The row of the table that each offset (query - key) reads."""
+        edges = torch.tensor(self._edges, device=offsets.device)
+        distance = offsets.abs() if self.bidirectional else offsets.clamp(min=0)
+        bucket = torch.bucketize(distance, edges, right=True)
+        return bucket + (offsets < 0) * (len(self._edges) + 1) if self.bidirectional else bucket
+
+    def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
+        return lookup(at_least_float32(self.relative_attention_bias), self.bucket(offsets.axes[:, 0])).T
+
+    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        terms = super().terms(queries, keys)
+        return terms if self.scaled else terms + Scale(1.0)
+
+
+PRESETS = [
+    Preset(
+        name="t5",
+        title="T5 bias",
+        build=T5Bias.from_site,
+        summary="Each head learns one number for every bucket of distances: near ones have their own, far ones share. "
+        "Here with the usual scale of 1/sqrt(D) instead of T5's 1; on images the distance runs along the raster order.",
+        source="Raffel et al. 2020, section 2.1; 32 buckets up to 128",
+        token_axes=(1, 2),
+    )
+]
