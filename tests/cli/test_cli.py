@@ -24,10 +24,10 @@ Captured = pytest.CaptureFixture[str]
 
 USER_ERRORS: list[tuple[str, str]] = [
     # what is typed, what the line says
-    ("", r"expected one of compare, train, list; got none\. See relpos --help"),
-    ("compar", r"expected one of compare, train, list; got 'compar'\. Did you mean 'compare'\?"),
-    ("frobnicate", r"expected one of compare, train, list; got 'frobnicate'\. See relpos --help"),
-    ("--version", r"expected one of compare, train, list; got '--version'"),
+    ("", r"expected one of compare, train, show, list; got none\. See relpos --help"),
+    ("compar", r"expected one of compare, train, show, list; got 'compar'\. Did you mean 'compare'\?"),
+    ("frobnicate", r"expected one of compare, train, show, list; got 'frobnicate'\. See relpos --help"),
+    ("--version", r"expected one of compare, train, show, list; got '--version'"),
     ("list", r"expected a value for kind; got none\. See relpos list --help"),
     ("list position", r"expected one of positions, tasks, backends; got 'position'\. Did you mean 'positions'\?"),
     ("list xyz", r"expected one of positions, tasks, backends; got 'xyz'\. Write relpos list positions"),
@@ -36,7 +36,10 @@ USER_ERRORS: list[tuple[str, str]] = [
     ("train --out OUT", r"expected a value for position; got none"),
     ("train --position relativ_2d --out OUT", r"among .*; got 'relativ_2d'\. Did you mean 'relative_2d'\?"),
     ("train --position none+lerned --out OUT", r"got 'lerned'\. Did you mean 'learned'\?"),
-    ("train --position none --out OUT --task digit", r"a task among digits; got 'digit'\. Did you mean 'digits'\?"),
+    (
+        "train --position none --out OUT --task digit",
+        r"a task among digits, images; got 'digit'\. Did you mean 'digits'\?",
+    ),
     ("train --position none --out OUT --stepz 3", r"got '--stepz 3'\. Did you mean '--steps'\?"),
     ("train --position none --out OUT --steps x", r"expected a whole number for --steps; got 'x'\."),
     ("train --position none --out OUT --steps 2.5", r"expected a whole number for --steps; got '2\.5'\."),
@@ -53,7 +56,7 @@ USER_ERRORS: list[tuple[str, str]] = [
     ("compare --positions relativ_2d", r"among .*; got 'relativ_2d'\. Did you mean 'relative_2d'\?"),
     ("compare --positions ,", r"expected at least one position; got none\. Name some"),
     ("compare --positions", r"argument --positions: expected one argument\. See relpos compare --help"),
-    ("compare --task digit", r"expected a task among digits; got 'digit'\. Did you mean 'digits'\?"),
+    ("compare --task digit", r"expected a task among digits, images; got 'digit'\. Did you mean 'digits'\?"),
     ("compare --seeds 0", r"seeds to be an integer of at least 1; got int 0"),
     ("compare --seeds x", r"expected a whole number for --seeds; got 'x'"),
     ("compare --quick yes", r"expected options of relpos compare; got 'yes'"),
@@ -101,7 +104,7 @@ def test_the_process_exits_with_that_code_and_line() -> None:
 
 @pytest.mark.parametrize("typed", ["compare --debug --task digit", "--debug compare --task digit"])
 def test_debug_shows_where_a_users_error_was_found(typed: str) -> None:
-    with pytest.raises(ValueError, match="expected a task among digits") as caught:
+    with pytest.raises(ValueError, match="expected a task among digits, images") as caught:
         main(typed.split())
     assert any("find_task" in str(entry) for entry in caught.traceback)
 
@@ -177,7 +180,7 @@ def test_list_positions(capsys: Captured) -> None:
     printed = capsys.readouterr()
     words = " ".join(printed.out.split())
     for name, preset in presets().items():
-        assert re.search(rf"^{name} ", printed.out, flags=re.MULTILINE)
+        assert re.search(rf"^{re.escape(name)} ", printed.out, flags=re.MULTILINE)
         assert preset.title in words
     assert printed.err == ""
 

@@ -12,6 +12,7 @@ from typing import NoReturn
 VERBS = {
     "compare": "train the same model with each position mechanism and show what each is good for",
     "train": "train one model and save its weights",
+    "show": "draw a position mechanism, or what a trained model's position learned",
     "list": "list positions, tasks or backends",
 }
 

@@ -1,0 +1,233 @@
+"""`relpos show`: draw what a position mechanism says, without training, or what a trained model's says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser, Namespace
+
+    from relpos.cli.portrait import View
+    from relpos.core import Grid, Sequence
+    from relpos.position import Preset
+    from relpos.report.plots.show import Strip
+
+HEADS, HEAD_DIM, SEED, LENGTH, GRID = 4, 16, 0, 16, (8, 8)
+TOKENS_AT_MOST = 4096
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("position", type=str, nargs="?", help="a mechanism, or a sum a+b (relpos list positions)")
+    parser.add_argument(
+        "--weights", type=str | None, default=None, help="instead: a folder that relpos train wrote, or its weights"
+    )
+    parser.add_argument("--length", type=int | None, default=None, help=f"tokens of a sequence. Default: {LENGTH}")
+    parser.add_argument(
+        "--grid", type=str | None, default=None, help="rows x columns of patches, such as 8x8, instead of a sequence"
+    )
+    parser.add_argument("--heads", type=int | None, default=None, help=f"attention heads. Default: {HEADS}")
+    parser.add_argument(
+        "--head-dim", dest="head_dim", type=int | None, default=None, help=f"width of a head. Default: {HEAD_DIM}"
+    )
+    parser.add_argument("--query", type=int | None, default=None, help="draw one query and every key")
+    parser.add_argument("--seed", type=int | None, default=None, help=f"of tables that start random. Default: {SEED}")
+    parser.add_argument(
+        "--out", type=str | None, default=None, help="file to write: png, svg or pdf. Default: show-NAME.png"
+    )
+
+
+def run(arguments: Namespace) -> None:
+    """Carry the verb out."""
+    from rich.console import Console
+
+    from relpos.core.checks import fail
+    from relpos.report.plots.show import picture, save_picture
+
+    if (arguments.position is None) == (arguments.weights is None):
+        came = "neither" if arguments.position is None else f"{arguments.position!r} and --weights"
+        fail("a position or --weights FILE", came, "Write relpos show relative_2d, or relpos show --weights FOLDER.")
+    if arguments.weights is None:
+        name, title, note, view, strips = _untrained(arguments)
+    else:
+        name, title, note, view, strips = _trained(arguments)
+    out = _free_file(Path(f"show-{name}.png" if arguments.out is None else arguments.out))
+    save_picture(picture(title, note, strips), out)
+    what = f"{name}, {_tokens_in_words(view.tokens)}" + ("" if view.query is None else f", {view.chosen_name}")
+    Console().print(f"Drew {what}: {out}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _untrained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
+    """Name, title, note, view and strips of a mechanism by name."""
+    import torch
+
+    from relpos.cli.portrait import HEADS_AT_MOST, View, strips
+    from relpos.core.checks import require_int
+    from relpos.position import Site, find
+
+    preset = find(arguments.position)
+    tokens = _tokens(preset, arguments.length, arguments.grid)
+    heads, head_dim, seed = (
+        default if given is None else given
+        for given, default in zip(
+            (arguments.heads, arguments.head_dim, arguments.seed), (HEADS, HEAD_DIM, SEED), strict=True
+        )
+    )
+    require_int(heads, "--heads", at_least=1)
+    require_int(head_dim, "--head-dim", at_least=1)
+    require_int(seed, "--seed", at_least=0)
+    view = View(tokens, heads, head_dim, heads * head_dim, arguments.query)
+    _require_query(view)
+    torch.manual_seed(seed)
+    site = Site(num_heads=heads, head_dim=head_dim, embed_dim=heads * head_dim, queries=tokens)
+    try:
+        mechanism = preset.build(site)
+    except ValueError as error:
+        where = f"Here a head is {head_dim} wide (--head-dim), a token {heads} times that (--heads): {site.embed_dim}."
+        raise ValueError(f"{error} {where}") from error
+    note = f"{_tokens_in_words(tokens).capitalize()}, {heads} head{'s' if heads > 1 else ''} of width {head_dim}. "
+    if any(True for _ in mechanism.parameters()):
+        note += f"Untrained: what is learned starts random (std {site.init_std}, seed {seed}) and means nothing yet."
+    else:
+        note += "Nothing is learned: this is all of it."
+    if heads > HEADS_AT_MOST:
+        note += f" The first {HEADS_AT_MOST} heads are drawn."
+    return preset.name, preset.title, f"{note} {_READING}", view, strips(mechanism.parts(), view)
+
+
+_READING = (
+    "Offset is query minus key: at +1 the key comes one place before the query. "
+    "Signs show as numbers, as + and \N{MINUS SIGN}, or as hatching below zero."
+)
+
+
+def _trained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
+    """The same of a trained model: its mechanisms at the grid it was trained on."""
+    from relpos.cli.portrait import View, strips
+    from relpos.core.checks import fail
+    from relpos.train import trained_grid
+
+    for option in ("length", "grid", "heads", "head_dim", "seed"):
+        if getattr(arguments, option) is not None:
+            name = f"--{option.replace('_', '-')}"
+            fail("--weights alone", f"--weights and {name}", f"A trained model has its own; leave {name} out.")
+    folder = _model_folder(Path(arguments.weights))
+    model, config = _load(folder)
+    attention = model.blocks[0].attn
+    width = model.norm.normalized_shape[0]
+    view = View(trained_grid(model), attention.num_heads, width // attention.num_heads, width, arguments.query)
+    _require_query(view)
+    model.to("cpu")
+    found = strips(model.token_position.parts(), view) if model.token_position.parts() else []
+    layers = model.attention_position
+    for layer, position in enumerate(layers):
+        where = " in all layers" if len(layers) == 1 else f" in layer {layer}"
+        if position.parts():
+            found += strips(position.parts(), view, where=where)
+    found = found or strips([], view)
+    steps = config.get("recipe", {}).get("steps")
+    learned = any(True for _ in model.positions.parameters())
+    note = f"{_tokens_in_words(view.tokens).capitalize()}, {view.num_heads} heads. "
+    note += f"Trained for {steps} steps on {config.get('task')}, seed {config.get('seed')}. " if steps else ""
+    note += "" if learned else "Its position learns nothing. "
+    title = f"What {config.get('position')} learned" if learned else f"{config.get('position')} in a trained model"
+    return folder.resolve().name, title, f"{note}{_READING}", view, found
+
+
+def _model_folder(path: Path) -> Path:
+    """The folder of a model, from itself or from the file of its weights."""
+    from relpos.core.checks import fail
+    from relpos.train.checkpoint import WEIGHTS
+
+    if path.is_dir():
+        return path
+    remedy = "Train one with relpos train --out DIR."
+    if not path.exists():
+        fail("a model's folder or its weights for --weights", f"{path}, which does not exist", remedy)
+    if path.name != WEIGHTS:
+        fail(f"a model's folder or its {WEIGHTS} for --weights", f"the file {path}", remedy)
+    return path.parent
+
+
+def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
+    from safetensors import SafetensorError
+
+    from relpos.core.checks import fail
+    from relpos.train import load
+
+    try:
+        return load(folder)
+    except (json.JSONDecodeError, UnicodeDecodeError, SafetensorError, KeyError, TypeError, RuntimeError) as error:
+        reason = (str(error).strip().splitlines() or ["no message"])[0]
+        came = f"{folder}, which cannot be read ({type(error).__name__}: {reason})"
+        fail("a model that relpos train wrote for --weights", came, "Train it again with relpos train --out DIR.")
+
+
+def _tokens(preset: Preset, length: int | None, grid: str | None) -> Sequence | Grid:
+    """The tokens asked for, or those that suit the mechanism."""
+    from relpos.core import Grid, Sequence
+    from relpos.core.checks import fail, require_int
+
+    on_sequences, on_grids = 1 in preset.token_axes, 2 in preset.token_axes
+    if length is not None and grid is not None:
+        fail("one of --length and --grid", f"--length {length} and --grid {grid}", "Tokens lie in one of the two.")
+    if not on_sequences and not on_grids:
+        fail("a position on sequences or images", f"{preset.name!r}, on neither", "Its parts need the same tokens.")
+    if length is not None:
+        if not on_sequences:
+            fail(f"--grid for {preset.name}, which needs rows and columns", f"--length {length}", "Write --grid 8x8.")
+        require_int(length, "--length", at_least=1)
+    if grid is not None and not on_grids:
+        fail(f"--length for {preset.name}, which has one axis", f"--grid {grid}", f"Write --length {LENGTH}.")
+    if grid is None and (length is not None or on_sequences):
+        tokens: Sequence | Grid = Sequence(LENGTH if length is None else length)
+    else:
+        tokens = Grid(*(GRID if grid is None else _sizes(grid)))
+    if tokens.count > TOKENS_AT_MOST:
+        fail(f"at most {TOKENS_AT_MOST} tokens in a picture", str(tokens.count), "Draw fewer; a pattern shows early.")
+    return tokens
+
+
+def _sizes(grid: str) -> tuple[int, int]:
+    from relpos.core.checks import fail
+
+    found = re.fullmatch(r"(\d{1,6})\s*[xX×]\s*(\d{1,6})", grid.strip())  # noqa: RUF001
+    if found is None or "0" in (found[1].lstrip("0") or "0", found[2].lstrip("0") or "0"):
+        fail("--grid as rows x columns of at least 1", repr(grid), "Write for example --grid 8x8.")
+    return int(found[1]), int(found[2])
+
+
+def _require_query(view: View) -> None:
+    from relpos.core.checks import fail
+
+    if view.query is not None and not 0 <= view.query < view.count:
+        fail(f"--query from 0 to {view.count - 1}", str(view.query), "Tokens are counted from 0, a grid's row by row.")
+
+
+def _free_file(path: Path) -> Path:
+    """The file to write, which must not exist and must have an ending that can be written."""
+    from relpos.core.checks import fail
+    from relpos.report.plots.show import ENDINGS
+
+    if path.is_dir():
+        fail("a file for --out", f"the folder {path}", f"Write for example --out {path / 'show.png'}.")
+    if path.suffix.lower().removeprefix(".") not in ENDINGS:
+        endings = ", ".join(f".{ending}" for ending in ENDINGS)
+        fail(f"--out to end in one of {endings}", str(path), f"Write for example --out {path.stem or 'show'}.png.")
+    if path.exists():
+        fail("a file that does not exist yet", str(path), "Choose another --out; nothing is overwritten.")
+    if not path.parent.is_dir():
+        fail("--out in a folder that exists", str(path), f"Make {path.parent} first.")
+    return path
+
+
+def _tokens_in_words(tokens: Sequence | Grid) -> str:
+    from relpos.core import Grid
+
+    if isinstance(tokens, Grid):
+        rows, columns = tokens.sizes
+        return f"a grid of {rows} x {columns}"
+    return f"a sequence of {tokens.count} token{'s' if tokens.count > 1 else ''}"
