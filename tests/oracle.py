@@ -145,3 +145,77 @@ def relative_bias(table: Tensor, queries: Sequence[Place], keys: Sequence[Place]
 def learned_absolute(x: Tensor, table: Tensor, indices: Sequence[int]) -> Tensor:
     """`x[b, n] + table[indices[n]]`, a token at a time."""
     return torch.stack([x[:, n] + table[index] for n, index in enumerate(indices)], dim=1)
+
+
+def angles(tokens: Sequence[Place], axes: int, pairs: int, base: float) -> Tensor:
+    """`place[axis] / base^(p / pairs)` of every token, `[N, axes * pairs]`, axis after axis, float64; 0 for a prefix.
+
+    Vaswani et al. 2017, section 3.5 and Su et al. 2021, section 3.2 write the exponent 2p / d with d = 2 pairs.
+    """
+    rows = []
+    for place in tokens:
+        own = (0,) * axes if place is None else place
+        rows.append([own[axis] / base ** (2 * p / (2 * pairs)) for axis in range(axes) for p in range(pairs)])
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def rotated(x: Tensor, tokens: Sequence[Place], axes: int, pairs: int, base: float, layout: str) -> Tensor:
+    """Queries or keys turned by their places; the product in float32 or wider, rounded once."""
+    wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
+    return rotate(wide, angles(tokens, axes, pairs, base).to(wide.dtype)[None, None], layout).to(x.dtype)
+
+
+def sinusoid(place: Place, width: int, axes: int, base: float, layout: str) -> list[float]:
+    """What is added to one token; see `relpos.position.sinusoidal` for the three layouts."""
+    if place is None:
+        return [0.0] * width
+    pairs, both = width // (2 * axes), (math.sin, math.cos)
+    every = itertools.product
+    match layout:
+        case "interleaved":
+            order = [(axis, p, turn) for axis, p, turn in every(range(axes), range(pairs), both)]
+        case "half":
+            order = [(axis, p, turn) for axis, turn, p in every(range(axes), both, range(pairs))]
+        case _:
+            order = [(axis, p, turn) for turn, axis, p in every(both, range(axes), range(pairs))]
+    return [turn(place[axis] / base ** (2 * p / (2 * pairs))) for axis, p, turn in order]
+
+
+def t5_bucket(offset: int, buckets: int, most: int, bidirectional: bool) -> int:
+    """Raffel et al. 2020, section 2.1, for offset = query - key, in whole numbers: no logarithm, nothing to round.
+
+    Of n buckets a direction, e = n // 2 hold one distance each. Distance d is in bucket e + k or a later one where
+    d >= e * (most / e)^(k / (n - e)), that is where d^(n - e) * e^k >= most^k * e^(n - e).
+    """
+    first, n, distance = 0, buckets, max(offset, 0)
+    if bidirectional:
+        n, distance = buckets // 2, abs(offset)
+        first = n if offset < 0 else 0  # a key after the query
+    e = n // 2
+    if distance < e:
+        return first + distance
+    far = [k for k in range(n - e) if distance ** (n - e) * e**k >= most**k * e ** (n - e)]
+    return first + e + max(far)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """Press et al. 2022: a geometric sequence; between two powers of two every other slope of the next is added."""
+
+    def power_of_two(count: int) -> list[float]:
+        start = 2 ** (-(2 ** -(math.log2(count) - 3)))
+        return [start * start**i for i in range(count)]
+
+    lower = max(2**n for n in range(20) if 2**n <= heads)
+    return power_of_two(lower) + power_of_two(2 * lower)[0::2][: heads - lower]
+
+
+def alibi(heads: int, queries: Sequence[Place], keys: Sequence[Place], distance: str) -> Tensor:
+    """`-slope * distance`, `[H, N, M]` in float32, computed in Python's floats and rounded once; 0 with a prefix."""
+
+    def apart(a: Place, b: Place) -> float:
+        if a is None or b is None:
+            return 0.0
+        return math.dist(a, b) if distance == "euclidean" else sum(abs(x - y) for x, y in zip(a, b, strict=True))
+
+    bias = [[[-slope * apart(a, b) for b in keys] for a in queries] for slope in alibi_slopes(heads)]
+    return torch.tensor(bias, dtype=torch.float64).float()

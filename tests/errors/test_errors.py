@@ -8,6 +8,7 @@ from typing import Any
 
 import cases_attention
 import cases_coordinates
+import cases_mechanisms
 import cases_models
 import cases_position
 import cases_terms
@@ -16,7 +17,7 @@ import pytest
 
 import relpos
 
-MODULES = (cases_coordinates, cases_terms, cases_attention, cases_position, cases_models)
+MODULES = (cases_coordinates, cases_terms, cases_attention, cases_position, cases_mechanisms, cases_models)
 CASES = [case for module in MODULES for case in module.CASES]
 
 NOTHING_TO_GET_WRONG = {

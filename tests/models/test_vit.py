@@ -158,6 +158,8 @@ def test_learned_positions_stay_on_their_grid() -> None:
         ("relative_1d", ("interpolated", "clipped")),
         ("learned+relative_2d", ("interpolated", "clipped")),
         ("none+relative_2d", ("interpolated", "clipped")),
+        ("rotary_2d+relative_2d", ("interpolated", "clipped")),
+        ("rotary_2d+alibi+t5+sinusoidal_2d", ("as is",)),
     ],
 )
 @pytest.mark.parametrize("shared", [False, True])

@@ -10,8 +10,10 @@ Which two dimensions are a pair is the layout, and weights trained with one do n
 Llama, GPT-NeoX) pairs p with p + P, "interleaved" (RoFormer, Meta's Llama, timm) pairs 2p with 2p + 1.
 
 Source: Su et al. 2021 (RoFormer), section 3.2, base 10,000; on grids Heo et al. 2024 (RoPE for ViT), section 3,
-"axial", base 100. Not to be confused with sinusoidal positions, which are added to tokens; and a key that is cached
-rotated stays turned by the base it was written with.
+"axial", base 100 (their code turns the first pairs with the column; timm and this file with the row). Scores depend on
+offsets alone between tokens; between a prefix token, which is not turned, and a token they depend on the token's place.
+Not to be confused with sinusoidal positions, which are added to tokens; and a key that is cached rotated stays turned
+by the base it was written with.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ Source: Vaswani et al. 2017, section 3.5 (1-D, base 10,000); Chen et al. 2021 (M
 and cosines lie in the width differs between implementations, and weights trained with one do not fit another:
 
     interleaved   sin, cos, sin, cos, ...              Vaswani et al.
-    half          an axis's sines, then its cosines    MAE; timm with interleave_sin_cos=True
-    grouped       all sines, then all cosines          timm's default, MoCo v3
+    half          an axis's sines, then its cosines    MoCo v3; MAE, columns first; timm, interleave_sin_cos=True
+    grouped       all sines, then all cosines          timm's default; on a sequence Marian and RoFormer
 
 Not to be confused with rotary positions, which turn queries and keys by the same angles instead of adding to tokens.
 """

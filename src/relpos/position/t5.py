@@ -37,11 +37,12 @@ from relpos.position.preset import Preset
 def _edges(buckets: int, max_distance: int) -> tuple[int, ...]:
     """The smallest distance of bucket 1, 2, ... of one half; empty buckets begin where the next one does."""
     exact = buckets // 2
-    distance = torch.arange(max_distance + 1)
+    distance = torch.arange(max_distance + 1, device="cpu")
     ratio = torch.log(distance.float() / exact) / math.log(max_distance / exact)
-    far = (exact + ratio.clamp(min=0) * (buckets - exact)).long().clamp(max=buckets - 1)
+    beyond = (ratio.clamp(min=0) * (buckets - exact)).long()  # before the sum: exact + 39.999999 rounds up in float32
+    far = (exact + beyond).clamp(max=buckets - 1)
     bucket = torch.where(distance < exact, distance, far)
-    return tuple(torch.searchsorted(bucket, torch.arange(1, buckets)).tolist())
+    return tuple(torch.searchsorted(bucket, torch.arange(1, buckets, device="cpu")).tolist())
 
 
 class T5Bias(OffsetBias):
