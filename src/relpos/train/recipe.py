@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 from relpos.core import Grid
 from relpos.data import Task
@@ -33,30 +33,40 @@ class Recipe:
     weight_decay: float = 0.05
     gradient_clip: float = 1.0
     embed_dim: int = 48
-    depth: int = 3
+    depth: int = 2
     num_heads: int = 4
     mlp_ratio: float = 2.0
     global_pool: Literal["token", "avg", "max"] = "max"
     class_token: bool = False
     shared_position: bool = True
 
+    def within(self, task: Task) -> Self:
+        """This recipe with a batch no larger than the task's training images."""
+        return replace(self, batch_size=min(self.batch_size, task.sizes["train"]))
+
+    def arguments(self, task: Task) -> dict[str, Any]:
+        """What builds the model of this recipe for a task, apart from its position: `VisionTransformer`'s arguments."""
+        return {
+            "img_size": task.image_size,
+            "patch_size": task.patch_size,
+            "in_chans": task.channels,
+            "num_classes": len(task.classes),
+            "global_pool": self.global_pool,
+            "embed_dim": self.embed_dim,
+            "depth": self.depth,
+            "num_heads": self.num_heads,
+            "mlp_ratio": self.mlp_ratio,
+            "class_token": self.class_token,
+            "shared_position": self.shared_position,
+            "position_init_std": self.position_init_std,
+        }
+
     def build(self, task: Task, position: str, *, img_size: tuple[int, int] | None = None) -> VisionTransformer:
         """The model of this recipe for a task, with a position mechanism by name."""
-        return VisionTransformer(
-            img_size=task.image_size if img_size is None else img_size,
-            patch_size=task.patch_size,
-            in_chans=task.channels,
-            num_classes=len(task.classes),
-            global_pool=self.global_pool,
-            embed_dim=self.embed_dim,
-            depth=self.depth,
-            num_heads=self.num_heads,
-            mlp_ratio=self.mlp_ratio,
-            class_token=self.class_token,
-            position=position,
-            shared_position=self.shared_position,
-            position_init_std=self.position_init_std,
-        )
+        arguments = self.arguments(task)
+        if img_size is not None:
+            arguments["img_size"] = img_size
+        return VisionTransformer(**arguments, position=position)
 
 
 def trained_grid(model: VisionTransformer) -> Grid:
