@@ -8,19 +8,56 @@ import numpy as np
 import pytest
 
 IMAGES = 360
-GROWTH = {"none": ["as is"], "learned": ["interpolated"], "relative_2d": ["interpolated", "clipped"], "relative_1d": []}
-PARAMETERS = {"none": 0, "learned": 3072, "relative_2d": 900, "relative_1d": 508}
+ELEVEN = (
+    "none",
+    "learned",
+    "sinusoidal_2d",
+    "relative_1d",
+    "relative_2d",
+    "t5",
+    "alibi",
+    "rotary_1d",
+    "rotary_2d",
+    "learned+relative_2d",
+    "rotary_2d+relative_2d",
+)
+GROWTH = {
+    "none": ["as is"],
+    "learned": ["interpolated"],
+    "relative_2d": ["interpolated", "clipped"],
+    "relative_1d": [],
+    "learned+relative_2d": ["interpolated", "clipped"],
+    "rotary_2d+relative_2d": ["interpolated", "clipped"],
+    **{name: ["as is"] for name in ("sinusoidal_2d", "t5", "alibi", "rotary_1d", "rotary_2d")},
+}
+PARAMETERS = {
+    "none": 0,
+    "learned": 3072,
+    "relative_2d": 900,
+    "relative_1d": 508,
+    "t5": 128,
+    "learned+relative_2d": 3972,
+    "rotary_2d+relative_2d": 900,
+}
+
+
+def make_figures(test: float, one: float, two: float, three: float, **canvas: float) -> dict[str, Any]:
+    rules = {rule.replace("_", " "): figure for rule, figure in canvas.items()}
+    return {"test": test, "shift/1": one, "shift/2": two, "shift/3": three, "canvas": rules}
+
+
 ACCURACY = {
-    "none": {"test": 0.547, "shift/1": 0.53, "shift/2": 0.567, "shift/3": 0.53, "canvas": {"as is": 0.433}},
-    "learned": {"test": 0.951, "shift/1": 0.286, "shift/2": 0.122, "shift/3": 0.105, "canvas": {"interpolated": 0.139}},
-    "relative_2d": {
-        "test": 0.949,
-        "shift/1": 0.916,
-        "shift/2": 0.919,
-        "shift/3": 0.894,
-        "canvas": {"interpolated": 0.522, "clipped": 0.75},
-    },
-    "relative_1d": {"test": 0.93, "shift/1": 0.72, "shift/2": 0.66, "shift/3": 0.58, "canvas": {}},
+    "none": make_figures(0.547, 0.53, 0.567, 0.53, as_is=0.433),
+    "learned": make_figures(0.951, 0.286, 0.122, 0.105, interpolated=0.139),
+    "relative_2d": make_figures(0.949, 0.916, 0.919, 0.894, interpolated=0.522, clipped=0.75),
+    "relative_1d": make_figures(0.93, 0.72, 0.66, 0.58),
+    "sinusoidal_2d": make_figures(0.93, 0.41, 0.2, 0.15, as_is=0.13),
+    "t5": make_figures(0.9, 0.81, 0.76, 0.7, as_is=0.5),
+    "alibi": make_figures(0.545, 0.54, 0.56, 0.53, as_is=0.44),
+    "rotary_1d": make_figures(0.94, 0.85, 0.8, 0.7, as_is=0.31),
+    "rotary_2d": make_figures(0.955, 0.94, 0.92, 0.9, as_is=0.72),
+    "learned+relative_2d": make_figures(0.965, 0.6, 0.35, 0.22, interpolated=0.2, clipped=0.24),
+    "rotary_2d+relative_2d": make_figures(0.972, 0.95, 0.935, 0.91, interpolated=0.6, clipped=0.78),
 }
 SUMMARY = {
     "none": "Attention sees a bag of patches. Expect it to survive any move and to miss every arrangement.",
@@ -239,7 +276,9 @@ def set_share(
 def make_learned(name: str, random: np.random.Generator) -> list[dict[str, Any]]:
     axis = np.arange(-7, 8)
     rows, columns = np.meshgrid(axis, axis, indexing="ij")
-    if name == "relative_2d":
+    if name == "learned+relative_2d":
+        return make_learned("learned", random) + make_learned("relative_2d", random)
+    if name in ("relative_2d", "alibi", "rotary_2d+relative_2d"):
         directions = [(1.5, 0), (-1.5, 0), (0, 2), (0, -2)]
         heads = [
             2.5 * np.exp(-((rows - r) ** 2 + (columns - c) ** 2) / 4) - 0.8 + 0.15 * random.normal(size=(15, 15))
@@ -247,11 +286,11 @@ def make_learned(name: str, random: np.random.Generator) -> list[dict[str, Any]]
         ]
         values = [head.tolist() for head in heads]
         return [make_bias(2, [[-7, 7], [-7, 7]], values)]
-    if name == "relative_1d":
+    if name in ("relative_1d", "t5"):
         offsets = np.arange(-63, 64)
         values = [(np.cos(offsets / (2 + head)) * np.exp(-abs(offsets) / 25)).tolist() for head in range(4)]
         return [make_bias(1, [[-63, 63]], values)]
-    if name == "learned":
+    if name in ("learned", "sinusoidal_2d"):
         place = np.stack(np.meshgrid(np.arange(8), np.arange(8), indexing="ij"), -1).reshape(64, 2)
         distance = np.square(place[:, None] - place[None]).sum(-1)
         similarity = 1.2 * np.exp(-distance / 6) - 0.2
@@ -279,7 +318,8 @@ def make_attention(random: np.random.Generator) -> dict[str, Any]:
 
 def make_costs(names: tuple[str, ...]) -> list[dict[str, Any]]:
     costs: list[dict[str, Any]] = []
-    dearer = {"none": 1.0, "learned": 1.01, "relative_2d": 1.12, "relative_1d": 1.09}
+    dearer = {"none": 1.0, "learned": 1.01, "sinusoidal_2d": 1.01, "relative_2d": 1.12, "relative_1d": 1.09}
+    dearer |= {"alibi": 1.03, "rotary_1d": 1.07, "rotary_2d": 1.08, "rotary_2d+relative_2d": 1.2}
     for tokens, milliseconds, memory in ((64, 14.0, 40.0), (1024, 210.0, 420.0), (4096, 2900.0, 5200.0)):
         for name in names:
             ratio = dearer.get(name, 1.05) ** (1 + tokens / 2048)

@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 
-from relpos.report.page import build_page, command_line, script_json, sourced, write_report
+from relpos.report.page import breakable, build_page, script_json, sourced, write_report
 from relpos.report.results import ResultsError
 
 SECTIONS = (
     "verdict",
+    "why",
     "table",
     "robustness",
     "training",
     "learned",
     "attention",
     "costs",
+    "claims",
     "method",
     "mechanisms",
     "again",
@@ -113,9 +115,9 @@ def test_data_cannot_break_out(make: Any) -> None:
                 item[key] = evil
     reader = read(build_page(results))
     assert not any("alert(1)" in script and not script.lstrip().startswith("{") for script in reader.scripts)
-    assert len(reader.scripts) == 3
+    assert len(reader.scripts) == 4
     assert not any(tag == "img" for tag, _ in reader.elements)
-    data = json.loads(reader.scripts[0])
+    data = json.loads(reader.scripts[1])
     assert data["training"][0]["series"][1]["label"] == evil
 
 
@@ -126,7 +128,7 @@ def test_script_json_has_nothing_to_parse_as_markup() -> None:
 
 
 def test_charts_hold_means_with_their_intervals(page: str, make: Any) -> None:
-    data = json.loads(read(page).scripts[0])
+    data = json.loads(read(page).scripts[1])
     assert [chart["id"] for chart in data["robustness"]] == ["shift", "canvas-0", "canvas-1", "canvas-2"]
     shift = data["robustness"][0]
     assert shift["x"] == [0, 1, 2, 3]
@@ -185,14 +187,44 @@ def test_write_report_leaves_one_file_and_keeps_the_old_one_on_failure(make: Any
     assert [file.name for file in path.parent.iterdir()] == ["report.html"]
 
 
-def test_command_asks_for_the_same_comparison(make: Any) -> None:
-    assert command_line(make(("none", "learned"))) == (
-        "relpos compare --task digits --positions none,learned --seeds 3 --steps 400 --device cpu --precision float32 "
-        "--out DIR"
+def test_a_long_sum_may_break_after_its_plus_and_stays_escaped() -> None:
+    assert breakable("a_1+<b>") == "a_1+<wbr>&lt;b&gt;"
+
+
+def test_probes_that_only_some_tasks_have_are_columns_and_curves(make: Any) -> None:
+    results = make(("none", "learned"), seeds=1)
+    probe = {**results["task"]["probes"][0], "id": "rotation/90", "group": "rotation", "label": "rotated 90", "x": 90}
+    results["task"]["probes"].append(probe)
+    for record in results["records"]:
+        test = next(metric for metric in record["metrics"] if metric["probe"] == "test")
+        record["metrics"].append({**test, "probe": "rotation/90"})
+    reader = read(page := build_page(results))
+    chart = json.loads(reader.scripts[1])["robustness"][-1]
+    assert (chart["title"], chart["x"], chart["ticks"]) == (
+        "Accuracy by rotation",
+        [0, 90],
+        {"0": "0, test", "90": "90"},
     )
-    quick = make(quick=True)
-    quick["settings"]["recipe"]["steps"] = 7
-    assert "--steps 7 --quick " in command_line(quick)
+    assert ">rotated 90</button>" in page
+
+
+def test_files_left_out_are_told_and_none_is_no_news(make: Any, page: str) -> None:
+    results = make(("none",), seeds=1)
+    results["task"]["skipped"] = [{"path": "<a>.png", "reason": "cannot be read"}]
+    text = build_page(results)
+    assert "1 file could not be used (" in text
+    assert "1 file of the data could not be used and was left out" in text
+    assert "<li>&lt;a&gt;.png (cannot be read)</li>" in text
+    assert "could not be used" not in page
+
+
+def test_what_has_no_picture_says_why(make: Any) -> None:
+    text = build_page(make(("none", "alibi", "rotary_1d", "rotary_2d", "rotary_2d+relative_2d"), seeds=1))
+    assert "Without a picture: rotary_2d and rotary_1d: queries and keys turn" in text
+    assert "no number belongs to an offset" in text
+    assert "Without a picture: none: there is no position to draw." in text
+    assert text.count("Given by a formula, the same in every run") == 1
+    assert text.count("Its rotation has no picture") == 1
 
 
 def test_repeating_is_promised_for_the_cpu_alone(make: Any) -> None:

@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relpos.report.palette import style
+from relpos.report.charts import front, robustness_charts, training_charts
+from relpos.report.palette import styles
 from relpos.report.plots import attention_svgs, learned_svgs, save_overview
 from relpos.report.plots.attention import attention_figure, overlay
 from relpos.report.plots.learned import bias_1d, bias_2d, embedding, symmetric_limit
+from relpos.report.table import build_table
+
+ELEVEN = ("none", "learned", "sinusoidal_2d", "relative_1d", "relative_2d", "t5", "alibi", "rotary_1d", "rotary_2d")
 
 
 def learned(results: Any, position: str) -> Any:
@@ -98,7 +102,7 @@ def test_prefix_bias_is_told_in_the_caption(make: Any) -> None:
     assert "head 3: 0.50, \N{MINUS SIGN}0.25, 0.00" in caption
 
 
-@pytest.mark.parametrize("names", [("none", "learned", "relative_2d"), ("none", "relative_1d"), ("none",)])
+@pytest.mark.parametrize("names", [("none", "learned", "relative_2d"), ("none", "relative_1d"), ("none",), ELEVEN])
 def test_overview_is_1600_by_900(names: tuple[str, ...], make: Any, tmp_path: Path) -> None:
     path = tmp_path / "overview.png"
     save_overview(make(names, seeds=1), path)
@@ -108,5 +112,34 @@ def test_overview_is_1600_by_900(names: tuple[str, ...], make: Any, tmp_path: Pa
 
 
 def test_mechanisms_differ_without_colour() -> None:
-    looks = [(style(index).dash, style(index).marker) for index in range(35)]
+    looks = [(look.dash, look.marker) for look in styles([f"m{index}" for index in range(35)]).values()]
     assert len(set(looks)) == 35
+
+
+def test_hue_tells_the_family_and_shade_the_member(make: Any) -> None:
+    names = make.__globals__["ELEVEN"]
+    looks = styles(names)
+    assert len({look.light for look in looks.values()}) == len({look.dark for look in looks.values()}) == 11
+    for name in ("relative_1d", "relative_2d", "t5", "alibi"):
+        red, green, blue = (int(looks[name].light[at : at + 2], 16) for at in (1, 3, 5))
+        assert blue == max(red, green, blue)
+
+
+def test_of_many_mechanisms_the_best_of_each_family_stands_in_front(make: Any) -> None:
+    results = make(make.__globals__["ELEVEN"], seeds=1)
+    ranked = [row.position for row in build_table(results).rows]
+    best = ["rotary_2d+relative_2d", "rotary_2d", "relative_2d", "none", "sinusoidal_2d"]
+    assert front(ranked) == best
+    assert front(ranked[:6]) == ranked[:6]
+    charts = [*robustness_charts(results, best), *training_charts(results, best)]
+    assert all(series["front"] == (series["mechanism"] in best) for chart in charts for series in chart["series"])
+
+
+def test_dashes_stand_for_growth_rules_whatever_the_mechanism(make: Any) -> None:
+    results = make(("none", "relative_2d", "rotary_2d+relative_2d"), seeds=1)
+    chart = robustness_charts(results, [])[1]
+    dashes = {rule["label"]: rule["dash"] for rule in chart["rules"]}
+    assert list(dashes) == ["as is", "interpolated", "clipped"]
+    assert len(set(dashes.values())) == 3
+    for series in chart["series"]:
+        assert series["style"]["dash"] == dashes[series["label"].split("(")[1].rstrip(")")]

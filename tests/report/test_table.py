@@ -97,6 +97,19 @@ def test_terminal_cuts_no_name_and_no_figure(make: Any, width: int) -> None:
     assert "Left out for width" in text or width == 140
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_eleven_mechanisms_stand_in_a_terminal(make: Any, width: int) -> None:
+    text = printed(make(make.__globals__["ELEVEN"]), width, asked=width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "…" not in text
+    table = text.split("Accuracy in %")[0]
+    assert [line.split()[0] for line in table.splitlines()[4:] if line.strip() and line[1] != " "] == [
+        row.position for row in build_table(make(make.__globals__["ELEVEN"])).rows
+    ]
+    assert ("+2" in table) == (width == 120)
+    assert len(text.splitlines()) < (75 if width == 80 else 60)
+
+
 def test_narrow_terminals_lose_the_small_shifts_first_then_memory_then_the_middle_step(make: Any) -> None:
     results = make(("none", "learned", "relative_2d"))
     lost: list[str] = []

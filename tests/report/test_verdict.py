@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from relpos.report.statistics import Interval
 from relpos.report.verdict import ProbeVerdict, Verdict, judge
 from relpos.report.wording import bounds, cautions, headline, percent, points, sentences
 
@@ -255,11 +256,40 @@ def test_many_contenders_are_summed_up(make: Any) -> None:
     assert sum(name in spoken for name in names[1:]) == 2
 
 
+def test_of_eleven_mechanisms_the_verdict_says_few_things(make: Any) -> None:
+    verdict = judge(make(make.__globals__["ELEVEN"], seeds=3))
+    spoken = [sentence for sentence in sentences(verdict) if sentence.topic not in ("cost", "memory")]
+    topics = [sentence.topic for sentence in spoken]
+    assert topics == ["test", "shift", "canvas", "order", "growth", "recipe", "recipe"]
+    assert all(len(sentence.text) < 420 for sentence in spoken)
+    assert f" So do {len(verdict.reversals) - 1} more pairs." in text(verdict, "order")
+    assert "are worse, from " in text(verdict, "shift")
+    assert "no difference for 5 others" in text(verdict, "recipe")
+
+
+def test_no_difference_for_any_is_said_so(make: Any) -> None:
+    names = ("learned", "relative_1d", "t5", "learned+relative_2d", "rotary_2d+relative_2d")
+    results = make(names)
+    by_id = {record["id"]: record for record in results["records"]}
+    for record in results["records"]:
+        record["metrics"] = by_id[record["id"].replace("--x1--", "--x10--")]["metrics"]
+    assert "on the test images: no difference for any of 5." in text(judge(results), "recipe")
+
+
 @pytest.mark.parametrize(
     ("value", "words"), [(0.789, "78.9"), (-0.012, "\N{MINUS SIGN}1.2"), (-0.0001, "0.0"), (0.0, "0.0")]
 )
 def test_points(value: float, words: str) -> None:
     assert points(value) == words
+
+
+def test_bounds_never_round_to_a_false_zero() -> None:
+    def words(low: float, high: float) -> str:
+        return bounds(Interval((low + high) / 2, low, high, 9, (0, 1), True))
+
+    assert words(0.0003, 0.021) == "0.03 to 2.10"
+    assert words(0.0, 0.021) == "0.0 to 2.1"
+    assert words(0.001, 0.021) == "0.1 to 2.1"
 
 
 def test_bounds_keep_a_decimal_near_zero(make: Any) -> None:

@@ -1,51 +1,79 @@
 """The data of the page's interactive charts, in the shape that `templates/charts.js` draws.
 
-A chart is `{"id", "title", "x", "xLabel", "yLabel", "ticks", "percent", "chance", "series"}`; a series is `{"label",
-"mechanism", "style", "mean", "low", "high"}`, its lists as long as the chart's `x`, null where it has no point. `ticks`
-maps a number on the axis to its label and is null where the axis is continuous.
+A chart is `{"id", "title", "x", "xLabel", "yLabel", "ticks", "percent", "chance", "rules", "series"}`; a series is
+`{"label", "mechanism", "style", "front", "mean", "low", "high"}`, its lists as long as the chart's `x`, null where it
+has no point. `ticks` maps a number on the axis to its label and is null where the axis is continuous. `front` says
+whether the series is drawn in full colour before anyone points at it, `rules` which growth rule each dash stands for.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from relpos.report.palette import dash_of_rule, style
+from relpos.report.families import kind
+from relpos.report.palette import dash_of_rule, styles
 from relpos.report.results import Results, positions, runs
-from relpos.report.robustness import Curve, canvas_curves, shift_curves
+from relpos.report.robustness import Curve, canvas_curves, other_curves, rules, shift_curves
 
 Chart = dict[str, Any]
+ALL_IN_FRONT = 6
+"""Up to so many mechanisms, every curve stands in full colour."""
 
 
-def robustness_charts(results: Results) -> list[Chart]:
-    """Accuracy over the shift, then over the side of the canvas for each way of placing the digit."""
+def front(ranked: Sequence[str]) -> list[str]:
+    """Whose curves stand in full colour, of mechanisms ranked best first: all, or of many the best of each family."""
+    if len(ranked) <= ALL_IN_FRONT:
+        return list(ranked)
+    best = {kind(name).family: name for name in reversed(ranked)}
+    return [name for name in ranked if name in best.values()]
+
+
+def robustness_charts(results: Results, shown: Sequence[str]) -> list[Chart]:
+    """Accuracy over the shift, over the side of the canvas for each way of placing the image, then all other probes.
+
+    The curves of the `shown` mechanisms stand in front.
+    """
     chance = 1.0 / len(results["task"]["classes"])
     charts = []
     shifts = shift_curves(results)
     if shifts:
-        charts.append(_curves(results, "shift", "Accuracy by shift", "pixels beyond training", shifts, chance))
+        charts.append(_curves(results, "shift", "Accuracy by shift", "pixels beyond training", shifts, chance, shown))
     for index, (variant, curves) in enumerate(canvas_curves(results)):
         title = f"Accuracy by canvas, {variant}"
-        charts.append(_curves(results, f"canvas-{index}", title, "side of the canvas, pixels", curves, chance))
+        charts.append(_curves(results, f"canvas-{index}", title, "side of the canvas, pixels", curves, chance, shown))
+    for index, (group, curves) in enumerate(other_curves(results)):
+        label = "degrees" if group == "rotation" else group
+        charts.append(_curves(results, f"other-{index}", f"Accuracy by {group}", label, curves, chance, shown))
     return charts
 
 
-def training_charts(results: Results) -> list[Chart]:
+def training_charts(results: Results, shown: Sequence[str]) -> list[Chart]:
     """Loss and validation accuracy over the steps, each mechanism the mean of its seeds."""
-    loss = _training(results, "loss", "Training loss", "step", "loss")
-    validation = _training(results, "validation", "Validation accuracy", "validation_step", "validation_accuracy")
+    loss = _training(results, shown, "loss", "Training loss", "step", "loss")
+    keys = ("validation_step", "validation_accuracy")
+    validation = _training(results, shown, "validation", "Validation accuracy", *keys)
     validation["percent"] = True
     validation["chance"] = 1.0 / len(results["task"]["classes"])
     return [chart for chart in (loss, validation) if chart["series"]]
 
 
-def _curves(results: Results, name: str, title: str, label: str, curves: Sequence[Curve], chance: float) -> Chart:
+def _curves(
+    results: Results,
+    name: str,
+    title: str,
+    label: str,
+    curves: Sequence[Curve],
+    chance: float,
+    shown: Sequence[str],
+) -> Chart:
+    looks = _looks(results)
     ticks = {point.x: point.label for curve in curves for point in curve.points}
     xs = sorted(ticks)
     series = []
     for curve in curves:
         at = {point.x: point for point in curve.points}
         points = [at.get(x) for x in xs]
-        look = _style(results, curve.contender.position)
+        look = dict(looks[curve.contender.position])
         if curve.rule_index is not None:
             look["dash"] = dash_of_rule(curve.rule_index)
         series.append(
@@ -53,6 +81,7 @@ def _curves(results: Results, name: str, title: str, label: str, curves: Sequenc
                 "label": curve.contender.label,
                 "mechanism": curve.contender.position,
                 "style": look,
+                "front": curve.contender.position in shown,
                 "mean": [point and point.mean for point in points],
                 "low": [point and point.low for point in points],
                 "high": [point and point.high for point in points],
@@ -67,11 +96,15 @@ def _curves(results: Results, name: str, title: str, label: str, curves: Sequenc
         "ticks": {f"{x:g}": ticks[x] for x in xs},
         "percent": True,
         "chance": chance,
+        "rules": [{"label": rule, "dash": dash_of_rule(index)} for index, rule in enumerate(rules(results))]
+        if any(curve.rule_index is not None for curve in curves)
+        else [],
         "series": series,
     }
 
 
-def _training(results: Results, name: str, title: str, step_key: str, value_key: str) -> Chart:
+def _training(results: Results, shown: Sequence[str], name: str, title: str, step_key: str, value_key: str) -> Chart:
+    looks = _looks(results)
     means = {}
     for position in positions(results):
         by_step = mean_curve([run["curve"] for run in runs(results, position)], step_key, value_key)
@@ -82,7 +115,8 @@ def _training(results: Results, name: str, title: str, step_key: str, value_key:
         {
             "label": position,
             "mechanism": position,
-            "style": _style(results, position),
+            "style": looks[position],
+            "front": position in shown,
             "mean": [by_step.get(step) for step in xs],
             "low": None,
             "high": None,
@@ -98,6 +132,7 @@ def _training(results: Results, name: str, title: str, step_key: str, value_key:
         "ticks": None,
         "percent": False,
         "chance": None,
+        "rules": [],
         "series": series,
     }
 
@@ -111,5 +146,5 @@ def mean_curve(curves: Sequence[Mapping[str, Any]], step_key: str, value_key: st
     return {int(step): sum(table[step] for table in tables) / len(tables) for step in shared}
 
 
-def _style(results: Results, position: str) -> dict[str, Any]:
-    return asdict(style(positions(results).index(position)))
+def _looks(results: Results) -> dict[str, dict[str, Any]]:
+    return {name: asdict(look) for name, look in styles(positions(results)).items()}

@@ -7,8 +7,8 @@ a script element) that the vendored uPlot draws. Without scripts everything but 
 import json
 import os
 import re
-import shlex
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from relpos.report.charts import robustness_charts, training_charts
-from relpos.report.palette import style
+from relpos.report.again import bibtex, citation, command_line
+from relpos.report.charts import ALL_IN_FRONT, front, robustness_charts, training_charts
+from relpos.report.claims import judge_claims
+from relpos.report.explanations import explain_results
+from relpos.report.families import Family, kind, summands
+from relpos.report.palette import styles
 from relpos.report.plots import attention_svgs, learned_svgs
 from relpos.report.results import (
     Contender,
@@ -48,10 +52,26 @@ from relpos.report.wording import (
 )
 
 HERE = Path(__file__).parent
-OPEN_AT_MOST = 4
+SCRIPTS = ("markers", "charts", "sort", "filter", "copy")
+OPEN_AT_MOST = 3
 """How many mechanisms' pictures stand open; the others wait behind their names."""
 STANDINGS_AT_MOST = 6
 """How many contenders of a probe stand open."""
+SKIPPED_AT_MOST = 12
+"""How many files that could not be used are named."""
+NO_PICTURE: dict[Family, str] = {
+    "none": "there is no position to draw",
+    "rotation": "queries and keys turn with their place, so no number belongs to an offset; what an offset means comes "
+    "out of both, and shows in the attention below",
+}
+FAMILIES: dict[Family, str] = {
+    "none": "none",
+    "absolute": "absolute: on the tokens",
+    "bias": "bias: on the scores",
+    "rotation": "rotation: of queries and keys",
+    "sum": "sum of several",
+    "other": "other",
+}
 
 
 def write_report(results: Results, path: str | Path) -> None:
@@ -82,7 +102,7 @@ def build_page(results: Results) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(percent=percent, points=points, bounds=bounds, sourced=sourced)
+    environment.filters.update(percent=percent, points=points, bounds=bounds, sourced=sourced, breakable=breakable)
     return environment.get_template("report.html.j2").render(_context(results))
 
 
@@ -105,26 +125,9 @@ def sourced(text: str) -> Markup:
     return Markup("").join(parts)
 
 
-def command_line(results: Results) -> str:
-    """The command that asks for this comparison again."""
-    settings = results["settings"]
-    words = ["relpos", "compare", "--task", settings["task"], "--positions", ",".join(settings["positions"])]
-    words += ["--seeds", str(settings["seeds"])]
-    words += ["--steps", str(settings["recipe"]["steps"])]
-    words += ["--quick"] if settings["quick"] else []
-    words += ["--device", settings["device"], "--precision", settings["precision"], "--out", "DIR"]
-    return shlex.join(str(word) for word in words)
-
-
-def citation(results: Results) -> str:
-    """One line that says which program, which comparison, and where it ran."""
-    settings, environment = results["settings"], results["environment"]
-    seeds = settings["seeds"]
-    return (
-        f"relpos {environment['relpos']}, comparison of {', '.join(settings['positions'])} on "
-        f"{results['task']['title']} ({seeds} seed{'s' if seeds != 1 else ''}, {settings['recipe']['steps']} steps"
-        f"{', quick run' if settings['quick'] else ''}), PyTorch {environment['torch']}, {environment['processor']}."
-    )
+def breakable(name: str) -> Markup:
+    """A mechanism's name; a long sum may break after a plus."""
+    return Markup("+<wbr>").join(name.split("+"))
 
 
 def _context(results: Results) -> dict[str, Any]:
@@ -136,6 +139,7 @@ def _context(results: Results) -> dict[str, Any]:
     ranked = [row.position for row in table.rows]
     main_columns = [
         *table.group("name", "parameters", "test", "shift"),
+        *table.others(),
         *chosen,
         *table.group("x1", "step", "memory"),
     ]
@@ -149,6 +153,16 @@ def _context(results: Results) -> dict[str, Any]:
         "cautions": [caution for caution in cautions(verdict) if caution != QUICK],
         "sentences": spoken,
         "verdict": verdict,
+        "explanations": explain_results(results),
+        "claims": (claims := judge_claims(results)),
+        "claim_counts": listed(
+            [f"{count} {word}" for word, count in Counter(one.word for one in claims).most_common()]
+        ),
+        "families": _families(results),
+        "places": {name: index for index, name in enumerate(positions(results))},
+        "family_of": {name: kind(name).family for name in positions(results)},
+        "skipped": _skipped(results),
+        "faded": len(ranked) > ALL_IN_FRONT,
         "standings": [_standings(results, probe) for probe in verdict.probes if probe.standings],
         "table": table,
         "main_columns": main_columns,
@@ -156,20 +170,28 @@ def _context(results: Results) -> dict[str, Any]:
         "plain_needs_seeds": _plain_needs_seeds(results),
         "canvas_columns": [*table.group("name"), *table.group("canvas")] if table.group("canvas") else [],
         "sorted_by": shift["id"] if shift is not None else "test",
-        "robustness": (robustness := robustness_charts(results)),
-        "training": (training := training_charts(results)),
-        "chart_data": script_json({"robustness": robustness, "training": training}),
+        "robustness": (robustness := robustness_charts(results, front(ranked))),
+        "training": (training := training_charts(results, front(ranked))),
+        "chart_data": script_json(
+            {
+                "robustness": robustness,
+                "training": training,
+                "allInFront": ALL_IN_FRONT,
+                "families": {name: kind(name).family for name in positions(results)},
+            }
+        ),
         "learned": _learned(results, ranked),
+        "without_picture": _without_picture(results, ranked),
         "attention": _attention(results, ranked),
         "open_at_most": OPEN_AT_MOST,
         "costs": _costs(results, ranked),
         "cost_threads": sorted({int(entry["threads"]) for entry in results["costs"] if entry.get("threads")}),
         "by_seed": _by_seed(results, ranked),
-        "probe_groups": {group: probes(results, group) for group in ("test", "shift", "canvas")},
         "command": command_line(results),
         "citation": citation(results),
+        "bibtex": bibtex(results),
         "style": _asset("templates/style.css"),
-        "script": _asset("templates/charts.js") + _asset("templates/sort.js"),
+        "script": Markup("").join(_asset(f"templates/{name}.js") for name in SCRIPTS),
         "uplot_script": _asset("vendor/uplot/uPlot.iife.min.js"),
         "uplot_style": _asset("vendor/uplot/uPlot.min.css"),
         "uplot_licence": _asset("vendor/uplot/LICENSE"),
@@ -200,11 +222,11 @@ def _plain_needs_seeds(results: Results) -> bool:
 
 
 def _standings(results: Results, probe: ProbeVerdict) -> dict[str, Any]:
-    order = positions(results)
+    looks = styles(positions(results))
     entries = [
         {
             "label": standing.contender.label,
-            "look": style(order.index(standing.contender.position)),
+            "look": looks[standing.contender.position],
             "accuracy": standing.accuracy,
             "relation": standing.relation,
             "difference": standing.difference,
@@ -219,17 +241,50 @@ def _standings(results: Results, probe: ProbeVerdict) -> dict[str, Any]:
     return {"title": title, "chance": probe.chance, "first": first, "rest": rest, "missing": missing}
 
 
+def _families(results: Results) -> list[dict[str, Any]]:
+    """The families that are in the comparison, with their members."""
+    found = []
+    for family, words in FAMILIES.items():
+        names = [name for name in positions(results) if kind(name).family == family]
+        if names:
+            found.append({"family": family, "words": words, "names": names})
+    return found
+
+
+def _skipped(results: Results) -> dict[str, Any]:
+    """Files of the data that could not be used, by reason: a count, and the first names."""
+    entries = results["task"].get("skipped") or []
+    shown = [f"{entry['path']} ({entry['reason']})" for entry in entries[:SKIPPED_AT_MOST]]
+    return {"count": len(entries), "shown": shown, "more": len(entries) - len(shown)}
+
+
 def _learned(results: Results, ranked: list[str]) -> list[dict[str, Any]]:
-    """The first seed's pictures of each mechanism, best mechanism first."""
+    """The first seed's pictures of each mechanism that has some, best mechanism first."""
     found = []
     for index, position in enumerate(ranked):
         finished = runs(results, position)
-        if not finished:
+        if not finished or not finished[0]["learned"]:
             continue
-        pictures = learned_svgs(finished[0]["learned"], name=f"learned-{index}", mechanism=position)
-        pictures_safe = [(caption, Markup(svg)) for caption, svg in pictures]
-        found.append({"position": position, "seed": finished[0]["seed"], "pictures": pictures_safe})
+        first = finished[0]
+        pictures = learned_svgs(first["learned"], name=f"learned-{index}", mechanism=position)
+        fixed = int(first["parameters"]["position"]) == 0
+        rotates = "rotation" in {kind(part).family for part in summands(position)}
+        notes = ["Given by a formula, the same in every run: nothing of it is learned."] if fixed else []
+        notes += [f"Its rotation has no picture: {NO_PICTURE['rotation']}"] if rotates else []
+        safe = [(caption, Markup(svg)) for caption, svg in pictures]
+        found.append({"position": position, "pictures": safe, "notes": notes})
     return found
+
+
+def _without_picture(results: Results, ranked: list[str]) -> list[str]:
+    """Whose position has no picture, and why: "names: reason", once for each reason."""
+    found: dict[str, list[str]] = {}
+    for position in ranked:
+        finished = runs(results, position)
+        if finished and not finished[0]["learned"]:
+            reason = NO_PICTURE.get(kind(position).family, "nothing was recorded")
+            found.setdefault(reason, []).append(position)
+    return [f"{listed(names)}: {reason}" for reason, names in found.items()]
 
 
 def _attention(results: Results, ranked: list[str]) -> list[dict[str, Any]]:

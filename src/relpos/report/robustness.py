@@ -1,6 +1,6 @@
-"""Accuracy as conditions leave those of training: curves over the shift, and over the side of the canvas.
+"""Accuracy as conditions leave those of training: over the shift, the side of the canvas, and what else a task asks.
 
-Both start at the test images: shift 0, and the canvas of training.
+All start at the test images: shift 0, the canvas of training, 0 degrees.
 """
 
 from collections.abc import Mapping
@@ -9,6 +9,8 @@ from typing import Any
 
 from relpos.report.results import Contender, Results, contenders, outcomes, positions, probes
 from relpos.report.statistics import mean_interval
+
+KNOWN_GROUPS = ("test", "shift", "canvas")
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """One contender. `rule_index` counts the growth rules of its mechanism; None where no rule is at work."""
+    """One contender. `rule_index` counts the growth rules of the comparison; None where no rule is at work."""
 
     contender: Contender
     rule_index: int | None
@@ -33,11 +35,22 @@ class Curve:
 
 def shift_curves(results: Results) -> list[Curve]:
     """One curve a mechanism, from the test images to the largest shift."""
-    shifts = probes(results, "shift")
-    if not shifts:
+    return _from_zero(results, "shift", sign="+")
+
+
+def other_curves(results: Results) -> list[tuple[str, list[Curve]]]:
+    """The curves of each further group of probes that a task has, such as "rotation"."""
+    groups = dict.fromkeys(probe["group"] for probe in results["task"]["probes"])
+    return [(str(group), _from_zero(results, group, sign="")) for group in groups if group not in KNOWN_GROUPS]
+
+
+def _from_zero(results: Results, group: str, *, sign: str) -> list[Curve]:
+    """One curve a mechanism over the `x` of a group's probes, which is 0 at the test images."""
+    asked = probes(results, group)
+    if not asked:
         return []
     steps = [(probe, 0.0, "0, test") for probe in probes(results, "test")[:1]]
-    steps += [(probe, float(probe["x"]), f"+{probe['x']:g}") for probe in shifts]
+    steps += [(probe, float(probe["x"]), f"{sign}{probe['x']:g}") for probe in asked]
     found = []
     for position in positions(results):
         points = [_point(results, Contender(position), probe, x, label) for probe, x, label in steps]
@@ -74,6 +87,10 @@ def _point(results: Results, contender: Contender, probe: Mapping[str, Any], x: 
     return Point(x, label, interval.mean, interval.low, interval.high)
 
 
+def rules(results: Results) -> list[str]:
+    """The growth rules of the comparison, in the order in which they are met."""
+    return list(dict.fromkeys(rule for mechanism in results["mechanisms"] for rule in mechanism["growth"]))
+
+
 def _rule_index(results: Results, contender: Contender) -> int:
-    rules = next(m["growth"] for m in results["mechanisms"] if m["name"] == contender.position)
-    return rules.index(contender.growth) if contender.growth in rules else 0
+    return rules(results).index(contender.growth) if contender.growth in rules(results) else 0

@@ -6,7 +6,6 @@ Rows are sorted by the largest shift, then by the test images, best first.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 from relpos.report.results import (
     Contender,
@@ -23,7 +22,10 @@ from relpos.report.results import (
 )
 from relpos.report.statistics import mean_interval
 
-Group = Literal["name", "parameters", "test", "shift", "canvas", "x1", "step", "memory"]
+Group = str
+"""A probe's group ("test", "shift", "canvas", "rotation"), or "name", "parameters", "x1", "step", "memory"."""
+COLUMN_GROUPS = ("name", "parameters", "test", "shift", "canvas", "x1", "step", "memory")
+"""What every comparison can have. A task may have groups of probes beyond them."""
 NOTHING = "\N{EN DASH}"
 
 
@@ -75,6 +77,10 @@ class ComparisonTable:
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+
+    def others(self) -> list[Column]:
+        """The columns of probes that only some tasks have."""
+        return [column for column in self.columns if column.group not in COLUMN_GROUPS]
 
     def group(self, *groups: Group) -> list[Column]:
         """The columns of the named groups, in reading order."""

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from relpos.report.results import Results, largest_canvas, largest_shift
-from relpos.report.table import Cell, Column, ComparisonTable, build_table
+from relpos.report.table import COLUMN_GROUPS, Cell, Column, ComparisonTable, build_table
 from relpos.report.verdict import judge
 from relpos.report.wording import cautions, headline, sentences
 
@@ -73,6 +73,7 @@ def _chosen(results: Results, table: ComparisonTable) -> list[Column]:
     return [
         *table.group("name", "parameters", "test"),
         *shifts[-SHIFTS_AT_MOST:],
+        *table.others()[-1:],
         *(column for column in table.group("canvas") if canvas is not None and column.key == canvas["id"]),
         *table.group("step", "memory"),
     ]
@@ -88,7 +89,8 @@ def _in_order_of_leaving(results: Results, columns: list[Column]) -> list[Column
     smaller_shifts = [column for column in of("shift") if shift is None or column.key != shift["id"]]
     steps = of("step")
     middle, ends = steps[1:-1], [*steps[:1], *steps[1:][-1:]]
-    return [*smaller_shifts, *of("memory"), *middle, *of("parameters"), *ends, *of("canvas")]
+    others = [column for column in columns if column.group not in COLUMN_GROUPS]
+    return [*smaller_shifts, *of("memory"), *middle, *of("parameters"), *others, *ends, *of("canvas")]
 
 
 def _heading(column: Column) -> str:

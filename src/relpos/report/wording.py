@@ -14,6 +14,9 @@ from relpos.report.verdict import CostLine, ProbeVerdict, RecipeEffect, Reversal
 NAMED_AT_MOST = 4
 """How many worse contenders, or costs, a sentence names one by one before it sums them up."""
 
+MANY = 6
+"""Above so many contenders a sentence names no more than two one by one."""
+
 DECISIVE = 0.02
 """Below this difference, two percentage points, no sentence says that the recipe decides."""
 
@@ -41,7 +44,8 @@ def points(value: float, *, decimals: int = 1) -> str:
 
 def bounds(interval: Interval) -> str:
     """ "71 to 86"; with a decimal where a bound is under ten points, so that it never rounds to a false zero."""
-    decimals = 0 if min(abs(interval.low), abs(interval.high)) >= 0.1 else 1
+    nearest = min(abs(interval.low), abs(interval.high))
+    decimals = 0 if nearest >= 0.1 else 1 if nearest >= 0.0005 or nearest == 0.0 else 2
     return f"{points(interval.low, decimals=decimals)} to {points(interval.high, decimals=decimals)}"
 
 
@@ -57,13 +61,18 @@ def listed(names: Sequence[str]) -> str:
 
 def place(probe: ProbeVerdict) -> str:
     """Where a sentence speaks of: "on the test images", "at +3 pixels", "on the canvas 24 x 24, anywhere"."""
-    if probe.group == "test":
+    return place_words(probe.group, probe.label, probe.x)
+
+
+def place_words(group: str, label: str, x: float | None) -> str:
+    """The same for a probe's fields."""
+    if group == "test":
         return "on the test images"
-    if probe.group == "shift" and probe.x is not None and "px" in probe.label:
-        return f"at +{probe.x:g} pixel" + ("" if probe.x == 1 else "s")
-    if probe.group == "canvas":
-        return f"on the canvas {probe.label}"
-    return f"at {probe.label}"
+    if group == "shift" and x is not None and "px" in label:
+        return f"at +{x:g} pixel" + ("" if x == 1 else "s")
+    if group == "canvas":
+        return f"on the canvas {label}"
+    return f"at {label}"
 
 
 def headline(verdict: Verdict) -> str:
@@ -82,7 +91,7 @@ def _answer(verdict: Verdict) -> str:
         figures = listed([f"{percent(probe.standings[0].accuracy.mean)} {place(probe)}" for probe in reversed(shown)])
         return f"{best.contender.label} alone was measured: {figures}."
     if _nobody(first):
-        return f"{_capital(place(first))} nobody is better than chance ({percent(first.chance)})."
+        return f"{capital(place(first))} nobody is better than chance ({percent(first.chance)})."
     once = "" if verdict.seeds > 1 else " in this one seed"
     if best.against_chance != "above":
         rivals = [standing.contender.label for standing in first.leaders[1:]]
@@ -136,7 +145,7 @@ def cautions(verdict: Verdict) -> list[str]:
             what = f"{many} {seeds} left out: not every mechanism has finished there"
             if not probe.standings:
                 what = "no comparison: the mechanisms share no finished seed"
-            found.append(f"{_capital(place(probe))}, {what}.")
+            found.append(f"{capital(place(probe))}, {what}.")
     return found
 
 
@@ -145,7 +154,10 @@ def sentences(verdict: Verdict) -> list[Sentence]:
     test = verdict.probe("test")
     on_test = {} if test is None else {s.contender.position: s.accuracy.mean for s in test.standings}
     found = [Sentence(probe.group, probe_sentence(probe, on_test)) for probe in verdict.probes if probe.standings]
-    found.extend(Sentence("order", _reversal_sentence(reversal)) for reversal in verdict.reversals[:2])
+    if verdict.reversals:
+        more = len(verdict.reversals) - 1
+        also = "" if not more else f" So do {more} more pairs." if more > 1 else " So does one more pair."
+        found.append(Sentence("order", _reversal_sentence(verdict.reversals[0]) + also))
     if verdict.without_growth:
         who = f"{listed(verdict.without_growth)} {'has' if len(verdict.without_growth) == 1 else 'have'}"
         found.append(Sentence("growth", f"{who} no rule for a larger grid, and so no figure there."))
@@ -160,7 +172,7 @@ def sentences(verdict: Verdict) -> list[Sentence]:
 def probe_sentence(probe: ProbeVerdict, on_test: dict[str, float] | None = None) -> str:
     """One probe: its leaders, then who is worse and by how much. `on_test` lets it say "keeps" and "falls to"."""
     best = probe.standings[0]
-    start = f"{_capital(place(probe))}{':' if probe.group == 'canvas' else ''} "
+    start = f"{capital(place(probe))}{':' if probe.group == 'canvas' else ''} "
     if len(probe.standings) == 1:
         figure = f"{_reaches(best, probe, on_test)} ({interval_words(best.accuracy)}{_against_chance(best, probe)})"
         return f"{start}{figure}; nothing to compare it with."
@@ -173,7 +185,7 @@ def probe_sentence(probe: ProbeVerdict, on_test: dict[str, float] | None = None)
     worse = probe.worse
     if not worse:
         return lead + "."
-    if len(worse) <= NAMED_AT_MOST:
+    if len(worse) <= _named(probe):
         told = [f"{_reaches(s, probe, on_test)} ({_behind(s, probe, full=s is worse[0])})" for s in worse]
         return "; ".join([lead, *told]) + "."
     nearest, furthest = (
@@ -191,7 +203,7 @@ def recipe_sentence(effects: Sequence[RecipeEffect], where: str) -> str:
     same = [effect.position for effect in effects if effect.difference.covers_zero]
     parts = []
     for effect in changed[:NAMED_AT_MOST]:
-        size = _upright(effect.difference)
+        size = upright(effect.difference)
         verb = "falls" if effect.difference.mean > 0 else "rises"
         parts.append(
             f"{effect.position} {verb} from {percent(effect.recipe.mean)} to {percent(effect.plain.mean)} "
@@ -200,7 +212,8 @@ def recipe_sentence(effects: Sequence[RecipeEffect], where: str) -> str:
     if len(changed) > NAMED_AT_MOST:
         parts.append(f"{len(changed) - NAMED_AT_MOST} more differ by less")
     if same:
-        parts.append(f"no difference for {listed(same) if len(same) <= NAMED_AT_MOST else f'{len(same)} others'}")
+        rest = f"{len(same)} others" if changed else f"any of {len(same)}"
+        parts.append(f"no difference for {listed(same) if len(same) <= NAMED_AT_MOST else rest}")
     change = effects[0].leader_change
     decided = [effect.position for effect in changed if abs(effect.difference.mean) >= DECISIVE]
     close = ""
@@ -218,7 +231,7 @@ def _reversal_sentence(reversal: Reversal) -> str:
         f"The order turns round: {reversal.first} is ahead of {reversal.second} on the test images "
         f"({points(reversal.here_difference.mean)} points, {interval_words(reversal.here_difference)}) "
         f"and behind it on the largest shift ({points(-reversal.there_difference.mean)} points, "
-        f"{interval_words(_upright(reversal.there_difference))})."
+        f"{interval_words(upright(reversal.there_difference))})."
     )
 
 
@@ -313,7 +326,7 @@ def _tie(probe: ProbeVerdict) -> str:
         names = [standing.contender.label for standing in probe.leaders]
         return f"{_some(names)} tie at {percent(best.accuracy.mean)}"
     first = f"{best.contender.label} ({percent(best.accuracy.mean)})"
-    if len(rivals) > NAMED_AT_MOST:
+    if len(rivals) > _named(probe):
         last = rivals[-1]
         return (
             f"{first} cannot be told apart from {len(rivals)} others, down to {last.contender.label} "
@@ -327,18 +340,23 @@ def _tie(probe: ProbeVerdict) -> str:
     return f"{listed([first, *others])} cannot be told apart: no difference"
 
 
+def _named(probe: ProbeVerdict) -> int:
+    return NAMED_AT_MOST if len(probe.standings) <= MANY else 2
+
+
 def _some(names: Sequence[str]) -> str:
     return listed(names) if len(names) <= NAMED_AT_MOST else f"{', '.join(names[:2])} and {len(names) - 2} more"
 
 
-def _upright(interval: Interval) -> Interval:
+def upright(interval: Interval) -> Interval:
     """The interval of the difference's size: turned round where the difference is negative."""
     if interval.mean >= 0.0:
         return interval
     return replace(interval, mean=-interval.mean, low=-interval.high, high=-interval.low)
 
 
-def _capital(text: str) -> str:
+def capital(text: str) -> str:
+    """The text as a sentence begins."""
     return text[:1].upper() + text[1:]
 
 

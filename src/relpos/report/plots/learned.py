@@ -34,12 +34,12 @@ def learned_svgs(entries: list[Mapping[str, Any]], *, name: str, mechanism: str)
         prefix = f"{name}-{index}"
         if entry["kind"] == "bias":
             where = "shared by all layers" if entry["layer"] == "shared" else f"layer {entry['layer']}"
-            title = f"Learned bias of each head, {mechanism}, {where}"
+            title = f"Bias of each head, {mechanism}, {where}"
             draw = bias_2d if entry["axes"] == 2 else bias_1d
             caption = f"Bias of each head, {where}{_prefix_words(entry)}"
             found.append((caption, to_svg(draw(entry), name=prefix, title=title)))
         elif entry["kind"] == "embedding":
-            title = f"Similarity of learned position vectors, {mechanism}"
+            title = f"Similarity of position vectors, {mechanism}"
             caption = "How alike the position vectors are: each small map shows one patch against all patches"
             found.append((caption, to_svg(embedding(entry), name=prefix, title=title)))
     return found
@@ -92,6 +92,7 @@ def draw_bias_2d(axes: list[Axes], entry: Mapping[str, Any]) -> AxesImage:
             interpolation="none",
         )
         # The zero offset is a patch attending to itself: every other offset is read from it.
+        one.plot(0, 0, marker="+", markersize=8, color="#ffffff", markeredgewidth=2.6)
         one.plot(0, 0, marker="+", markersize=7, color="#222222", markeredgewidth=1.0)
         one.set_title(f"head {head}")
         one.set_xticks([left, 0, right], labels=[signed(left), "0", signed(right)])

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from relpos.report.palette import MATPLOTLIB_MARKERS, dash_of_rule, style
+from relpos.report.charts import front
+from relpos.report.palette import MATPLOTLIB_MARKERS, dash_of_rule, styles
 from relpos.report.plots.canvas import drawing, to_png
 from relpos.report.plots.learned import COLUMN_OFFSET, ROW_OFFSET, bias_scale, draw_bias_1d, draw_bias_2d
 from relpos.report.results import Results, positions, runs
-from relpos.report.robustness import Curve, canvas_curves, shift_curves
+from relpos.report.robustness import Curve, canvas_curves, rules, shift_curves
 from relpos.report.table import build_table
 from relpos.report.verdict import judge
 from relpos.report.wording import headline
@@ -22,8 +24,8 @@ from relpos.report.wording import headline
 INK = "#22262b"
 MUTED = "#5c6670"
 DOTS_PER_INCH = 125
+FADED = "#cfcbc4"
 HEADS_AT_MOST = 6
-MECHANISMS_AT_MOST = 5
 
 
 def save_overview(results: Results, path: str | Path) -> None:
@@ -34,7 +36,7 @@ def save_overview(results: Results, path: str | Path) -> None:
 def overview(results: Results) -> Figure:
     """The picture as a figure: curves above; below, the bias of each head of the best mechanism that has one."""
     order = positions(results)
-    shown = [row.position for row in build_table(results).rows][:MECHANISMS_AT_MOST]
+    shown = front([row.position for row in build_table(results).rows])
     chance = 1 / len(results["task"]["classes"])
     learned = _best_bias(results, shown)
     bottom = 0.50 if learned else 0.10
@@ -44,41 +46,42 @@ def overview(results: Results) -> Figure:
         figure.text(0.035, 0.965, answer, fontsize=15, weight="bold", va="top")
         below = 0.872 if "\n" in answer else 0.905
         figure.text(0.035, below, _subtitle(results, len(shown)), fontsize=9.5, color=MUTED, va="top")
-        panels: list[tuple[str, str, str, list[Curve]]] = [
-            ("Shifted beyond where training put it", "by shift", "shift, pixels", shift_curves(results))
+        panels: list[tuple[str, str, list[Curve]]] = [
+            ("Shifted beyond where training put it", "shift, pixels", shift_curves(results))
         ]
         groups = canvas_curves(results)
         groups = [group for group in groups if group[0] == "anywhere"] or groups[:1]
         panels += [
-            (f"On larger canvases, {variant}", "by canvas", "side of the canvas, pixels", curves)
-            for variant, curves in groups
+            (f"On larger canvases, {variant}", "side of the canvas, pixels", curves) for variant, curves in groups
         ]
-        legend_top = 0.81
-        for left, (title, group, label, curves) in zip((0.065, 0.455), panels, strict=False):
+        for left, (title, label, curves) in zip((0.065, 0.455), panels, strict=False):
             axes = figure.add_axes((left, bottom, 0.34, 0.79 - bottom))
-            kept = [curve for curve in curves if curve.contender.position in shown]
-            draw_curves(axes, kept, order, chance=chance)
+            draw_curves(axes, curves, order, shown, chance=chance)
             axes.set_title(title, loc="left", weight="bold")
             axes.set_xlabel(label)
-            handles, labels = axes.get_legend_handles_labels()
-            look: dict[str, Any] = {"fontsize": 8.5, "title_fontsize": 8.5, "alignment": "left", "handlelength": 3.4}
-            corner = (0.805, legend_top)
-            figure.legend(handles, labels, title=group, loc="upper left", bbox_to_anchor=corner, **look)
-            legend_top -= 0.0255 * (len(kept) + 1) + 0.02
+        _draw_legends(figure, results, shown, with_rules=bool(groups))
         if learned:
             _draw_learned(figure, *learned)
     return figure
 
 
-def draw_curves(axes: Axes, curves: Sequence[Curve], order: Sequence[str], *, chance: float) -> None:
-    """Accuracy with whiskers; neighbours stand a little apart so that no whisker hides another."""
-    ticks: dict[float, str] = {}
-    for index, curve in enumerate(curves):
-        look = style(order.index(curve.contender.position))
+def draw_curves(
+    axes: Axes, curves: Sequence[Curve], order: Sequence[str], shown: Sequence[str], *, chance: float
+) -> None:
+    """Accuracy with whiskers; neighbours stand a little apart so that no whisker hides another.
+
+    Those that are not `shown` are thin and grey, without whiskers.
+    """
+    looks = styles(order)
+    for curve in curves:
+        if curve.contender.position not in shown:
+            axes.plot([p.x for p in curve.points], [p.mean for p in curve.points], color=FADED, linewidth=0.9)
+    ticks = {point.x: point.label for curve in curves for point in curve.points}
+    kept = [curve for curve in curves if curve.contender.position in shown]
+    for index, curve in enumerate(kept):
+        look = looks[curve.contender.position]
         xs = np.asarray([point.x for point in curve.points])
-        ticks.update({point.x: point.label for point in curve.points})
-        span = float(np.ptp(xs)) or 1.0
-        nudge = 0.012 * span * (index - (len(curves) - 1) / 2)
+        nudge = 0.012 * (float(np.ptp(xs)) or 1.0) * (index - (len(kept) - 1) / 2)
         means = np.asarray([point.mean for point in curve.points])
         errors = np.abs(np.asarray([[point.low, point.high] for point in curve.points]).T - means)
         dash = look.dash if curve.rule_index is None else dash_of_rule(curve.rule_index)
@@ -104,8 +107,31 @@ def draw_curves(axes: Axes, curves: Sequence[Curve], order: Sequence[str], *, ch
     axes.set_xticks(sorted(ticks), labels=[ticks[x] for x in sorted(ticks)])
 
 
+def _draw_legends(figure: Figure, results: Results, shown: Sequence[str], *, with_rules: bool) -> None:
+    """Mechanisms by colour and marker; below them, on larger canvases, growth rules by dash."""
+    looks = styles(positions(results))
+    handles = [
+        Line2D([], [], color=looks[name].light, marker=MATPLOTLIB_MARKERS[looks[name].marker], markersize=6, label=name)
+        for name in shown
+    ]
+    if len(shown) < len(positions(results)):
+        handles.append(Line2D([], [], color=FADED, linewidth=0.9, label="all others"))
+    look: dict[str, Any] = {"fontsize": 9, "title_fontsize": 9, "alignment": "left", "handlelength": 3.4}
+    corner = (0.805, 0.81)
+    figure.legend(handles=handles, title="mechanism", loc="upper left", bbox_to_anchor=corner, **look)
+    if with_rules:
+        dashes = []
+        for index, rule in enumerate(rules(results)):
+            line = Line2D([], [], color=MUTED, linewidth=1.8, label=rule)
+            if dash_of_rule(index):
+                line.set_dashes([0.55 * length for length in dash_of_rule(index)])
+            dashes.append(line)
+        below = (corner[0], corner[1] - 0.028 * (len(handles) + 1) - 0.02)
+        figure.legend(handles=dashes, title="on larger canvases", loc="upper left", bbox_to_anchor=below, **look)
+
+
 def _draw_learned(figure: Figure, position: str, entry: Mapping[str, Any]) -> None:
-    title = f"What {position} learned: the bias of each head"
+    title = f"The bias of each head in {position}"
     figure.text(0.065, 0.405, title, weight="bold", fontsize=10, va="top")
     values = np.asarray(entry["values"], dtype=np.float64)
     if entry["axes"] == 1:
@@ -133,13 +159,14 @@ def _best_bias(results: Results, ranked: Sequence[str]) -> tuple[str, Mapping[st
     found: list[tuple[str, Mapping[str, Any]]] = []
     for position in ranked:
         for run in runs(results, position)[:1]:
-            found.extend((position, entry) for entry in run["learned"] if entry["kind"] == "bias")
+            learned = run["learned"] if run["parameters"]["position"] else []
+            found.extend((position, entry) for entry in learned if entry["kind"] == "bias")
     return next((pair for pair in found if pair[1]["axes"] == 2), found[0] if found else None)
 
 
 def _subtitle(results: Results, shown: int) -> str:
     task, seeds, asked = results["task"], results["settings"]["seeds"], len(results["mechanisms"])
-    models = f"{seeds} seed{'s' if seeds != 1 else ''} of the same small ViT for each mechanism"
-    some = f"; the best {shown} of {asked} are shown" if shown < asked else ""
+    models = f"{seeds} seed{'s' if seeds != 1 else ''} of the same small ViT each"
+    some = f"; of {asked}, the best of each family in colour" if shown < asked else ""
     whiskers = f"95% intervals over images{' and seeds' if seeds > 1 else ' only'}"
     return f"{task['title']}, {task['sizes']['test']} test images, {models}{some}. Whiskers: {whiskers}."

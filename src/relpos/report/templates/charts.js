@@ -1,56 +1,9 @@
 // The curves: uPlot gives axes, scales and the cursor; markers, whiskers, legend and the box beside the cursor are ours.
 const comparison = JSON.parse(document.getElementById("comparison").textContent);
-const darkness = matchMedia("(prefers-color-scheme: dark)");
-const colourOf = (style) => (darkness.matches ? style.dark : style.light);
-const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const percent = (value) => (100 * value).toFixed(1) + "%";
 
-function drawMarker(context, marker, x, y, r) {
-  const polygon = (points) => {
-    context.beginPath();
-    points.forEach(([dx, dy], i) => context[i ? "lineTo" : "moveTo"](x + r * dx, y + r * dy));
-    context.closePath();
-    context.fill();
-  };
-  const bars = (turn) => {
-    context.save();
-    context.translate(x, y);
-    context.rotate(turn);
-    context.fillRect(-1.15 * r, -0.4 * r, 2.3 * r, 0.8 * r);
-    context.fillRect(-0.4 * r, -1.15 * r, 0.8 * r, 2.3 * r);
-    context.restore();
-  };
-  const shapes = {
-    circle: () => { context.beginPath(); context.arc(x, y, r, 0, 2 * Math.PI); context.fill(); },
-    square: () => context.fillRect(x - 0.88 * r, y - 0.88 * r, 1.76 * r, 1.76 * r),
-    triangle: () => polygon([[0, -1.15], [1.1, 0.8], [-1.1, 0.8]]),
-    down: () => polygon([[0, 1.15], [1.1, -0.8], [-1.1, -0.8]]),
-    diamond: () => polygon([[0, -1.3], [1.1, 0], [0, 1.3], [-1.1, 0]]),
-    cross: () => bars(Math.PI / 4),
-    plus: () => bars(0),
-  };
-  shapes[marker]();
-}
-
-function drawSwatch(canvas, style) {
-  const scale = devicePixelRatio || 1;
-  const [width, height] = [44, 16];
-  canvas.width = width * scale;
-  canvas.height = height * scale;
-  const context = canvas.getContext("2d");
-  context.scale(scale, scale);
-  context.strokeStyle = context.fillStyle = colourOf(style);
-  context.lineWidth = 2;
-  context.setLineDash(style.dash);
-  context.beginPath();
-  context.moveTo(0, height / 2);
-  context.lineTo(width, height / 2);
-  context.stroke();
-  drawMarker(context, style.marker, width / 2, height / 2, 4.5);
-}
-
-// Whiskers and markers of the shown series, and the line of chance. Neighbours' whiskers stand a little apart.
-function drawPoints(chart) {
+// Whiskers and markers of the series in front, and the line of chance. Neighbours' whiskers stand a little apart.
+function drawPoints(chart, state) {
   return (u) => {
     const context = u.ctx;
     const scale = devicePixelRatio || 1;
@@ -74,11 +27,12 @@ function drawPoints(chart) {
       // Under the line: what is near chance and better than it stands above.
       context.fillText("chance", u.bbox.left + 4 * scale, y + 11 * scale);
     }
-    chart.series.forEach((series, index) => {
-      if (!u.series[index + 1].show) return;
+    const inFront = chart.series.filter((series) => state.front(series.mechanism));
+    inFront.forEach((series, index) => {
+      if (state.hidden(series.mechanism)) return;
       context.strokeStyle = context.fillStyle = colourOf(series.style);
-      const apart = Math.min(2.5, 12 / Math.max(1, chart.series.length - 1));
-      const nudge = series.low ? apart * scale * (index - (chart.series.length - 1) / 2) : 0;
+      const apart = Math.min(2.5, 12 / Math.max(1, inFront.length - 1));
+      const nudge = series.low ? apart * scale * (index - (inFront.length - 1) / 2) : 0;
       const count = series.mean.filter((value) => value !== null).length;
       const every = Math.max(1, Math.round(count / 8));
       let seen = 0;
@@ -105,7 +59,7 @@ function drawPoints(chart) {
   };
 }
 
-function cursorBox(chart) {
+function cursorBox(chart, state) {
   const box = document.createElement("div");
   box.className = "tip";
   box.hidden = true;
@@ -116,10 +70,11 @@ function cursorBox(chart) {
       const { idx, left, top } = u.cursor;
       box.hidden = idx === null || idx === undefined || left < 0;
       if (box.hidden) return;
-      const lines = chart.series
-        .map((series, i) => ({ series, value: series.mean[idx], shown: u.series[i + 1].show }))
-        .filter((line) => line.shown && line.value !== null)
+      const shown = chart.series
+        .map((series) => ({ series, value: series.mean[idx] }))
+        .filter(({ series, value }) => value !== null && !state.hidden(series.mechanism))
         .sort((a, b) => b.value - a.value);
+      const lines = shown.filter(({ series }) => state.front(series.mechanism));
       box.replaceChildren();
       const title = document.createElement("b");
       title.textContent = chart.ticks ? chart.ticks[chart.x[idx]] : `step ${chart.x[idx]}`;
@@ -131,14 +86,21 @@ function cursorBox(chart) {
         line.style.color = colourOf(series.style);
         box.append(line);
       });
+      if (lines.length < shown.length) {
+        const more = document.createElement("div");
+        more.textContent = `and ${shown.length - lines.length} in grey`;
+        box.append(more);
+      }
       const right = left + 16 + box.offsetWidth > u.over.clientWidth;
-      box.style.left = `${right ? Math.max(-40, left - 16 - box.offsetWidth) : left + 16}px`;
+      const beside = right ? left - 16 - box.offsetWidth : left + 16;
+      // On a narrow page there is no room at either side: over the curves, but on the page.
+      box.style.left = `${Math.max(-44, Math.min(beside, u.over.clientWidth - box.offsetWidth))}px`;
       box.style.top = `${Math.max(0, Math.min(top, u.over.clientHeight - box.offsetHeight))}px`;
     },
   };
 }
 
-function makeChart(holder, chart, hidden) {
+function makeChart(holder, chart, state) {
   const ink = variable("--muted");
   const grid = { stroke: variable("--line"), width: 1 };
   const font = "12px system-ui, sans-serif";
@@ -165,44 +127,66 @@ function makeChart(holder, chart, hidden) {
         {},
         ...chart.series.map((series) => ({
           label: series.label,
-          show: !hidden.has(series.mechanism),
-          stroke: colourOf(series.style),
-          width: 2,
+          show: !state.hidden(series.mechanism),
+          stroke: () => (state.front(series.mechanism) ? colourOf(series.style) : variable("--faded")),
+          width: state.front(series.mechanism) ? 2 : 1,
           dash: series.style.dash,
           spanGaps: true,
           points: { show: false },
         })),
       ],
-      plugins: [{ hooks: { draw: drawPoints(chart), ...cursorBox(chart) } }],
+      plugins: [{ hooks: { draw: drawPoints(chart, state), ...cursorBox(chart, state) } }],
     },
     [chart.x, ...chart.series.map((series) => series.mean)],
     holder,
   );
 }
 
+// One group of charts with its legend. A mechanism's curves are in front, grey behind, or hidden by the filter.
 function section(name) {
   const root = document.getElementById(`${name}-charts`);
   if (!root) return;
-  const hidden = new Set();
+  const known = new Map();
+  comparison[name].forEach((chart) => chart.series.forEach((s) => known.has(s.mechanism) || known.set(s.mechanism, s)));
+  const atFirst = [...known.values()].filter((series) => series.front).map((series) => series.mechanism);
+  let inFront = new Set(atFirst);
+  let wanted = null;
+  let alone = null;
   let plots = [];
-  const styles = new Map();
-  comparison[name].forEach((chart) => chart.series.forEach((s) => styles.has(s.mechanism) || styles.set(s.mechanism, s.style)));
-  const legend = root.querySelector(".legend");
-  const buttons = [...styles].map(([mechanism, style]) => {
+  const state = {
+    front: (mechanism) => (alone === null ? inFront.has(mechanism) : mechanism === alone),
+    hidden: (mechanism) => wanted !== null && !wanted.has(mechanism),
+  };
+  const refresh = () => {
+    buttons.forEach(({ mechanism, button }) => {
+      button.hidden = state.hidden(mechanism);
+      button.setAttribute("aria-pressed", String(inFront.has(mechanism)));
+    });
+    plots.forEach(({ plot, chart }) => {
+      plot.batch(() => chart.series.forEach((series, i) => {
+        plot.series[i + 1].width = state.front(series.mechanism) ? 2 : 1;
+        plot.setSeries(i + 1, { show: !state.hidden(series.mechanism) });
+      }));
+      plot.redraw(false);
+    });
+  };
+  const buttons = [...known].map(([mechanism, { style }]) => {
     const button = document.createElement("button");
     const swatch = document.createElement("canvas");
     button.type = "button";
-    button.setAttribute("aria-pressed", "true");
     button.append(swatch, mechanism);
     button.addEventListener("click", () => {
-      const show = hidden.delete(mechanism) || (hidden.add(mechanism), false);
-      button.setAttribute("aria-pressed", String(show));
-      plots.forEach(({ plot, chart }) =>
-        chart.series.forEach((series, i) => series.mechanism === mechanism && plot.setSeries(i + 1, { show })));
+      if (!inFront.delete(mechanism)) inFront.add(mechanism);
+      alone = null;
+      refresh();
     });
-    legend.append(button);
-    return { swatch, style };
+    const single = (on) => () => { alone = on ? mechanism : null; refresh(); };
+    button.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && single(true)());
+    button.addEventListener("pointerleave", single(false));
+    root.querySelector(".legend").append(button);
+    return { mechanism, button, swatch, style };
   });
+  root.querySelector(".legend-note").hidden = false;
   const draw = () => {
     plots.forEach(({ plot }) => plot.destroy());
     buttons.forEach(({ swatch, style }) => drawSwatch(swatch, style));
@@ -210,20 +194,30 @@ function section(name) {
       const card = document.getElementById(`chart-${chart.id}`);
       const key = card.querySelector(".key");
       key.replaceChildren();
-      // Where growth rules tell curves apart, the legend of mechanisms does not name them all.
-      if (chart.series.some((series) => series.label !== series.mechanism)) {
-        chart.series.forEach((series) => {
-          const item = document.createElement("li");
-          const swatch = document.createElement("canvas");
-          drawSwatch(swatch, series.style);
-          item.append(swatch, series.label);
-          key.append(item);
-        });
-      }
-      return { chart, plot: makeChart(card.querySelector(".chart"), chart, hidden) };
+      // On larger canvases colour and marker tell the mechanism, the dash its growth rule.
+      chart.rules.forEach(({ label, dash }) => {
+        const item = document.createElement("li");
+        const swatch = document.createElement("canvas");
+        const ink = variable("--muted");
+        drawSwatch(swatch, { light: ink, dark: ink, dash, marker: null });
+        item.append(swatch, label);
+        key.append(item);
+      });
+      return { chart, plot: makeChart(card.querySelector(".chart"), chart, state) };
     });
   };
   draw();
+  refresh();
+  document.addEventListener("filter", ({ detail }) => {
+    wanted = detail;
+    const shown = buttons.filter(({ mechanism }) => !state.hidden(mechanism)).length;
+    // What a filter leaves is what one wants to see: all of it in colour, unless it is much.
+    inFront = new Set(wanted !== null && shown <= comparison.allInFront ? wanted : atFirst);
+    const note = root.querySelector(".filtered");
+    note.hidden = wanted === null;
+    note.textContent = `The filter above the table leaves ${shown} of ${buttons.length} mechanisms here.`;
+    refresh();
+  });
   darkness.addEventListener("change", draw);
   new ResizeObserver(() => plots.forEach(({ plot }) => {
     const width = plot.root.parentElement.clientWidth;

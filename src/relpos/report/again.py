@@ -1,0 +1,63 @@
+"""How to run a comparison again, and how to cite it and what it compares."""
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from relpos.report.results import Results
+
+YEAR = 2026
+"""Of this version of relpos."""
+TASK_OPTIONS = ("images", "image_size", "patch", "bad_images", "rotate")
+"""What of `settings.task_options` the command takes; the rest, such as a fingerprint of the images, only describes."""
+
+
+def command_line(results: Results) -> str:
+    """The command that asks for this comparison again; only the folder for the results is the reader's own."""
+    settings = results["settings"]
+    words = ["relpos", "compare", "--task", settings["task"], *_task_options(settings.get("task_options") or {})]
+    words += ["--positions", ",".join(settings["positions"])]
+    words += ["--seeds", str(settings["seeds"])]
+    words += ["--steps", str(settings["recipe"]["steps"])]
+    words += ["--quick"] if settings["quick"] else []
+    words += ["--device", settings["device"], "--precision", settings["precision"], "--out", "DIR"]
+    return shlex.join(str(word) for word in words)
+
+
+def _task_options(options: Mapping[str, Any]) -> list[str]:
+    """`{"image_size": [64, 96], "rotate": True}` as `--image-size 64x96 --rotate`; what has no option is left out."""
+    words: list[str] = []
+    for name in TASK_OPTIONS:
+        value, flag = options.get(name), f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(flag)
+        elif isinstance(value, list | tuple):
+            sides = [str(side) for side in value]
+            words += [flag, sides[0] if len(set(sides)) == 1 else "x".join(sides)]
+        elif value is not None and value is not False:
+            words += [flag, str(value)]
+    return words
+
+
+def citation(results: Results) -> str:
+    """One line that says which program, which comparison, and where it ran."""
+    settings, environment = results["settings"], results["environment"]
+    seeds = settings["seeds"]
+    return (
+        f"relpos {environment['relpos']}, comparison of {', '.join(settings['positions'])} on "
+        f"{results['task']['title']} ({seeds} seed{'s' if seeds != 1 else ''}, {settings['recipe']['steps']} steps"
+        f"{', quick run' if settings['quick'] else ''}), PyTorch {environment['torch']}, {environment['processor']}."
+    )
+
+
+def bibtex(results: Results) -> str:
+    """relpos as BibTeX has it."""
+    version = results["environment"]["relpos"]
+    return (
+        "@software{relpos,\n"
+        "  author  = {{relpos developers}},\n"
+        "  title   = {{relpos}: position mechanisms for Transformers, compared},\n"
+        f"  version = {{{version}}},\n"
+        f"  year    = {{{YEAR}}},\n"
+        "}"
+    )

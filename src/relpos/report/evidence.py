@@ -1,0 +1,137 @@
+"""Figures that a statement about mechanisms rests on: how far one falls, how far one is ahead, and what that allows.
+
+    fall      accuracy on the test images minus accuracy on another probe, of one contender, image by image
+    ahead     first minus second on one probe, image by image
+
+A finding speaks for a statement "more than L" where its whole interval is above L, against it where it is below L as a
+whole, and is open else. From a quick run, and from one seed, every such finding is open: they are about the trained
+models at hand and not about mechanisms.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from relpos.report.results import Contender, Results, contenders, cost, largest_canvas, outcomes, probes, token_counts
+from relpos.report.statistics import Interval, mean_interval, paired_difference
+from relpos.report.wording import bounds, place_words, points, upright
+
+Speaks = Literal["for", "against", "open"]
+Probe = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One figure: whose, in words, and whether it speaks for the statement it was looked up for."""
+
+    who: str
+    figure: str
+    speaks: Speaks
+
+
+def more_than(results: Results, interval: Interval, limit: float) -> Speaks:
+    """Whether the truth is above `limit`, as far as the interval tells."""
+    if results["settings"]["quick"] or not interval.covers_seeds:
+        return "open"
+    return "for" if interval.low > limit else "against" if interval.high < limit else "open"
+
+
+def opposite(speaks: Speaks) -> Speaks:
+    """What speaks for a statement speaks against its opposite."""
+    return "against" if speaks == "for" else "for" if speaks == "against" else "open"
+
+
+def trained_probe(results: Results) -> Probe | None:
+    """The plain test."""
+    return next(iter(probes(results, "test")), None)
+
+
+def far_canvas(results: Results) -> Probe | None:
+    """The largest canvas, with the image anywhere where the task places it so."""
+    asked = probes(results, "canvas")
+    return largest_canvas(results) or max(asked, key=lambda probe: float(probe["x"]), default=None)
+
+
+def where(probe: Probe) -> str:
+    """ "at +3 pixels"."""
+    return place_words(probe["group"], probe["label"], probe.get("x"))
+
+
+def fall(results: Results, contender: Contender, probe: Probe) -> Interval | None:
+    """How much lower a contender is than on the test images; None where it was not measured on both."""
+    test = trained_probe(results)
+    if test is None:
+        return None
+    before = outcomes(results, Contender(contender.position), test["id"])
+    return _difference(before, outcomes(results, contender, probe["id"]))
+
+
+def ahead(results: Results, first: Contender, second: Contender, probe: Probe) -> Interval | None:
+    """First minus second; None where they share no seed here."""
+    return _difference(outcomes(results, first, probe["id"]), outcomes(results, second, probe["id"]))
+
+
+def smaller_fall(results: Results, first: Contender, second: Contender, probe: Probe) -> Interval | None:
+    """By how much the second falls further than the first."""
+    test = trained_probe(results)
+    if test is None:
+        return None
+    falls = []
+    for contender in (second, first):
+        before = outcomes(results, Contender(contender.position), test["id"])
+        after = outcomes(results, contender, probe["id"])
+        falls.append({seed: before[seed] - after[seed] for seed in set(before) & set(after)})
+    return _difference(*falls)
+
+
+def _difference(first: Any, second: Any) -> Interval | None:
+    return paired_difference(first, second) if set(first) & set(second) else None
+
+
+def plain(results: Results, position: str, probe: Probe) -> Contender | None:
+    """A mechanism on a probe by the rule that resamples nothing, where it has one; None where it has no figure."""
+    found = [entry for entry in contenders(results, probe["id"]) if entry.position == position]
+    ranks = {None: 0, "clipped": 1, "as is": 2}
+    return min(found, key=lambda entry: ranks.get(entry.growth, 3), default=None)
+
+
+def best(results: Results, names: Iterable[str], probe: Probe) -> Contender | None:
+    """The contender of these mechanisms with the highest mean on a probe."""
+    allowed = set(names)
+    found = [entry for entry in contenders(results, probe["id"]) if entry.position in allowed]
+    return max(found, key=lambda entry: mean_interval(outcomes(results, entry, probe["id"])).mean, default=None)
+
+
+def fall_words(interval: Interval) -> str:
+    """ "falls by 9.6 points (4 to 15)"."""
+    verb = "falls" if interval.mean >= 0 else "rises"
+    return f"{verb} by {size_words(interval)}"
+
+
+def ahead_words(interval: Interval, rival: str) -> str:
+    """ "ahead of none by 3.1 points (1.2 to 5.0)", "behind none by ..."."""
+    return f"{'ahead of' if interval.mean >= 0 else 'behind'} {rival} by {size_words(interval)}"
+
+
+def size_words(interval: Interval) -> str:
+    """The size of a difference in points, with its interval."""
+    size = upright(interval)
+    return f"{points(size.mean)} points ({bounds(size)})"
+
+
+def position_parameters(results: Results, position: str) -> int | None:
+    """How many learned numbers describe position; None before a run has finished."""
+    counts = [int(run["parameters"]["position"]) for run in results["records"] if run["position"] == position]
+    return counts[0] if counts else None
+
+
+def timed(results: Results, names: Sequence[str], tokens: int) -> dict[str, Mapping[str, Any]]:
+    """The cost entries of those that were timed at a size."""
+    entries = {name: cost(results, name, tokens) for name in names}
+    return {name: entry for name, entry in entries.items() if entry is not None and entry.get("step_ms")}
+
+
+def sizes_timed(results: Results, names: Sequence[str]) -> list[int]:
+    """The smallest and the largest number of tokens at which any of these was timed."""
+    found = [tokens for tokens in token_counts(results) if timed(results, names, tokens)]
+    return sorted({found[0], found[-1]}) if found else []

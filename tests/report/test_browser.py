@@ -1,0 +1,277 @@
+"""The page in a real browser: wide and narrow, light and dark, with scripts and without, and with no network at all."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from relpos.report import write_report
+
+WIDTHS = (1280, 400)
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--no-default-browser-check",
+]
+MUST = bool(os.environ.get("CI") or os.environ.get("RELPOS_REQUIRE_BROWSER"))
+"""Where a browser has to be there, its absence fails the tests instead of skipping them."""
+
+Open = Callable[..., Any]
+
+
+def unavailable(reason: str) -> Any:
+    return pytest.fail(reason) if MUST else pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    try:
+        from playwright.sync_api import Error, sync_playwright
+    except ImportError:
+        unavailable("playwright is not installed: pip install relpos[test]")
+    with sync_playwright() as playwright:
+        system = next(filter(None, map(shutil.which, NAMES)), None)
+        try:
+            started = playwright.chromium.launch(executable_path=system, args=ARGUMENTS)
+        except Error as error:
+            advice = "install Chromium, or run `playwright install chromium`"
+            unavailable(f"no browser to look at the page with ({str(error).splitlines()[0]}): {advice}")
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def address(make: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A page with everything on it: eleven mechanisms, probes that only some tasks have, images that were left out."""
+    probe = {"id": "rotation/90", "group": "rotation", "label": "rotated 90 degrees", "variant": None, "x": 90}
+    probe |= {"image_size": [16, 16], "trials": 4, "description": "Turned by a quarter."}
+    results = make(make.__globals__["ELEVEN"], seeds=2, images=90)
+    results["task"]["probes"].append(probe)
+    results["task"]["skipped"] = [{"path": f"class/{n}.png", "reason": "cannot be read"} for n in range(20)]
+    for record in results["records"]:
+        test = next(metric for metric in record["metrics"] if metric["probe"] == "test")
+        record["metrics"].append({**test, "probe": "rotation/90"})
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_report(results, path)
+    return path.as_uri()
+
+
+@pytest.fixture
+def visit(browser: Any, address: str) -> Iterator[Open]:
+    """Open the page; `page.said` collects what the console and the page complain of, `page.asked` every request."""
+    contexts = []
+
+    def visit(width: int = 1280, **options: Any) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.said, page.asked = [], []
+        page.on("console", lambda message: page.said.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: page.said.append(str(error)))
+        page.on("request", lambda request: page.asked.append(request.url))
+        page.goto(address)
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+
+
+def shown(page: Any, selector: str) -> list[str]:
+    """The texts of the visible elements, in the order of the page."""
+    found: list[str] = page.locator(selector).filter(visible=True).all_inner_texts()
+    return [text.strip() for text in found]
+
+
+def mechanisms(page: Any) -> list[str]:
+    return [text.replace("\n", "") for text in shown(page, "table.sortable >> nth=0 >> tbody th")]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_complaint_no_request_and_nothing_beside_the_page(visit: Open, width: int, scheme: str) -> None:
+    page = visit(width, color_scheme=scheme)
+    page.mouse.wheel(0, 3000)
+    assert page.said == []
+    assert [url for url in page.asked if not url.startswith("data:")] == [page.url]
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, ground.removeprefix("rgb(").removesuffix(")").split(","))) > 400) == (scheme == "light")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_headings_sort_by_mouse_and_by_keyboard(visit: Open, width: int) -> None:
+    page = visit(width)
+    heading = page.locator("table.sortable >> nth=0 >> thead th").filter(has_text="test").first
+    before = mechanisms(page)
+    heading.locator("button").click()
+    column = heading.evaluate("heading => heading.cellIndex")
+    keys = page.locator("table.sortable >> nth=0 >> tbody tr").evaluate_all(
+        "(rows, column) => rows.map(row => Number(row.cells[column].dataset.sort))", column
+    )
+    assert keys == sorted(keys, reverse=True)
+    assert heading.get_attribute("aria-sort") == "descending"
+    assert page.locator("#sort-status").inner_text() == "Sorted by test, highest first."
+    heading.locator("button").press("Enter")
+    assert heading.get_attribute("aria-sort") == "ascending"
+    assert mechanisms(page) != before
+    page.locator("table.sortable >> nth=0 >> thead th button >> nth=0").click()
+    assert mechanisms(page) == sorted(before)
+
+
+def test_what_was_not_measured_stays_at_the_end(visit: Open) -> None:
+    page = visit()
+    button = page.locator("table.sortable >> nth=0 >> thead th").filter(has_text="4,096").first.locator("button")
+    for _ in range(2):
+        button.click()
+        assert mechanisms(page)[-1] == "relative_1d"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_words_and_families_filter_tables_curves_and_pictures(visit: Open, width: int) -> None:
+    page = visit(width)
+    status = page.locator("#filter-status")
+    assert status.get_attribute("aria-live") == "polite"
+    assert status.inner_text() == "All 11 mechanisms are shown."
+    page.get_by_label("Name contains").fill("rotary t5")
+    kept = {"t5", "rotary_1d", "rotary_2d", "rotary_2d+relative_2d"}
+    assert set(mechanisms(page)) == kept
+    assert status.inner_text().startswith("4 of 11 mechanisms are shown")
+    page.get_by_label("sum 2").press("Space")
+    kept.remove("rotary_2d+relative_2d")
+    assert set(mechanisms(page)) == kept
+    assert set(shown(page, "#robustness-charts .legend button")) == kept
+    pressed = page.locator("#robustness-charts .legend button").filter(visible=True)
+    assert {button.get_attribute("aria-pressed") for button in pressed.all()} == {"true"}
+    assert set(shown(page, "section[aria-labelledby=attention] summary")) == kept
+    assert set(shown(page, "section[aria-labelledby=costs] tbody th")) == kept
+    assert "leaves 3 of 11" in page.locator("#robustness-charts .filtered").inner_text()
+    page.get_by_label("Name contains").fill("nobody")
+    assert mechanisms(page) == []
+    assert status.inner_text().startswith("0 of 11")
+    page.get_by_role("button", name="Show all").click()
+    assert len(mechanisms(page)) == 11
+    assert page.get_by_role("button", name="Show all").is_disabled()
+    assert page.get_by_label("Name contains").input_value() == ""
+    assert page.locator("#robustness-charts .filtered").is_hidden()
+    assert page.said == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_pointing_at_a_curve_reads_its_figures(visit: Open, width: int) -> None:
+    page = visit(width)
+    over = page.locator("#chart-shift .u-over")
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    page.mouse.move(box["x"] + 0.93 * box["width"], box["y"] + 40)
+    tip = page.locator("#chart-shift .tip")
+    assert tip.is_visible()
+    lines = tip.inner_text().splitlines()
+    assert lines[0] == "+3"
+    assert any("rotary_2d+relative_2d" in line and "% to " in line for line in lines)
+    assert lines[-1] == "and 6 in grey"
+    assert tip.bounding_box()["x"] >= 0
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    page.mouse.move(5, 5)
+    assert tip.is_hidden()
+
+
+def test_a_name_brings_its_curve_forward_and_sends_it_back(visit: Open) -> None:
+    page = visit()
+    button = page.locator("#robustness-charts .legend button").filter(has_text="t5")
+    canvas = page.locator("#chart-shift canvas")
+    page.mouse.move(5, 5)
+    assert button.get_attribute("aria-pressed") == "false"
+    looks = [canvas.evaluate("canvas => canvas.toDataURL()")]
+    for pressed in ("true", "false"):
+        button.press("Enter")
+        page.wait_for_timeout(60)
+        assert button.get_attribute("aria-pressed") == pressed
+        looks.append(canvas.evaluate("canvas => canvas.toDataURL()"))
+    assert looks[0] == looks[2] != looks[1]
+
+
+def test_every_chart_is_drawn(visit: Open) -> None:
+    page = visit()
+    page.wait_for_timeout(100)
+    canvases = page.locator(".chart canvas")
+    assert canvases.count() == 7
+    painted = "canvas => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(Boolean)"
+    assert all(canvases.nth(index).evaluate(painted) for index in range(7))
+    assert page.locator("#chart-other-0 h3").inner_text() == "Accuracy by rotation"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_without_scripts_everything_but_the_curves_can_be_read(visit: Open, width: int) -> None:
+    page = visit(width, java_script_enabled=False)
+    assert page.locator(".filter").is_hidden()
+    assert page.locator(".charts").first.is_hidden()
+    assert page.locator("noscript").count() == 2
+    text = page.locator("body").inner_text()
+    for words in ("is best", "What the documents claimed", "sinusoidal_2d", "How to cite", "drawn by a script"):
+        assert words in text
+    assert len(mechanisms(page)) == 11
+
+
+def test_pictures_controls_and_regions_have_names(visit: Open) -> None:
+    page = visit()
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll('svg, canvas, img')].filter(element => {
+          if (element.closest('[aria-hidden=true]')) return false;
+          const named = element.closest('[role=img]');
+          return !named || !named.getAttribute('aria-label');
+        }).map(element => element.outerHTML.slice(0, 120))"""
+    )
+    assert nameless == []
+    for control in page.locator("button, input, [role=region]").all():
+        name = control.evaluate(
+            "e => e.getAttribute('aria-label') || e.textContent || e.labels?.[0]?.textContent || ''"
+        )
+        assert name.strip(), control.evaluate("e => e.outerHTML")
+
+
+def test_a_name_in_the_table_leads_to_its_two_sentences(visit: Open) -> None:
+    page = visit()
+    page.locator("table.sortable >> nth=0 >> tbody th a").filter(has_text="relative_1d").click()
+    card = page.locator(page.url[page.url.index("#") :])
+    assert "relative_1d" in card.inner_text()
+    assert "in raster order" in card.inner_text()
+
+
+def test_files_left_out_are_counted_and_named(visit: Open) -> None:
+    page = visit()
+    note = page.locator("details.banner")
+    assert note.locator("summary").inner_text() == "20 files of the data could not be used and were left out"
+    note.locator("summary").click()
+    assert "class/0.png (cannot be read)" in note.inner_text()
+    assert "and 8 more" in note.inner_text()
+
+
+@pytest.mark.parametrize(("allowed", "word"), [("true", "Copied"), ("false", "Selected: copy it with the keyboard")])
+def test_code_is_copied_or_else_selected(visit: Open, allowed: str, word: str) -> None:
+    page = visit()
+    page.evaluate(
+        f"""() => Object.defineProperty(navigator, "clipboard", {{ value: {{ writeText: async (text) => {{
+          if (!{allowed}) throw new Error("not allowed");
+          window.copied = text;
+        }} }} }})"""
+    )
+    button = page.locator("pre.copyable + button.copy").first
+    button.click()
+    button.filter(has_text=word).wait_for(timeout=2000)
+    text = page.evaluate("window.copied || getSelection().toString()")
+    assert text.startswith("relpos compare --task digits ")
+
+
+@pytest.mark.parametrize(("must", "raised"), [(True, pytest.fail.Exception), (False, pytest.skip.Exception)])
+def test_a_missing_browser_skips_or_fails_as_asked(monkeypatch: pytest.MonkeyPatch, must: bool, raised: Any) -> None:
+    monkeypatch.setitem(globals(), "MUST", must)
+    with pytest.raises(raised, match="why"):
+        unavailable("why")
