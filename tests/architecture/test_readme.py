@@ -14,7 +14,7 @@ from relpos.position import presets
 
 README = ROOT / "README.md"
 TEXT = README.read_text(encoding="utf-8") if README.exists() else ""
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/results.md", "docs/log.md")]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/results.md", "docs/log.md", "docs/examples.md")]
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -86,14 +86,14 @@ def test_every_verb_in_the_text_exists() -> None:
 def test_options_in_the_synopsis_exist() -> None:
     from jsonargparse import ArgumentParser
 
-    from relpos.cli import compare_verb, list_verb, train_verb
+    from relpos.cli import compare_verb, list_verb, show_verb, train_verb
 
     (synopsis,) = [block for block in blocks(TEXT, "") if "relpos compare" in block]
-    for line, verb in zip(synopsis.splitlines(), (compare_verb, train_verb, list_verb), strict=True):
+    for line, verb in zip(synopsis.splitlines(), (compare_verb, train_verb, show_verb, show_verb, list_verb), strict=True):
         parser = ArgumentParser()
         verb.add_arguments(parser)
         known = {option for action in parser._actions for option in action.option_strings}
-        options = set(re.findall(r"--[a-z]+", line))
+        options = set(re.findall(r"--[a-z-]+", line))
         assert options <= known, f"README names {options - known}"
         own = known - {"-h", "--help", "--print_config", "--config", "--print_shtab", "--debug"}
         if verb is compare_verb:
