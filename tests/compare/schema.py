@@ -9,9 +9,12 @@ from typing import Any
 from relpos.train import Recipe
 
 HEAD = {"schema_version", "settings", "environment", "task", "mechanisms", "records", "costs"}
-SETTINGS = {"task", "positions", "seeds", "quick", "device", "precision", "threads", "recipe"}
+SETTINGS = {"task", "task_options", "positions", "seeds", "quick", "device", "precision", "threads", "recipe"}
 ENVIRONMENT = {"relpos", "torch", "python", "platform", "processor", "cores", "device"}
-TASK = {"name", "title", "description", "classes", "channels", "image_size", "patch_size", "sizes", "probes"}
+TASK = {
+    "name", "title", "description", "classes", "channels", "image_size", "patch_size", "sizes", "skipped", "ignored",
+    "probes",
+}  # fmt: skip
 PROBE = {"id", "group", "label", "variant", "x", "image_size", "trials", "description"}
 MECHANISM = {"name", "title", "summary", "source", "growth"}
 RECORD = {
@@ -80,9 +83,11 @@ def check_settings(settings: dict[str, Any]) -> None:
 def check_task(task: dict[str, Any]) -> None:
     assert set(task) == TASK
     assert set(task["sizes"]) == {"train", "validation", "test"}
+    assert all(set(one) == {"path", "reason"} for one in task["skipped"])
+    assert all(isinstance(path, str) for path in task["ignored"])
     for probe in task["probes"]:
         assert set(probe) == PROBE
-        assert probe["group"] in ("test", "shift", "canvas")
+        assert probe["group"] in ("test", "shift", "canvas", "rotation")
         assert len(probe["image_size"]) == 2
     assert task["probes"][0]["image_size"] == task["image_size"]
 

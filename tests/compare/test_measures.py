@@ -27,7 +27,7 @@ class Few(Task):
 
     def __init__(self) -> None:
         self.whole = find_task("digits")
-        for field in ("title", "description", "classes", "channels", "image_size", "patch_size"):
+        for field in ("title", "description", "classes", "channels", "image_size", "patch_size", "options"):
             setattr(self, field, getattr(self.whole, field))
 
     @property
@@ -41,9 +41,12 @@ class Few(Task):
     def probes(self) -> tuple[Probe, ...]:
         return self.whole.probes
 
-    def examples(self, probe: Probe, split: Split) -> Any:
+    def labels(self, split: Split) -> Any:
+        return self.whole.labels(split)[:40]
+
+    def examples(self, probe: Probe, split: Split, chosen: slice = slice(None)) -> Any:
         images, labels = self.whole.examples(probe, split)
-        return images[:40], labels[:40]
+        return images[:40][chosen], labels[:40][chosen]
 
 
 class Fixed(RelativePositionBias):

@@ -10,27 +10,36 @@ import pytest
 
 from relpos.compare import Job, Settings
 from relpos.compare.settings import QUICK_STEPS, describe_mechanism, describe_task, environment
-from relpos.data import find_task
-from relpos.position import presets
+from relpos.data import COMPARED, find_task
+from relpos.position import find, presets
 from relpos.train import Recipe
 
 
 def make(**changes: Any) -> Settings:
     usual = {
-        "task": "digits", "positions": None, "seeds": 1, "steps": None, "quick": False, "device": "cpu",
+        "task": find_task("digits"), "positions": None, "seeds": 1, "steps": None, "quick": False, "device": "cpu",
         "precision": "float32",
     }  # fmt: skip
     return Settings.make(**{**usual, **changes})
 
 
-def test_by_default_every_mechanism_for_images_by_the_recipe() -> None:
+def test_by_default_the_tasks_mechanisms_by_the_recipe() -> None:
     settings = make()
-    assert settings.positions == tuple(name for name, preset in presets().items() if 2 in preset.token_axes)
-    assert {"none", "learned", "relative_1d", "relative_2d"} <= set(settings.positions)
+    assert settings.positions == COMPARED == (
+        "none", "learned", "sinusoidal_2d", "relative_1d", "relative_2d", "t5", "alibi", "rotary_1d", "rotary_2d",
+        "learned+relative_2d", "rotary_2d+relative_2d",
+    )  # fmt: skip
+    assert all(2 in find(name).token_axes for name in COMPARED)
     assert settings.recipe == Recipe()
     assert (settings.task, settings.seeds, settings.quick, settings.device, settings.threads) == (
         "digits", 1, False, "cpu", 1,
     )  # fmt: skip
+
+
+def test_all_is_every_mechanism_that_suits_images() -> None:
+    every = make(positions=("all",)).positions
+    assert every == tuple(name for name, preset in presets().items() if 2 in preset.token_axes)
+    assert set(COMPARED) < set(every)
 
 
 def test_positions_keep_their_order_and_come_once() -> None:
@@ -40,7 +49,10 @@ def test_positions_keep_their_order_and_come_once() -> None:
 def test_sums_are_positions() -> None:
     settings = make(positions=("learned+relative_2d",))
     assert settings.positions == ("learned+relative_2d",)
-    assert describe_mechanism("learned+relative_2d", settings)["growth"] == ["interpolated", "clipped"]
+    assert describe_mechanism("learned+relative_2d", settings, find_task("digits"))["growth"] == [
+        "interpolated",
+        "clipped",
+    ]
 
 
 def test_quick_is_short_unless_steps_say_otherwise() -> None:
@@ -62,7 +74,7 @@ def test_the_warm_up_is_shorter_than_training(steps: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": "digit"}, "expected a task among digits; got 'digit'. Did you mean 'digits'?"),
+        ({"positions": ("all", "none")}, "got 'all'"),
         ({"positions": ("relative2d",)}, "got 'relative2d'. Did you mean 'relative_2d'?"),
         ({"positions": ("none", "learned+relativ_2d")}, "got 'relativ_2d'. Did you mean 'relative_2d'?"),
         ({"positions": ()}, "expected at least one position; got none. Name some"),
@@ -81,7 +93,7 @@ def test_wrong_settings_are_refused(changes: dict[str, Any], message: str) -> No
 
 
 def test_jobs_are_every_mechanism_and_seed_then_learned_ones_at_rate_one() -> None:
-    jobs = make(positions=("none", "learned", "relative_2d"), seeds=2).jobs()
+    jobs = make(positions=("none", "learned", "relative_2d"), seeds=2).jobs(find_task("digits"))
     usual = Recipe().position_learning_rate_multiplier
     assert usual != 1
     assert jobs == [
@@ -94,7 +106,7 @@ def test_jobs_are_every_mechanism_and_seed_then_learned_ones_at_rate_one() -> No
 def test_no_runs_at_rate_one_where_the_recipe_is_at_one() -> None:
     settings = make(positions=("learned",))
     at_one = replace(settings, recipe=replace(settings.recipe, position_learning_rate_multiplier=1.0))
-    assert [job.variant for job in at_one.jobs()] == ["recipe"]
+    assert [job.variant for job in at_one.jobs(find_task("digits"))] == ["recipe"]
 
 
 def test_settings_are_plain_values_and_whole() -> None:
@@ -110,6 +122,6 @@ def test_descriptions_are_plain_values() -> None:
     for tree in (
         environment("cpu"),
         describe_task(find_task("digits")),
-        *(describe_mechanism(name, settings) for name in settings.positions),
+        *(describe_mechanism(name, settings, find_task("digits")) for name in settings.positions),
     ):
         assert json.loads(json.dumps(tree)) == tree

@@ -231,12 +231,16 @@ def test_a_model_comes_back_from_its_folder(position: str, tmp_path: Path) -> No
     recipe = replace(TINY, class_token=True, global_pool="token", shared_position=False, depth=2)
     model, _, _ = run(position, recipe)
     folder = tmp_path / "deep" / "model"
-    save(folder, model, task="digits", position=position, recipe=recipe, about={"seed": 0, "note": "kept"})
+    save(folder, model, task=find_task("digits"), position=position, recipe=recipe, about={"seed": 0, "note": "kept"})
     again, config = load(folder)
     images = torch.randn(3, 1, 16, 16)
     assert torch.equal(again(images), model(images))
     assert not again.training
-    assert config == {"task": "digits", "position": position, "recipe": asdict(recipe), "seed": 0, "note": "kept"}
+    about = {"seed": 0, "note": "kept"}
+    whole = {"task": "digits", "task_options": {}, "position": position, "recipe": asdict(recipe), **about}
+    assert {name: config[name] for name in whole} == whole
+    assert set(config) == {*whole, "classes", "model"}
+    assert config["classes"] == [str(digit) for digit in range(10)]
     assert config == json.loads((folder / "config.json").read_text())
     assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.json"}
 
@@ -247,7 +251,7 @@ def test_nothing_is_overwritten(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"expected a folder without a {name}; got .*nothing is overwritten"):
         check_free(tmp_path)
     with pytest.raises(ValueError, match="nothing is overwritten"):
-        save(tmp_path, untrained(), task="digits", position="none", recipe=TINY, about={})
+        save(tmp_path, untrained(), task=find_task("digits"), position="none", recipe=TINY, about={})
     assert (tmp_path / name).read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from relpos.cli.task_choice import add_task_arguments, choose_task, note_on_batch
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
@@ -15,12 +18,13 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The verb's arguments."""
-    parser.add_argument("--task", type=str, default="digits", help="what to train on (relpos list tasks)")
+    add_task_arguments(parser)
     parser.add_argument(
         "--positions",
         type=str | None,
         default=None,
-        help="mechanisms, joined by commas; a+b is a sum (relpos list positions). Default: all that suit the task",
+        help="mechanisms, joined by commas; a+b is a sum (relpos list positions); all for every one that suits the "
+        "task. Default: the task's eleven",
     )
     parser.add_argument("--seeds", type=int, default=1, help="training runs of each mechanism")
     parser.add_argument("--steps", type=int | None, default=None, help="training steps. Default: the recipe's")
@@ -36,31 +40,33 @@ def default_folder(settings: Settings) -> Path:
 
     whole = [settings.to_json(), environment(settings.device)]
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
-    return Path("runs") / f"{settings.task}{'-quick' if settings.quick else ''}-{digest}"
+    name = settings.task
+    if "images" in settings.task_options:
+        name = re.sub(r"[^\w.-]+", "-", Path(settings.task_options["images"]).name) or name
+    return Path("runs") / f"{name}{'-quick' if settings.quick else ''}-{digest}"
 
 
 def run(arguments: Namespace) -> None:
     """Carry the verb out."""
     from rich.console import Console
 
-    from relpos.compare import Comparison, Settings
+    from relpos.compare import Comparison, Settings, require_asked
     from relpos.report import render_terminal, write_report
 
-    positions = arguments.positions
-    settings = Settings.make(
-        task=arguments.task,
-        positions=None if positions is None else tuple(name.strip() for name in positions.split(",") if name.strip()),
-        seeds=arguments.seeds,
-        steps=arguments.steps,
-        quick=arguments.quick,
-        device=arguments.device,
-        precision=arguments.precision,
-    )
-    folder = default_folder(settings) if arguments.out is None else Path(arguments.out)
-    comparison = Comparison(settings, folder)
     console = Console()
+    named = arguments.positions
+    positions = None if named is None else tuple(name.strip() for name in named.split(",") if name.strip())
+    asked = (positions, arguments.seeds, arguments.steps, arguments.device, arguments.precision)
+    require_asked(*asked)
+    task = choose_task(arguments, console)
+    settings = Settings.make(task, *asked, quick=arguments.quick)
+    folder = default_folder(settings) if arguments.out is None else Path(arguments.out)
+    comparison = Comparison(settings, task, folder)
+    note_on_batch(settings.recipe.batch_size, task, console)
     left = sum(len(stage) for stage in comparison.tasks())
-    console.print(f"Comparing {', '.join(settings.positions)} on {settings.task}: {left} pieces of work, in {folder}/")
+    names = ", ".join(settings.positions)
+    line = f"Comparing {names} on {settings.task}: {left} pieces of work, in {folder}/"
+    console.print(line, markup=False)
     results = _watched(comparison, left, console)
     page = folder / "report.html"
     write_report(results, page)

@@ -38,7 +38,7 @@ def run(arguments: Namespace) -> None:
         from relpos.data import TASKS
 
         for name, task in TASKS.items():
-            table.add_row(name, task().description)
+            table.add_row(name, task.summary)
     else:
         from relpos.attention import backends
 

@@ -6,13 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from relpos.cli.task_choice import add_task_arguments, choose_task, note_on_batch
+
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The verb's arguments."""
-    parser.add_argument("--task", type=str, default="digits", help="what to train on (relpos list tasks)")
+    add_task_arguments(parser)
     parser.add_argument("--position", type=str, required=True, help="a mechanism, or a sum a+b (relpos list positions)")
     parser.add_argument("--out", type=str, required=True, help="folder for model.safetensors and config.json")
     parser.add_argument("--seed", type=int, default=0, help="seed of initialisation and batches")
@@ -30,13 +32,14 @@ def run(arguments: Namespace) -> None:
 
     from relpos import __version__
     from relpos.core.checks import require_int
-    from relpos.data import find_task
     from relpos.position import find
     from relpos.train import Progress as StepProgress
-    from relpos.train import Recipe, check_free, predict, require_precision, resolve_device, save, train
+    from relpos.train import Recipe, check_free, require_precision, resolve_device, right, save, train
 
-    task = find_task(arguments.task)
+    console = Console()
     find(arguments.position)
+    folder = Path(arguments.out)
+    check_free(folder)
     recipe = Recipe()
     if arguments.steps is not None:
         require_int(arguments.steps, "steps", at_least=1)
@@ -45,8 +48,9 @@ def run(arguments: Namespace) -> None:
     torch.set_num_threads(arguments.threads)
     device = resolve_device(arguments.device)
     require_precision(arguments.precision)
-    folder = Path(arguments.out)
-    check_free(folder)
+    task = choose_task(arguments, console)
+    recipe = recipe.within(task)
+    note_on_batch(recipe.batch_size, task, console)
 
     columns = (
         TextColumn("{task.description}"),
@@ -55,7 +59,6 @@ def run(arguments: Namespace) -> None:
         TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
     )
-    console = Console()
     with Progress(*columns, console=console, transient=True) as bars:
         bar = bars.add_task(arguments.position, total=recipe.steps, note="")
 
@@ -71,9 +74,7 @@ def run(arguments: Namespace) -> None:
             precision=arguments.precision,
             watch=watch,
         )
-    plain = task.probes[0]
-    images, labels = task.examples(plain, "test")
-    right = predict(model, images.flatten(0, 1), device) == labels.repeat_interleave(plain.trials)
+    hits = right(model, task, task.probes[0], "test", device)
     about = {
         "seed": arguments.seed,
         "device": str(device),
@@ -82,9 +83,9 @@ def run(arguments: Namespace) -> None:
         "relpos": __version__,
         "torch": torch.__version__,
         "validation_accuracy": curve.validation_accuracy[-1],
-        "test_accuracy": right.float().mean().item(),
+        "test_accuracy": hits.float().mean().item(),
     }
-    save(folder, model, task=task.name, position=arguments.position, recipe=recipe, about=about)
+    save(folder, model, task=task, position=arguments.position, recipe=recipe, about=about)
     console.print(
         f"{arguments.position} on {task.name}: validation {about['validation_accuracy']:.1%}, "
         f"test {about['test_accuracy']:.1%}. Saved in {folder}/",

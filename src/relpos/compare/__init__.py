@@ -1,8 +1,17 @@
 """The experiment: mechanisms x seeds on a task, to records and `results.json`."""
 
 from relpos.compare.experiment import Comparison
-from relpos.compare.settings import Job, Settings, environment
+from relpos.compare.settings import Job, Settings, environment, require_asked
 from relpos.compare.store import OtherSettingsError
 from relpos.compare.workers import Event, WorkerError
 
-__all__ = ["Comparison", "Event", "Job", "OtherSettingsError", "Settings", "WorkerError", "environment"]
+__all__ = [
+    "Comparison",
+    "Event",
+    "Job",
+    "OtherSettingsError",
+    "Settings",
+    "WorkerError",
+    "environment",
+    "require_asked",
+]

@@ -1,12 +1,13 @@
 """What position costs: time of a training step, mechanisms interleaved, and peak memory in a process of its own.
 
-The models are the recipe's. At more tokens the image grows and the batch shrinks, and at 4,096 there is one block, so
-that the dense engines fit; every entry says its batch and depth. A figure is comparable with those of the same size
-only.
+The models are the recipe's, first at the task's own number of tokens, then on larger images that come nearest to 1,024
+and 4,096. At more tokens the batch shrinks, and at 4,096 there is one block, so that the dense engines fit; every entry
+says its batch and depth. A figure is comparable with those of the same size only.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from relpos.attention import explain
 from relpos.compare.memory import PeakMemory
 from relpos.compare.run import warm_up
 from relpos.compare.settings import Settings
-from relpos.data import find_task
+from relpos.data import Task
 from relpos.models import VisionTransformer
 from relpos.position import Sum
 from relpos.train import trained_grid
@@ -28,26 +29,27 @@ from relpos.train import trained_grid
 
 @dataclass(frozen=True)
 class Size:
-    """A number of tokens to time at: the image is `scale` times the task's on each side."""
+    """A grid of tokens to time at, and how: `depth=None` is the recipe's; `warm` rounds are not counted."""
 
-    scale: int
+    grid: tuple[int, int]
     batch_size: int
     depth: int | None
     warm: int
     rounds: int
 
 
-SIZES = (Size(1, 64, None, 2, 10), Size(4, 4, None, 1, 4), Size(8, 1, 1, 1, 3))
-"""64, 1,024 and 4,096 tokens for digits."""
+LARGER = (1024, 4096)
+"""Numbers of tokens that are timed besides the task's own."""
+_TOKENS_AT_ONCE = 4096
 
 
 class _Step:
     """A model of one size with its optimizer: one call is one training step."""
 
-    def __init__(self, position: str, size: Size, settings: Settings) -> None:
-        task, recipe = find_task(settings.task), settings.recipe
+    def __init__(self, position: str, size: Size, settings: Settings, task: Task) -> None:
+        recipe = settings.recipe
         self.depth = recipe.depth if size.depth is None else size.depth
-        rows, columns = (side * size.scale for side in task.image_size)
+        rows, columns = (side * patch for side, patch in zip(size.grid, task.patch_size, strict=True))
         self.device = torch.device(settings.device)
         self.half = settings.precision == "bf16-mixed"
         torch.manual_seed(0)
@@ -84,9 +86,25 @@ class _Step:
         return explain(q, q, q, position=position.terms(trained_grid(self.model))).backend
 
 
-def sizes(settings: Settings) -> tuple[Size, ...]:
-    """The sizes that are timed: the first alone in a quick comparison."""
-    return SIZES[:1] if settings.quick else SIZES
+def _size(grid: tuple[int, int]) -> Size:
+    tokens = grid[0] * grid[1]
+    batch_size = max(1, _TOKENS_AT_ONCE // tokens)
+    if tokens < 512:
+        return Size(grid, batch_size, depth=None, warm=2, rounds=10)
+    if tokens < 2048:
+        return Size(grid, batch_size, depth=None, warm=1, rounds=4)
+    return Size(grid, batch_size, depth=1, warm=1, rounds=3)
+
+
+def sizes(settings: Settings, task: Task) -> tuple[Size, ...]:
+    """The sizes that are timed: the task's own, alone in a quick comparison, then clearly larger ones."""
+    rows, columns = (side // patch for side, patch in zip(task.image_size, task.patch_size, strict=True))
+    grids = [(rows, columns)]
+    for tokens in () if settings.quick else LARGER:
+        by = math.sqrt(tokens / (rows * columns))
+        if by > math.sqrt(2):
+            grids.append((max(1, round(rows * by)), max(1, round(columns * by))))
+    return tuple(_size(grid) for grid in grids)
 
 
 def _unable(error: Exception) -> str:
@@ -98,13 +116,13 @@ def _unable(error: Exception) -> str:
     raise error
 
 
-def time_steps(settings: Settings, watch: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
+def time_steps(settings: Settings, task: Task, watch: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
     """Time of a training step of every mechanism at every size, without memory. On all cores, alone on the machine."""
-    return [entry for size in sizes(settings) for entry in _time_size(size, settings, watch)]
+    return [entry for size in sizes(settings, task) for entry in _time_size(size, settings, task, watch)]
 
 
-def _time_size(size: Size, settings: Settings, watch: Callable[[str], None] | None) -> list[dict[str, Any]]:
-    steps = {position: _Step(position, size, settings) for position in settings.positions}
+def _time_size(size: Size, settings: Settings, task: Task, watch: Callable[[str], None] | None) -> list[dict[str, Any]]:
+    steps = {position: _Step(position, size, settings, task) for position in settings.positions}
     milliseconds: dict[str, list[float]] = {position: [] for position in steps}
     reasons: dict[str, str] = {}
     for round_number in range(size.warm + size.rounds):
@@ -144,17 +162,17 @@ def _time_size(size: Size, settings: Settings, watch: Callable[[str], None] | No
     return entries
 
 
-def memory_of_step(position: str, index: int, settings: Settings) -> float | None:
+def memory_of_step(position: str, index: int, settings: Settings, task: Task) -> float | None:
     """Peak memory of two training steps at a size, in MiB above the process's size before the model was built.
 
     Run it in a fresh process. None where memory does not suffice or no engine can do it.
     """
     torch.set_num_threads(settings.threads)
     device = torch.device(settings.device)
-    warm_up(find_task(settings.task), settings.recipe, device, settings.precision)
+    warm_up(task, settings.recipe, device, settings.precision)
     memory = PeakMemory(device)
     try:
-        step = _Step(position, sizes(settings)[index], settings)
+        step = _Step(position, sizes(settings, task)[index], settings, task)
         step()
         step()
     except Exception as error:

@@ -8,50 +8,65 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from relpos import data
 from relpos.compare import cost
 from relpos.compare.run import run
 from relpos.compare.settings import Job, Settings, describe_mechanism, describe_task, environment
 from relpos.compare.store import Store, write_whole
 from relpos.compare.workers import Event, Task, run_tasks
-from relpos.data import find_task
 
 
-def _train(job: Job, settings: Settings, report: Callable[[Any], None]) -> dict[str, Any]:
-    return run(job, settings, watch=report)
+def _train(job: Job, settings: Settings, packed: bytes, report: Callable[[Any], None]) -> dict[str, Any]:
+    return run(job, settings, pickle.loads(packed), watch=report)
+
+
+def _memory(position: str, index: int, settings: Settings, packed: bytes) -> float | None:
+    return cost.memory_of_step(position, index, settings, pickle.loads(packed))
+
+
+def _time(settings: Settings, packed: bytes, report: Callable[[Any], None]) -> list[dict[str, Any]]:
+    return cost.time_steps(settings, pickle.loads(packed), watch=report)
 
 
 class Comparison:
     """A comparison in a folder; making one opens the folder or says why it cannot.
 
     Args:
-        settings: what is compared.
+        settings: what is compared. task: on what, as `settings` has it.
         folder: where; a comparison begun there with the same settings goes on.
     """
 
-    def __init__(self, settings: Settings, folder: Path) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, task: data.Task, folder: Path) -> None:
+        self.settings, self.task = settings, task
         self.environment = environment(settings.device)
         self.store = Store(folder, settings.to_json(), self.environment)
-        self.jobs = settings.jobs()
+        self.jobs = settings.jobs(task)
         self.description = {
-            "task": describe_task(find_task(settings.task)),
-            "mechanisms": [describe_mechanism(name, settings) for name in settings.positions],
+            "task": describe_task(task),
+            "mechanisms": [describe_mechanism(name, settings, task) for name in settings.positions],
         }
+
+    @cached_property
+    def _packed(self) -> bytes:
+        """The task with its data, made once. As bytes, since tensors travel by shared memory, which may be scarce."""
+        return pickle.dumps(self.task)
 
     def tasks(self) -> list[list[Task]]:
         """The work that is not finished, in stages; those of a stage may run side by side."""
-        settings = self.settings
-        training = [Task(job.id, _train, (job, settings), reports=True) for job in self.jobs]
+        settings, packed = self.settings, self._packed
+        training = [Task(job.id, _train, (job, settings, packed), reports=True) for job in self.jobs]
         memory = [
-            Task(f"memory--{position}--{index}", cost.memory_of_step, (position, index, settings))
-            for index in range(len(cost.sizes(settings)))
+            Task(f"memory--{position}--{index}", _memory, (position, index, settings, packed))
+            for index in range(len(cost.sizes(settings, self.task)))
             for position in settings.positions
         ]
-        timing = [Task("timing", cost.time_steps, (settings,), reports=True)]
+        timing = [Task("timing", _time, (settings, packed), reports=True)]
         return [[task for task in stage if not self.store.has(task.name)] for stage in (training, memory, timing)]
 
     def run(self, watch: Callable[[Event], None] | None = None) -> dict[str, Any]:

@@ -15,6 +15,10 @@ from relpos.position import Sum
 from relpos.train import trained_grid
 
 EXAMPLES = 3
+PIXELS = 112
+"""The longer side of an example's picture, at most; more says nothing more on a page."""
+TOKENS = 1024
+"""Places whose similarity to one another is kept, at most."""
 
 
 def _rounded(x: Tensor, digits: int = 4) -> Any:
@@ -43,10 +47,13 @@ def _bias(term: LineBias, layer: str | int) -> dict[str, Any] | None:
 
 @torch.no_grad()
 def learned(model: VisionTransformer) -> list[dict[str, Any]]:
-    """Every line bias as a table over offsets, and every absolute position's similarity to the others."""
+    """Every line bias as a table over offsets, and every absolute position's similarity to the others.
+
+    Similarities are left out above `TOKENS` places: they are a number for every two.
+    """
     grid = trained_grid(model)
     found: list[dict[str, Any]] = []
-    for part in model.token_position.parts():
+    for part in model.token_position.parts() if grid.count <= TOKENS else ():
         vectors = part.embed(torch.zeros(1, grid.count, model.norm.normalized_shape[0], device=part.device), grid)
         places = vectors[0, grid.prefix :].float()
         centred = F.normalize(places - places.mean(dim=0), dim=-1)
@@ -61,14 +68,25 @@ def learned(model: VisionTransformer) -> list[dict[str, Any]]:
     return found
 
 
+def _grey(images: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Images as grey values from 0 to 1, large ones with fewer pixels a patch."""
+    grey = images.mean(dim=1)
+    if max(grey.shape[1:]) > PIXELS:
+        pixels = max(1, PIXELS // max(grid))
+        grey = F.interpolate(grey[:, None], size=[side * pixels for side in grid], mode="area")[:, 0]
+    low, high = grey.amin(), grey.amax()
+    return (grey - low) / (high - low).clamp(min=1e-6)  # pictures may all be of one colour
+
+
 @torch.no_grad()
 def attention_over_examples(model: VisionTransformer, task: Task) -> dict[str, Any]:
     """Attention of the patch in the middle, in every layer and head, over a few test images of different classes."""
-    probe = task.probes[0]
-    images, labels = task.examples(probe, "test")
+    labels = task.labels("test")
     wanted = torch.linspace(0, len(task.classes) - 1, EXAMPLES + 2).round().long()[1:-1]
+    if len(task.classes) < EXAMPLES + 2:  # too few to be spread over
+        wanted = torch.arange(min(EXAMPLES, len(task.classes)))
     chosen = [int((labels == label).nonzero()[0]) for label in wanted]
-    batch = images[chosen, 0]
+    batch = torch.cat([task.examples(task.probes[0], "test", slice(one, one + 1))[0][:, 0] for one in chosen])
     grid = Grid(*model.patch_embed.grid_size, prefix=model.prefix)
     rows, columns = model.patch_embed.grid_size
     query = (rows // 2, columns // 2)
@@ -80,10 +98,8 @@ def attention_over_examples(model: VisionTransformer, task: Task) -> dict[str, A
         for weights in model.attention_maps(batch.to(device))
     ]
     stacked = torch.stack(maps, dim=1)  # [image, layer, head, row, column]
-    grey = batch.mean(dim=1)
-    low, high = grey.amin(), grey.amax()
     return {
-        "image": _rounded((grey - low) / (high - low), 3),
+        "image": _rounded(_grey(batch, (rows, columns)), 3),
         "label": [task.classes[label] for label in labels[chosen].tolist()],
         "predicted": [task.classes[label] for label in model(batch.to(device)).argmax(dim=-1).tolist()],
         "query": list(query),

@@ -12,9 +12,9 @@ import torch
 from relpos.compare.learned import attention_over_examples, learned
 from relpos.compare.memory import PeakMemory
 from relpos.compare.settings import Job, Settings, environment
-from relpos.data import Task, find_task
+from relpos.data import Task
 from relpos.models import VisionTransformer, count_parameters
-from relpos.train import Progress, Recipe, predict, train
+from relpos.train import Progress, Recipe, right, train
 
 
 def warm_up(task: Task, recipe: Recipe, device: torch.device, precision: str) -> None:
@@ -23,11 +23,10 @@ def warm_up(task: Task, recipe: Recipe, device: torch.device, precision: str) ->
     train(task, "none", small, seed=0, device=device, precision=precision)
 
 
-def run(job: Job, settings: Settings, watch: Callable[[Progress], None] | None = None) -> dict[str, Any]:
+def run(job: Job, settings: Settings, task: Task, watch: Callable[[Progress], None] | None = None) -> dict[str, Any]:
     """Train one job and measure it; see docs/results.md for the record."""
     torch.set_num_threads(settings.threads)
     device = torch.device(settings.device)
-    task = find_task(settings.task)
     recipe = replace(settings.recipe, position_learning_rate_multiplier=job.multiplier)
     warm_up(task, recipe, device, settings.precision)
     memory = PeakMemory(device)
@@ -63,7 +62,6 @@ def metrics(model: VisionTransformer, task: Task, device: torch.device) -> list[
     found: list[dict[str, Any]] = []
     grown: dict[tuple[tuple[int, int], str], VisionTransformer] = {}
     for probe in task.probes:
-        images, labels = task.examples(probe, "test")
         same = probe.image_size == task.image_size
         rules: tuple[str | None, ...] = (None,) if same else model.growth()
         if not rules:
@@ -74,15 +72,14 @@ def metrics(model: VisionTransformer, task: Task, device: torch.device) -> list[
             if rule is not None:
                 key = (probe.image_size, rule)
                 tested = grown.setdefault(key, grown.get(key) or model.grow(probe.image_size, rule))
-            right = predict(tested, images.flatten(0, 1), device) == labels.repeat_interleave(probe.trials)
-            correct = right.unflatten(0, (-1, probe.trials)).sum(dim=1)
+            hits = right(tested, task, probe, "test", device)
             found.append(
                 {
                     "probe": probe.id,
                     "growth": rule,
-                    "accuracy": round(right.float().mean().item(), 6),
+                    "accuracy": round(hits.float().mean().item(), 6),
                     "trials": probe.trials,
-                    "correct": correct.tolist(),
+                    "correct": hits.sum(dim=1).tolist(),
                 }
             )
     return found

@@ -12,11 +12,13 @@ import torch
 
 from relpos import __version__
 from relpos.core.checks import fail, require_int
-from relpos.data import Task, find_task
+from relpos.data import Task
 from relpos.position import find, presets
 from relpos.train import Recipe, require_precision, resolve_device
 
 QUICK_STEPS = 60
+EVERY = "all"
+"""In place of names: every position that makes sense on the task."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class Settings:
     """Everything that decides a comparison's figures, timings aside.
 
     Attributes:
-        task: a task's name. positions: mechanisms by name, `+` for sums.
+        task: a task's name. task_options: plain values that, with it, make the task again; they hold a fingerprint of
+            its data where that is a person's own.
+        positions: mechanisms by name, `+` for sums.
         seeds: how many; they are 0, 1, ...
         recipe: the training recipe of all runs.
         quick: a short run to see that everything works; no verdict.
@@ -49,6 +53,7 @@ class Settings:
     task: str
     positions: tuple[str, ...]
     seeds: int
+    task_options: dict[str, Any] = field(default_factory=dict)
     recipe: Recipe = field(default_factory=Recipe)
     quick: bool = False
     device: str = "cpu"
@@ -58,44 +63,45 @@ class Settings:
     @classmethod
     def make(
         cls,
-        task: str,
+        task: Task,
         positions: tuple[str, ...] | None,
         seeds: int,
         steps: int | None,
-        quick: bool,
         device: str,
         precision: str,
+        *,
+        quick: bool = False,
     ) -> Settings:
-        """Settings from what a person asks, checked; `positions=None` takes every mechanism that suits the task."""
-        axes = len(find_task(task).image_size)
-        if positions is None:
+        """Settings from what a person asks, checked.
+
+        Args:
+            positions: None takes the task's own choice, `("all",)` every one that makes sense on it.
+
+        The batch is no larger than the task's training images.
+        """
+        require_asked(positions, seeds, steps, device, precision)
+        axes = len(task.image_size)
+        chosen = task.positions if positions is None else tuple(dict.fromkeys(positions))
+        if chosen == (EVERY,):
             chosen = tuple(name for name, preset in presets().items() if axes in preset.token_axes)
-        else:
-            chosen = tuple(dict.fromkeys(positions))
-        if not chosen:
-            fail("at least one position", "none", "Name some, e.g. --positions none,learned,relative_2d.")
         for name in chosen:
             if axes not in find(name).token_axes:
-                fail(f"positions that make sense on images for task {task}", repr(name), "Leave it out.")
-        require_int(seeds, "seeds", at_least=1)
-        if steps is not None:
-            require_int(steps, "steps", at_least=1)
-        require_precision(precision)
-        recipe = Recipe()
+                fail(f"positions that make sense on images for task {task.name}", repr(name), "Leave it out.")
+        recipe = Recipe().within(task)
         if steps is not None or quick:
             count = QUICK_STEPS if steps is None else steps
             recipe = replace(recipe, steps=count, warmup_steps=min(recipe.warmup_steps, max(1, count // 5)))
         resolved = str(resolve_device(device))
-        return cls(task, chosen, seeds, recipe, quick, resolved, precision)
+        return cls(task.name, chosen, seeds, task.options, recipe, quick, resolved, precision)
 
-    def jobs(self) -> list[Job]:
+    def jobs(self, task: Task) -> list[Job]:
         """The training runs: every mechanism and seed by the recipe, then those with learned positions at rate x 1.
 
         Seed by seed, so that a comparison cut short has whole seeds. One seed gives a first look in little time: the
         runs at rate x 1, which ask how much the recipe decides, come from two seeds on.
         """
         usual = self.recipe.position_learning_rate_multiplier
-        learned = [name for name in self.positions if _learns(self, name)]
+        learned = [name for name in self.positions if self.recipe.build(task, name).position_parameters()]
         jobs = [Job(name, seed, "recipe", usual) for seed in range(self.seeds) for name in self.positions]
         if usual != 1 and self.seeds > 1:
             jobs += [Job(name, seed, "x1", 1.0) for seed in range(self.seeds) for name in learned]
@@ -106,9 +112,19 @@ class Settings:
         return {**asdict(self), "positions": list(self.positions), "recipe": asdict(self.recipe)}
 
 
-def _learns(settings: Settings, name: str) -> bool:
-    task = find_task(settings.task)
-    return bool(settings.recipe.build(task, name).position_parameters())
+def require_asked(
+    positions: tuple[str, ...] | None, seeds: int, steps: int | None, device: str, precision: str
+) -> None:
+    """Raise where `Settings.make` would, whatever the task: to be known before many images are read."""
+    if positions == ():
+        fail("at least one position", "none", "Name some, e.g. --positions none,learned,relative_2d.")
+    for name in () if positions is None or positions == (EVERY,) else positions:
+        find(name)
+    require_int(seeds, "seeds", at_least=1)
+    if steps is not None:
+        require_int(steps, "steps", at_least=1)
+    require_precision(precision)
+    resolve_device(device)
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -143,14 +159,16 @@ def describe_task(task: Task) -> dict[str, Any]:
         "image_size": list(task.image_size),
         "patch_size": list(task.patch_size),
         "sizes": task.sizes,
+        "skipped": [dict(one) for one in task.skipped],
+        "ignored": list(task.ignored),
         "probes": [{**asdict(probe), "image_size": list(probe.image_size)} for probe in task.probes],
     }
 
 
-def describe_mechanism(name: str, settings: Settings) -> dict[str, Any]:
+def describe_mechanism(name: str, settings: Settings, task: Task) -> dict[str, Any]:
     """A mechanism as `results.json` has it."""
     preset = find(name)
-    model = settings.recipe.build(find_task(settings.task), name)
+    model = settings.recipe.build(task, name)
     return {
         "name": name,
         "title": preset.title,

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from relpos.core.checks import require_name
+from relpos.data.canvas import CanvasTask
 from relpos.data.digits import Digits
-from relpos.data.task import Probe, Split, Task
+from relpos.data.images import ImageFolder
+from relpos.data.task import COMPARED, Probe, Split, Task, Watch
 
-TASKS: dict[str, type[Task]] = {Digits.name: Digits}
+TASKS: dict[str, type[Task]] = {Digits.name: Digits, ImageFolder.name: ImageFolder}
 
 
-def find_task(name: str) -> Task:
+def find_task(name: str, options: dict[str, Any] | None = None, watch: Watch | None = None) -> Task:
     """The task of a name.
 
+    Args:
+        options: what the task is made from, as plain values: `settings.task_options` of a `results.json`.
+        watch: told how far it is, where making the task takes long.
+
     Raises:
-        ValueError: no such name; the message offers the nearest.
+        ValueError: no such name (the message offers the nearest), or options that do not fit.
     """
     require_name(name, TASKS, "a task")
-    return TASKS[name]()
+    return TASKS[name].from_options({} if options is None else options, watch)
 
 
-__all__ = ["TASKS", "Digits", "Probe", "Split", "Task", "find_task"]
+__all__ = ["COMPARED", "TASKS", "CanvasTask", "Digits", "ImageFolder", "Probe", "Split", "Task", "Watch", "find_task"]

@@ -1,7 +1,8 @@
 """Training: a recipe, a loop, a checkpoint."""
 
 from relpos.train.checkpoint import check_free, load, save
-from relpos.train.loop import PRECISIONS, Curve, Progress, predict, require_precision, resolve_device, train
+from relpos.train.evaluate import predict, right
+from relpos.train.loop import PRECISIONS, Curve, Progress, require_precision, resolve_device, train
 from relpos.train.recipe import Recipe, trained_grid
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "predict",
     "require_precision",
     "resolve_device",
+    "right",
     "save",
     "train",
     "trained_grid",

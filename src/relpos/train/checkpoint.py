@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from relpos.core.checks import fail
-from relpos.data import find_task
+from relpos.data import Task
 from relpos.models import VisionTransformer
 from relpos.train.recipe import Recipe
 
@@ -27,15 +27,26 @@ def check_free(folder: Path) -> None:
 
 
 def save(
-    folder: Path, model: VisionTransformer, *, task: str, position: str, recipe: Recipe, about: dict[str, Any]
+    folder: Path, model: VisionTransformer, *, task: Task, position: str, recipe: Recipe, about: dict[str, Any]
 ) -> None:
-    """Write the model's weights and what is needed to build it; `about` is kept in the configuration as it is."""
+    """Write the model's weights and what is needed to build it; `about` is kept in the configuration as it is.
+
+    The configuration holds the arguments of the model itself, so that it loads where the task's images are not.
+    """
     check_free(folder)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(
         {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, folder / WEIGHTS
     )
-    config = {"task": task, "position": position, "recipe": asdict(recipe), **about}
+    config = {
+        "task": task.name,
+        "task_options": task.options,
+        "classes": list(task.classes),
+        "position": position,
+        "model": recipe.arguments(task),
+        "recipe": asdict(recipe),
+        **about,
+    }
     (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
@@ -43,12 +54,18 @@ def load(folder: Path) -> tuple[VisionTransformer, dict[str, Any]]:
     """The model in evaluation mode and its configuration.
 
     Raises:
-        ValueError: the folder holds no model.
+        ValueError: the folder holds no model, or one that this relpos did not save.
     """
     for name in (WEIGHTS, CONFIG):
         if not (folder / name).is_file():
             fail(f"a folder with {WEIGHTS} and {CONFIG}", str(folder), "Train one with relpos train --out DIR.")
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    model = Recipe(**config["recipe"]).build(find_task(config["task"]), config["position"])
+    if "recipe" in config and "model" not in config:
+        came = f"one without, saved by relpos {config.get('relpos', 'of an earlier version')}"
+        fail(f"a {CONFIG} with the model's arguments", came, "Load it with that version, or train the model again.")
+    arguments: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in config["model"].items()
+    }
+    model = VisionTransformer(**arguments, position=config["position"])
     model.load_state_dict(load_file(folder / WEIGHTS))
     return model.eval(), config

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from relpos.core.checks import fail
 from relpos.data import Task
 from relpos.models import VisionTransformer
+from relpos.train.evaluate import right
 from relpos.train.recipe import Recipe
 
 PRECISIONS = {"float32": "no", "bf16-mixed": "bf16"}
@@ -97,15 +97,6 @@ def resolve_device(device: str) -> torch.device:
     return resolved
 
 
-@torch.no_grad()
-def predict(
-    model: nn.Module, images: Float[Tensor, "n C height width"], device: torch.device, batch_size: int = 256
-) -> Int[Tensor, " n"]:
-    """The most likely class of every image; the model is left in evaluation mode."""
-    model.eval()
-    return torch.cat([model(batch.to(device)).argmax(dim=-1).cpu() for batch in images.split(batch_size)])
-
-
 def train(
     task: Task,
     position: str,
@@ -141,8 +132,6 @@ def train(
     optimizer = torch.optim.AdamW(parameter_groups(built, recipe), lr=recipe.learning_rate, fused=True)
     model, optimizer = accelerator.prepare(built, optimizer)
 
-    held_out, held_out_labels = task.examples(task.probes[0], "validation")
-    held_out = held_out[:, 0]  # one placement is enough to watch by
     batches = task.batches(recipe.batch_size, seed)
     curve = Curve()
     losses: list[Tensor] = []
@@ -166,9 +155,9 @@ def train(
             curve.rate.append(rate)
             losses.clear()
         if done % max(1, recipe.steps // validations) == 0 or done == recipe.steps:
-            right = predict(model, held_out, device) == held_out_labels
+            held_out = right(model, task, task.probes[0], "validation", device, trials=1)  # enough to watch by
             curve.validation_step.append(done)
-            curve.validation_accuracy.append(right.float().mean().item())
+            curve.validation_accuracy.append(held_out.float().mean().item())
             model.train()
         if watch is not None:
             watch(Progress(done, recipe.steps, loss.item(), rate))

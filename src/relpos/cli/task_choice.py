@@ -1,0 +1,108 @@
+"""The options of a verb that say what to train on, and the task made from them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser, Namespace
+    from rich.console import Console
+
+    from relpos.data import Task
+
+_SIZES = {"image_size": "--image-size", "patch": "--patch"}
+_NAMED = 5
+
+
+def add_task_arguments(parser: ArgumentParser) -> None:
+    """The options that choose a task."""
+    parser.add_argument(
+        "--task", type=str | None, default=None, help="what to train on (relpos list tasks). Default: digits"
+    )
+    parser.add_argument(
+        "--images",
+        type=str | None,
+        default=None,
+        help="a folder of your own images: DIR/class/..., or DIR/train/class/... with val and test beside train",
+    )
+    parser.add_argument(
+        "--image-size",
+        type=str | None,
+        default=None,
+        help="N or HxW: pixels that a model sees; a picture fills them but for two patches on every side. Default: 64",
+    )
+    parser.add_argument("--patch", type=str | None, default=None, help="N or HxW: pixels of a patch. Default: 8")
+    parser.add_argument(
+        "--bad-images", type=str | None, default=None, help="error (default) or skip: what to do with broken images"
+    )
+    parser.add_argument("--rotate", action="store_true", help="also test images rotated by 90, 180 and 270 degrees")
+
+
+def _size(text: str, option: str) -> list[int]:
+    found = re.fullmatch(r"(\d+)(?:x(\d+))?", text.strip().lower())
+    if not found:
+        raise ValueError(f"expected N or HxW for {option}; got {text!r}. Write {option} 64, or {option} 64x96.")
+    return [int(found[1]), int(found[2] or found[1])]
+
+
+def _options(arguments: Namespace) -> tuple[str, dict[str, Any]]:
+    """A task's name and its options, from what was typed."""
+    typed = {name: arguments[name] for name in ("image_size", "patch", "bad_images") if arguments[name] is not None}
+    if arguments.rotate:
+        typed["rotate"] = True
+    if arguments.images is None:
+        if typed:
+            named = ", ".join(f"--{name.replace('_', '-')}" for name in typed)
+            raise ValueError(f"expected --images DIR with {named}; got none. Name the folder, or leave {named} out.")
+        if arguments.task == "images":
+            raise ValueError("expected --images DIR for the task images; got none. Name the folder.")
+        return arguments.task or "digits", {}
+    if arguments.task not in (None, "images"):
+        raise ValueError(f"expected --images or --task; got both, --task {arguments.task}. Leave one of them out.")
+    if typed.get("bad_images", "error") not in ("error", "skip"):
+        raise ValueError(f"expected error or skip for --bad-images; got {typed['bad_images']!r}. Choose one of them.")
+    sizes = {name: _size(typed[name], option) for name, option in _SIZES.items() if name in typed}
+    return "images", {"images": arguments.images, **typed, **sizes}
+
+
+def _listed(what: list[str]) -> str:
+    more = f", and {len(what) - _NAMED} more" if len(what) > _NAMED else ""
+    return ", ".join(what[:_NAMED]) + more
+
+
+def choose_task(arguments: Namespace, console: Console) -> Task:
+    """The task that was asked for; a bar while images are read, and a line for each thing left out."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from relpos.data import find_task
+
+    name, options = _options(arguments)
+    columns = (TextColumn("reading images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not (options and console.is_terminal)) as bars:
+        bar = bars.add_task("read", total=None)
+        task = find_task(name, options, watch=lambda done, of: bars.update(bar, completed=done, total=of))
+    if options:
+        console.print(task.description, highlight=False, markup=False, soft_wrap=True)
+    if task.skipped:
+        every = sum(task.sizes.values()) + len(task.skipped)
+        named = _listed([f"{one['path']} ({one['reason']})" for one in task.skipped])
+        line = f"Skipped {len(task.skipped)} of {every} images: {named}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if task.ignored:
+        files = "file" if len(task.ignored) == 1 else "files"
+        line = f"Ignored {len(task.ignored)} {files}, no images in a class's folder: {_listed(list(task.ignored))}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return task
+
+
+def note_on_batch(batch_size: int, task: Task, console: Console) -> None:
+    """Say so where there are fewer training images than a batch of the recipe."""
+    from relpos.train import Recipe
+
+    usual = Recipe().batch_size
+    if batch_size < usual:
+        count = task.sizes["train"]
+        console.print(
+            f"Batches of {batch_size} instead of {usual}: there are {count} training images.", highlight=False
+        )

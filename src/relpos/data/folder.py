@@ -1,0 +1,197 @@
+"""A folder of images by class: what is in it, and which image is for what.
+
+    DIR/{train,val,test}/class/...   val may be valid or validation; a split that has no folder is taken from train
+    DIR/class/...                    every split is taken
+
+Images are found at any depth below a class's folder, by the endings that Pillow opens. Taking a split has one rule,
+which depends on nothing but the files' paths below DIR. In each class, files are put in the order of the SHA-256 of
+their paths; the first 20% are for test where test has no folder, the next 10% for validation where validation has none,
+at least one image each, and the rest are for training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from relpos.core.checks import fail
+from relpos.data.task import Split
+
+SPLITS: dict[str, Split] = {
+    "train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test",
+}  # fmt: skip
+"""Folder names in small letters, and the split that each is."""
+SHARES: dict[Split, float] = {"test": 0.2, "validation": 0.1}
+"""What is taken of a class's images where a split has no folder, in the order in which it is taken."""
+_LITTER = {"thumbs.db", "desktop.ini", "__macosx"}
+"""What systems leave behind, besides hidden files."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """An image file: its path below the folder, the class it belongs to, and the split its folder says."""
+
+    path: str
+    label: str
+    split: Split
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The image files of a folder.
+
+    Attributes:
+        images: by split, class and name. classes: sorted.
+        taken: the splits that have no folder and are taken from the training images.
+        ignored: files in sight that are no images, by their paths below the folder.
+    """
+
+    images: tuple[Found, ...]
+    classes: tuple[str, ...]
+    taken: tuple[Split, ...]
+    ignored: tuple[str, ...]
+
+
+def _inside(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Folders and files directly inside, sorted, hidden ones left out."""
+    seen = sorted(path for path in folder.iterdir() if path.name[0] != "." and path.name.lower() not in _LITTER)
+    return [path for path in seen if path.is_dir()], [path for path in seen if not path.is_dir()]
+
+
+def _below(folder: Path) -> list[Path]:
+    """Files below a folder, sorted, hidden ones left out. A link to a folder, which may run in a circle, stays one."""
+    folders, files = _inside(folder)
+    links = [path for path in folders if path.is_symlink()]
+    return sorted(files + links + [path for inner in folders if inner not in links for path in _below(inner)])
+
+
+def _split_folders(folder: Path) -> dict[Split, Path]:
+    """The folders that are splits: none unless `train` is a folder with folders in it."""
+    folders, _ = _inside(folder)
+    named = {path.name.lower(): path for path in folders}
+    if "train" not in named:
+        if named and set(named) <= set(SPLITS):
+            fail(
+                f"a folder train beside {', '.join(named)}",
+                f"none in {folder}",
+                "Add it, with a folder for each class.",
+            )
+        return {}
+    if not _inside(named["train"])[0]:
+        return {}
+    found: dict[Split, Path] = {}
+    for name, path in named.items():
+        if name not in SPLITS:
+            fail(
+                "train, val and test as the only folders beside each other",
+                f"{path}",
+                "Move it elsewhere, or keep one folder a class without train, val and test.",
+            )
+        if SPLITS[name] in found:
+            fail(f"one folder for {SPLITS[name]}", f"{found[SPLITS[name]]} and {path}", "Leave one of them.")
+        found[SPLITS[name]] = path
+    return found
+
+
+def list_folder(folder: Path, endings: Iterable[str]) -> Listing:
+    """What is in a folder of images.
+
+    Args:
+        endings: of image files, in small letters with their dot.
+
+    Raises:
+        ValueError: no folder, no images, one class, an empty class, a class that a split lacks.
+    """
+    if not folder.is_dir():
+        came = f"the file {folder}" if folder.exists() else f"{folder}, which is not there"
+        fail("a folder of images", came, "Name the folder that holds the folders of the classes.")
+    known = frozenset(endings)
+    splits = _split_folders(folder)
+    images: list[Found] = []
+    ignored = _inside(folder)[1] if splits else []
+    classes: dict[Split, list[str]] = {}
+    for split, top in (splits or {"train": folder}).items():
+        folders, beside = _inside(top)
+        loose = [path for path in beside if path.suffix.lower() in known]
+        if loose and not folders:
+            fail(
+                "a folder for each class",
+                f"images without one in {top}, such as {loose[0].name}",
+                "Sort them into some.",
+            )
+        ignored += beside
+        classes[split] = [path.name for path in folders]
+        for inner in folders:
+            files = _below(inner)
+            mine = [path for path in files if path.suffix.lower() in known]
+            if not mine:
+                other = f" but {len(files)} other files, such as {files[0].name}" if files else ""
+                fail(
+                    f"images in the folder of every class; {inner} to hold some",
+                    f"none{other}",
+                    "Add some or remove it.",
+                )
+            images += [Found(path.relative_to(folder).as_posix(), inner.name, split) for path in mine]
+            ignored += sorted(set(files) - set(mine))
+    _require_classes(folder, classes)
+    return Listing(
+        images=tuple(images),
+        classes=tuple(classes["train"]),
+        taken=tuple(split for split in SHARES if split not in splits),
+        ignored=tuple(path.relative_to(folder).as_posix() for path in ignored),
+    )
+
+
+def _require_classes(folder: Path, classes: dict[Split, list[str]]) -> None:
+    wanted = classes["train"]
+    if not wanted:
+        fail(f"images in {folder}, in a folder for each class", "no folders in it", "Name the folder that holds them.")
+    if len(wanted) == 1:
+        fail("at least two classes", f"one, {wanted[0]!r}, in {folder}", "Each class is a folder of its own.")
+    for split, there in classes.items():
+        for name in wanted:
+            if name not in there:
+                fail(f"the class {name!r} in every split", f"none for {split} in {folder}", "Add images of it there.")
+        for name in there:
+            if name not in wanted:
+                fail(
+                    f"the classes of train in {split}",
+                    f"{name!r} besides in {folder}",
+                    "Add it to train, or remove it.",
+                )
+
+
+def _order(image: Found) -> bytes:
+    return hashlib.sha256(os.fsencode(image.path)).digest()
+
+
+def assign(images: Sequence[Found], classes: Sequence[str], taken: Sequence[Split]) -> dict[Split, list[Found]]:
+    """The images of each split, by the rule above.
+
+    Args:
+        images: those that can be read. classes, taken: see `Listing`.
+
+    Raises:
+        ValueError: a class has too few.
+    """
+    splits: dict[Split, list[Found]] = {"train": [], "validation": [], "test": []}
+    for label in classes:
+        mine = [image for image in images if image.label == label]
+        left = sorted((image for image in mine if image.split == "train"), key=_order)
+        if len(left) <= len(taken):
+            wanted = f"at least {len(taken) + 1} readable images of {label!r} for {' and '.join(('train', *taken))}"
+            fail(wanted, str(len(left)), "Add images of it, or remove its folder.")
+        counts = {split: max(1, round(SHARES[split] * len(left))) for split in taken}
+        for split in splits:
+            own = [image for image in mine if image.split == split != "train"]
+            if split not in ("train", *taken) and not own:
+                fail(f"a readable image of {label!r} for {split}", "none", "Add images of it there.")
+            splits[split] += own
+        for split, count in counts.items():
+            splits[split] += left[:count]
+            left = left[count:]
+        splits["train"] += left
+    return {split: sorted(found, key=lambda image: image.path) for split, found in splits.items()}

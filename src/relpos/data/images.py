@@ -1,0 +1,185 @@
+"""A folder of your own images as a task: class folders, any size, channels and file type.
+
+Each picture is scaled and cropped to the canvas less a margin of two patches on every side. The margin has the mean
+colour of the training pictures, so that it is 0 once standardised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from jaxtyping import Int, Num
+from torch import Tensor
+
+from relpos.core.checks import fail, require_choice, require_int
+from relpos.data.canvas import CanvasTask, Level
+from relpos.data.folder import SHARES, Found, Listing, assign, list_folder
+from relpos.data.task import Split, Watch
+
+IMAGE_SIZE = (64, 64)
+PATCH = (8, 8)
+_MARGIN = 2
+_NAMED = 3
+_OPTIONS = ("images", "image_size", "patch", "bad_images", "rotate", "contents")
+
+
+class ImageFolder(CanvasTask):
+    """Images in a folder, a folder for each class; see `relpos.data.folder` for how they are split.
+
+    Args:
+        images: the folder.
+        image_size: (rows, columns) that a model sees, the margin included.
+        patch: (rows, columns) of a patch.
+        bad_images: "error" names the files that cannot be read; "skip" leaves them out and counts them.
+        rotate: adds probes with pictures turned by 90, 180 and 270 degrees.
+        watch: told how many files are read, of how many.
+
+    Raises:
+        ValueError: no folder, a broken image, an empty class, a class that a split lacks, sizes that do not fit.
+    """
+
+    name: ClassVar[str] = "images"
+    summary: ClassVar[str] = "Your own images, a folder for each class: --images DIR."
+    subject: ClassVar[str] = "picture"
+
+    def __init__(
+        self,
+        images: str | Path,
+        image_size: tuple[int, int] = IMAGE_SIZE,
+        patch: tuple[int, int] = PATCH,
+        bad_images: str = "error",
+        rotate: bool = False,
+        watch: Watch | None = None,
+    ) -> None:
+        from relpos.data.decode import decode_all, endings  # Pillow: only who reads images needs it
+
+        _require_sizes(image_size, patch)
+        require_choice(bad_images, "bad_images", ("error", "skip"))
+        if rotate and image_size[0] - 2 * _MARGIN * patch[0] != image_size[1] - 2 * _MARGIN * patch[1]:
+            fail("square pictures to rotate", f"an image size of {_by(image_size)}", "Choose a square one.")
+        folder = Path(images).expanduser().resolve()
+        self.image_size, self.patch_size, self.turned = image_size, patch, rotate
+        rows, columns = (side - 2 * _MARGIN * of for side, of in zip(image_size, patch, strict=True))
+        self.picture_size = (rows, columns)
+        self.first_place = (_MARGIN * patch[0] - patch[0] // 2, _MARGIN * patch[1] - patch[1] // 2)
+
+        listing = list_folder(folder, endings())
+        self.classes, self.ignored = listing.classes, listing.ignored
+        decoded = decode_all([folder / image.path for image in listing.images], self.picture_size, watch)
+        pairs = list(zip(listing.images, decoded, strict=True))
+        self.skipped = tuple({"path": image.path, "reason": one} for image, one in pairs if isinstance(one, str))
+        if self.skipped and bad_images == "error":
+            _refuse(folder, self.skipped)
+        pictures = {image: one for image, one in pairs if not isinstance(one, str)}
+        splits = assign(list(pictures), listing.classes, listing.taken)
+        self._keep(splits, pictures)
+        self.title = f"Images in {folder.name or folder}"
+        self.description = self._describe(folder, listing)
+        self.options = {
+            "images": str(folder),
+            "image_size": list(image_size),
+            "patch": list(patch),
+            "bad_images": bad_images,
+            "rotate": rotate,
+            "contents": _contents(splits, pictures),
+        }
+
+    @classmethod
+    def from_options(cls, options: dict[str, Any], watch: Watch | None = None) -> Self:
+        """The task of `options`; where these hold `contents`, the folder must hold the same as then."""
+        if "images" not in options or not set(options) <= set(_OPTIONS):
+            fail(
+                f"options among {', '.join(_OPTIONS)}, images at least", str(options), "Name the folder: --images DIR."
+            )
+        made = {name: value for name, value in options.items() if name != "contents"}
+        made |= {name: tuple(made[name]) for name in ("image_size", "patch") if name in made}
+        task = cls(**made, watch=watch)
+        if options.get("contents", task.options["contents"]) != task.options["contents"]:
+            came = f"{task.options['contents']} in {options['images']}"
+            fail(f"{options['contents']}", came, "The folder has changed; put it back, or begin anew.")
+        return task
+
+    def _keep(self, splits: dict[Split, list[Found]], pictures: dict[Found, Any]) -> None:
+        """Pixels and labels of each split; one channel where every picture is grey."""
+        grey = all((one == one[:, :, :1]).all() for one in pictures.values())
+        self.channels = 1 if grey else 3
+        self._pixels, self._labels = {}, {}
+        for split, images in splits.items():
+            stacked = np.stack([pictures[image][:, :, : self.channels] for image in images])
+            self._pixels[split] = torch.from_numpy(np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)))
+            self._labels[split] = torch.tensor([self.classes.index(image.label) for image in images])
+        self._level = _level(self._pixels["train"])
+
+    def _describe(self, folder: Path, listing: Listing) -> str:
+        sizes = self.sizes
+        rule = ""
+        if listing.taken:
+            shares = " and ".join(f"{SHARES[split]:.0%} for {split}" for split in listing.taken)
+            rule = f", of every class {shares} in the order of a hash of the files' paths"
+        return (
+            f"{sum(sizes.values())} images of {len(self.classes)} classes in {folder}: {sizes['train']} for training, "
+            f"{sizes['validation']} for validation, {sizes['test']} for test{rule}. Each is scaled and cropped to "
+            f"{_by(self.picture_size)} pixels and placed near the middle of a {_by(self.image_size)} canvas of the "
+            "training pictures' mean colour: training moves it within one patch, never farther."
+        )
+
+    @property
+    def level(self) -> Level:
+        return self._level
+
+    def pictures(self, split: Split) -> Num[Tensor, "n C height width"]:
+        return self._pixels[split]
+
+    def labels(self, split: Split) -> Int[Tensor, " n"]:
+        return self._labels[split]
+
+
+def _contents(splits: dict[Split, list[Found]], pictures: dict[Found, Any]) -> str:
+    """A fingerprint of what figures depend on: paths, splits and pixels."""
+    digest = hashlib.sha256()
+    for split, images in splits.items():
+        for image in images:
+            digest.update(f"{split}\0{image.path}\0".encode("utf-8", "surrogateescape"))
+            digest.update(pictures[image].tobytes())
+    return f"{len(pictures)} images, sha256 {digest.hexdigest()[:12]}"
+
+
+def _by(size: Sequence[int]) -> str:
+    return f"{size[0]} x {size[1]}"
+
+
+def _require_sizes(image_size: tuple[int, int], patch: tuple[int, int]) -> None:
+    least = 2 * _MARGIN + 1
+    for side, of in zip(image_size, patch, strict=True):
+        require_int(of, "patch", at_least=1)
+        require_int(side, "image_size", at_least=1)
+        if side % of:
+            below = side - side % of
+            near = below + of if below < least * of else f"{below} or {below + of}"
+            fail(f"an image size that patches of {_by(patch)} divide", _by(image_size), f"Take {near} for {side}.")
+        if side // of < least:
+            wanted = f"an image size of at least {least} patches a side, of which {2 * _MARGIN} are margin"
+            fail(wanted, f"{_by(image_size)} with patches of {_by(patch)}", f"Take {least * of} or more for {side}.")
+
+
+def _refuse(folder: Path, broken: Sequence[dict[str, str]]) -> None:
+    named = "; ".join(f"{folder / one['path']} ({one['reason']})" for one in broken[:_NAMED])
+    more = f"; and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
+    fail("images that can be read", f"{named}{more}", "Mend or remove them, or leave them out with --bad-images skip.")
+
+
+def _level(pixels: Num[Tensor, "n C height width"]) -> Level:
+    """Mean and deviation of the training pictures; their mean is the background."""
+    count = pixels[:, 0].numel()
+    parts = [part.double() for part in pixels.split(256)]
+    mean = torch.stack([part.sum(dim=(0, 2, 3)) for part in parts]).sum(dim=0) / count
+    square = torch.stack([part.square().sum(dim=(0, 2, 3)) for part in parts]).sum(dim=0) / count
+    deviation = (square - mean.square()).clamp(min=0).sqrt()
+    deviation = torch.where(deviation < 1e-3, 1.0, deviation)  # pictures of one colour stay as they are
+    mean, deviation = mean.float().view(-1, 1, 1), deviation.float().view(-1, 1, 1)
+    return Level(mean, deviation, background=mean)

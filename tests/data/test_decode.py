@@ -1,0 +1,186 @@
+"""Files to pixels: every mode, depth, orientation and shape, against pixels known beforehand; and what is broken."""
+
+from __future__ import annotations
+
+import io
+import struct
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from relpos.data.decode import decode, decode_all, endings
+
+RAMP = np.linspace(0, 255, 12 * 8).astype(np.uint8).reshape(12, 8)
+COLOURS = np.stack([RAMP, RAMP[::-1], 255 - RAMP], axis=2)
+
+
+def stored(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def same_size(data: bytes) -> np.ndarray:
+    return decode(data, (12, 8))
+
+
+def test_colour_is_exact() -> None:
+    for kind in ("PNG", "BMP", "TIFF"):
+        assert np.array_equal(same_size(stored(Image.fromarray(COLOURS), kind)), COLOURS)
+    assert np.array_equal(same_size(stored(Image.fromarray(COLOURS), "WEBP", lossless=True)), COLOURS)
+
+
+def test_grey_is_three_equal_channels() -> None:
+    assert np.array_equal(same_size(stored(Image.fromarray(RAMP))), np.stack([RAMP] * 3, axis=2))
+
+
+def test_a_palette_is_looked_up() -> None:
+    image = Image.fromarray((RAMP // 64).astype(np.uint8), "P")
+    image.putpalette([0, 0, 0, 250, 0, 0, 0, 240, 0, 0, 0, 230])
+    wanted = np.array([[0, 0, 0], [250, 0, 0], [0, 240, 0], [0, 0, 230]])[RAMP // 64]
+    for kind in ("PNG", "GIF"):
+        assert np.array_equal(same_size(stored(image, kind)), wanted)
+
+
+def test_black_and_white() -> None:
+    wanted = np.repeat(np.where(RAMP > 127, 255, 0)[:, :, None], 3, axis=2)
+    assert np.array_equal(same_size(stored(Image.fromarray(RAMP > 127))), wanted)
+
+
+def test_transparent_parts_are_white() -> None:
+    alpha = np.where(np.arange(96).reshape(12, 8) % 2, 255, 0).astype(np.uint8)
+    clear = Image.fromarray(np.dstack([COLOURS, alpha]), "RGBA")
+    assert np.array_equal(same_size(stored(clear)), np.where(alpha[:, :, None] == 255, COLOURS, 255))
+    palette = Image.fromarray((RAMP > 127).astype(np.uint8), "P")
+    palette.putpalette([1, 2, 3, 4, 5, 6])
+    found = same_size(stored(palette, transparency=0))
+    assert np.array_equal(found, np.where(RAMP[:, :, None] > 127, [4, 5, 6], 255))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_sixteen_bits_keep_their_depth_and_range(kind: str) -> None:
+    deep = (np.arange(96).reshape(12, 8) * 40).astype(np.uint16)  # twelve bits in use: dark, and not one value lost
+    found = same_size(stored(Image.fromarray(deep), kind))
+    np.testing.assert_allclose(found, np.repeat(deep[:, :, None] / 257, 3, axis=2), rtol=1e-5)
+    assert len(np.unique(found)) == 96
+
+
+def test_floating_point_and_32_bits_are_stretched() -> None:
+    values = np.linspace(-3, 5, 96, dtype=np.float32).reshape(12, 8)
+    found = same_size(stored(Image.fromarray(values), "TIFF"))
+    np.testing.assert_allclose(found[:, :, 0], (values + 3) / 8 * 255, atol=1e-3)
+    wide = (np.arange(96).reshape(12, 8) * 100000).astype(np.int32)
+    found = same_size(stored(Image.fromarray(wide), "TIFF"))
+    np.testing.assert_allclose(found[:, :, 2], np.arange(96).reshape(12, 8) / 95 * 255, rtol=1e-4)
+    flat = same_size(stored(Image.fromarray(np.full((12, 8), 7.0, dtype=np.float32)), "TIFF"))
+    assert np.array_equal(flat, np.zeros((12, 8, 3)))
+
+
+def test_print_colours_become_screen_colours() -> None:
+    found = same_size(stored(Image.new("CMYK", (8, 12), (255, 0, 0, 0)), "TIFF"))
+    assert np.array_equal(found, np.tile(np.uint8([0, 255, 255]), (12, 8, 1)))
+
+
+def test_the_cameras_orientation_is_applied() -> None:
+    lying = Image.fromarray(np.rot90(COLOURS))  # as a camera on its side stores it
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be shown turned clockwise
+    assert np.array_equal(same_size(stored(lying, exif=exif)), COLOURS)
+
+
+@pytest.mark.parametrize(("kind", "options"), [("GIF", {}), ("WEBP", {"lossless": True}), ("TIFF", {}), ("PNG", {})])
+def test_an_animation_gives_its_first_frame(kind: str, options: dict[str, object]) -> None:
+    first, second = Image.new("RGB", (8, 12), (255, 0, 0)), Image.new("RGB", (8, 12), (0, 0, 255))
+    data = stored(first, kind, save_all=True, append_images=[second], **options)
+    assert np.array_equal(same_size(data), np.tile(np.uint8([255, 0, 0]), (12, 8, 1)))
+
+
+@pytest.mark.parametrize("shape", [(40, 90), (90, 40), (33, 1000), (5, 3), (1, 1)])
+@pytest.mark.parametrize("size", [(16, 16), (20, 32), (32, 8)])
+def test_any_shape_becomes_the_size_asked_for(shape: tuple[int, int], size: tuple[int, int]) -> None:
+    assert decode(stored(Image.new("L", shape[::-1], 9)), size).shape == (*size, 3)
+
+
+@pytest.mark.parametrize("lying", [True, False])
+def test_the_longer_side_is_cropped_evenly(lying: bool) -> None:
+    thirds = np.repeat(np.uint8([10, 200, 90]), 30)[None].repeat(30, axis=0)  # its middle third is square
+    found = decode(stored(Image.fromarray(thirds if lying else thirds.T)), (10, 10))
+    assert np.array_equal(found[2:-2, 2:-2], np.full((6, 6, 3), 200))
+    assert abs(found.astype(int) - 200).max() < 40, "an edge takes a little of what was cropped"
+
+
+def test_a_large_photograph_is_read_at_a_fraction_and_looks_the_same() -> None:
+    smooth = np.add.outer(np.arange(1200), np.arange(1600)) * 255 // 2800
+    image = Image.fromarray(np.stack([smooth, smooth[::-1], smooth[:, ::-1]], axis=2).astype(np.uint8))
+    photograph = decode(stored(image, "JPEG", quality=95), (24, 24)).astype(int)
+    assert abs(photograph - decode(stored(image), (24, 24))).max() <= 3
+
+
+def cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+@pytest.mark.parametrize("side", [192, 100])
+def test_a_small_photograph_keeps_its_detail(side: int) -> None:
+    blocks = np.random.default_rng(0).integers(0, 256, (24, 24), dtype=np.uint8)
+    image = Image.fromarray(blocks).resize((side, side), Image.Resampling.NEAREST)
+    photograph = decode(stored(image, "JPEG", quality=95), (24, 24)).astype(int)
+    assert abs(photograph - decode(stored(image), (24, 24))).mean() < 6
+
+
+BROKEN: dict[str, bytes] = {
+    "empty.png": b"",
+    "text.png": b"these are words",
+    "cut.png": cut(stored(Image.fromarray(COLOURS))),
+    "cut.jpg": cut(stored(Image.fromarray(np.tile(COLOURS, (9, 9, 1))), "JPEG")),
+    "cut.gif": cut(stored(Image.fromarray(RAMP), "GIF")),
+    "nan.tif": stored(Image.fromarray(np.full((4, 4), np.nan, dtype=np.float32)), "TIFF"),
+    "huge.bmp": b"BM" + struct.pack("<IHHIIiiHHIIiiII", 100, 0, 0, 54, 40, 9, 9, 1, 24, 0, 0, 0, 0, 0, 0),
+}
+REASONS = {
+    "empty.png": "the file is empty",
+    "text.png": "Pillow finds no image in it",
+    "cut.gif": "Pillow finds no image in it",
+    "gone.png": "it cannot be read: No such file",
+}
+
+
+def test_what_is_broken_gets_a_reason_and_the_rest_its_pixels(tmp_path: Path) -> None:
+    for name, data in {**BROKEN, "fine.png": stored(Image.fromarray(COLOURS))}.items():
+        (tmp_path / name).write_bytes(data)
+    names = ["fine.png", *BROKEN, "gone.png"]
+    seen: list[tuple[int, int]] = []
+    found = decode_all([tmp_path / name for name in names], (12, 8), lambda done, of: seen.append((done, of)))
+    assert np.array_equal(found[0], COLOURS)
+    for name, reason in zip(names[1:], found[1:], strict=True):
+        assert isinstance(reason, str), name
+        assert reason.startswith(REASONS.get(name, "it is broken: ")), reason
+        assert "\n" not in reason
+    assert seen == [(done, len(names)) for done in range(1, len(names) + 1)]
+
+
+def test_large_images_are_no_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    (tmp_path / "a.png").write_bytes(stored(Image.fromarray(COLOURS)))
+    (found,) = decode_all([tmp_path / "a.png"], (12, 8))
+    assert np.array_equal(found, COLOURS)
+    assert Image.MAX_IMAGE_PIXELS == 10, "other users of Pillow keep their limit"
+
+
+def test_an_interruption_leaves_no_threads(tmp_path: Path) -> None:
+    def stop(done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "a.png").write_bytes(stored(Image.fromarray(COLOURS)))
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        decode_all([tmp_path / "a.png"] * 50, (12, 8), stop)
+    assert threading.active_count() == before
+
+
+def test_endings_are_those_that_pillow_opens() -> None:
+    assert {".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tif", ".tiff", ".webp", ".ppm"} <= endings()
+    assert ".pdf" not in endings(), "written by Pillow, never read"
