@@ -22,7 +22,7 @@ from relpos.train import Recipe, predict, train
 
 POSITIONS = ("none", "learned", "relative_2d")
 SEEDS = (100, 101)  # not the seeds that `relpos compare` uses
-BASE = Recipe(learning_rate=3e-3, steps=400)  # where the search began; the choice made is in `Recipe`
+BASE = Recipe(learning_rate=3e-3, steps=400, depth=3)  # where the search began; the choice made is in `Recipe`
 CHANGES: dict[str, dict[str, Any]] = {
     "as is": {},
     "mean pooling": {"global_pool": "avg"},
@@ -45,6 +45,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "learning rate 6e-3, width 32, 4 heads": {"learning_rate": 6e-3, "embed_dim": 32},
     "learning rate 6e-3, depth 2": {"learning_rate": 6e-3, "depth": 2},
     "learning rate 1e-2, depth 2": {"learning_rate": 1e-2, "depth": 2},
+    "learning rate 6e-3, depth 2, 350 steps": {"learning_rate": 6e-3, "depth": 2, "steps": 350},
+    "learning rate 6e-3, depth 2, 320 steps": {"learning_rate": 6e-3, "depth": 2, "steps": 320, "warmup_steps": 30},
+    "learning rate 6e-3, depth 2, batch 48": {"learning_rate": 6e-3, "depth": 2, "batch_size": 48},
     "learning rate 1e-2, 300 steps, 3 heads": {"learning_rate": 1e-2, "steps": 300, "num_heads": 3},
 }
 

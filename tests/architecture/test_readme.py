@@ -14,7 +14,10 @@ from relpos.position import presets
 
 README = ROOT / "README.md"
 TEXT = README.read_text(encoding="utf-8") if README.exists() else ""
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/results.md", "docs/log.md", "docs/examples.md")]
+PAGES = [
+    ROOT / name
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/results.md", "docs/log.md", "docs/examples.md")
+]
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -89,7 +92,9 @@ def test_options_in_the_synopsis_exist() -> None:
     from relpos.cli import compare_verb, list_verb, show_verb, train_verb
 
     (synopsis,) = [block for block in blocks(TEXT, "") if "relpos compare" in block]
-    for line, verb in zip(synopsis.splitlines(), (compare_verb, train_verb, show_verb, show_verb, list_verb), strict=True):
+    for line, verb in zip(
+        synopsis.splitlines(), (compare_verb, train_verb, show_verb, show_verb, list_verb), strict=True
+    ):
         parser = ArgumentParser()
         verb.add_arguments(parser)
         known = {option for action in parser._actions for option in action.option_strings}

@@ -39,7 +39,7 @@ class Size:
 
 
 LARGER = (1024, 4096)
-"""Numbers of tokens that are timed besides the task's own."""
+"""Numbers of tokens that are timed besides the task's own; the last from two seeds on."""
 _TOKENS_AT_ONCE = 4096
 
 
@@ -92,19 +92,28 @@ def _size(grid: tuple[int, int]) -> Size:
     if tokens < 512:
         return Size(grid, batch_size, depth=None, warm=2, rounds=10)
     if tokens < 2048:
-        return Size(grid, batch_size, depth=None, warm=1, rounds=4)
+        return Size(grid, max(1, batch_size // 2), depth=None, warm=1, rounds=4)
     return Size(grid, batch_size, depth=1, warm=1, rounds=3)
 
 
 def sizes(settings: Settings, task: Task) -> tuple[Size, ...]:
-    """The sizes that are timed: the task's own, alone in a quick comparison, then clearly larger ones."""
+    """The sizes that are timed: the task's own, alone in a quick comparison, then clearly larger ones.
+
+    The largest takes as long as all others together, and comes from two seeds on: one seed is a first look.
+    """
     rows, columns = (side // patch for side, patch in zip(task.image_size, task.patch_size, strict=True))
     grids = [(rows, columns)]
-    for tokens in () if settings.quick else LARGER:
+    for tokens in () if settings.quick else LARGER[:1] if settings.seeds == 1 else LARGER:
         by = math.sqrt(tokens / (rows * columns))
         if by > math.sqrt(2):
             grids.append((max(1, round(rows * by)), max(1, round(columns * by))))
     return tuple(_size(grid) for grid in grids)
+
+
+def memory_sizes(settings: Settings, task: Task) -> tuple[int, ...]:
+    """Which of `sizes` have their memory measured: with one seed the largest alone."""
+    every = range(len(sizes(settings, task)))
+    return tuple(every[-1:] if settings.seeds == 1 else every)
 
 
 def _unable(error: Exception) -> str:

@@ -1,7 +1,7 @@
 """The comparison: jobs to workers, records to the store, results gathered.
 
-Training runs come first, several at a time on one thread each. Costs come last: memory in a process a mechanism, and
-timings alone on the machine, mechanisms interleaved.
+Training runs come first, several at a time on one thread each, then memory, in a process a mechanism and size. Timings
+come last, alone on the machine, mechanisms interleaved.
 """
 
 from __future__ import annotations
@@ -63,11 +63,12 @@ class Comparison:
         training = [Task(job.id, _train, (job, settings, packed), reports=True) for job in self.jobs]
         memory = [
             Task(f"memory--{position}--{index}", _memory, (position, index, settings, packed))
-            for index in range(len(cost.sizes(settings, self.task)))
+            for index in cost.memory_sizes(settings, self.task)
             for position in settings.positions
         ]
         timing = [Task("timing", _time, (settings, packed), reports=True)]
-        return [[task for task in stage if not self.store.has(task.name)] for stage in (training, memory, timing)]
+        stages = (training + memory, timing)  # timings want the machine to themselves
+        return [[task for task in stage if not self.store.has(task.name)] for stage in stages]
 
     def run(self, watch: Callable[[Event], None] | None = None) -> dict[str, Any]:
         """Do what is left to do and return the results; finished pieces are kept as they finish."""
@@ -96,7 +97,8 @@ class Comparison:
         entries: list[dict[str, Any]] = self.store.get("timing")
         for number, entry in enumerate(entries):  # size by size, the mechanisms of each in order
             index = number // len(self.settings.positions)
-            entry["peak_memory_mib"] = self.store.get(f"memory--{entry['position']}--{index}")
+            name = f"memory--{entry['position']}--{index}"
+            entry["peak_memory_mib"] = self.store.get(name) if self.store.has(name) else None
         return entries
 
     def _gather(self) -> dict[str, Any]:

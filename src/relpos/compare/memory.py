@@ -16,6 +16,19 @@ _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 
 
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory for this process instead of giving it back to the system; elsewhere do nothing.
+
+    A training step frees and asks for the same tensors again and again. Given back, each page is a fault when it
+    returns: about 4,000 a step of the digits recipe, a tenth of its time.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # mallopt(3)
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(mmap_threshold, 32 * _MIB)  # the most that every glibc takes
+        libc.mallopt(trim_threshold, 1024 * _MIB)
+
+
 def _status(field: str) -> int:
     """A field of Linux's /proc/self/status, in bytes."""
     for line in _STATUS.read_text().splitlines():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from relpos.compare.learned import attention_over_examples, learned
-from relpos.compare.memory import PeakMemory
+from relpos.compare.memory import PeakMemory, keep_freed_memory
 from relpos.compare.settings import Job, Settings, environment
 from relpos.data import Task
 from relpos.models import VisionTransformer, count_parameters
@@ -26,6 +26,7 @@ def warm_up(task: Task, recipe: Recipe, device: torch.device, precision: str) ->
 def run(job: Job, settings: Settings, task: Task, watch: Callable[[Progress], None] | None = None) -> dict[str, Any]:
     """Train one job and measure it; see docs/results.md for the record."""
     torch.set_num_threads(settings.threads)
+    keep_freed_memory()
     device = torch.device(settings.device)
     recipe = replace(settings.recipe, position_learning_rate_multiplier=job.multiplier)
     warm_up(task, recipe, device, settings.precision)
