@@ -16,7 +16,7 @@ from schema import check
 
 from photographs import make_folder
 from relpos.cli import main
-from relpos.compare import Settings, cost
+from relpos.compare import Comparison, Settings, cost
 from relpos.compare.learned import PIXELS, attention_over_examples, learned
 from relpos.compare.run import metrics
 from relpos.data import ImageFolder
@@ -183,15 +183,28 @@ def test_pictures_of_one_colour_are_numbers(tmp_path: Path) -> None:
 def test_sizes_are_timed_by_tokens(tmp_path: Path) -> None:
     def grids(size: tuple[int, int], patch: tuple[int, int], *, quick: bool = False) -> list[tuple[Any, ...]]:
         task = tiny(tmp_path / f"{size}{patch}{quick}", 2, size, patch)
-        settings = Settings.make(task, ("none",), 1, None, "cpu", "float32", quick=quick)
+        settings = Settings.make(task, ("none",), 2, None, "cpu", "float32", quick=quick)
         return [(one.grid, one.batch_size, one.depth) for one in cost.sizes(settings, task)]
 
-    assert grids((64, 64), (8, 8)) == [((8, 8), 64, None), ((32, 32), 4, None), ((64, 64), 1, 1)]
-    assert grids((112, 112), (8, 8)) == [((14, 14), 20, None), ((32, 32), 4, None), ((64, 64), 1, 1)]
-    assert grids((64, 128), (8, 8)) == [((8, 16), 32, None), ((23, 45), 3, None), ((45, 91), 1, 1)]
-    assert grids((56, 56), (2, 2)) == [((28, 28), 5, None), ((64, 64), 1, 1)]
+    assert grids((64, 64), (8, 8)) == [((8, 8), 64, None), ((32, 32), 2, None), ((64, 64), 1, 1)]
+    assert grids((112, 112), (8, 8)) == [((14, 14), 20, None), ((32, 32), 2, None), ((64, 64), 1, 1)]
+    assert grids((64, 128), (8, 8)) == [((8, 16), 32, None), ((23, 45), 1, None), ((45, 91), 1, 1)]
+    assert grids((56, 56), (2, 2)) == [((28, 28), 2, None), ((64, 64), 1, 1)]
     assert grids((112, 112), (2, 2)) == [((56, 56), 1, 1)]
     assert grids((64, 64), (8, 8), quick=True) == [((8, 8), 64, None)]
+
+
+def test_one_seed_is_a_first_look(tmp_path: Path) -> None:
+    """The largest size, and the memory of smaller ones, come from two seeds on."""
+    task = tiny(tmp_path, 2, (64, 64), (8, 8))
+    one, two = (Settings.make(task, ("none",), seeds, None, "cpu", "float32") for seeds in (1, 2))
+    quick = Settings.make(task, ("none",), 1, None, "cpu", "float32", quick=True)
+    assert cost.sizes(one, task) == cost.sizes(two, task)[:2]
+    assert cost.memory_sizes(one, task) == (1,)
+    assert cost.memory_sizes(two, task) == (0, 1, 2)
+    assert cost.memory_sizes(quick, task) == (0,)
+    training, _ = Comparison(one, task, tmp_path / "out").tasks()
+    assert [job.name for job in training] == ["none--recipe--seed0", "memory--none--1"]
 
 
 def test_a_step_is_timed_on_a_grid_of_any_shape(tmp_path: Path) -> None:
