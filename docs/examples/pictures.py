@@ -18,7 +18,14 @@ def counted(count: int, label: str) -> Axis:
 
 
 def maps(
-    title: str, parts: dict[str, Tensor], rows: str, columns: str, *, own_scales: bool = False, marked: bool = False
+    title: str,
+    parts: dict[str, Tensor],
+    rows: str,
+    columns: str,
+    *,
+    own_scales: bool = False,
+    marked: bool = False,
+    shares: tuple[int, ...] = (),
 ) -> Maps:
     """Named matrices side by side."""
     values = np.stack([part.numpy() for part in parts.values()])
@@ -32,6 +39,7 @@ def maps(
         "score",
         own_scales=own_scales,
         marked=(1, 1) if marked else None,
+        shares=shares,
     )
 
 
@@ -80,6 +88,7 @@ def figures() -> dict[str, Figure]:
                     "column of the key",
                     own_scales=True,
                     marked=True,
+                    shares=(3,),
                 )
             ],
         ),

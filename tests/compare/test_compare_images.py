@@ -97,7 +97,7 @@ def test_results_say_what_was_compared(results: dict[str, Any], photographs: Pat
 def test_what_was_left_out_is_printed(finished: tuple[Path, str]) -> None:
     printed = finished[1]
     assert "Skipped 2 of 32 images: cat/zero.png (the file is empty), grass/cut.jpg (it is broken: " in printed
-    assert "Ignored 1 file, no images in a class's folder: grass/notes.txt" in printed
+    assert "Ignored 1 file that is no image in a class's folder: grass/notes.txt" in printed
     assert "Batches of 21 instead of 64: there are 21 training images." in printed
     assert "30 images of 3 classes" in printed
 

@@ -193,6 +193,24 @@ class MechanismSuite:
         if "engine" in metafunc.fixturenames:
             metafunc.parametrize("engine", engines())
 
+    @classmethod
+    def undeclared(cls) -> set[str]:
+        """The tests of what the class attributes do not declare; they are not collected (tests/conftest.py)."""
+        line = 1 in cls.axes
+        declared = {
+            "test_left_padding_is_right_padding": line and cls.irregular,
+            "test_packed_is_separate": line and cls.irregular,
+            "test_decoding_is_the_full_pass": line and cls.cross,
+            "test_a_part_of_a_grid_reads_the_same_numbers": 2 in cls.axes
+            and cls.translation_invariant
+            and cls.irregular,
+            "test_prefixes_are_the_same_whatever_the_others_are": cls.prefixes
+            and cls.cross
+            and line
+            and cls.translation_invariant,
+        }
+        return {name for name, there in declared.items() if not there}
+
     def made(self, case: Case, dtype: torch.dtype = torch.float32) -> Mechanism:
         """The mechanism of a case, always the same, in the dtype."""
         torch.manual_seed(13)
@@ -286,8 +304,6 @@ class MechanismSuite:
 
     def test_left_padding_is_right_padding(self, engine: str) -> None:
         """Three and five real tokens in rows of six: the padding's side changes neither values nor gradients."""
-        if 1 not in self.axes or not self.irregular:
-            pytest.skip("takes no positions on a line")
         lengths, n = (3, 5), 6
         dtype = finest(engine)
         mechanism = self.at(Sequence(n), None).to(dtype)
@@ -321,8 +337,6 @@ class MechanismSuite:
 
     def test_packed_is_separate(self, engine: str) -> None:
         """Documents of 2, 1 and 4 tokens in one row, each counting from 0, as each of them alone."""
-        if 1 not in self.axes or not self.irregular:
-            pytest.skip("takes no positions on a line")
         lengths = (2, 1, 4)
         dtype = finest(engine)
         mechanism = self.at(Sequence(max(lengths)), None).to(dtype)
@@ -355,8 +369,6 @@ class MechanismSuite:
 
     def test_decoding_is_the_full_pass(self, engine: str) -> None:
         """One query at a time, `Sequence(1, start=t)` against a cache of t + 1 keys, as the causal whole."""
-        if 1 not in self.axes or not self.cross:
-            pytest.skip("has no queries apart from keys on a line")
         n = 5
         dtype = finest(engine)
         mechanism = self.at(Sequence(n), None).to(dtype)
@@ -410,8 +422,6 @@ class MechanismSuite:
 
     def test_a_part_of_a_grid_reads_the_same_numbers(self) -> None:
         """A 2 x 3 corner of a 4 x 5 grid, wherever it lies, is a 2 x 3 grid to a translation-invariant mechanism."""
-        if 2 not in self.axes or not self.translation_invariant or not self.irregular:
-            pytest.skip("not declared")
         mechanism = self.at(Grid(4, 5), None).double()
         q, k, v = torch.randn(3, 1, 3, 6, WIDTH, dtype=torch.float64)
         cells = Grid(2, 3).tokens()
@@ -434,8 +444,6 @@ class MechanismSuite:
 
     def test_prefixes_are_the_same_whatever_the_others_are(self) -> None:
         """Prefix tokens have no place: what they say to tokens does not depend on where the tokens are."""
-        if not (self.prefixes and self.cross and 1 in self.axes and self.translation_invariant):
-            pytest.skip("not declared")
         mechanism = self.at(Sequence(5, prefix=2), None).double()
         q, k, v = torch.randn(3, 1, 3, 6, WIDTH, dtype=torch.float64)
         outputs = [

@@ -50,7 +50,7 @@ def run(arguments: Namespace) -> None:
     """Carry the verb out."""
     from rich.console import Console
 
-    from relpos.compare import Comparison, Settings, require_asked
+    from relpos.compare import Comparison, Settings, require_asked, require_usable
     from relpos.report import render_terminal, write_report
 
     console = Console()
@@ -58,6 +58,8 @@ def run(arguments: Namespace) -> None:
     positions = None if named is None else tuple(name.strip() for name in named.split(",") if name.strip())
     asked = (positions, arguments.seeds, arguments.steps, arguments.device, arguments.precision)
     require_asked(*asked)
+    if arguments.out is not None:
+        require_usable(Path(arguments.out))  # before many images are read
     task = choose_task(arguments, console)
     settings = Settings.make(task, *asked, quick=arguments.quick)
     folder = default_folder(settings) if arguments.out is None else Path(arguments.out)

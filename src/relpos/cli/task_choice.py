@@ -90,8 +90,8 @@ def choose_task(arguments: Namespace, console: Console) -> Task:
         line = f"Skipped {len(task.skipped)} of {every} images: {named}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if task.ignored:
-        files = "file" if len(task.ignored) == 1 else "files"
-        line = f"Ignored {len(task.ignored)} {files}, no images in a class's folder: {_listed(list(task.ignored))}"
+        files, is_no = ("file", "is no image") if len(task.ignored) == 1 else ("files", "are no images")
+        line = f"Ignored {len(task.ignored)} {files} that {is_no} in a class's folder: {_listed(list(task.ignored))}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return task
 

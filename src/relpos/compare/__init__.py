@@ -2,7 +2,7 @@
 
 from relpos.compare.experiment import Comparison
 from relpos.compare.settings import Job, Settings, environment, require_asked
-from relpos.compare.store import OtherSettingsError
+from relpos.compare.store import OtherSettingsError, require_usable
 from relpos.compare.workers import Event, WorkerError
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "WorkerError",
     "environment",
     "require_asked",
+    "require_usable",
 ]

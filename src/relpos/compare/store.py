@@ -42,6 +42,17 @@ def _flat(tree: Any, name: str = "") -> dict[str, Any]:
     return flat
 
 
+def require_usable(folder: Path) -> None:
+    """Raise where no comparison can be in a folder, whatever its settings."""
+    if folder.exists() and not folder.is_dir():
+        raise OtherSettingsError(f"expected a folder for --out; {folder} is a file. Choose another --out.")
+    begun = (folder / _HEAD).exists()
+    if folder.exists() and not begun and any(there.name != _HEAD + ".part" for there in folder.iterdir()):
+        raise OtherSettingsError(
+            f"expected an empty folder or a comparison to go on with; {folder} holds other files. Choose another --out."
+        )
+
+
 class Store:
     """A comparison's folder, opened for one set of settings on one environment.
 
@@ -53,15 +64,9 @@ class Store:
         self.folder = folder
         self.head = {"schema_version": SCHEMA_VERSION, "settings": settings, "environment": environment}
         path = folder / _HEAD
-        if folder.exists() and not folder.is_dir():
-            raise OtherSettingsError(f"expected a folder for --out; {folder} is a file. Choose another --out.")
+        require_usable(folder)
         if path.exists():
             self._same(json.loads(path.read_text(encoding="utf-8")))
-        elif folder.exists() and any(there.name != _HEAD + ".part" for there in folder.iterdir()):
-            raise OtherSettingsError(
-                f"expected an empty folder or a comparison to go on with; {folder} holds other files. "
-                "Choose another --out."
-            )
         folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():  # before anything else, so that a folder cut short here is still taken for an empty one
             write_whole(path, json.dumps(self.head, indent=1) + "\n")

@@ -1,8 +1,9 @@
 """Image files to arrays of one size: any file type, mode, depth and orientation that Pillow opens.
 
 A camera's orientation is applied, an animation gives its first frame, transparent parts become white. Images of more
-than 8 bits keep their depth: 16 bits by their whole range, 32 bits and floating point, which have none, by the smallest
-and largest value of each image. The picture is scaled until its shorter side fits, and the longer is cropped evenly.
+than 8 bits keep their depth. 16 bits, also those stored in 32, are taken by their whole range; wider values and
+floating point have none and are stretched from the smallest to the largest value of each image, so that how bright one
+image is beside another is lost. The picture is scaled until its shorter side fits, and the longer is cropped evenly.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ Pixels = NDArray[np.uint8] | NDArray[np.float32]
 """[rows, columns, 3], values from 0 to 255."""
 
 _DEEP = ("I", "F")
+_NO_PICTURES = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
+"""What Pillow knows by name and cannot read on its own, data sets and films among them."""
 
 
 def endings() -> frozenset[str]:
     """The endings of files that Pillow opens, in small letters."""
     known = Image.registered_extensions()
-    return frozenset(ending for ending, kind in known.items() if kind in Image.OPEN)
+    return frozenset(ending for ending, kind in known.items() if kind in Image.OPEN and kind not in _NO_PICTURES)
 
 
 def _deep(image: Image.Image) -> Image.Image:

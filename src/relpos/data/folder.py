@@ -4,9 +4,9 @@
     DIR/class/...                    every split is taken
 
 Images are found at any depth below a class's folder, by the endings that Pillow opens. Taking a split has one rule,
-which depends on nothing but the files' paths below DIR. In each class, files are put in the order of the SHA-256 of
-their paths; the first 20% are for test where test has no folder, the next 10% for validation where validation has none,
-at least one image each, and the rest are for training.
+which depends on nothing but the paths below DIR of the files that can be read. In each class, they are put in the order
+of the SHA-256 of their paths; the first 20% are for test where test has no folder, the next 10% for validation where
+validation has none, at least one image each, and the rest are for training.
 """
 
 from __future__ import annotations
@@ -72,6 +72,11 @@ def _split_folders(folder: Path) -> dict[Split, Path]:
     """The folders that are splits: none unless `train` is a folder with folders in it."""
     folders, _ = _inside(folder)
     named = {path.name.lower(): path for path in folders}
+    if len(named) < len(folders) and set(named) & set(SPLITS):
+        twice = next(path for path in folders if named[path.name.lower()] != path)
+        fail(
+            "folders whose names differ by more than capitals", f"{twice} and {named[twice.name.lower()]}", "Join them."
+        )
     if "train" not in named:
         if named and set(named) <= set(SPLITS):
             fail(
@@ -130,7 +135,7 @@ def list_folder(folder: Path, endings: Iterable[str]) -> Listing:
             if not mine:
                 other = f" but {len(files)} other files, such as {files[0].name}" if files else ""
                 fail(
-                    f"images in the folder of every class; {inner} to hold some",
+                    f"images in {inner}, a class's folder",
                     f"none{other}",
                     "Add some or remove it.",
                 )

@@ -122,9 +122,10 @@ class ImageFolder(CanvasTask):
             shares = " and ".join(f"{SHARES[split]:.0%} for {split}" for split in listing.taken)
             rule = f", of every class {shares} in the order of a hash of the files' paths"
         return (
-            f"{sum(sizes.values())} images of {len(self.classes)} classes in {folder}: {sizes['train']} for training, "
-            f"{sizes['validation']} for validation, {sizes['test']} for test{rule}. Each is scaled and cropped to "
-            f"{_by(self.picture_size)} pixels and placed near the middle of a {_by(self.image_size)} canvas of the "
+            f"{sum(sizes.values())} images of {len(self.classes)} classes in {folder.name or folder}: "
+            f"{sizes['train']} for training, {sizes['validation']} for validation, {sizes['test']} for test{rule}. "
+            f"Each is scaled and cropped to {_by(self.picture_size)} pixels and placed near the middle of a "
+            f"{_by(self.image_size)} canvas of the "
             "training pictures' mean colour: training moves it within one patch, never farther."
         )
 
@@ -160,7 +161,7 @@ def _require_sizes(image_size: tuple[int, int], patch: tuple[int, int]) -> None:
         require_int(side, "image_size", at_least=1)
         if side % of:
             below = side - side % of
-            near = below + of if below < least * of else f"{below} or {below + of}"
+            near = max(below + of, least * of) if below < least * of else f"{below} or {below + of}"
             fail(f"an image size that patches of {_by(patch)} divide", _by(image_size), f"Take {near} for {side}.")
         if side // of < least:
             wanted = f"an image size of at least {least} patches a side, of which {2 * _MARGIN} are margin"

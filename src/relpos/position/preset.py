@@ -70,10 +70,10 @@ def find(name: str) -> Preset:
     """
     known = presets()
     if "+" in name and name not in known:
-        names = name.split("+")
+        names = [part.strip() for part in name.split("+")]
         parts = [find(part) for part in names]
         return Preset(
-            name=name,
+            name="+".join(names),
             title=" + ".join(part.title for part in parts),
             build=sum_of(*names),
             summary="A sum: each part adds what it knows. " + " ".join(part.summary for part in parts),

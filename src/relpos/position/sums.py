@@ -25,7 +25,7 @@ PRESETS = [
         build=sum_of("rotary_2d", "relative_2d"),
         summary="Queries and keys turn with row and column, and each head adds a learned number an offset. "
         "The rotation lets content decide what an offset means, the bias gives a preference whatever the content.",
-        source="Su et al. 2021 and Liu et al. 2021, together",
+        source="Heo et al. 2024 and Liu et al. 2021, together",
         token_axes=(2,),
     ),
 ]

@@ -51,7 +51,7 @@ class T5Bias(OffsetBias):
     Args:
         num_heads: query heads, H.
         num_buckets: rows of the table.
-        max_distance: where the last bucket begins (about).
+        max_distance: from here on all distances share the last bucket, which begins a little before.
         bidirectional: whether keys after the query have buckets of their own; False in decoders.
         scaled: False for T5's own scale of 1; True for 1/sqrt(D), as other mechanisms have it.
         init_std: standard deviation that the table starts from; 0 for zeros.

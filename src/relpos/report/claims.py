@@ -98,7 +98,7 @@ CLAIMS = (
         rules.no_interpolation_needed,
     ),
     Claim(
-        "Relative methods generalize to larger resolutions and longer sequences.",
+        "Relative methods generalize to larger image resolutions (Swin) and to longer sequences.",
         "sections 8.4, 13.7 and 14 (Key intuitions)",
         "Each loses less, from the test images to the largest canvas, than the absolute mechanism that is best there.",
         rules.relative_grows_better,
@@ -184,4 +184,4 @@ CLAIMS = (
         rules.nothing,
     ),
 )
-"""In the order of the documents' argument. Quotes are shortened, not reworded beyond grammar."""
+"""In the order of the documents' argument, in their words as far as these fit one line."""

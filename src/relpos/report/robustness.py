@@ -61,7 +61,7 @@ def _from_zero(results: Results, group: str, *, sign: str) -> list[Curve]:
 
 
 def canvas_curves(results: Results) -> list[tuple[str, list[Curve]]]:
-    """For each way of placing the digit, one curve a mechanism and growth rule, from the trained canvas on."""
+    """For each way of placing the picture, one curve a mechanism and growth rule, from the trained canvas on."""
     found = []
     canvases = probes(results, "canvas")
     for variant in dict.fromkeys(probe["variant"] for probe in canvases):
@@ -70,7 +70,7 @@ def canvas_curves(results: Results) -> list[tuple[str, list[Curve]]]:
         for contender in dict.fromkeys(c for probe in chosen for c in contenders(results, probe["id"])):
             points: list[Point | None] = []
             for probe in probes(results, "test")[:1]:
-                side = float(probe["image_size"][1])
+                side = float(probe["image_size"][0])
                 points.append(_point(results, Contender(contender.position), probe, side, f"{side:g}, trained"))
             points += [_point(results, contender, p, float(p["x"]), f"{p['x']:g}") for p in chosen]
             known = tuple(point for point in points if point is not None)

@@ -9,6 +9,7 @@ Nothing here knows mechanisms: whoever draws makes `Maps`, `Bars` and `Words` of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
@@ -32,7 +33,7 @@ MUTED = "#5c6670"
 ENDINGS = ("png", "svg", "pdf")
 """What `save_picture` writes, by the file's ending."""
 DOTS_PER_INCH = 150
-MARKED_FROM = 1 / 6
+MARKED_FROM = 1 / 50
 """The part of the scale beyond which a cell carries its sign."""
 NUMBER_POINTS, MARK_POINTS = 25.0, 5.2
 """How wide a cell must be to hold a number, and to hold a sign."""
@@ -62,6 +63,7 @@ class Maps:
         limit: the end of the scale; by default the largest value.
         own_scales: each map has its own scale and no colour bar, for quantities that cannot be compared.
         marked: coordinates (row, column) of a cell to outline: the query, or the zero offset.
+        shares: which maps are a softmax's weights, written in percent.
     """
 
     title: str
@@ -73,6 +75,7 @@ class Maps:
     limit: float | None = None
     own_scales: bool = False
     marked: tuple[float, float] | None = None
+    shares: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +184,8 @@ def _draw_maps(part: SubFigure, strip: Maps) -> None:
             axes.set_axis_off()
             continue
         own = symmetric_limit(strip.values[index]) if strip.own_scales else limit
-        image, hatched = _draw_map(axes, strip, strip.values[index], own)
+        written = short_share if index in strip.shares else short_number
+        image, hatched = _draw_map(axes, strip, strip.values[index], own, written)
         axes.set_title(strip.names[index])
         if index % across == 0:
             axes.set_ylabel(strip.rows.label)
@@ -200,7 +204,9 @@ def _draw_maps(part: SubFigure, strip: Maps) -> None:
         bar.ax.add_patch(Rectangle((0, -limit), 1, limit, **_hatch(bar.ax)))
 
 
-def _draw_map(axes: Axes, strip: Maps, values: NDArray[np.float64], limit: float) -> tuple[AxesImage, bool]:
+def _draw_map(
+    axes: Axes, strip: Maps, values: NDArray[np.float64], limit: float, written: Callable[[float], str]
+) -> tuple[AxesImage, bool]:
     """One map, and whether its negative cells are hatched."""
     rows, columns = values.shape
     left, top = strip.columns.first - 0.5, strip.rows.first - 0.5
@@ -216,7 +222,8 @@ def _draw_map(axes: Axes, strip: Maps, values: NDArray[np.float64], limit: float
         interpolation="none",
         aspect="equal" if square else "auto",
     )
-    hatched = _mark_signs(axes, values, limit, (left + 0.5, top + 0.5), points=72 * min(wide / columns, high / rows))
+    points = 72 * min(wide / columns, high / rows)
+    hatched = _mark_signs(axes, values, limit, (left + 0.5, top + 0.5), points, written)
     if strip.marked is not None:
         row, column = strip.marked
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="#111111", linewidth=1.4))
@@ -232,7 +239,12 @@ def _draw_map(axes: Axes, strip: Maps, values: NDArray[np.float64], limit: float
 
 
 def _mark_signs(
-    axes: Axes, values: NDArray[np.float64], limit: float, first: tuple[float, float], *, points: float
+    axes: Axes,
+    values: NDArray[np.float64],
+    limit: float,
+    first: tuple[float, float],
+    points: float,
+    written: Callable[[float], str],
 ) -> bool:
     """Say the sign without colour: numbers, + and -, or hatching, by the size of a cell. True where hatched."""
     rows, columns = values.shape
@@ -243,7 +255,7 @@ def _mark_signs(
                 ink = "white" if abs(value) > 0.6 * limit else INK
                 place = (first[0] + column, first[1] + row)
                 size = min(8.5, points / 2.9)
-                axes.text(*place, short_number(value), color=ink, fontsize=size, ha="center", va="center")
+                axes.text(*place, written(value), color=ink, fontsize=size, ha="center", va="center")
         return False
     if points < MARK_POINTS:
         return _hatch_negative(axes, values, limit, first)
@@ -306,6 +318,11 @@ def _draw_bars(part: SubFigure, strip: Bars) -> None:
 def signed_number(value: float) -> str:
     """+0.5, 0, or -0.5 with a real minus sign, as short as it is exact."""
     return "0" if abs(value) < 1e-12 else f"{value:+.4g}".replace("-", MINUS)
+
+
+def short_share(value: float) -> str:
+    """A softmax's weight in a cell: in percent, and never 0."""
+    return f"{value:.0%}" if value >= 0.01 else f"{value:.1%}" if value >= 0.001 else "<0.1%"
 
 
 def short_number(value: float) -> str:
