@@ -79,6 +79,10 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
 REFUSED: list[tuple[Sequence[str], str]] = [
     ((), r"expected images in .*DIR, in a folder for each class; got no folders in it\. Name"),
     (("a.png", "b.png"), r"expected a folder for each class; got images without one in .*DIR, such as a\.png\. Sort"),
+    (
+        ("train/cat/a.png", "Train/cat/b.png"),
+        r"expected folders whose names differ by more than capitals; got .*[Tt]rain and .*[Tt]rain\. Join them",
+    ),
     (("cat/a.png",), r"expected at least two classes; got one, 'cat', in .*DIR\. Each class is a folder"),
     (("cat/a.png", "dog/.x"), r"expected images in .*DIR/dog, a class's folder; got none\. Add some or remove it"),
     (("cat/a.png", "dog/b.txt"), r"DIR/dog, a class's folder; got none but 1 other files, such as b\.txt\."),

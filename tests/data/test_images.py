@@ -334,6 +334,7 @@ def test_a_class_that_was_all_broken_is_named(noise: Path, tmp_path: Path) -> No
     [
         ({"image_size": (50, 50)}, "an image size that patches of 8 x 8 divide; got 50 x 50. Take 48 or 56 for 50."),
         ({"image_size": (64, 50)}, "an image size that patches of 8 x 8 divide; got 64 x 50. Take 48 or 56 for 50."),
+        ({"image_size": (64, 64), "patch": (20, 20)}, "patches of 20 x 20 divide; got 64 x 64. Take 100 for 64."),
         ({"image_size": (33, 33)}, "an image size that patches of 8 x 8 divide; got 33 x 33. Take 40 for 33."),
         (
             {"image_size": (32, 32)},

@@ -108,6 +108,7 @@ def test_any_other_sum_is_written() -> None:
     assert built.acts_on_tokens
     assert built.acts_in_attention
     assert built.growth == ("as is",)
+    assert find("t5 + alibi").name == "t5+alibi"
     assert find("relative_2d+learned").title.endswith(" + Learned absolute"), "in another order it has no name"
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from relpos.report.robustness import canvas_curves
 from relpos.report.table import build_table
 from relpos.report.terminal import render_terminal
 
@@ -130,3 +131,13 @@ def test_a_terminal_narrower_than_told_folds_rather_than_cuts(make: Any) -> None
     text = printed(make_long(make), 60)
     assert "…" not in text
     assert max(len(line) for line in text.splitlines()) <= 60
+
+
+def test_the_trained_canvas_stands_by_its_rows(make: Any) -> None:
+    results = make()
+    results["task"]["probes"][0]["image_size"] = [16, 40]
+    for _, curves in canvas_curves(results):
+        for curve in curves:
+            places = [point.x for point in curve.points]
+            assert places[0] == 16
+            assert places == sorted(places)
