@@ -215,6 +215,9 @@ def test_files_left_out_are_told_and_none_is_no_news(make: Any, page: str) -> No
     assert "1 file could not be used (" in text
     assert "1 file of the data could not be used and was left out" in text
     assert "<li>&lt;a&gt;.png (cannot be read)</li>" in text
+    assert "had no part" not in text
+    results["task"]["ignored"] = ["b/<notes>.txt"]
+    assert "1 other file in the folder is no image and had no part: b/&lt;notes&gt;.txt." in build_page(results)
     assert "could not be used" not in page
 
 

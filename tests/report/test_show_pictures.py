@@ -22,12 +22,12 @@ def test_large_cells_print_their_numbers() -> None:
 
 def test_smaller_cells_carry_signs() -> None:
     values = np.zeros((20, 20))
-    values[3, 4], values[5, 6], values[7, 8] = 1.0, -0.5, -0.1
+    values[3, 4], values[5, 6], values[7, 8] = 1.0, -0.03, -0.01
     axes = one_map(values.tolist())[0]
     marks = {}
     for marker, collection in zip("++--", axes.collections, strict=True):  # type: ignore[attr-defined]
         marks.setdefault(marker, []).extend(collection.get_offsets().tolist())
-    assert marks == {"+": [[4, 3]], "-": [[6, 5]]}, "x is the column; a tenth of the scale carries no sign"
+    assert marks == {"+": [[4, 3]], "-": [[6, 5]]}, "x is the column; a hundredth of the scale carries no sign"
 
 
 def test_the_smallest_cells_are_hatched_below_zero() -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +162,7 @@ def _context(results: Results) -> dict[str, Any]:
         "places": {name: index for index, name in enumerate(positions(results))},
         "family_of": {name: kind(name).family for name in positions(results)},
         "skipped": _skipped(results),
+        "ignored": _few(results["task"].get("ignored") or []),
         "faded": len(ranked) > ALL_IN_FRONT,
         "standings": [_standings(results, probe) for probe in verdict.probes if probe.standings],
         "table": table,
@@ -254,8 +255,13 @@ def _families(results: Results) -> list[dict[str, Any]]:
 def _skipped(results: Results) -> dict[str, Any]:
     """Files of the data that could not be used, by reason: a count, and the first names."""
     entries = results["task"].get("skipped") or []
-    shown = [f"{entry['path']} ({entry['reason']})" for entry in entries[:SKIPPED_AT_MOST]]
-    return {"count": len(entries), "shown": shown, "more": len(entries) - len(shown)}
+    return _few([f"{entry['path']} ({entry['reason']})" for entry in entries])
+
+
+def _few(names: Sequence[str]) -> dict[str, Any]:
+    """How many, the first of them, and how many more."""
+    shown = list(names[:SKIPPED_AT_MOST])
+    return {"count": len(names), "shown": shown, "more": len(names) - len(shown)}
 
 
 def _learned(results: Results, ranked: list[str]) -> list[dict[str, Any]]:
