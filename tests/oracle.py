@@ -219,3 +219,15 @@ def alibi(heads: int, queries: Sequence[Place], keys: Sequence[Place], distance:
 
     bias = [[[-slope * apart(a, b) for b in keys] for a in queries] for slope in alibi_slopes(heads)]
     return torch.tensor(bias, dtype=torch.float64).float()
+
+
+def meet(x: Tensor, vectors: Sequence[Sequence[Tensor]]) -> Tensor:
+    """`out[b, h, i, j] = <x[b, h, i], vectors[i][j][h]>` a pair at a time; vectors `[1 or H, D]`."""
+    rows = [torch.stack([(x[:, :, i] * vector).sum(dim=-1) for vector in row], dim=-1) for i, row in enumerate(vectors)]
+    return torch.stack(rows, dim=-2)
+
+
+def heads_of(k: Tensor, heads: int) -> Tensor:
+    """Keys or values repeated to the query heads."""
+    group = heads // k.shape[1]
+    return torch.stack([k[:, h // group] for h in range(heads)], dim=1)

@@ -7,17 +7,28 @@ from collections.abc import Callable
 from typing import Any
 
 import cases_attention
+import cases_biases
 import cases_coordinates
 import cases_mechanisms
 import cases_models
 import cases_position
 import cases_terms
+import cases_vectors
 import jaxtyping
 import pytest
 
 import relpos
 
-MODULES = (cases_coordinates, cases_terms, cases_attention, cases_position, cases_mechanisms, cases_models)
+MODULES = (
+    cases_coordinates,
+    cases_terms,
+    cases_attention,
+    cases_position,
+    cases_mechanisms,
+    cases_models,
+    cases_biases,
+    cases_vectors,
+)
 CASES = [case for module in MODULES for case in module.CASES]
 
 NOTHING_TO_GET_WRONG = {

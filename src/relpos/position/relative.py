@@ -59,7 +59,7 @@ def _require_window(window_size: object) -> None:
         require_int(size, "each size of window_size", at_least=1)
 
 
-def _covering(queries: Coordinates, keys: Coordinates) -> tuple[int, ...]:
+def covering(queries: Coordinates, keys: Coordinates) -> tuple[int, ...]:
     """The smallest size along each axis whose offsets, -(size - 1) to size - 1, hold every query - key."""
     sides = zip(queries.low, queries.high, keys.low, keys.high, strict=True)
     return tuple(max(qh - kl, kh - ql) + 1 for ql, qh, kl, kh in sides)
@@ -133,13 +133,13 @@ class RelativePositionBias(OffsetBias):
         queries, keys = site.queries, site.queries if site.keys is None else site.keys
         prefix, std = max(queries.prefix, keys.prefix), site.init_std
         if bias_type == "1d":
-            (length,) = _covering(queries.raster(), keys.raster())
+            (length,) = covering(queries.raster(), keys.raster())
             return cls(site.num_heads, seq_len=length, bias_type="1d", init_std=std, prefix=prefix)
         if not isinstance(queries, Grid) or queries.axes != 2:
             fail("a grid of rows and columns for a 2-D bias", repr(queries), "Use relative_1d on a sequence.")
         if keys.axes != 2:
             fail("keys with rows and columns for a 2-D bias", repr(keys), "Use relative_1d on a sequence.")
-        rows, columns = _covering(queries, keys)
+        rows, columns = covering(queries, keys)
         return cls(site.num_heads, window_size=(rows, columns), bias_type="2d", init_std=std, prefix=prefix)
 
     @property

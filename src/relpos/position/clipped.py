@@ -1,0 +1,72 @@
+"""Clipped relative bias: a learned number for every distance up to R, one for all beyond on either side.
+
+    score[h, i, j] += table[clip(i - j, -R, R) + R, h]
+
+2 R + 1 numbers a head whatever the length: the simplest way for a table to be defined everywhere. Far on the left and
+far on the right stay different. Prefix tokens get 0.
+
+Source: the scalar form of Shaw et al. 2018, section 3.2 (k = R). Not to be confused with T5's buckets, which grow with
+the distance before they end, or with `RelativePositionBias(beyond="clip")`, which clips at its window.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from relpos.core import Offsets, at_least_float32, lookup
+from relpos.core.checks import require_int
+from relpos.position.mechanism import AS_IS, OffsetBias, Site, require_std, start_table
+from relpos.position.preset import Preset
+
+
+class ClippedBias(OffsetBias):
+    """A learned bias a clipped distance and head.
+
+    Args:
+        num_heads: query heads, H.
+        max_distance: R, the farthest distance with a number of its own.
+        init_std: standard deviation that the table starts from; 0 for zeros.
+
+    Attributes:
+        relative_position_bias_table: `[2 R + 1, num_heads]`, from -R to R.
+    """
+
+    growth = (AS_IS,)
+
+    def __init__(self, num_heads: int, max_distance: int = 16, *, init_std: float = 0.02) -> None:
+        super().__init__()
+        require_int(num_heads, "num_heads", at_least=1)
+        require_int(max_distance, "max_distance", at_least=0)
+        require_std(init_std)
+        self.max_distance = max_distance
+        self.relative_position_bias_table = nn.Parameter(torch.empty(2 * max_distance + 1, num_heads))
+        start_table(self.relative_position_bias_table, init_std)
+
+    @classmethod
+    def from_site(cls, site: Site) -> Self:
+        return cls(site.num_heads, init_std=site.init_std)
+
+    def extra_repr(self) -> str:
+        return f"{self.relative_position_bias_table.shape[1]}, max_distance={self.max_distance}"
+
+    def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
+        reach = self.max_distance
+        row = offsets.axes[:, 0].clamp(-reach, reach) + reach
+        return lookup(at_least_float32(self.relative_position_bias_table), row).T
+
+
+PRESETS = [
+    Preset(
+        name="clipped",
+        title="Clipped relative bias",
+        build=ClippedBias.from_site,
+        summary="Each head learns one number for every distance up to 16 and one for all that is farther, on either "
+        "side. Defined at any length; what is far looks equally far.",
+        source="Shaw et al. 2018, section 3.2, as a scalar; R = 16",
+        token_axes=(1, 2),
+    )
+]

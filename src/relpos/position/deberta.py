@@ -1,0 +1,135 @@
+"""DeBERTa's disentangled attention: content meets position, position meets content, in log buckets.
+
+    score[h, i, j] = ( <q[i], k[j]> + <q[i], K[h] p[b]> + <k[j], Q[h] p[b]> ) / sqrt(D * (1 + c2p + p2c))
+    b = bucket(i - j) + span,   0 <= b < 2 span
+
+p is a table of 2 span vectors as wide as a token, K and Q project them to every head. Published code indexes the second
+product by the negative offset of (j, i) and then transposes, which is the same b. Distances up to half the span have a
+bucket each; farther ones share logarithmic buckets that round up, unlike T5's, up to `max_distance`. Without buckets
+(`max_distance=None`, DeBERTa v1) distances are clipped at the span.
+
+With `share_att_key` (DeBERTa v2 and v3) K and Q are the layer's own key and query weights: give them their values, or
+tie them after construction. Those models also share one table among their layers, behind a LayerNorm: give the table as
+it comes out of that. Prefix tokens have no vector.
+
+Source: He et al. 2021 (DeBERTa), section 3.1; buckets from DeBERTa v2's code. The logarithm is taken in float32 as
+published, once, for every distance: what remains are whole numbers. Not to be confused with Transformer-XL.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from relpos.core import Coordinates, Kind, LineVectors, Scale, Terms, at_least_float32, lines, require_coordinates
+from relpos.core.checks import fail, require_int, shape_of
+from relpos.position.mechanism import AS_IS, Mechanism, Site, require_std, start_table
+from relpos.position.preset import Preset
+
+
+def _log_edges(buckets: int, max_distance: int) -> tuple[int, ...]:
+    """The smallest distance of bucket 1, 2, ..., `buckets`; the last lies beyond `max_distance`."""
+    mid = buckets // 2
+    cpu = torch.device("cpu")  # also where a model is built on the meta device
+    distance = torch.arange(2 * max_distance, device=cpu)
+    most = torch.tensor((max_distance - 1) / mid, dtype=torch.float32, device=cpu)
+    ratio = torch.log(distance.clamp(min=mid).float() / mid) / torch.log(most)
+    far = (torch.ceil(ratio * (mid - 1)) + mid).long()
+    bucket = torch.where(distance <= mid, distance, far).clamp(max=buckets)
+    return tuple(torch.searchsorted(bucket, torch.arange(1, buckets + 1, device=cpu)).tolist())
+
+
+class DisentangledPosition(Mechanism):
+    """Vectors on bucketed offsets that queries meet, and others that keys meet.
+
+    Args:
+        num_heads, head_dim, embed_dim: H, D, E.
+        span: half the number of vectors: buckets on either side. Even, unless `max_distance` is None.
+        max_distance: the farthest distance that buckets tell apart; None clips at the span (DeBERTa v1).
+        c2p, p2c: whether content meets position (queries), and position content (keys).
+        init_std: standard deviation that the table starts from; 0 for zeros.
+
+    Attributes:
+        rel_embeddings: `[2 span, E]`. pos_key, pos_query: `[E -> H D]`; None where switched off.
+    """
+
+    growth = (AS_IS,)
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        embed_dim: int,
+        *,
+        span: int = 256,
+        max_distance: int | None = 512,
+        c2p: bool = True,
+        p2c: bool = True,
+        init_std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        for name, x in (("num_heads", num_heads), ("head_dim", head_dim), ("embed_dim", embed_dim)):
+            require_int(x, name, at_least=1)
+        require_int(span, "span", at_least=4)
+        if max_distance is not None:
+            if span % 2:
+                fail("an even span beside max_distance", str(span), "Half of its buckets hold one distance each.")
+            require_int(max_distance, "max_distance", at_least=span // 2 + 2)
+        for name, flag in (("c2p", c2p), ("p2c", p2c)):
+            if not isinstance(flag, bool):
+                fail(f"{name} to be True or False", shape_of(flag), "Pass one of them.")
+        require_std(init_std)
+        self.num_heads, self.head_dim, self.span, self.max_distance = num_heads, head_dim, span, max_distance
+        self.rel_embeddings = nn.Parameter(torch.empty(2 * span, embed_dim))
+        self.pos_key = nn.Linear(embed_dim, num_heads * head_dim) if c2p else None
+        self.pos_query = nn.Linear(embed_dim, num_heads * head_dim) if p2c else None
+        self._edges = tuple(range(1, span + 1)) if max_distance is None else _log_edges(span, max_distance)
+        start_table(self.rel_embeddings, init_std)
+
+    @classmethod
+    def from_site(cls, site: Site) -> Self:
+        return cls(site.num_heads, site.head_dim, site.embed_dim, span=32, max_distance=128, init_std=site.init_std)
+
+    def bucket(self, offsets: Int[Tensor, "*L"]) -> Int[Tensor, "*L"]:
+        """The row of the table that each offset (query - key) reads."""
+        edges = torch.tensor(self._edges, device=offsets.device)
+        bucket = torch.bucketize(offsets.abs(), edges, right=True) * offsets.sign()
+        return (bucket + self.span).clamp(0, 2 * self.span - 1)
+
+    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        require_coordinates(queries, "queries")
+        if keys is not None:
+            require_coordinates(keys, "keys")
+        line = lines(queries.raster(), None if keys is None else keys.raster(), device=self.device)
+        offsets = line.offsets()
+        rows = torch.where(offsets.kind == int(Kind.TOKENS), self.bucket(offsets.axes[:, 0]), -1)
+        parts = 1 + (self.pos_key is not None) + (self.pos_query is not None)
+        terms = Terms(Scale(1 / math.sqrt(self.head_dim * parts)))
+        if self.pos_key is not None:
+            terms = terms + LineVectors(self._by_head(self.pos_key), rows, line, side="query")
+        if self.pos_query is not None:
+            terms = terms + LineVectors(self._by_head(self.pos_query), rows, line, side="key")
+        return terms
+
+    def _by_head(self, projection: nn.Linear) -> Float[Tensor, "H R D"]:
+        with torch.autocast(self.device.type, enabled=False):
+            weight, bias = at_least_float32(projection.weight), at_least_float32(projection.bias)
+            vectors = at_least_float32(self.rel_embeddings) @ weight.T + bias
+        return torch.unflatten(vectors, -1, (self.num_heads, self.head_dim)).transpose(0, 1)
+
+
+PRESETS = [
+    Preset(
+        name="deberta",
+        title="DeBERTa, disentangled",
+        build=DisentangledPosition.from_site,
+        summary="Queries meet a vector of the distance, and so do keys, beside the product of the two; far distances "
+        "share logarithmic buckets. What a distance means depends on either token.",
+        source="He et al. 2021, section 3.1; 32 buckets either way, up to 128",
+        token_axes=(1, 2),
+    )
+]

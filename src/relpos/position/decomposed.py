@@ -1,0 +1,133 @@
+"""Decomposed relative positions: a vector for every offset along each axis, met by the unscaled query.
+
+    score[h, i, j] += sum over axes a of <q[i], vectors[a][i_a - j_a + W_a - 1]>
+
+The vectors are shared by the heads, and 1/sqrt(D) does not apply to them. Where the table's length is not
+2 max(size) - 1 it is interpolated linearly, as published: another image size needs no call. Prefix tokens get 0.
+
+Where queries and keys are grids of different sizes (pooled keys, MViT), the smaller one is stretched to the larger.
+With n query and m key cells along an axis, published code reads the row
+
+    floor(i * max(m / n, 1) + (m - 1 - j) * max(n / m, 1))
+
+so row 0 is still the lowest offset, but offset 0 is not in the middle. Theirs are float32 products, here they are
+whole numbers, which differ only where neither size divides the other and a product of theirs is rounded below the whole
+number that it is.
+
+Source: Li et al. 2022 (MViTv2), section 4.1; ViTDet and SAM (`add_decomposed_rel_pos`). Not to be confused with a
+factored bias, which no query meets.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from relpos.core import (
+    AxisVectors,
+    Coordinates,
+    Grid,
+    Positions,
+    Terms,
+    at_least_float32,
+    axis_lines,
+    require_coordinates,
+)
+from relpos.core.checks import fail, require_int, shape_of
+from relpos.position.mechanism import AS_IS, Mechanism, Site, require_std, start_table
+from relpos.position.preset import Preset
+
+
+class DecomposedPosition(Mechanism):
+    """A vector an offset and axis, met by the query.
+
+    Args:
+        head_dim: width of a head, D.
+        window_size: cells along each axis of the larger of the two grids.
+        init_std: standard deviation that the vectors start from; 0 for zeros.
+
+    Attributes:
+        rel_pos: one `[2 W - 1, D]` an axis (`rel_pos_h`, `rel_pos_w` in SAM), lowest offset first.
+    """
+
+    growth = (AS_IS,)
+
+    def __init__(self, head_dim: int, window_size: tuple[int, ...], *, init_std: float = 0.02) -> None:
+        super().__init__()
+        require_int(head_dim, "head_dim", at_least=1)
+        if not isinstance(window_size, tuple | list) or not window_size:
+            fail("window_size to be (rows, columns)", shape_of(window_size), "Pass one integer an axis.")
+        require_std(init_std)
+        self.sizes = Grid(*window_size).sizes
+        self.rel_pos = nn.ParameterList(nn.Parameter(torch.empty(2 * size - 1, head_dim)) for size in self.sizes)
+        for vectors in self.rel_pos:
+            start_table(vectors, init_std)
+
+    @classmethod
+    def from_site(cls, site: Site) -> Self:
+        if not isinstance(site.queries, Grid):
+            fail("a grid for decomposed positions", repr(site.queries), "Use shaw on a sequence.")
+        sizes = _larger(site.queries, site.keys) if isinstance(site.keys, Grid) else site.queries.sizes
+        return cls(site.head_dim, sizes, init_std=site.init_std)
+
+    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        require_coordinates(queries, "queries")
+        keys = queries if keys is None else keys
+        require_coordinates(keys, "keys")
+        if not isinstance(queries, Grid) or not isinstance(keys, Grid):
+            fail("two grids for decomposed positions", f"{queries!r} and {keys!r}", "Use Grid(rows, columns).")
+        if queries.axes != len(self.sizes) or keys.axes != len(self.sizes):
+            fail(f"grids with {len(self.sizes)} axes", f"{queries!r} and {keys!r}", "Build it for as many.")
+        larger = _larger(queries, keys)
+        if queries.sizes != keys.sizes:
+            queries, keys = _stretched(queries, larger, keys=False), _stretched(keys, larger, keys=True)
+        lines = axis_lines(queries, keys, device=self.device)
+        vectors = tuple(  # those that no pair of tokens reads are left out: prefixes stand there
+            self._fitted(at_least_float32(x), 2 * size - 1)[:, : line.layout.tokens]
+            for x, size, line in zip(self.rel_pos, larger, lines, strict=True)
+        )
+        return Terms(AxisVectors(vectors, lines))
+
+    def _fitted(self, vectors: Float[Tensor, "R D"], rows: int) -> Float[Tensor, "1 R2 D"]:
+        """The table with so many rows. A product, so that its gradient is a sum in a fixed order."""
+        have = vectors.shape[0]
+        if have == rows:
+            return vectors[None]
+        unit = 2 * rows  # places in whole numbers, so that weights are rounded once
+        wanted = torch.arange(rows, device=vectors.device)
+        place = ((2 * wanted + 1) * have - rows).clamp(0, (have - 1) * unit)
+        apart = (place[:, None] - unit * torch.arange(have, device=vectors.device)).abs()
+        weights = (unit - apart).clamp(min=0).to(vectors.dtype) / unit
+        with torch.autocast(self.device.type, enabled=False):
+            return (weights @ vectors)[None]
+
+
+def _larger(queries: Grid, keys: Grid) -> tuple[int, ...]:
+    return tuple(max(a, b) for a, b in zip(queries.sizes, keys.sizes, strict=True))
+
+
+def _stretched(grid: Grid, larger: tuple[int, ...], *, keys: bool) -> Positions:
+    """The cells of a grid in the coordinates of the larger one; keys are counted from the last, which is 0."""
+    sizes, whole = torch.tensor(grid.sizes), torch.tensor(larger)
+    far = tuple((size - 1) * new // size for size, new in zip(grid.sizes, larger, strict=True))
+    zeros = (0,) * grid.axes
+    if not keys:
+        return Positions(grid.tokens() * whole // sizes, low=zeros, high=far, prefix=grid.prefix)
+    values = -((sizes - 1 - grid.tokens()) * whole // sizes)
+    return Positions(values, low=tuple(-x for x in far), high=zeros, prefix=grid.prefix)
+
+
+PRESETS = [
+    Preset(
+        name="decomposed",
+        title="Decomposed vectors, 2-D",
+        build=DecomposedPosition.from_site,
+        summary="A learned vector for every row offset and every column offset, which the query meets: what an offset "
+        "means depends on what is looking. Other sizes are interpolated.",
+        source="Li et al. 2022 (MViTv2), section 4.1; ViTDet, SAM",
+        token_axes=(2,),
+    )
+]

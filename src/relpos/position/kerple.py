@@ -1,0 +1,99 @@
+"""KERPLE: a learned kernel of the distance, two numbers a head.
+
+    log        score[h, i, j] -= r1[h] * log(1 + r2[h] * |i - j|)
+    power      score[h, i, j] -= r1[h] * |i - j| ** r2[h]                 0 < r2 < 2
+
+r1 and r2 are positive: they are exponentials of the parameters (of `power`, r2 is 2 sigmoid), where the authors' code
+clamps to at least 0.01 (r2 of `power` to at most 2). They start from ALiBi's slopes, theirs from uniform random
+numbers: r1 = 1 and r2 = the slopes for log; r1 = the slopes and r2 = 1 for power, which is ALiBi as long as that holds.
+The bias is added after the scale of the scores. Prefix tokens are at distance 0 from everything.
+
+Source: Chi et al. 2022, section 4, and its code (`ParallelKerpleLog`, `ParallelKerplePower`). Defined for causal
+attention; |i - j| serves both ways. A grid is seen in raster order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from relpos.core import Offsets, at_least_float32
+from relpos.core.checks import require_choice, require_int
+from relpos.position.alibi import alibi_slopes
+from relpos.position.mechanism import AS_IS, OffsetBias, Site
+from relpos.position.preset import Preset
+
+
+class Kerple(OffsetBias):
+    """A learned, monotone penalty on distance.
+
+    Args:
+        num_heads: query heads, H.
+        kernel: "log" or "power".
+
+    Attributes:
+        log_r1, raw_r2: `[num_heads]`; see `r1` and `r2` for what they stand for.
+    """
+
+    growth = (AS_IS,)
+
+    def __init__(self, num_heads: int, kernel: Literal["log", "power"] = "log") -> None:
+        super().__init__()
+        require_int(num_heads, "num_heads", at_least=1)
+        require_choice(kernel, "kernel", ("log", "power"))
+        self.kernel = kernel
+        slopes = torch.tensor([math.log(slope) for slope in alibi_slopes(num_heads)])
+        self.log_r1 = nn.Parameter(torch.zeros(num_heads) if kernel == "log" else slopes)
+        self.raw_r2 = nn.Parameter(slopes.clone() if kernel == "log" else torch.zeros(num_heads))
+
+    @classmethod
+    def from_site(cls, site: Site, kernel: Literal["log", "power"] = "log") -> Self:
+        return cls(site.num_heads, kernel)
+
+    def extra_repr(self) -> str:
+        return f"{self.log_r1.shape[0]}, kernel={self.kernel!r}"
+
+    @property
+    def r1(self) -> Float[Tensor, " H"]:
+        """The factor of each head."""
+        return at_least_float32(self.log_r1).exp()
+
+    @property
+    def r2(self) -> Float[Tensor, " H"]:
+        """The scale of the distance (log) or its exponent (power) of each head."""
+        raw = at_least_float32(self.raw_r2)
+        return raw.exp() if self.kernel == "log" else 2 * raw.sigmoid()
+
+    def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
+        r1, r2 = self.r1[:, None], self.r2[:, None]
+        distance = offsets.axes[:, 0].abs().to(r1.dtype)
+        if self.kernel == "log":
+            return -r1 * (r2 * distance).log1p()
+        far = distance.clamp(min=1.0) ** r2  # 0 ** r2 has no derivative in r2
+        return -r1 * torch.where(distance > 0, far, 0.0)
+
+
+PRESETS = [
+    Preset(
+        name="kerple_log",
+        title="KERPLE, logarithmic",
+        build=Kerple.from_site,
+        summary="Every head fades with the logarithm of the distance, at a rate it learns. "
+        "Slower than ALiBi far away, and as ready for any length.",
+        source="Chi et al. 2022, section 4 (logarithmic)",
+        token_axes=(1, 2),
+    ),
+    Preset(
+        name="kerple_power",
+        title="KERPLE, power",
+        build=lambda site: Kerple.from_site(site, "power"),
+        summary="Every head fades with a power of the distance; factor and exponent are learned. "
+        "At exponent 1, where it starts, it is ALiBi with learned slopes.",
+        source="Chi et al. 2022, section 4 (power)",
+        token_axes=(1, 2),
+    ),
+]

@@ -1,0 +1,91 @@
+"""Log-spaced continuous position bias: a small network from the offset to the bias of each head.
+
+    score[h, i, j] += 16 * sigmoid(mlp(x)[h]),    x = sign(c) * log2(1 + |c|) / log2(8),    c = 8 * offset / (W - 1)
+
+an axis each; mlp is Linear(A, 512), ReLU, Linear(512, H) without bias. W is the window trained on (`pretrained_window`
+in Swin V2): a larger window only asks the network for farther offsets, which the logarithm keeps near. On an axis one
+cell wide c is 8 * offset, 0 within that window, where published code divides by 0. Swin V2 has no prefix tokens; here
+they get 8, what a network at 0 says: 0, the least a token can get, would hide them.
+
+Swin V2 meets it with cosine attention: queries and keys of length 1 and a learned scale a head, exp(min(s, log 100)),
+from log 10. That belongs to the layer, not to position. timm's `cr` variant differs (signed log1p, no sigmoid).
+
+Source: Liu et al. 2022 (Swin V2), section 3.3.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from relpos.core import Grid, Offsets, at_least_float32
+from relpos.core.checks import fail, require_int, shape_of
+from relpos.position.mechanism import AS_IS, OffsetBias, Site
+from relpos.position.preset import Preset
+
+
+class LogContinuousBias(OffsetBias):
+    """A network from log-spaced offsets to biases.
+
+    Args:
+        num_heads: query heads, H.
+        window_size: cells along each axis of the window trained on.
+        hidden_dim: width of the network.
+
+    Attributes:
+        cpb_mlp: the network, its layers numbered as in Swin V2's checkpoints.
+    """
+
+    growth = (AS_IS,)
+    axes: ClassVar[int | None] = None
+
+    def __init__(self, num_heads: int, window_size: tuple[int, ...], *, hidden_dim: int = 512) -> None:
+        super().__init__()
+        require_int(num_heads, "num_heads", at_least=1)
+        require_int(hidden_dim, "hidden_dim", at_least=1)
+        if not isinstance(window_size, tuple | list) or not window_size:
+            fail("window_size to be (rows, columns)", shape_of(window_size), "Pass one integer an axis.")
+        self.sizes = Grid(*window_size).sizes
+        self.cpb_mlp = nn.Sequential(
+            nn.Linear(len(self.sizes), hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, num_heads, bias=False)
+        )
+
+    @classmethod
+    def from_site(cls, site: Site) -> Self:
+        if not isinstance(site.queries, Grid):
+            fail("a grid for a log-spaced continuous bias", repr(site.queries), "Build it with window_size=(length,).")
+        return cls(site.num_heads, site.queries.sizes)
+
+    def extra_repr(self) -> str:
+        return f"window_size={self.sizes}"
+
+    def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
+        if len(offsets.low) != len(self.sizes):
+            fail(f"coordinates with {len(self.sizes)} axes", str(len(offsets.low)), "Build it for as many.")
+        unit = torch.tensor([8 / max(size - 1, 1) for size in self.sizes], dtype=torch.float64)
+        spread = offsets.axes.double() * unit.to(offsets.axes.device)
+        first, _, last = self.cpb_mlp
+        weight, bias, out = (at_least_float32(x) for x in (first.weight, first.bias, last.weight))  # type: ignore[arg-type]
+        x = (spread.sign() * spread.abs().log1p() / math.log(8)).to(weight.dtype)
+        return 16 * (out @ (x @ weight.T + bias).relu().T).sigmoid()
+
+    def prefix_bias(self) -> Float[Tensor, "H 3"]:
+        out = at_least_float32(self.cpb_mlp[2].weight)  # type: ignore[arg-type]
+        return out.new_full((out.shape[0], 3), 8.0)
+
+
+PRESETS = [
+    Preset(
+        name="log_cpb",
+        title="Log-spaced continuous bias",
+        build=LogContinuousBias.from_site,
+        summary="A small network turns the logarithm of an offset into a number for each head, added to the score. "
+        "Smooth, so that windows larger than the one trained on get sensible numbers.",
+        source="Liu et al. 2022 (Swin V2), section 3.3",
+        token_axes=(2,),
+    )
+]

@@ -1,0 +1,78 @@
+"""Sandwich: the inner product of two sinusoids, with the rest of the product left out.
+
+    score[h, i, j] += (sum over p < P of cos((i - j) * base ** (-p / P))) * H / (8 (h + 1))
+
+What remains of sinusoidal positions when only position meets position: a bias of the distance that falls off like a
+logarithm and ripples. Nothing is learned; each head has its own strength, from H P / 8 at distance 0 to P / 8. Prefix
+tokens are at distance 0 from everything, which is this highest value and not 0. A grid is seen in raster order.
+
+Source: Chi et al. 2023 ("Dissecting Transformer Length Extrapolation"), section 5 and the code in its appendix, with
+2 P = 128. Computed in float64 and rounded once. Not to be confused with sinusoidal positions added to tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.core import Offsets
+from relpos.core.checks import fail, require_int, require_number
+from relpos.position.angles import frequencies
+from relpos.position.mechanism import AS_IS, OffsetBias, Site
+from relpos.position.preset import Preset
+
+
+class Sandwich(OffsetBias):
+    """A fixed sum of cosines of the distance.
+
+    Args:
+        num_heads: query heads, H.
+        width: 2 P, the width of the sinusoids whose product it is.
+        base: as sinusoidal positions have it.
+    """
+
+    growth = (AS_IS,)
+
+    def __init__(self, num_heads: int, *, width: int = 128, base: float = 10000.0) -> None:
+        super().__init__()
+        require_int(num_heads, "num_heads", at_least=1)
+        require_int(width, "width", at_least=2)
+        if width % 2:
+            fail("an even width", str(width), "There is a cosine for every pair of sine and cosine.")
+        require_number(base, "base", "above 0", "The published one is 10000.")
+        self.num_heads, self.width, self.base = num_heads, width, base
+
+    @classmethod
+    def from_site(cls, site: Site) -> Self:
+        return cls(site.num_heads)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_heads}, width={self.width}, base={self.base}"
+
+    def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
+        return self._at(offsets.axes[:, :1].double())
+
+    def prefix_bias(self) -> Float[Tensor, "H 3"]:
+        return self._at(torch.zeros(3, 1, dtype=torch.float64, device=self.device))
+
+    def _at(self, steps: Float[Tensor, "L 1"]) -> Float[Tensor, "H L"]:
+        bands = torch.tensor(frequencies(self.width // 2, self.base), dtype=torch.float64, device=steps.device)
+        ripple = (steps * bands).cos().sum(dim=1)
+        ratio = torch.arange(1, self.num_heads + 1, dtype=torch.float64, device=steps.device) * 8 / self.num_heads
+        return (ripple / ratio[:, None]).float()
+
+
+PRESETS = [
+    Preset(
+        name="sandwich",
+        title="Sandwich",
+        build=Sandwich.from_site,
+        summary="The product of two sinusoids as a bias: it falls with distance and ripples, each head at its own "
+        "strength. Nothing is learned, any length will do.",
+        source="Chi et al. 2023, section 5",
+        token_axes=(1, 2),
+    )
+]

@@ -1,0 +1,94 @@
+"""Shaw's relative positions: a learned vector for every clipped distance met by queries, and another in the values.
+
+    score[h, i, j]  = scale * <q[i], k[j] + a[clip(i - j)]>
+    output[h, i]    = sum over j of p[i, j] * (v[j] + b[clip(i - j)])
+
+with clip to -k ... k: 2 k + 1 vectors of a head's width, the same for all heads. The value vectors are as much part of
+it as the key vectors (the paper found them of little use; `values=False` leaves them out). Shaw et al. count key -
+query; here it is query - key, so their row r is ours 2 k - r.
+
+Never N x M x D numbers: queries meet the 2 k + 1 vectors first, and the products are read along the line; the skew of
+Huang et al. 2018 (Music Transformer) is that reading, for N = M and causal masks. Prefix tokens have no vector.
+
+Source: Shaw et al. 2018, sections 3.1 and 3.2. Not to be confused with Transformer-XL, whose vectors are projected
+sinusoids, or with a bias, which no query meets.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from relpos.core import Coordinates, Kind, Lines, LineVectors, Terms, at_least_float32, lines, require_coordinates
+from relpos.core.checks import fail, require_int, shape_of
+from relpos.position.mechanism import AS_IS, Mechanism, Site, require_std, start_table
+from relpos.position.preset import Preset
+
+
+class ShawPosition(Mechanism):
+    """Vectors on clipped offsets, for keys and for values.
+
+    Args:
+        head_dim: width of a head, D.
+        max_distance: k, the farthest distance with vectors of its own.
+        values: whether there are value vectors too.
+        init_std: standard deviation that the vectors start from; 0 for zeros.
+
+    Attributes:
+        key_vectors, value_vectors: `[2 k + 1, D]`, from -k to k; the second is None without `values`.
+    """
+
+    growth = (AS_IS,)
+
+    def __init__(self, head_dim: int, max_distance: int = 16, *, values: bool = True, init_std: float = 0.02) -> None:
+        super().__init__()
+        require_int(head_dim, "head_dim", at_least=1)
+        require_int(max_distance, "max_distance", at_least=0)
+        require_std(init_std)
+        if not isinstance(values, bool):
+            fail("values to be True or False", shape_of(values), "Pass one of them.")
+        self.max_distance = max_distance
+        self.key_vectors = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim))
+        self.value_vectors = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim)) if values else None
+        for vectors in (self.key_vectors, self.value_vectors):
+            if vectors is not None:
+                start_table(vectors, init_std)
+
+    @classmethod
+    def from_site(cls, site: Site) -> Self:
+        return cls(site.head_dim, init_std=site.init_std)
+
+    def extra_repr(self) -> str:
+        return f"{self.key_vectors.shape[1]}, max_distance={self.max_distance}, values={self.value_vectors is not None}"
+
+    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        require_coordinates(queries, "queries")
+        if keys is not None:
+            require_coordinates(keys, "keys")
+        line = lines(queries.raster(), None if keys is None else keys.raster(), device=self.device)
+        rows = self._rows(line)
+        terms = Terms(LineVectors(at_least_float32(self.key_vectors)[None], rows, line, side="query"))
+        if self.value_vectors is not None:
+            terms = terms + LineVectors(at_least_float32(self.value_vectors)[None], rows, line, side="value")
+        return terms
+
+    def _rows(self, line: Lines) -> Tensor:
+        """The row of the vectors that each entry of the line reads; -1 where a prefix takes part."""
+        offsets = line.offsets()
+        rows = offsets.axes[:, 0].clamp(-self.max_distance, self.max_distance) + self.max_distance
+        return torch.where(offsets.kind == int(Kind.TOKENS), rows, -1)
+
+
+PRESETS = [
+    Preset(
+        name="shaw",
+        title="Shaw vectors",
+        build=ShawPosition.from_site,
+        summary="A learned vector for every distance up to 16 is added to the keys that a query sees, and another to "
+        "the values. What a distance means depends on the query, which a bias cannot do.",
+        source="Shaw et al. 2018, sections 3.1 and 3.2; k = 16",
+        token_axes=(1, 2),
+    )
+]

@@ -1,0 +1,106 @@
+"""Transformer-XL's relative positions: queries meet a projected sinusoid of the distance, with two biases.
+
+    score[h, i, j] = scale * ( <q[i] + u[h], k[j]> + <q[i] + v[h], W[h] r(i - j)> )
+
+r(d) is the sinusoid of distance d, as wide as a token; W projects it to every head; u and v are learned. Both products
+are scaled. Distances may be negative (bidirectional use, as in Conformer). Prefix tokens have no vector.
+
+The line has about 2 N entries, so 2 N vectors a head are made, never N x M of them; the "relative shift" of the
+authors' code is the reading along the line.
+
+Source: Dai et al. 2019, section 3.3. How sines and cosines lie differs: the authors' code has all sines, then all
+cosines ("grouped"); Conformer (Gulati et al. 2020, in fairseq and Hugging Face) interleaves them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from relpos.core import Coordinates, LineVectors, QueryBias, Terms, at_least_float32, lines, require_coordinates
+from relpos.core.checks import fail, require_choice, require_int, require_number
+from relpos.position.angles import frequencies
+from relpos.position.mechanism import AS_IS, Mechanism, Site, require_std, start_table
+from relpos.position.preset import Preset
+
+
+class TransformerXLPosition(Mechanism):
+    """Projected sinusoids of the distance, and the biases u and v.
+
+    Args:
+        num_heads, head_dim: H and D.
+        embed_dim: width of the sinusoid, E, even.
+        layout: "grouped" or "interleaved".
+        base: of the sinusoid.
+        init_std: standard deviation that u and v start from; 0 for zeros.
+
+    Attributes:
+        u, v: `[H, D]`. projection: `[E -> H D]` without bias.
+    """
+
+    growth = (AS_IS,)
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        embed_dim: int,
+        *,
+        layout: Literal["grouped", "interleaved"] = "grouped",
+        base: float = 10000.0,
+        init_std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        require_int(num_heads, "num_heads", at_least=1)
+        require_int(head_dim, "head_dim", at_least=1)
+        require_int(embed_dim, "embed_dim", at_least=2)
+        if embed_dim % 2:
+            fail("an even embed_dim", str(embed_dim), "There is a sine and a cosine of every frequency.")
+        require_choice(layout, "layout", ("grouped", "interleaved"))
+        require_number(base, "base", "above 0", "The published one is 10000.")
+        require_std(init_std)
+        self.layout, self.base = layout, base
+        self.u = nn.Parameter(torch.empty(num_heads, head_dim))
+        self.v = nn.Parameter(torch.empty(num_heads, head_dim))
+        self.projection = nn.Linear(embed_dim, num_heads * head_dim, bias=False)
+        for bias in (self.u, self.v):
+            start_table(bias, init_std)
+
+    @classmethod
+    def from_site(cls, site: Site) -> Self:
+        return cls(site.num_heads, site.head_dim, 2 * (site.embed_dim // 2), init_std=site.init_std)
+
+    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        require_coordinates(queries, "queries")
+        if keys is not None:
+            require_coordinates(keys, "keys")
+        line = lines(queries.raster(), None if keys is None else keys.raster(), device=self.device)
+        distance = line.offsets().axes[: line.layout.tokens, 0].double()
+        weight = at_least_float32(self.projection.weight)
+        with torch.autocast(self.device.type, enabled=False):
+            vectors = self._sinusoid(distance).to(weight.dtype) @ weight.T
+        heads, width = self.u.shape
+        by_head = torch.unflatten(vectors, -1, (heads, width)).transpose(0, 1)
+        met = LineVectors(by_head, None, line, side="query", bias=at_least_float32(self.v))
+        return Terms(QueryBias(at_least_float32(self.u)), met)
+
+    def _sinusoid(self, distance: Float[Tensor, " L"]) -> Float[Tensor, "L E"]:
+        bands = frequencies(self.projection.in_features // 2, self.base)
+        turned = distance[:, None] * torch.tensor(bands, dtype=torch.float64, device=distance.device)
+        return torch.stack([turned.sin(), turned.cos()], dim=1 if self.layout == "grouped" else 2).flatten(1)
+
+
+PRESETS = [
+    Preset(
+        name="transformer_xl",
+        title="Transformer-XL",
+        build=TransformerXLPosition.from_site,
+        summary="Queries meet a projected sinusoid of the distance beside the key itself, and two learned biases say "
+        "what keys and distances are worth to any query. Smooth in distance, and defined at any.",
+        source="Dai et al. 2019, section 3.3",
+        token_axes=(1, 2),
+    )
+]

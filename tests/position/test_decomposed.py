@@ -1,0 +1,206 @@
+"""Decomposed vectors of MViTv2, ViTDet and SAM: a vector an axis, interpolated tables, grids of two sizes."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oracle
+from conformance.cases import Case
+from conformance.suite import MechanismSuite
+from position.published import EXACT, config, model
+from relpos import AxisVectors, DecomposedPosition, Grid, Site, attention
+
+
+def resized(table: Tensor, rows: int) -> list[Tensor]:
+    """Each new row lies at the middle of its share of the old ones, between two of them, or on an end."""
+    old, out = len(table), []
+    for r in range(rows):
+        place = min(max(Fraction(2 * r + 1, 2) * old / rows - Fraction(1, 2), Fraction(0)), Fraction(old - 1))
+        below = math.floor(place)
+        above, share = min(below + 1, old - 1), place - below
+        out.append(table[below] * float(1 - share) + table[above] * float(share))
+    return out
+
+
+class Decomposed(MechanismSuite):
+    """No `Positions`, and so nothing to move: a table is read by offsets between the cells of two grids."""
+
+    axes: ClassVar[tuple[int, ...]] = (2, 3)
+    irregular = False
+    every: ClassVar[int] = 1  # of the cases
+
+    def cases(self) -> list[Case]:
+        return super().cases()[:: self.every]
+
+    def window(self, site: Site) -> tuple[int, ...]:
+        keys = site.queries if site.keys is None else site.keys
+        assert isinstance(site.queries, Grid)
+        assert isinstance(keys, Grid)
+        return tuple(max(a, b) for a, b in zip(site.queries.sizes, keys.sizes, strict=True))
+
+    def build(self, site: Site) -> DecomposedPosition:
+        return DecomposedPosition(site.head_dim, self.window(site), init_std=1.0)
+
+    def oracle_attention(
+        self,
+        mechanism: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        queries: Any,
+        keys: Any,
+        allowed: Tensor | None,
+    ) -> Tensor:
+        bias = q.new_zeros(1, 1, queries.count, keys.count)
+        for axis, table in enumerate(mechanism.rel_pos):
+            n, m = queries.sizes[axis], keys.sizes[axis]
+            rows = resized(table, 2 * max(n, m) - 1)
+
+            # i * max(m / n, 1) + (m - 1 - j) * max(n / m, 1), times n m to be whole; prefixes read what is behind
+            up, down = max(m * m, n * m), max(n * n, n * m)
+            read = [
+                len(rows) if a is None or b is None else (a[axis] * up + (m - 1 - b[axis]) * down) // (n * m)
+                for a in oracle.places(queries)
+                for b in oracle.places(keys)
+            ]
+            own = torch.stack([*rows, torch.zeros_like(rows[0])])[read].unflatten(0, (queries.count, keys.count))
+            vectors = [[x[None] for x in row] for row in own]
+            bias = bias + oracle.meet(q, vectors)
+        return oracle.attention(q, k, v, bias=bias, allowed=allowed)[0]
+
+
+class TestDecomposed(Decomposed):
+    preset = "decomposed"
+
+
+class TestDecomposedInterpolated(Decomposed):
+    """A table of one size, whatever the grids. Not of one row or column: there all keys score alike, and the gradient
+    is 0 but for rounding, whose size is luck."""
+
+    axes = (2,)
+
+    def takes(self, case: Any) -> bool:
+        return super().takes(case) and min(case.queries.sizes) > 1
+
+    def window(self, site: Site) -> tuple[int, ...]:
+        return (3, 4)
+
+
+# parity
+
+
+def random(module: nn.Module) -> Any:
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return module.double()
+
+
+def sam(size: int) -> Any:
+    settings = config(
+        "sam", vision_config={"hidden_size": 12, "num_attention_heads": 3, "image_size": 16 * size, "patch_size": 16}
+    ).vision_config
+    return random(model("sam").SamVisionSdpaAttention(settings, window_size=0))
+
+
+def as_ours(block: Any, size: int) -> DecomposedPosition:
+    own = DecomposedPosition(4, (size, size)).double()
+    own.load_state_dict({"rel_pos.0": block.rel_pos_h, "rel_pos.1": block.rel_pos_w})
+    return own
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@pytest.mark.parametrize("grid", [(4, 4), (6, 3), (5, 8)], ids=str)
+def test_parity_with_sam(timm: Any, grid: tuple[int, int], backend: str) -> None:
+    """The whole layer, its tables for 4 x 4 cells interpolated elsewhere: output, and every gradient."""
+    block = sam(4)
+    own = as_ours(block, 4)
+    x = torch.randn(2, *grid, 12, dtype=torch.float64, requires_grad=True)
+    theirs, _ = block(x)
+    q, k, v = block.qkv(x).flatten(1, 2).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
+    attended = attention(q, k, v, position=own, queries=Grid(*grid), backend=backend)
+    assert isinstance(attended, Tensor)
+    output = block.proj(attended.transpose(1, 2).flatten(2).view(2, *grid, 12))
+    torch.testing.assert_close(output, theirs, **EXACT)
+    upstream = torch.randn_like(theirs)
+    wanted = torch.autograd.grad(theirs, [x, block.rel_pos_h, block.rel_pos_w], upstream)
+    found = torch.autograd.grad(output, [x, *own.rel_pos], upstream)
+    for mine, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, other, **EXACT)
+
+
+def scores(own: DecomposedPosition, q: Tensor, queries: Grid, keys: Grid) -> Tensor:
+    (term,) = own.terms(queries, keys).of(AxisVectors)
+    total = q.new_zeros(*q.shape[:3], keys.count)
+    for vectors, line in zip(term.vectors, term.lines, strict=True):
+        total = total + torch.einsum("bhid,ijd->bhij", q, vectors[0][line.index()])
+    return total
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys"),
+    [((4, 4), (2, 2)), ((2, 2), (4, 4)), ((4, 2), (2, 6)), ((3, 5), (2, 3)), ((2, 3), (3, 7)), ((1, 4), (3, 1))],
+    ids=str,
+)
+def test_parity_with_sams_formula_of_two_sizes(timm: Any, queries: Any, keys: Any) -> None:
+    """`get_decomposed_rel_pos`, MViT's own, which SAM itself only calls with equal sizes."""
+    block = sam(4)
+    q = torch.randn(2, 3, math.prod(queries), 4, dtype=torch.float64)
+    theirs = block.get_decomposed_rel_pos(q.flatten(0, 1), block.rel_pos_h, block.rel_pos_w, queries, keys)
+    ours = scores(as_ours(block, 4), q, Grid(*queries), Grid(*keys))
+    torch.testing.assert_close(ours, theirs.reshape(2, 3, *ours.shape[2:]), **EXACT)
+
+
+@pytest.mark.parametrize("larger", [True, False], ids=["more queries", "more keys"])
+def test_rows_of_every_pair_of_sizes(timm: Any, larger: bool) -> None:
+    """Against `get_rel_pos` up to 20 cells, with the row's number for a vector. Where a float32 product of theirs falls
+    below the whole number that it is, they are a row apart; ours is the exact one. Never where one size divides the
+    other."""
+    get = sam(4).get_rel_pos
+    for big in range(1, 21):
+        for small in range(1, big + 1):
+            n, m = (big, small) if larger else (small, big)
+            own = DecomposedPosition(1, (big,))
+            numbers = torch.arange(2.0 * big - 1)[:, None]
+            own.load_state_dict({"rel_pos.0": numbers})
+            queries, keys = torch.arange(n)[:, None], torch.arange(m)
+            product = queries * max(m * m, n * m) + (m - 1 - keys) * max(n * n, n * m)
+            exact, whole = product // (n * m), product % (n * m) == 0
+            (term,) = own.terms(Grid(n), Grid(m)).of(AxisVectors)
+            found = term.vectors[0][0, term.lines[0].index(), 0].long()
+            assert torch.equal(found, exact), (n, m)
+            theirs = get(n, m, numbers)[..., 0].long()
+            rounded = theirs != exact
+            assert not (rounded & ~whole).any()
+            assert torch.equal(theirs[rounded], exact[rounded] - 1)
+            assert big % small or not rounded.any()
+
+
+def test_prefixes_read_nothing_of_a_longer_table() -> None:
+    """With pooled keys the table has rows that no pair reads; prefixes stand there on the line."""
+    own = DecomposedPosition(4, (4, 4), init_std=1.0)
+    queries, keys = Grid(4, 4, prefix=2), Grid(2, 2, prefix=1)
+    (term,) = own.terms(queries, keys).of(AxisVectors)
+    for vectors, line in zip(term.vectors, term.lines, strict=True):
+        index = line.index()
+        assert (index[:2] >= vectors.shape[1]).all()
+        assert (index[:, :1] >= vectors.shape[1]).all()
+        assert (index[2:, 1:] < vectors.shape[1]).all()
+
+
+# a module like any other
+
+
+def test_from_site_and_growth() -> None:
+    own = DecomposedPosition.from_site(Site(3, 4, 12, Grid(2, 5)))
+    assert [tuple(x.shape) for x in own.rel_pos] == [(3, 4), (9, 4)]
+    wide = DecomposedPosition.from_site(Site(3, 4, 12, Grid(2, 5), Grid(4, 3)))
+    assert wide.sizes == (4, 5)
+    assert own.growth == ("as is",)
+    assert own.grow(Grid(9, 9), "as is") is own
+    assert not any(x.any() for x in DecomposedPosition(4, (2, 2), init_std=0).rel_pos)

@@ -1,0 +1,160 @@
+"""Shaw's vectors for keys and values: clipping, the skew, and published code of the key part."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oracle
+from conformance.cases import Case
+from conformance.suite import MechanismSuite
+from position.published import EXACT, config, heads, largest_tensor, model
+from relpos import Grid, Mask, Sequence, ShawPosition, Site, attention
+from relpos.core import Coordinates
+
+FARTHEST = 3  # so that the cases' offsets are clipped on both sides
+
+
+class Shaw(MechanismSuite):
+    axes: ClassVar[tuple[int, ...]] = (1, 2)
+    translation_invariant = True
+    values: ClassVar[bool] = True
+    every: ClassVar[int] = 1  # of the cases
+
+    def cases(self) -> list[Case]:
+        return super().cases()[:: self.every]
+
+    def takes(self, case: Any) -> bool:
+        return super().takes(case) and not (case.axes == 2 and case.irregular)  # those have no raster order
+
+    def build(self, site: Site) -> ShawPosition:
+        return ShawPosition(site.head_dim, FARTHEST, values=self.values, init_std=1.0)
+
+    def oracle_attention(
+        self,
+        mechanism: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        queries: Coordinates,
+        keys: Coordinates,
+        allowed: Tensor | None,
+    ) -> Tensor:
+        rows = []
+        for a in oracle.raster(queries):
+            for b in oracle.raster(keys):
+                apart = None if a is None or b is None else max(-FARTHEST, min(FARTHEST, a[0] - b[0]))
+                rows.append(2 * FARTHEST + 1 if apart is None else FARTHEST + apart)  # behind the table: no vector
+
+        def vectors(table: Tensor) -> Tensor:
+            return torch.cat([table, torch.zeros_like(table[:1])])[rows].unflatten(0, (queries.count, keys.count))
+
+        own = [[x[None] for x in row] for row in vectors(mechanism.key_vectors)]
+        bias = oracle.meet(q, own) * q.shape[-1] ** -0.5
+        added = vectors(mechanism.value_vectors)[None] if self.values else None
+        return oracle.attention(q, k, v, bias=bias, allowed=allowed, value_vectors=added)[0]
+
+    def test_a_part_of_a_grid_reads_the_same_numbers(self) -> None:
+        """In raster order a corner of a grid has no offsets of its own."""
+
+
+class TestShaw(Shaw):
+    preset = "shaw"
+    lacks: ClassVar[dict[str, str]] = {"sdpa": "value side"}
+
+
+class TestShawKeysOnly(Shaw):
+    values = False
+    every = 4
+    sampled = 4
+
+
+class TestShawCausal(Shaw):
+    axes = (1,)
+    causal = True
+    every = 4
+    sampled = 4
+    lacks: ClassVar[dict[str, str]] = {"sdpa": "value side"}
+
+
+# the sign, the clip and the skew
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("n", "m"), [(6, 6), (4, 9), (9, 4)])
+def test_shaws_own_indices(n: int, m: int, causal: bool) -> None:
+    """Equations 3 to 5 as the paper writes them: row clip(j - i, k) + k of tables that run the other way."""
+    own = ShawPosition(4, 2, init_std=1.0).double()
+    assert own.value_vectors is not None
+    keys, values = own.key_vectors.flip(0), own.value_vectors.flip(0)
+    q = torch.randn(2, 3, n, 4, dtype=torch.float64)
+    k, v = torch.randn(2, 2, 3, m, 4, dtype=torch.float64)
+    rows = (torch.arange(m) - torch.arange(n)[:, None]).clamp(-2, 2) + 2
+    score = torch.einsum("bhid,bhijd->bhij", q, k[:, :, None] + keys[rows]) / 2
+    mask = None
+    if causal:
+        later = torch.arange(m) > torch.arange(n)[:, None]
+        score = score.masked_fill(later, -torch.inf)
+        mask = Mask.causal(torch.arange(n), torch.arange(m))
+    weights = score.softmax(dim=-1)
+    wanted = torch.einsum("bhij,bhijd->bhid", weights, v[:, :, None] + values[rows])
+    found = attention(q, k, v, position=own, queries=Sequence(n), keys=Sequence(m), mask=mask)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_the_skew(n: int) -> None:
+    """Huang et al. 2018, section 3.4.1: pad a column, reshape, drop a row; for causal masks and N = M."""
+    own = ShawPosition(4, n - 1, values=False, init_std=1.0).double()
+    q, k, v = torch.randn(3, 2, 3, n, 4, dtype=torch.float64)
+    vectors = own.key_vectors[n - 1 :].flip(0)  # from the farthest past to the query itself
+    padded = nn.functional.pad(q @ vectors.mT, (1, 0))
+    skewed = padded.reshape(2, 3, n + 1, n)[:, :, 1:]
+    later = torch.ones(n, n, dtype=torch.bool).triu(1)
+    wanted = ((q @ k.mT + skewed) / 2).masked_fill(later, -torch.inf).softmax(dim=-1) @ v
+    for backend in ("reference", "sdpa"):
+        found = attention(q, k, v, position=own, queries=Sequence(n), mask=Mask.causal(), backend=backend)
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_parity_with_wav2vec2_bert(timm: Any) -> None:
+    """The whole layer with `relative_key`: vectors for keys alone, counted key - query."""
+    n, farthest = 9, 3
+    settings = config(
+        "wav2vec2_bert",
+        hidden_size=12,
+        num_attention_heads=3,
+        position_embeddings_type="relative_key",
+        left_max_position_embeddings=farthest,
+        right_max_position_embeddings=farthest,
+        attention_dropout=0.0,
+    )
+    settings._attn_implementation = "eager"
+    block = model("wav2vec2_bert").Wav2Vec2BertSelfAttention(settings).double()
+    x = torch.randn(2, n, 12, dtype=torch.float64)
+    own = ShawPosition(4, farthest, values=False).double()
+    own.load_state_dict({"key_vectors": block.distance_embedding.weight.flip(0)})
+    q, k, v = (heads(layer(x), 3) for layer in (block.linear_q, block.linear_k, block.linear_v))
+    attended = attention(q, k, v, position=own, queries=Sequence(n))
+    assert isinstance(attended, Tensor)
+    torch.testing.assert_close(block.linear_out(attended.transpose(1, 2).flatten(2)), block(x)[0], **EXACT)
+
+
+@pytest.mark.parametrize(("backend", "values"), [("reference", True), ("reference", False), ("sdpa", False)])
+def test_never_a_vector_a_pair(backend: str, values: bool) -> None:
+    """Of 256 tokens and width 64 the largest tensor has as many numbers as there are pairs, not 64 times as many."""
+    assert largest_tensor(ShawPosition(64, 16, values=values), backend) <= 2 * 256 * 256
+
+
+def test_from_site_and_growth() -> None:
+    own = ShawPosition.from_site(Site(3, 4, 12, Grid(2, 5)))
+    assert own.key_vectors.shape == (33, 4)
+    assert own.value_vectors is not None
+    assert own.value_vectors.shape == (33, 4)
+    assert own.growth == ("as is",)
+    assert own.grow(Grid(9, 9), "as is") is own
+    assert "max_distance=16" in repr(own)
+    assert [term.shape for term in ShawPosition(4, 2, values=False).parameters()] == [(5, 4)]
