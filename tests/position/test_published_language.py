@@ -6,14 +6,13 @@ numbers. Where their code computes in float32, that is how close two can come, a
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from position.published import EXACT, config, heads, model
 from relpos import (
     ALiBi,
     LineBias,
@@ -29,23 +28,7 @@ from relpos import (
 
 pytestmark = pytest.mark.usefixtures("timm")  # transformers imports torchvision as timm does; see there
 
-EXACT = {"rtol": 1e-12, "atol": 1e-12}
 SINGLE = {"rtol": 1e-5, "atol": 1e-6}
-
-
-def model(name: str) -> ModuleType:
-    return importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-
-
-def config(name: str, **arguments: Any) -> Any:
-    module = importlib.import_module(f"transformers.models.{name}.configuration_{name}")
-    wanted = f"{name.replace('_', '')}config"
-    (own,) = (value for key, value in vars(module).items() if key.lower() == wanted)
-    return own(**arguments)
-
-
-def heads(x: Tensor, count: int) -> Tensor:
-    return x.view(*x.shape[:2], count, -1).transpose(1, 2)
 
 
 # T5

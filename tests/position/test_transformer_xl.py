@@ -15,6 +15,7 @@ from conformance.suite import MechanismSuite
 from position.published import EXACT, config, heads, largest_tensor, model
 from relpos import Grid, Mask, Sequence, Site, TransformerXLPosition, attention
 from relpos.core import Coordinates
+from relpos.position.angles import frequencies, turned, waves
 
 
 class TransformerXL(MechanismSuite):
@@ -92,6 +93,12 @@ def random(module: nn.Module) -> Any:
     return module.double()
 
 
+def sinusoid(distances: range, layout: Any) -> Tensor:
+    """Ours of width 12, which the published float32 one is compared with and replaced by."""
+    places = torch.tensor(distances, dtype=torch.float64)[:, None]
+    return waves(turned(places, frequencies(6, 10000.0)), layout)
+
+
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
 def test_parity_with_conformer(timm: Any, backend: str) -> None:
     """The whole layer: output, and the gradients of tokens and of all that is learned. Given their float32 sinusoid
@@ -110,7 +117,7 @@ def test_parity_with_conformer(timm: Any, backend: str) -> None:
     x = torch.randn(2, n, 12, dtype=torch.float64, requires_grad=True)
     own = TransformerXLPosition(3, 4, 12, layout="interleaved").double()
     own.load_state_dict({"u": block.pos_bias_u, "v": block.pos_bias_v, "projection.weight": block.linear_pos.weight})
-    exact = own._sinusoid(torch.arange(n - 1, -n, -1, dtype=torch.float64))
+    exact = sinusoid(range(n - 1, -n, -1), "interleaved")
     table = published.Wav2Vec2ConformerRelPositionalEmbedding(settings)(x.detach().float())
     torch.testing.assert_close(table[0].double(), exact, rtol=0, atol=2e-6)
     theirs = block(x, relative_position_embeddings=exact[None])[0]
@@ -139,7 +146,7 @@ def test_parity_with_xlnet(timm: Any, memory: int) -> None:
     own = TransformerXLPosition(3, 4, 12).double()
     weight = block.r.flatten(1).T
     own.load_state_dict({"u": block.r_w_bias, "v": block.r_r_bias, "projection.weight": weight})
-    wave = own._sinusoid(torch.arange(m, -n, -1, dtype=torch.float64))  # theirs begins one farther than it reads
+    wave = sinusoid(range(m, -n, -1), "grouped")  # theirs begins one farther than it reads
     bands = [10000.0 ** (-p / 6) for p in range(6)]
     assert wave[m - 1].tolist() == pytest.approx([math.sin(x) for x in bands] + [math.cos(x) for x in bands])
     met = (wave @ weight.T).view(-1, 1, 3, 4).expand(-1, 2, -1, -1)

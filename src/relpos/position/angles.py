@@ -8,11 +8,15 @@ bfloat16 takes 1,995 for 1,992. What is made of them is rounded once, to the dty
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core import Coordinates
+
+WaveLayout = Literal["interleaved", "half", "grouped"]
 
 
 def frequencies(count: int, base: float) -> tuple[float, ...]:
@@ -25,4 +29,15 @@ def angles(coordinates: Coordinates, bands: tuple[float, ...], device: torch.dev
     places = coordinates.tokens(device).double()
     places = places if places.dim() == 3 else places[None]
     places = torch.nn.functional.pad(places, (0, 0, coordinates.prefix, 0))
-    return places[..., None] * torch.tensor(bands, dtype=torch.float64, device=device)
+    return turned(places, bands)
+
+
+def turned(places: Float[Tensor, "*N A"], bands: tuple[float, ...]) -> Float[Tensor, "*N A P"]:
+    """`place[axis] * bands[p]`, of places in float64."""
+    return places[..., None] * torch.tensor(bands, dtype=torch.float64, device=places.device)
+
+
+def waves(angle: Float[Tensor, "*N A P"], layout: WaveLayout) -> Float[Tensor, "*N W"]:
+    """Sines and cosines of every angle, 2 A P of them, in the layout that `position.sinusoidal` describes."""
+    dim = {"interleaved": -1, "half": -2, "grouped": -3}[layout]
+    return torch.stack([angle.sin(), angle.cos()], dim=dim).flatten(-3)

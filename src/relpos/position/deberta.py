@@ -25,9 +25,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, Kind, LineVectors, Scale, Terms, at_least_float32, lines, require_coordinates
-from relpos.core.checks import fail, require_int, shape_of
-from relpos.position.mechanism import AS_IS, Mechanism, Site, require_std, start_table
+from relpos.core import Coordinates, Kind, LineVectors, Scale, Terms, at_least_float32
+from relpos.core.checks import fail, require_int
+from relpos.position.mechanism import AS_IS, Mechanism, Site, raster_lines, require_flag, require_std, start_table
 from relpos.position.preset import Preset
 
 
@@ -80,8 +80,7 @@ class DisentangledPosition(Mechanism):
                 fail("an even span beside max_distance", str(span), "Half of its buckets hold one distance each.")
             require_int(max_distance, "max_distance", at_least=span // 2 + 2)
         for name, flag in (("c2p", c2p), ("p2c", p2c)):
-            if not isinstance(flag, bool):
-                fail(f"{name} to be True or False", shape_of(flag), "Pass one of them.")
+            require_flag(flag, name)
         require_std(init_std)
         self.num_heads, self.head_dim, self.span, self.max_distance = num_heads, head_dim, span, max_distance
         self.rel_embeddings = nn.Parameter(torch.empty(2 * span, embed_dim))
@@ -101,10 +100,7 @@ class DisentangledPosition(Mechanism):
         return (bucket + self.span).clamp(0, 2 * self.span - 1)
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        require_coordinates(queries, "queries")
-        if keys is not None:
-            require_coordinates(keys, "keys")
-        line = lines(queries.raster(), None if keys is None else keys.raster(), device=self.device)
+        line = raster_lines(queries, keys, self.device)
         offsets = line.offsets()
         rows = torch.where(offsets.kind == int(Kind.TOKENS), self.bucket(offsets.axes[:, 0]), -1)
         parts = 1 + (self.pos_key is not None) + (self.pos_query is not None)

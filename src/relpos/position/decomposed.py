@@ -36,8 +36,8 @@ from relpos.core import (
     axis_lines,
     require_coordinates,
 )
-from relpos.core.checks import fail, require_int, shape_of
-from relpos.position.mechanism import AS_IS, Mechanism, Site, require_std, start_table
+from relpos.core.checks import fail, require_int
+from relpos.position.mechanism import AS_IS, Mechanism, Site, require_std, require_window, start_table
 from relpos.position.preset import Preset
 
 
@@ -58,10 +58,8 @@ class DecomposedPosition(Mechanism):
     def __init__(self, head_dim: int, window_size: tuple[int, ...], *, init_std: float = 0.02) -> None:
         super().__init__()
         require_int(head_dim, "head_dim", at_least=1)
-        if not isinstance(window_size, tuple | list) or not window_size:
-            fail("window_size to be (rows, columns)", shape_of(window_size), "Pass one integer an axis.")
         require_std(init_std)
-        self.sizes = Grid(*window_size).sizes
+        self.sizes = require_window(window_size)
         self.rel_pos = nn.ParameterList(nn.Parameter(torch.empty(2 * size - 1, head_dim)) for size in self.sizes)
         for vectors in self.rel_pos:
             start_table(vectors, init_std)

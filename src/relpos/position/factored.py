@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from relpos.core import Coordinates, Grid, Offsets, at_least_float32, lookup
 from relpos.core.checks import fail, require_choice, require_int, shape_of
-from relpos.position.mechanism import Mechanism, OffsetBias, Site, require_std, start_table
+from relpos.position.mechanism import Mechanism, OffsetBias, Site, require_std, require_window, start_table
 from relpos.position.preset import Preset
 from relpos.position.relative import covering
 
@@ -54,9 +54,7 @@ class FactoredBias(OffsetBias):
         require_int(num_heads, "num_heads", at_least=1)
         require_choice(beyond, "beyond", ("raise", "clip"))
         require_std(init_std)
-        if not isinstance(window_size, tuple | list) or not window_size:
-            fail("window_size to be (rows, columns)", shape_of(window_size), "Pass one integer an axis.")
-        self.sizes, self.beyond = Grid(*window_size).sizes, beyond
+        self.sizes, self.beyond = require_window(window_size), beyond
         self.tables = nn.ParameterList(nn.Parameter(torch.empty(2 * size - 1, num_heads)) for size in self.sizes)
         for table in self.tables:
             start_table(table, init_std)

@@ -73,8 +73,7 @@ class Kerple(OffsetBias):
         distance = offsets.axes[:, 0].abs().to(r1.dtype)
         if self.kernel == "log":
             return -r1 * (r2 * distance).log1p()
-        far = distance.clamp(min=1.0) ** r2  # 0 ** r2 has no derivative in r2
-        return -r1 * torch.where(distance > 0, far, 0.0)
+        return -r1 * distance**r2
 
 
 PRESETS = [

@@ -23,8 +23,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Grid, Offsets, at_least_float32
-from relpos.core.checks import fail, require_int, shape_of
-from relpos.position.mechanism import AS_IS, OffsetBias, Site
+from relpos.core.checks import fail, require_int
+from relpos.position.mechanism import AS_IS, OffsetBias, Site, require_window
 from relpos.position.preset import Preset
 
 
@@ -47,9 +47,7 @@ class LogContinuousBias(OffsetBias):
         super().__init__()
         require_int(num_heads, "num_heads", at_least=1)
         require_int(hidden_dim, "hidden_dim", at_least=1)
-        if not isinstance(window_size, tuple | list) or not window_size:
-            fail("window_size to be (rows, columns)", shape_of(window_size), "Pass one integer an axis.")
-        self.sizes = Grid(*window_size).sizes
+        self.sizes = require_window(window_size)
         self.cpb_mlp = nn.Sequential(
             nn.Linear(len(self.sizes), hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, num_heads, bias=False)
         )

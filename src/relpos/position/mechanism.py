@@ -18,7 +18,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, Kind, LineBias, Offsets, Terms, at_least_float32, lines, require_coordinates
+from relpos.core import (
+    Coordinates,
+    Grid,
+    Kind,
+    LineBias,
+    Lines,
+    Offsets,
+    Terms,
+    at_least_float32,
+    lines,
+    require_coordinates,
+)
 from relpos.core.checks import broadcasts, fail, require_device, require_int, require_number, shape_of
 
 
@@ -55,6 +66,27 @@ class Site:
 def require_std(x: object, name: str = "init_std") -> None:
     """Raise unless `x` can be the standard deviation that a learned table starts from."""
     require_number(x, name, "of at least 0", "Pass 0.0 to start from zeros.")
+
+
+def require_flag(x: object, name: str) -> None:
+    """Raise unless `x` is True or False."""
+    if not isinstance(x, bool):
+        fail(f"{name} to be True or False", shape_of(x), "Pass one of them.")
+
+
+def require_window(window_size: object) -> tuple[int, ...]:
+    """The cells along each axis of a window, one or more; raises where they are no such thing."""
+    if not isinstance(window_size, tuple | list) or not window_size:
+        fail("window_size to be (rows, columns)", shape_of(window_size), "Pass one integer an axis.")
+    return Grid(*window_size).sizes
+
+
+def raster_lines(queries: Coordinates, keys: Coordinates | None, device: torch.device) -> Lines:
+    """The lines of queries and keys (None: the queries) as a one-axis mechanism sees them, checked."""
+    require_coordinates(queries, "queries")
+    if keys is not None:
+        require_coordinates(keys, "keys")
+    return lines(queries.raster(), None if keys is None else keys.raster(), device=device)
 
 
 @torch.no_grad()

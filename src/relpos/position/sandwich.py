@@ -20,7 +20,7 @@ from torch import Tensor
 
 from relpos.core import Offsets
 from relpos.core.checks import fail, require_int, require_number
-from relpos.position.angles import frequencies
+from relpos.position.angles import frequencies, turned
 from relpos.position.mechanism import AS_IS, OffsetBias, Site
 from relpos.position.preset import Preset
 
@@ -59,8 +59,7 @@ class Sandwich(OffsetBias):
         return self._at(torch.zeros(3, 1, dtype=torch.float64, device=self.device))
 
     def _at(self, steps: Float[Tensor, "L 1"]) -> Float[Tensor, "H L"]:
-        bands = torch.tensor(frequencies(self.width // 2, self.base), dtype=torch.float64, device=steps.device)
-        ripple = (steps * bands).cos().sum(dim=1)
+        ripple = turned(steps, frequencies(self.width // 2, self.base)).cos().sum(dim=(1, 2))
         ratio = torch.arange(1, self.num_heads + 1, dtype=torch.float64, device=steps.device) * 8 / self.num_heads
         return (ripple / ratio[:, None]).float()
 

@@ -21,9 +21,9 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, Kind, Lines, LineVectors, Terms, at_least_float32, lines, require_coordinates
-from relpos.core.checks import fail, require_int, shape_of
-from relpos.position.mechanism import AS_IS, Mechanism, Site, require_std, start_table
+from relpos.core import Coordinates, Kind, Lines, LineVectors, Terms, at_least_float32
+from relpos.core.checks import require_int
+from relpos.position.mechanism import AS_IS, Mechanism, Site, raster_lines, require_flag, require_std, start_table
 from relpos.position.preset import Preset
 
 
@@ -47,8 +47,7 @@ class ShawPosition(Mechanism):
         require_int(head_dim, "head_dim", at_least=1)
         require_int(max_distance, "max_distance", at_least=0)
         require_std(init_std)
-        if not isinstance(values, bool):
-            fail("values to be True or False", shape_of(values), "Pass one of them.")
+        require_flag(values, "values")
         self.max_distance = max_distance
         self.key_vectors = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim))
         self.value_vectors = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim)) if values else None
@@ -64,10 +63,7 @@ class ShawPosition(Mechanism):
         return f"{self.key_vectors.shape[1]}, max_distance={self.max_distance}, values={self.value_vectors is not None}"
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        require_coordinates(queries, "queries")
-        if keys is not None:
-            require_coordinates(keys, "keys")
-        line = lines(queries.raster(), None if keys is None else keys.raster(), device=self.device)
+        line = raster_lines(queries, keys, self.device)
         rows = self._rows(line)
         terms = Terms(LineVectors(at_least_float32(self.key_vectors)[None], rows, line, side="query"))
         if self.value_vectors is not None:

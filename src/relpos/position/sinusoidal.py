@@ -17,7 +17,7 @@ Not to be confused with rotary positions, which turn queries and keys by the sam
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Self
 
 import torch
 from jaxtyping import Float
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from relpos.core import Coordinates, require_coordinates
 from relpos.core.checks import fail, require_choice, require_int, require_number
-from relpos.position.angles import angles, frequencies
+from relpos.position.angles import WaveLayout, angles, frequencies, waves
 from relpos.position.mechanism import AS_IS, Mechanism, Site, add_to_tokens
 from relpos.position.preset import Preset
 
@@ -51,7 +51,7 @@ class SinusoidalPositionEmbedding(Mechanism):
         *,
         axes: int = 1,
         base: float = 10000.0,
-        layout: Literal["interleaved", "half", "grouped"] = "interleaved",
+        layout: WaveLayout = "interleaved",
     ) -> None:
         super().__init__()
         require_int(embed_dim, "embed_dim", at_least=1)
@@ -81,9 +81,8 @@ class SinusoidalPositionEmbedding(Mechanism):
         places = coordinates.raster() if self.axes == 1 else coordinates
         if places.axes != self.axes:
             fail(f"coordinates with {self.axes} axes", repr(coordinates), "Build it with axes= as many.")
-        turned = angles(places, frequencies(self.embed_dim // (2 * self.axes), self.base), self.device)
-        dim = {"interleaved": -1, "half": -2, "grouped": -3}[self.layout]
-        vectors = torch.stack([turned.sin(), turned.cos()], dim=dim).flatten(2)
+        bands = frequencies(self.embed_dim // (2 * self.axes), self.base)
+        vectors = waves(angles(places, bands, self.device), self.layout)
         return torch.cat([torch.zeros_like(vectors[:, : places.prefix]), vectors[:, places.prefix :]], dim=1)
 
 

@@ -29,8 +29,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Offsets, Scale, Terms, at_least_float32, lookup
-from relpos.core.checks import fail, require_int, shape_of
-from relpos.position.mechanism import AS_IS, OffsetBias, Site, require_std, start_table
+from relpos.core.checks import fail, require_int
+from relpos.position.mechanism import AS_IS, OffsetBias, Site, require_flag, require_std, start_table
 from relpos.position.preset import Preset
 
 
@@ -78,8 +78,7 @@ class T5Bias(OffsetBias):
         super().__init__()
         require_int(num_heads, "num_heads", at_least=1)
         for name, flag in (("bidirectional", bidirectional), ("scaled", scaled)):
-            if not isinstance(flag, bool):
-                fail(f"{name} to be True or False", shape_of(flag), "Pass one of them.")
+            require_flag(flag, name)
         require_int(num_buckets, "num_buckets", at_least=4 if bidirectional else 2)
         if num_buckets % (4 if bidirectional else 2):
             wanted = "4 (two halves, each half exact)" if bidirectional else "2"

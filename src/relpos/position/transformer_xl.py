@@ -17,13 +17,12 @@ from __future__ import annotations
 from typing import Literal, Self
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from relpos.core import Coordinates, LineVectors, QueryBias, Terms, at_least_float32, lines, require_coordinates
+from relpos.core import Coordinates, LineVectors, QueryBias, Terms, at_least_float32
 from relpos.core.checks import fail, require_choice, require_int, require_number
-from relpos.position.angles import frequencies
-from relpos.position.mechanism import AS_IS, Mechanism, Site, require_std, start_table
+from relpos.position.angles import WaveLayout, frequencies, turned, waves
+from relpos.position.mechanism import AS_IS, Mechanism, Site, raster_lines, require_std, start_table
 from relpos.position.preset import Preset
 
 
@@ -62,7 +61,8 @@ class TransformerXLPosition(Mechanism):
         require_choice(layout, "layout", ("grouped", "interleaved"))
         require_number(base, "base", "above 0", "The published one is 10000.")
         require_std(init_std)
-        self.layout, self.base = layout, base
+        self.layout: WaveLayout = layout
+        self.base = base
         self.u = nn.Parameter(torch.empty(num_heads, head_dim))
         self.v = nn.Parameter(torch.empty(num_heads, head_dim))
         self.projection = nn.Linear(embed_dim, num_heads * head_dim, bias=False)
@@ -74,23 +74,16 @@ class TransformerXLPosition(Mechanism):
         return cls(site.num_heads, site.head_dim, 2 * (site.embed_dim // 2), init_std=site.init_std)
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        require_coordinates(queries, "queries")
-        if keys is not None:
-            require_coordinates(keys, "keys")
-        line = lines(queries.raster(), None if keys is None else keys.raster(), device=self.device)
-        distance = line.offsets().axes[: line.layout.tokens, 0].double()
+        line = raster_lines(queries, keys, self.device)
+        distance = line.offsets().axes[: line.layout.tokens].double()
+        bands = frequencies(self.projection.in_features // 2, self.base)
         weight = at_least_float32(self.projection.weight)
         with torch.autocast(self.device.type, enabled=False):
-            vectors = self._sinusoid(distance).to(weight.dtype) @ weight.T
+            vectors = waves(turned(distance, bands), self.layout).to(weight.dtype) @ weight.T
         heads, width = self.u.shape
         by_head = torch.unflatten(vectors, -1, (heads, width)).transpose(0, 1)
         met = LineVectors(by_head, None, line, side="query", bias=at_least_float32(self.v))
         return Terms(QueryBias(at_least_float32(self.u)), met)
-
-    def _sinusoid(self, distance: Float[Tensor, " L"]) -> Float[Tensor, "L E"]:
-        bands = frequencies(self.projection.in_features // 2, self.base)
-        turned = distance[:, None] * torch.tensor(bands, dtype=torch.float64, device=distance.device)
-        return torch.stack([turned.sin(), turned.cos()], dim=1 if self.layout == "grouped" else 2).flatten(1)
 
 
 PRESETS = [

@@ -70,9 +70,10 @@ def relative_grows_better(results: Results) -> list[Finding]:
 def no_interpolation_needed(results: Results) -> list[Finding]:
     """Clipped minus interpolated on the largest canvas, for biases that can do both."""
     probe = far_canvas(results)
+    if probe is None:
+        return []
     found = []
-    for name in of_family(results, "bias") if probe is not None else []:
-        assert probe is not None
+    for name in of_family(results, "bias"):
         difference = ahead(results, Contender(name, "clipped"), Contender(name, "interpolated"), probe)
         if difference is not None:
             speaks = more_than(results, difference, -NOTICEABLE)
@@ -92,9 +93,10 @@ def rotation_extrapolates_best(results: Results) -> list[Finding]:
 def alibi_extrapolates(results: Results) -> list[Finding]:
     """ALiBi's fall on the largest canvas, and whether what it keeps there is more than none has."""
     names, probe = [name for name in of_family(results, "bias") if kind(name).knows == "distance"], far_canvas(results)
+    if probe is None:
+        return []
     found = _falls(results, names, probe, little=True)
-    for name in names if probe is not None else []:
-        assert probe is not None
+    for name in names:
         found += _ahead(results, plain(results, name, probe), plain(results, "none", probe), probe)
     return found
 
@@ -157,9 +159,10 @@ def alibi_is_fastest(results: Results) -> list[Finding]:
 def biases_are_stable(results: Results) -> list[Finding]:
     """How far apart the seeds of biases are on the test images."""
     test = trained_probe(results)
+    if test is None:
+        return []
     found = []
-    for name in of_family(results, "bias") if test is not None else []:
-        assert test is not None
+    for name in of_family(results, "bias"):
         by_seed = [float(values.mean()) for values in outcomes(results, Contender(name), test["id"]).values()]
         if by_seed:
             apart = max(by_seed) - min(by_seed)
@@ -218,9 +221,10 @@ def nothing(results: Results) -> list[Finding]:
 
 
 def _falls(results: Results, names: Sequence[str], probe: Probe | None, *, little: bool) -> list[Finding]:
+    if probe is None:
+        return []
     found = []
-    for name in names if probe is not None else []:
-        assert probe is not None
+    for name in names:
         contender = plain(results, name, probe)
         interval = None if contender is None else fall(results, contender, probe)
         if contender is not None and interval is not None:
@@ -232,10 +236,10 @@ def _falls(results: Results, names: Sequence[str], probe: Probe | None, *, littl
 
 def _falls_less(results: Results, probe: Probe | None) -> list[Finding]:
     rival = None if probe is None else best(results, of_family(results, "absolute"), probe)
+    if probe is None or rival is None:
+        return []
     found = []
-    for name in relative(results) if rival is not None else []:
-        assert probe is not None
-        assert rival is not None
+    for name in relative(results):
         contender = plain(results, name, probe)
         less = None if contender is None else smaller_fall(results, contender, rival, probe)
         if contender is not None and less is not None:
