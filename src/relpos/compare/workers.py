@@ -1,7 +1,8 @@
 """Pieces of work in processes of their own, a few at a time, with what they report on the way.
 
 Processes come from a fork server that has imported the libraries and done nothing else, so that each starts in an
-instant and begins from the same memory. A worker whose parent is gone notices at its next report and stops.
+instant and begins from the same memory. `torch._dynamo` is among them because the first optimizer of a process imports
+it, which takes longer than a quick run's training. A worker whose parent is gone notices at its next report and stops.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["relpos.compare.experiment", "accelerate", "sklearn.datasets"])
+    context.set_forkserver_preload(["relpos.compare.experiment", "accelerate", "sklearn.datasets", "torch._dynamo"])
     return context
 
 
