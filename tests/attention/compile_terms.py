@@ -2,8 +2,8 @@
 
     python tests/attention/compile_terms.py
 
-It runs apart from the other tests, because inductor must see relpos as users have it, without the shape checks. One
-line a term is printed, and the exit status is the number that failed.
+It runs apart from the other tests, because inductor must see relpos as users have it, without the shape checks. Each
+by `auto` and by `streaming`, a line each is printed, and the exit status is the number that failed.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def gradients(output: Tensor, leaves: list[Tensor], upstream: Tensor) -> list[Te
     return [output.detach(), *torch.autograd.grad(output, leaves, upstream)]
 
 
-def compare(name: str) -> None:
+def compare(name: str, backend: str) -> None:
     """Raise unless the compiled term gives what the eager one gives."""
     case = CASES[name]
     tensors, rest, upstream = inputs(case, torch.float32)
     leaves = [x.requires_grad_() for x in [*tensors, *rest]]
 
     def run(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Tensor:
-        output = relpos.attention(q, k, v, position=case.terms(*rest), mask=case.mask)
+        output = relpos.attention(q, k, v, position=case.terms(*rest), mask=case.mask, backend=backend)
         assert isinstance(output, Tensor)
         return output
 
@@ -67,12 +67,13 @@ def main() -> int:
     torch.set_num_threads(1)
     failed = 0
     for name in sys.argv[1:] or TERMS:
-        try:
-            compare(name)
-            print(f"ok      {name}", flush=True)
-        except Exception as error:
-            failed += 1
-            print(f"FAILED  {name}: {type(error).__name__}: {error}", flush=True)
+        for backend in ("auto", "streaming"):
+            try:
+                compare(name, backend)
+                print(f"ok      {name}, {backend}", flush=True)
+            except Exception as error:
+                failed += 1
+                print(f"FAILED  {name}, {backend}: {type(error).__name__}: {error}", flush=True)
     return failed
 
 

@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.attention import reference, sdpa
+from relpos.attention import reference, sdpa, streaming
 from relpos.attention.call import Call, Position, prepare
 from relpos.core import Coordinates, Mask
 from relpos.core.checks import require_name
 
-_ORDER: tuple[ModuleType, ...] = (sdpa, reference)
+_ORDER: tuple[ModuleType, ...] = (sdpa, streaming, reference)
 _ENGINES: dict[str, ModuleType] = {engine.NAME: engine for engine in _ORDER}
 
 

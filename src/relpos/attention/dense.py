@@ -48,7 +48,7 @@ def content(
     return q, k
 
 
-def _rows(term: LineVectors | None, vectors: Tensor, lines: Lines) -> Int[Tensor, "*B N M"]:
+def line_rows(term: LineVectors | None, vectors: Tensor, lines: Lines) -> Int[Tensor, "*B N M"]:
     """The row of `vectors` each pair reads; R, one past the last, stands for a row of zeros."""
     rows = vectors.shape[1]
     entry = lines.index()
@@ -57,7 +57,7 @@ def _rows(term: LineVectors | None, vectors: Tensor, lines: Lines) -> Int[Tensor
     return torch.where((entry < 0) | (entry >= rows), rows, entry)
 
 
-def _with_zero_row(vectors: Float[Tensor, "H R D"], dtype: torch.dtype) -> Float[Tensor, "H R1 D"]:
+def with_zero_row(vectors: Float[Tensor, "H R D"], dtype: torch.dtype) -> Float[Tensor, "H R1 D"]:
     return torch.nn.functional.pad(vectors.to(dtype), (0, 0, 0, 1))
 
 
@@ -77,39 +77,42 @@ def _pick(products: Float[Tensor, "B H N R"], rows: Int[Tensor, "*B N M"]) -> Fl
     return lookup(table, flat).permute(2, 3, 0, 1)
 
 
-def _meet(
+def meet(
     x: Float[Tensor, "B H N D"], bias: Tensor | None, vectors: Float[Tensor, "#H R D"], rows: Int[Tensor, "*B N M"]
 ) -> Float[Tensor, "B H N M"]:
     """`<x[i] + bias, vectors[rows[i, j]]>`, never storing N x M x D."""
     if bias is not None:
         x = x + bias[:, None, :].to(x.dtype)
-    return _pick(x @ _with_zero_row(vectors, x.dtype).mT, rows.expand(x.shape[0], -1, -1) if rows.dim() == 3 else rows)
+    return _pick(x @ with_zero_row(vectors, x.dtype).mT, rows.expand(x.shape[0], -1, -1) if rows.dim() == 3 else rows)
 
 
 def line_vectors(
     term: LineVectors, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H M D"], scale: float
 ) -> Float[Tensor, "B H N M"]:
     """The score that vectors on the query or key side add."""
-    rows = _rows(term, term.vectors, term.lines)
+    rows = line_rows(term, term.vectors, term.lines)
     if term.side == "query":
-        score = _meet(q, term.bias, term.vectors, rows)
+        score = meet(q, term.bias, term.vectors, rows)
     else:
-        score = _meet(k, term.bias, term.vectors, rows.mT).mT
+        score = meet(k, term.bias, term.vectors, rows.mT).mT
     return score * scale if term.scaled else score
+
+
+def sum_rows(x: Float[Tensor, "B H N M"], rows: Int[Tensor, "*B N M"], count: int) -> Float[Tensor, "B H N R"]:
+    """`out[b, h, i, r] = sum of x[b, h, i, j] where rows[i, j] == r`: the adjoint of reading `rows`."""
+    batch, _, n, _ = x.shape
+    if rows.dim() == 3:
+        rows = rows.expand(batch, -1, -1)
+        sums = segment_sum(x.movedim(1, -1), _flat_index(rows, count), batch * n * count)  # [B N R, H]
+        return torch.unflatten(sums, 0, (batch, n, count)).movedim(-1, 1)
+    sums = segment_sum(x.permute(2, 3, 0, 1), _flat_index(rows, count), n * count)  # [N R, B, H]
+    return torch.unflatten(sums, 0, (n, count)).permute(2, 3, 0, 1)
 
 
 def value_vectors(term: LineVectors, weights: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N V"]:
     """What vectors on the value side add to the output: weights are summed a row of vectors first."""
-    rows = _rows(term, term.vectors, term.lines)
-    count = term.vectors.shape[1] + 1
-    vectors = _with_zero_row(term.vectors, weights.dtype)
-    batch, _, n, _ = weights.shape
-    if rows.dim() == 3:
-        rows = rows.expand(batch, -1, -1)
-        sums = segment_sum(weights.movedim(1, -1), _flat_index(rows, count), batch * n * count)  # [B N R, H]
-        return torch.unflatten(sums, 0, (batch, n, count)).movedim(-1, 1) @ vectors
-    sums = segment_sum(weights.permute(2, 3, 0, 1), _flat_index(rows, count), n * count)  # [N R, B, H]
-    return torch.unflatten(sums, 0, (n, count)).permute(2, 3, 0, 1) @ vectors
+    rows = line_rows(term, term.vectors, term.lines)
+    return sum_rows(weights, rows, term.vectors.shape[1] + 1) @ with_zero_row(term.vectors, weights.dtype)
 
 
 def row_rule(
@@ -155,7 +158,7 @@ def bias(
                 parts.append(line_vectors(term, q, k, scale))
             case AxisVectors():
                 for vectors, lines in zip(term.vectors, term.lines, strict=True):
-                    parts.append(_meet(q, None, vectors, _rows(None, vectors, lines)))
+                    parts.append(meet(q, None, vectors, line_rows(None, vectors, lines)))
             case LowRank():
                 parts.append(term.query.to(q.dtype) @ term.key.to(q.dtype).mT)
             case DenseBias():

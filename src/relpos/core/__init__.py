@@ -6,7 +6,7 @@ share below them.
 
 from relpos.core.algebra import Term, Terms
 from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence, require_coordinates
-from relpos.core.expand import expand
+from relpos.core.expand import contract, expand
 from relpos.core.lines import Kind, Layout, Lines, Offsets, Ramp, axis_lines, lines
 from relpos.core.lookup import at_least_float32, lookup, segment_sum
 from relpos.core.mask import Blocks, Mask
@@ -52,6 +52,7 @@ __all__ = [
     "Terms",
     "at_least_float32",
     "axis_lines",
+    "contract",
     "expand",
     "lines",
     "lookup",

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core.lines import Layout, Lines
-from relpos.core.lookup import at_least_float32, lookup
+from relpos.core.lookup import at_least_float32, lookup, segment_sum
 
 
 def sum_over_offsets(x: Float[Tensor, "*C n m"]) -> Float[Tensor, "*C d"]:
@@ -72,6 +72,19 @@ class _Expand(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key = ctx.saved_tensors
         return _gradient(gradients[0], query, key, *ctx.plain), None, None, None, None, None
+
+
+def contract(gradient: Float[Tensor, "*B H N M"], lines: Lines) -> Float[Tensor, "H L"]:
+    """The adjoint of `expand`: `out[h, l]` is the sum over the pairs that read entry l, in a fixed order."""
+    if lines.layout.kind == "irregular":
+        columns = gradient.movedim(-3, -1)  # [*B, N, M, H]
+        index = lines.index()
+        if columns.dim() > index.dim() + 1:
+            columns = columns.sum(dim=0)
+        index = index.expand(columns.shape[:-1])
+        return segment_sum(columns, index, lines.length).T
+    whole = gradient.sum(dim=0) if gradient.dim() == 4 else gradient
+    return _gradient(whole, lines.query, lines.key, lines.origin, lines.length, lines.layout)
 
 
 def expand(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "*B H N M"]:

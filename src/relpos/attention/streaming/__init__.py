@@ -1,0 +1,111 @@
+"""Exact attention in O(N) memory: blocks of query rows, every term, gradients recomputed block by block.
+
+The path of a call: the rotation is applied here, rules by row become dense biases of one block of rows at a time, and
+everything else goes through the operators of `operators` to the loop of `loop`, which reads a regular line bias as
+views of one vector (`strips`) and any other term by its dense meaning on a block (`general`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from relpos.attention import dense
+from relpos.attention.call import Call
+from relpos.attention.streaming.operators import streaming
+from relpos.attention.streaming.plan import Work, pack
+from relpos.core import (
+    AxisVectors,
+    DenseBias,
+    LineVectors,
+    QueryBias,
+    Rotation,
+    RowRule,
+    Scale,
+    Terms,
+    at_least_float32,
+)
+
+NAME = "streaming"
+SUMMARY = "blocks of rows in O(N) memory, with an exact gradient; every term, any device; fastest on CPU"
+
+_APPLIED = (Rotation, QueryBias, Scale, RowRule)
+_MEETS_PLAIN = (LineVectors, AxisVectors)
+
+
+def lacks(call: Call) -> str | None:
+    """What of the call this engine cannot do: custom operators do not go through torch.func."""
+    transformed = not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    return "torch.func (vmap, grad, ...)" if transformed else None
+
+
+def run(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
+    """Output and log-sum-exp."""
+    work = _work(call)
+    rules = call.terms.of(RowRule)
+    if not rules:
+        return _attend(work)
+    return _by_rules(call, work, rules)
+
+
+def _attend(work: Work) -> tuple[Tensor, Tensor]:
+    tensors, structure = pack(work)
+    out, lse = streaming(tensors, structure)
+    return out, lse
+
+
+def _work(call: Call) -> Work:
+    """The call with its rotation and query bias applied."""
+    q, k, v = call.q, call.k, call.v
+    plain_q = plain_k = None
+    rotation = call.terms.one(Rotation)
+    if rotation is not None or call.terms.one(QueryBias) is not None:
+        if any(isinstance(term, _MEETS_PLAIN) for term in call.terms):
+            plain_q, plain_k = q, k
+        a_head = rotation is not None and rotation.key is not None and rotation.key.shape[1] != 1
+        magnitudes = None if rotation is None else rotation.key_magnitude
+        if a_head or (magnitudes is not None and magnitudes.shape[1] != 1):
+            k, v = k.repeat_interleave(call.groups, dim=1), v.repeat_interleave(call.groups, dim=1)
+        q, k = dense.content(call.terms, q, k)
+    terms = Terms(*(term for term in call.terms if not isinstance(term, _APPLIED)))
+    return Work(q, k, v, plain_q, plain_k, terms, call.mask, call.scale, call.dropout, call.seed, 0)
+
+
+_PAIRS_OF_A_RULE = 2**18
+"""Pairs of query and key for which a rule is called at once: it may hold dozens of numbers a pair."""
+
+
+def _by_rules(call: Call, work: Work, rules: tuple[RowRule, ...]) -> tuple[Tensor, Tensor]:
+    """Rules by row are any function, which no operator can hold: they give each block of rows a dense bias, computed
+    again in the backward, so that the blocks' biases never stand side by side."""
+    n, m = call.q.shape[2], call.k.shape[2]
+    wide_q = at_least_float32(call.q)
+    wide_k = at_least_float32(call.k).repeat_interleave(call.groups, dim=1)
+    step = max(1, _PAIRS_OF_A_RULE // max(1, m))
+    if call.mask is not None and call.mask.blocks is not None:
+        step = -(-step // call.mask.blocks.size) * call.mask.blocks.size
+    everything = slice(0, m)
+
+    def attend(start: int, stop: int) -> tuple[Tensor, Tensor]:
+        rows = slice(start, stop)
+        mask = None if call.mask is None else call.mask.narrow(rows, everything, call.q.device)
+        seen = torch.ones(1, 1, stop - start, m, dtype=torch.bool, device=call.q.device)
+        if mask is not None:
+            seen = mask.dense(stop - start, m, call.q.device)
+        bias = sum(rule(wide_q[:, :, rows], wide_k, seen, rows) for rule in rules)
+        assert isinstance(bias, Tensor)
+        plain_q = None if work.plain_q is None else work.plain_q[:, :, rows]
+        terms = work.terms.narrow(rows, everything) + DenseBias(bias)
+        return _attend(
+            replace(work, q=work.q[:, :, rows], plain_q=plain_q, terms=terms, mask=mask, first_row=start)
+        )
+
+    parts = [checkpoint(attend, start, min(start + step, n), use_reentrant=False) for start in range(0, n, step)]
+    if not parts:
+        return work.v.new_zeros(*work.q.shape[:3], work.v.shape[3]), wide_q.new_zeros(work.q.shape[:3])
+    outs, lses = zip(*parts, strict=True)  # type: ignore[arg-type]
+    return torch.cat(outs, dim=2), torch.cat(lses, dim=2)

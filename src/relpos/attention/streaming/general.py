@@ -1,0 +1,208 @@
+"""Every other term, block by block: its dense meaning on a block of rows, and the adjoint of that.
+
+A block holds all heads, so that few rows are looked at together and their scores stay within bounds. The terms are cut
+to the block, and so are the buffers of their gradients: the same trees, so that a cut term and the cut of its gradient
+stand side by side. Nothing of size N x M outlives its block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from relpos.attention import dense
+from relpos.attention.streaming import masks
+from relpos.attention.streaming.plan import Work
+from relpos.attention.streaming.strips import Block, log_base
+from relpos.core import AxisVectors, DenseBias, LineBias, LineVectors, LowRank, Term, Terms, at_least_float32, contract
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The terms on one block.
+
+    Attributes:
+        keys: which ones. bias: what is added, in the units of `log_base`, `[BH, n, m]`, or None. masked: as of a tile of `Strips`.
+        terms: cut; q, k: the block's unrotated queries and keys, which vectors meet.
+    """
+
+    keys: slice
+    bias: Tensor | None
+    masked: bool
+    terms: Terms
+    q: Float[Tensor, "B H n D"]
+    k: Float[Tensor, "B H m D"]
+
+
+class General:
+    """Rows and tiles of any call."""
+
+    together = True
+    step = 0
+
+    def __init__(self, work: Work, pairs: int) -> None:
+        batch, heads, self.queries, _ = work.q.shape
+        self.work, self.device = work, work.q.device
+        self.shape = (batch, heads)
+        self.keys = work.k.shape[2]
+        self.rows = max(1, min(self.queries, pairs // max(1, batch * heads * self.keys)))
+        self.dtype = torch.promote_types(work.q.dtype, torch.float32)
+        self.unit = log_base(self.dtype)
+        groups = heads // work.k.shape[1]
+        q = work.q if work.plain_q is None else work.plain_q
+        k = work.k if work.plain_k is None else work.plain_k
+        self.plain_q = q.detach().to(self.dtype)
+        self.plain_k = k.detach().to(self.dtype).repeat_interleave(groups, dim=1)
+        self.values = work.terms.of(LineVectors)
+        self.gradients: Terms | None = None
+        self.needed: Set[int] = set()
+
+    def gather(self, x: Float[Tensor, "B H N D"]) -> Float[Tensor, "BH N D"]:
+        return x.flatten(0, 1)
+
+    def scatter(self, x: Float[Tensor, "BH N D"]) -> Float[Tensor, "B H N D"]:
+        return x.unflatten(0, self.shape)
+
+    def blocks(self) -> Iterator[Block]:
+        for start in range(0, self.queries, self.rows):
+            stop = min(start + self.rows, self.queries)
+            yield Block(slice(start, stop), torch.arange(start, stop, device=self.device), start)
+
+    def expect(self, needed: Set[int]) -> None:
+        """Make room for the gradients of the tensors with these identities."""
+        self.needed = needed
+        self.into_q = torch.zeros_like(self.plain_q)
+        self.into_k = torch.zeros_like(self.plain_k)
+
+        rooms: dict[int, Tensor] = {}
+
+        def room(x: Tensor) -> Tensor:  # one for a tensor that several terms share
+            if id(x) not in rooms:
+                asked = id(x) in needed
+                rooms[id(x)] = torch.zeros_like(at_least_float32(x)) if asked else x.new_zeros(()).expand(x.shape)
+            return rooms[id(x)]
+
+        self.gradients = pytree.tree_map_only(Tensor, room, self.work.terms)
+
+    def tiles(self, block: Block) -> Iterator[Cut]:
+        """The hull of what the rows may see, in one."""
+        mask = self.work.mask
+        found = masks.spans(mask, block.numbers, self.queries, self.keys)
+        if not found:
+            return
+        rows, keys = block.rows, slice(found[0][0], found[-1][1])
+        terms = self.work.terms.narrow(rows, keys)
+        q, k = self.plain_q[:, :, rows], self.plain_k[:, :, keys]
+        natural = dense.bias(terms, q, k, self.work.scale, None)
+        bias = None
+        if natural is not None:
+            wide = (natural * self.unit).expand(*self.shape, -1, -1)
+            bias = wide.reshape(-1, *wide.shape[2:])
+        yield Cut(keys, bias, mask is not None, terms, q, k)
+
+    def bias(self, block: Block, tile: Cut, heads: slice) -> Tensor | None:
+        return tile.bias
+
+    # gradients
+
+    def skew(self, block: Block, tile: Cut) -> int:
+        return 0
+
+    def _cut_gradients(self, block: Block, tile: Cut) -> Iterator[tuple[Term, Term, Term]]:
+        """Each term: whole, cut to the tile, and the cut of its gradient."""
+        assert self.gradients is not None
+        into = self.gradients.narrow(block.rows, tile.keys)
+        return zip(self.work.terms, tile.terms, into, strict=True)
+
+    def collect(self, block: Block, tile: Cut, d: Float[Tensor, "BH n m"]) -> None:
+        """Add to the gradients of all terms, and of the queries and keys that vectors meet."""
+        score = d.unflatten(0, self.shape)
+        into_q, into_k = self.into_q[:, :, block.rows], self.into_k[:, :, tile.keys]
+        for whole, term, into in self._cut_gradients(block, tile):
+            match term:
+                case LineBias():
+                    if id(whole.values) in self.needed:
+                        into.values.add_(contract(score, term.lines).sum_to_size(into.values.shape))
+                case LineVectors(side="query" | "key"):
+                    on_keys = term.side == "key"
+                    own = score * self.work.scale if term.scaled else score
+                    rows = dense.line_rows(term, term.vectors, term.lines)
+                    x, place = (tile.k, into_k) if on_keys else (tile.q, into_q)
+                    if on_keys:
+                        own, rows = own.mT, rows.mT
+                    self._meet_backward(own, rows, x, place, term.vectors, into.vectors, term.bias, into.bias)
+                case AxisVectors():
+                    for vectors, lines, place in zip(term.vectors, term.lines, into.vectors, strict=True):
+                        rows = dense.line_rows(None, vectors, lines)
+                        self._meet_backward(score, rows, tile.q, into_q, vectors, place, None, None)
+                case LowRank():
+                    query, key = term.query.to(self.dtype), term.key.to(self.dtype)
+                    _add(into.query, score @ key)
+                    _add(into.key, score.mT @ query)
+                case DenseBias():
+                    if id(whole.bias) in self.needed:
+                        _add(into.bias, score)
+                case _:
+                    pass
+
+    def _meet_backward(
+        self,
+        score: Float[Tensor, "B H n m"],
+        rows: Tensor,
+        x: Float[Tensor, "B H n D"],
+        into_x: Tensor,
+        vectors: Float[Tensor, "#H R D"],
+        into_vectors: Tensor,
+        bias: Tensor | None,
+        into_bias: Tensor | None,
+    ) -> None:
+        """The adjoint of `dense.meet`."""
+        count = vectors.shape[1]
+        if bias is not None:
+            x = x + bias[:, None, :].to(x.dtype)
+        if rows.dim() == 3:
+            rows = rows.expand(x.shape[0], -1, -1)
+        sums = dense.sum_rows(score, rows, count + 1)[..., :count]
+        d_x = sums @ vectors.to(x.dtype)
+        into_x += d_x
+        _add(into_vectors, sums.mT @ x)
+        if into_bias is not None:
+            _add(into_bias, d_x.sum(dim=2))
+
+    @property
+    def has_values(self) -> bool:
+        """Whether vectors are added to v."""
+        return any(term.side == "value" for term in self.values)
+
+    def outputs(self, tile: Cut, weights: Float[Tensor, "BH n m"]) -> Float[Tensor, "BH n V"]:
+        """What vectors on the value side add to the output."""
+        wide = weights.unflatten(0, self.shape)
+        parts = [dense.value_vectors(term, wide) for term in tile.terms.of(LineVectors) if term.side == "value"]
+        return torch.stack(parts).sum(dim=0).flatten(0, 1)
+
+    def outputs_backward(
+        self, block: Block, tile: Cut, weights: Float[Tensor, "BH n m"], upstream: Float[Tensor, "BH n V"]
+    ) -> Float[Tensor, "BH n m"]:
+        """The gradient of the weights by those vectors; the vectors' own is added to theirs."""
+        wide, above = weights.unflatten(0, self.shape), upstream.unflatten(0, self.shape)
+        total = torch.zeros_like(wide)
+        for _, term, into in self._cut_gradients(block, tile):
+            if isinstance(term, LineVectors) and term.side == "value":
+                assert isinstance(into, LineVectors)
+                rows, count = dense.line_rows(term, term.vectors, term.lines), term.vectors.shape[1]
+                total += dense.meet(above, None, term.vectors, rows)
+                whole = rows.expand(wide.shape[0], -1, -1) if rows.dim() == 3 else rows
+                _add(into.vectors, dense.sum_rows(wide, whole, count + 1)[..., :count].mT @ above)
+        return total.flatten(0, 1)
+
+
+def _add(into: Tensor, gradient: Tensor) -> None:
+    """`into += gradient`, summed over what `into` has one of; nothing where its gradient is not wanted."""
+    if 0 in into.stride() and into.numel() > 1:
+        return
+    into += gradient.sum_to_size(into.shape)

@@ -1,0 +1,115 @@
+"""A call as an operator can carry it: a list of tensors, and everything else as one string.
+
+Custom operators take tensors and plain values, so terms and masks are taken apart here and put together again inside.
+The string is the `repr` of nested tuples, which says all of a call's structure: it can be compared, cached with a
+compiled graph and read back in another process.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from relpos.core import (
+    AxisVectors,
+    Blocks,
+    DenseBias,
+    LineBias,
+    Lines,
+    LineVectors,
+    LowRank,
+    Mask,
+    Sinks,
+    Softcap,
+    Terms,
+)
+from relpos.core.lines import Layout, Ramp
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What the operator does: a call whose rotation has been applied and whose rules by row are dense biases.
+
+    Attributes:
+        q, k, v: `[B, H, N, D]`, `[B, G, M, D]`, `[B, G, M, V]`: what meets in the content product, and the values.
+        plain_q, plain_k: unrotated, where vectors meet them and they differ from q and k; else None.
+        terms: biases, vectors, a soft cap, sinks.
+        mask: or None.
+        scale: of the content product.
+        dropout: probability; seed: or None.
+        first_row: the number of the first query, for dropout.
+    """
+
+    q: Float[Tensor, "B H N D"]
+    k: Float[Tensor, "B G M D"]
+    v: Float[Tensor, "B G M V"]
+    plain_q: Float[Tensor, "B H N D"] | None
+    plain_k: Float[Tensor, "B G M D"] | None
+    terms: Terms
+    mask: Mask | None
+    scale: float
+    dropout: float
+    seed: Int[Tensor, ""] | None
+    first_row: int
+
+
+_NODES: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        AxisVectors, Blocks, DenseBias, Layout, LineBias, Lines, LineVectors, LowRank, Mask, Ramp, Sinks, Softcap,
+        Terms, Work,
+    )
+}  # fmt: skip
+
+
+def pack(work: Work) -> tuple[list[Tensor], str]:
+    """The tensors, each once, and the structure that holds them."""
+    tensors: list[Tensor] = []
+    structure = _take_apart(work, tensors)
+    return tensors, str(structure)
+
+
+def _take_apart(node: Any, tensors: list[Tensor]) -> Any:
+    if isinstance(node, Tensor):
+        for place, known in enumerate(tensors):
+            if known is node:
+                return ("Tensor", place)
+        tensors.append(node)
+        return ("Tensor", len(tensors) - 1)
+    if isinstance(node, tuple):
+        return ("tuple", *(_take_apart(x, tensors) for x in node))
+    if is_dataclass(node):
+        return (type(node).__name__, *(_take_apart(getattr(node, field.name), tensors) for field in fields(node)))
+    return node
+
+
+def unpack(tensors: list[Tensor], structure: str) -> Work:
+    """The work again. What was checked when the terms were made is not checked twice."""
+    work: Work = _put_together(_read(structure), tensors)
+    return work
+
+
+@lru_cache(maxsize=1024)
+def _read(structure: str) -> Any:
+    return ast.literal_eval(structure)
+
+
+def _put_together(node: Any, tensors: list[Tensor]) -> Any:
+    if not isinstance(node, tuple):
+        return node
+    kind, *parts = node
+    if kind == "Tensor":
+        return tensors[parts[0]]
+    values = [_put_together(part, tensors) for part in parts]
+    if kind == "tuple":
+        return tuple(values)
+    cls = _NODES[kind]
+    made = object.__new__(cls)
+    for field, value in zip(fields(cls), values, strict=True):
+        object.__setattr__(made, field.name, value)
+    return made
