@@ -22,7 +22,7 @@ from relpos.attention.streaming.strips import Block, log_base
 from relpos.core import AxisVectors, DenseBias, LineBias, LineVectors, LowRank, Term, Terms, at_least_float32, contract
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Cut:
     """The terms on one block.
 
@@ -37,6 +37,7 @@ class Cut:
     terms: Terms
     q: Float[Tensor, "B H n D"]
     k: Float[Tensor, "B H m D"]
+    pairs: Tensor | None = None
 
 
 class General:

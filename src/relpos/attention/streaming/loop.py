@@ -24,10 +24,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from relpos.attention.streaming import masks
+from relpos.attention.streaming import flash, masks
 from relpos.attention.streaming.general import General
 from relpos.attention.streaming.plan import Work
-from relpos.attention.streaming.strips import Strips, log_base
+from relpos.attention.streaming.strips import Strips, Tile, log_base
 from relpos.core import LineBias, Sinks, Softcap
 from relpos.core.random import keep
 
@@ -75,6 +75,15 @@ class _Buffer:
         return self.store
 
 
+class _Room:
+    """What one thread writes into."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.scores = _Buffer(like)
+        self.other = _Buffer(like)
+        self.tanh: Tensor | None = None
+
+
 class Loop:
     """One call, ready to run."""
 
@@ -85,7 +94,7 @@ class Loop:
         self.groups = heads // work.k.shape[1]
         self.dtype = torch.promote_types(work.q.dtype, torch.float32)
         self.unit = log_base(self.dtype)
-        self.side: Strips | General = Strips(work, PAIRS) if Strips.serve(work) else General(work, PAIRS)
+        self.side: Strips | General = Strips(work) if Strips.serve(work) else General(work, PAIRS)
         self.q = self.side.gather(work.q.detach().to(self.dtype))
         self.k, self.v = (self._repeated(x.detach().to(self.dtype)) for x in (work.k, work.v))
         softcap = work.terms.one(Softcap)
@@ -94,18 +103,37 @@ class Loop:
         self.sink: Tensor | None = None
         if sinks is not None:
             self.sink = (sinks.logits.detach().to(self.dtype) * self.unit).expand(batch, heads).reshape(-1, 1)
-        self.scores = _Buffer(self.q)
-        self.other = _Buffer(self.q)
-        self.tanh: Tensor | None = None
 
     def _repeated(self, x: Float[Tensor, "B G M D"]) -> Float[Tensor, "BH M D"]:
-        return x.repeat_interleave(self.groups, dim=1).flatten(0, 1)
+        return (x if self.groups == 1 else x.repeat_interleave(self.groups, dim=1)).flatten(0, 1)
 
-    def _chunks(self, n: int, m: int) -> Iterator[slice]:
+    def _order(self, prefix_only: bool = False) -> Iterator[tuple[Any, Sequence[Any], slice]]:
+        """Blocks with their tiles, and stretches of the heads small enough for the buffers.
+
+        Head by head, so that its keys and values stay in the cache; but where a mask is worked out pair by pair, block
+        by block, so that it is worked out once.
+        """
         count = self.batch * self.heads
-        at_once = count if self.side.together else max(1, PAIRS // max(1, n * m))
-        for start in range(0, count, at_once):
-            yield slice(start, min(start + at_once, count))
+        if isinstance(self.side, General):
+            for block in self.side.blocks():
+                yield block, list(self.side.tiles(block)), slice(0, count)
+            return
+        blocks = (block for block in self.side.blocks() if block.step == 0 or not prefix_only)
+        planned = [(block, list(self.side.tiles(block))) for block in blocks]
+        widest = max((tile.keys.stop - tile.keys.start for _, tiles in planned for tile in tiles), default=1)
+        tallest = max((block.rows.stop - block.rows.start for block, _ in planned), default=1)
+        at_once = max(1, PAIRS // (widest * tallest))
+        chunks = [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
+        if any(tile.masked for _, tiles in planned for tile in tiles):
+            for block, tiles in planned:
+                for chunk in chunks:
+                    yield block, tiles, chunk
+                for tile in tiles:
+                    tile.pairs = None
+        else:
+            for chunk in chunks:
+                for block, tiles in planned:
+                    yield block, tiles, chunk
 
     # scores
 
@@ -120,24 +148,26 @@ class Loop:
         longest = self.k.norm(dim=-1).amax(dim=-1)[:, None, None]
         return self.q.norm(dim=-1, keepdim=True) * longest * (self.work.scale * self.unit)
 
-    def _scores(self, block: Any, tile: Any, heads: slice, shift: Tensor | None) -> Float[Tensor, "g n m"]:
+    def _scores(
+        self, room: _Room, block: Any, tile: Any, heads: slice, shift: Tensor | None
+    ) -> Float[Tensor, "g n m"]:
         """The scores of a tile, in the units of `log_base`, less `shift`."""
         rows, keys = block.rows, tile.keys
         bias = self.side.bias(block, tile, heads)
-        score = self.scores.rows(heads.stop - heads.start, rows.stop - rows.start, keys.stop - keys.start)
+        score = room.scores.rows(heads.stop - heads.start, rows.stop - rows.start, keys.stop - keys.start)
         q, k = self.q[heads, rows], self.k[heads, keys].mT
         if self.cap is None:
             self._begin(score, bias, shift)
             _plus_product(score, q, k, self.work.scale * self.unit)
         else:
-            self.tanh = torch.bmm(q, k).mul_(self.work.scale / self.cap).tanh_()
+            room.tanh = torch.bmm(q, k).mul_(self.work.scale / self.cap).tanh_()
             self._begin(score, bias, shift)
-            score.add_(self.tanh, alpha=self.cap * self.unit)
+            score.add_(room.tanh, alpha=self.cap * self.unit)
         if tile.masked:
-            assert self.work.mask is not None
-            pairs = masks.allowed(self.work.mask, block.numbers, keys)
-            if not bool(pairs.all()) if pairs.device.type == "cpu" else True:
-                score.masked_fill_(self._of_heads(~pairs, heads), -torch.inf)
+            if tile.pairs is None:
+                assert self.work.mask is not None
+                tile.pairs = ~masks.allowed(self.work.mask, block.numbers, keys)
+            score.masked_fill_(self._of_heads(tile.pairs, heads), -torch.inf)
         return score
 
     @staticmethod
@@ -171,59 +201,85 @@ class Loop:
     def forward(self) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
         """The output in q's dtype, and the natural log-sum-exp."""
         out = self.q.new_zeros(*self.q.shape[:2], self.v.shape[2])
-        lse = self.q.new_full((*self.q.shape[:2], 1), -torch.inf)
-        reach = self._reach()
-        for block in self.side.blocks():
-            tiles = list(self.side.tiles(block))
-            widest = max((tile.keys.stop - tile.keys.start for tile in tiles), default=1)
-            for heads in self._chunks(block.rows.stop - block.rows.start, widest):
-                out[heads, block.rows], lse[heads, block.rows] = self._forward(block, tiles, heads, reach)
+        total, shift = self.q.new_zeros(2, *self.q.shape[:2], 1)
+        by_bound = self.q.device.type == "cpu" and self.dtype == torch.float32
+        reach = self._reach() if by_bound else None
+        by_kernel = isinstance(self.side, Strips) and flash.serves(self.work)
+        room = _Room(self.q)
+        for block, tiles, heads in self._order(prefix_only=by_kernel):
+            place = heads, block.rows
+            for bounded in (True, False) if by_bound else (False,):
+                if bounded:
+                    own = self._bound(block, tiles, heads, reach)
+                else:
+                    own = self._largest(room, block, tiles, heads)
+                if self.sink is not None:
+                    own = torch.maximum(own, self.sink[heads, None])
+                    total[place] = self._exp(self.sink[heads, None] - own)
+                shift[place] = own
+                self._add_up(room, block, tiles, heads, own, out[place], total[place])
+                if not bounded or float(total[place].amin()) >= _ENOUGH:
+                    break
+                out[place], total[place] = 0, 0
+        blank = total == 0
+        lse = torch.where(blank, -torch.inf, shift + total.log() * self.unit)
+        out /= total.masked_fill_(blank, 1)
+        if by_kernel:
+            self._by_kernel(out, lse)
         return self.side.scatter(out).to(self.work.q.dtype), self.side.scatter(lse)[..., 0] / self.unit
 
-    def _bound(self, block: Any, tiles: Sequence[Any], heads: slice, reach: Tensor) -> Tensor:
+    def _by_kernel(self, out: Tensor, lse: Tensor) -> None:
+        """All rows behind the prefix by PyTorch's kernel; prefix keys and sinks are merged in by the log-sum-exp."""
+        side = Strips(self.work, flash.rows_at_once(self.work), self.keys, unit=1.0)
+        prefix, columns = side.query.prefix, side.key.prefix
+        flash.attend(side, self.q, self.k, self.v, self.work.scale, out, lse)
+        own, sums = out[:, prefix:], lse[:, prefix:]
+        if columns:
+            score = torch.bmm(self.q[:, prefix:], self.k[:, :columns].mT).mul_(self.work.scale)
+            for block in side.blocks():
+                if block.step and side.line is not None:
+                    column = side.bias(block, Tile(slice(0, columns), masked=False), slice(None))
+                    score[:, block.rows.start - prefix : block.rows.stop - prefix] += column
+            whole = torch.logaddexp(sums, score.logsumexp(dim=-1, keepdim=True))
+            own *= torch.exp(sums - whole)
+            own += torch.exp(score - whole) @ self.v[:, :columns]
+            sums.copy_(whole)
+        if self.sink is not None:
+            whole = torch.logaddexp(sums, self.sink[:, None] / self.unit)
+            own *= torch.exp(sums - whole)
+            sums.copy_(whole)
+        sums *= self.unit
+
+    def _add_up(
+        self, room: _Room, block: Any, tiles: Sequence[Any], heads: slice, shift: Tensor, out: Tensor, total: Tensor
+    ) -> None:
+        """Add a block's weights, times the values and alone, to its rows of the output and of the total."""
+        for tile in tiles:
+            weights = self._exp(self._scores(room, block, tile, heads, shift))
+            total += weights.sum(dim=-1, keepdim=True)
+            kept = self._kept(block, tile)
+            if kept is not None:
+                weights.mul_(kept)
+            _plus_product(out, weights, self.v[heads, tile.keys])
+            if isinstance(self.side, General) and self.side.has_values:
+                out += self.side.outputs(tile, weights)
+
+    def _bound(self, block: Any, tiles: Sequence[Any], heads: slice, reach: Tensor | None) -> Tensor:
         """No less than any score of the rows."""
+        assert reach is not None
         bound = reach[heads, block.rows]
         if isinstance(self.side, Strips):
             return bound if self.side.highest is None else bound + self.side.highest[heads]
         highest = [tile.bias.amax(dim=-1, keepdim=True) for tile in tiles if tile.bias is not None]
         return bound + torch.stack(highest).amax(dim=0) if highest else bound
 
-    def _largest(self, block: Any, tiles: Sequence[Any], heads: slice) -> Tensor:
-        """Each row's largest score."""
+    def _largest(self, room: _Room, block: Any, tiles: Sequence[Any], heads: slice) -> Tensor:
+        """Each row's largest score, 0 in a row that sees nothing."""
         n = block.rows.stop - block.rows.start
         peak = self.q.new_full((heads.stop - heads.start, n, 1), -torch.inf)
         for tile in tiles:
-            peak = torch.maximum(peak, self._scores(block, tile, heads, None).amax(dim=-1, keepdim=True))
-        return peak
-
-    def _forward(self, block: Any, tiles: Sequence[Any], heads: slice, reach: Tensor) -> tuple[Tensor, Tensor]:
-        g, n = heads.stop - heads.start, block.rows.stop - block.rows.start
-        sink = None if self.sink is None else self.sink[heads, None]
-        quick = self.q.device.type == "cpu" and self.dtype == torch.float32
-        attempts = ("bound", "largest") if quick else ("largest",)
-        for attempt in attempts:
-            if attempt == "bound":
-                shift = self._bound(block, tiles, heads, reach)
-            else:
-                shift = self._largest(block, tiles, heads)
-            if sink is not None:
-                shift = torch.maximum(shift, sink)
-            shift = torch.where(shift == -torch.inf, 0, shift)
-            total = self.q.new_zeros(g, n, 1) if sink is None else self._exp(sink - shift)
-            out = self.q.new_zeros(g, n, self.v.shape[2])
-            for tile in tiles:
-                weights = self._exp(self._scores(block, tile, heads, shift))
-                total += weights.sum(dim=-1, keepdim=True)
-                kept = self._kept(block, tile)
-                if kept is not None:
-                    weights.mul_(kept)
-                _plus_product(out, weights, self.v[heads, tile.keys])
-                if isinstance(self.side, General) and self.side.has_values:
-                    out += self.side.outputs(tile, weights)
-            if attempt == "bound" and tiles and bool(total.amin() >= _ENOUGH):
-                break
-        blank = total == 0
-        return out / torch.where(blank, 1, total), torch.where(blank, -torch.inf, shift + total.log() * self.unit)
+            peak = torch.maximum(peak, self._scores(room, block, tile, heads, None).amax(dim=-1, keepdim=True))
+        return torch.where(peak == -torch.inf, 0, peak)
 
     # backward
 
@@ -256,15 +312,15 @@ class Loop:
         elif line is not None and id(line.values) in wanted:
             assert side.reversed is not None
             d_line = torch.zeros_like(side.reversed)
-        for block in side.blocks():
-            for tile in side.tiles(block):
-                size = block.rows.stop - block.rows.start, tile.keys.stop - tile.keys.start
-                for heads in self._chunks(*size):
-                    d = self._backward(block, tile, heads, gradient, delta, shift, d_v, d_line)
-                    if d_q is not None:
-                        _plus_product(d_q[heads, block.rows], d, self.k[heads, tile.keys], work.scale)
-                    if d_k is not None:
-                        _plus_product(d_k[heads, tile.keys], d.mT, self.q[heads, block.rows], work.scale)
+
+        room = _Room(self.q)
+        for block, tiles, heads in self._order():
+            for tile in tiles:
+                d = self._backward(room, block, tile, heads, gradient, delta, shift, d_v, d_line)
+                if d_q is not None:
+                    _plus_product(d_q[heads, block.rows], d, self.k[heads, tile.keys], work.scale)
+                if d_k is not None:
+                    _plus_product(d_k[heads, tile.keys], d.mT, self.q[heads, block.rows], work.scale)
         found: dict[int, Tensor] = {}
         if d_q is not None:
             found[id(work.q)] = side.scatter(d_q)
@@ -286,6 +342,7 @@ class Loop:
 
     def _backward(
         self,
+        room: _Room,
         block: Any,
         tile: Any,
         heads: slice,
@@ -298,10 +355,10 @@ class Loop:
         """The gradient of a tile's content scores; that of v and of the bias is added to theirs."""
         side, rows, keys = self.side, block.rows, tile.keys
         upstream = gradient[heads, rows]
-        weights = self._exp(self._scores(block, tile, heads, shift[heads, rows]))
+        weights = self._exp(self._scores(room, block, tile, heads, shift[heads, rows]))
         g, n, m = weights.shape
         step = side.skew(block, tile) if d_line is not None else 0
-        d, whole = self.other.shifted(g, n, m, step) if step else (self.other.rows(g, n, m), None)
+        d, whole = room.other.shifted(g, n, m, step) if step else (room.other.rows(g, n, m), None)
         kept = self._kept(block, tile)
         used = weights if kept is None else weights * kept
         if d_v is not None:
@@ -324,8 +381,8 @@ class Loop:
             sums = d.sum(dim=1) if whole is None else whole.sum(dim=1)
             side.collect(d_line, block, tile, heads, sums, d)
         if self.cap is not None:
-            assert self.tanh is not None
-            d.mul_(1 - self.tanh.square())
+            assert room.tanh is not None
+            d.mul_(1 - room.tanh.square())
         return d
 
     def _of_keys(self, x: Float[Tensor, "BH M D"]) -> Float[Tensor, "B G M D"]:

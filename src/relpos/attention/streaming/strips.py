@@ -41,9 +41,9 @@ def log_base(dtype: torch.dtype) -> float:
     return 1.0 if dtype == torch.float64 else math.log2(math.e)
 
 
-_WIDEST = 8192
+WIDEST = 8192
 """Keys of a tile at most."""
-_MOST_ROWS = 128
+MOST_ROWS = 128
 """Rows of a tile at most: docs/log.md has the measurements."""
 
 
@@ -64,20 +64,24 @@ class Block:
     step: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Tile:
     """A block's rows against some keys.
 
     Attributes:
-        keys: which ones. bias: what is added, in the units of `log_base`, or None: `[BH, W]` of a window, `[BH, n, 1]` at a prefix.
-        masked: whether single pairs may still be forbidden.
-        first: where in the reversed values the window begins; of a prefix, -1.
+        keys: which ones.
+        masked: whether single pairs may be forbidden; pairs: which are not, once that was asked.
+        first: where in the reversed values the window begins; of a prefix, -1. width: of the window.
+        low, high: entries of the window outside which the mask forbids all.
     """
 
     keys: slice
-    bias: Tensor | None
     masked: bool
-    first: int
+    first: int = -1
+    width: int = 0
+    low: int = 0
+    high: int = 0
+    pairs: Tensor | None = None
 
 
 class Strips:
@@ -85,7 +89,7 @@ class Strips:
 
     together = False
 
-    def __init__(self, work: Work, pairs: int) -> None:
+    def __init__(self, work: Work, rows: int = MOST_ROWS, width: int = WIDEST, unit: float | None = None) -> None:
         batch, heads, self.queries, _ = work.q.shape
         self.mask, self.device = work.mask, work.q.device
         self.batch, self.heads = batch, heads
@@ -102,15 +106,14 @@ class Strips:
             assert layout.query is not None
             assert layout.key is not None
             self.query, self.key = layout.query, layout.key
-            values = self.line.values.detach().to(self.dtype).expand(heads, -1).flip(-1) * log_base(self.dtype)
+            values = self.line.values.detach().to(self.dtype).expand(heads, -1).flip(-1) * (log_base(self.dtype) if unit is None else unit)
             self.reversed = values.expand(batch, *values.shape).reshape(batch * heads, -1)
             self.highest = self.reversed.amax(dim=1)[:, None, None]
         self.step = math.prod(self.key.sizes[1:])
         self.columns = math.prod(self.query.sizes[1:])
         self.length = self.query.sizes[0]
-        width = max(self.step, min(self.keys, _WIDEST // self.step * self.step))
-        self.width = width
-        self.rows = max(1, min(self.length, _MOST_ROWS, pairs // width))
+        self.width = max(self.step, min(self.keys, width) // self.step * self.step)
+        self.rows = min(self.length, rows)
 
     @staticmethod
     def serve(work: Work) -> bool:
@@ -164,12 +167,53 @@ class Strips:
         prefix = self.key.prefix
         for low, high in masks.spans(self.mask, block.numbers, self.queries, self.keys):
             if low < prefix:
-                keys = slice(low, min(high, prefix))
-                yield Tile(keys, self._prefix_values(block), self.mask is not None, -1)
+                yield Tile(slice(low, min(high, prefix)), self.mask is not None)
             start, stop = max(low - prefix, 0) // self.step * self.step, high - prefix
             stop = min(self.keys - prefix, -(-stop // self.step) * self.step)
             for first in range(start, stop, self.width):
-                yield self._window(block, first, min(first + self.width, stop))
+                yield self._tile(block, first, min(first + self.width, stop))
+
+    def _tile(self, block: Block, start: int, stop: int) -> Tile:
+        keys = slice(self.key.prefix + start, self.key.prefix + stop)
+        width = stop - start + (block.rows.stop - block.rows.start - 1) * block.step
+        first = 0
+        if self.line is not None and self.reversed is not None:
+            key_place = self.key.start + start // self.step * self.key.strides[0]
+            first = self.reversed.shape[1] - 1 - (block.place - key_place + self.line.lines.origin)
+        if self.mask is None:
+            return Tile(keys, False, first, width, 0, width)
+        if not masks.is_interval(self.mask) or block.step == 0 or self.columns != self.step:
+            return Tile(keys, True, first, width, 0, width)
+        ahead = block.head - keys.start  # the offset of order at the window's first entry; it falls by 1 an entry
+        low = 0 if self.mask.left is None else max(0, ahead - self.mask.left)
+        high = width if self.mask.right is None else min(width, ahead + self.mask.right + 1)
+        return Tile(keys, False, first, width, min(low, width), max(high, 0))
+
+    def bias(self, block: Block, tile: Tile, heads: slice) -> Tensor | None:
+        """What is added to the scores, `[g, n, m]` or broadcast to it, in the units of `log_base`."""
+        whole = tile.low == 0 and tile.high == tile.width
+        if self.reversed is None and whole:
+            return None
+        if tile.first < 0:
+            assert self.reversed is not None
+            return self.reversed[heads][:, self.reversed.shape[1] - 1 - self._prefix_index(block), None]
+        window = self.window(tile, heads)
+        n, m = block.rows.stop - block.rows.start, tile.keys.stop - tile.keys.start
+        return window.as_strided(
+            (window.shape[0], n, m), (window.stride(0), block.step, 1), window.storage_offset()
+        )
+
+    def window(self, tile: Tile, heads: slice) -> Float[Tensor, "#g W"]:
+        """What the rows of a tile read, row r from `r * step` on."""
+        if self.reversed is None:
+            window = torch.zeros(1, tile.width, dtype=self.dtype, device=self.device)
+        else:
+            window = self._windows(self.reversed[heads], tile.first, tile.width).flatten(1)
+        if tile.low > 0 or tile.high < tile.width:
+            window = window.clone()
+            window[:, : tile.low] = -torch.inf
+            window[:, tile.high :] = -torch.inf
+        return window
 
     def _prefix_index(self, block: Block) -> Int[Tensor, " n"]:
         """Where in `values` each row meets a prefix key."""
@@ -179,54 +223,11 @@ class Strips:
         falling = torch.arange(count, device=self.device) * (self.query.strides[0] if block.step else 0)
         return block.place - falling + lines.layout.tokens + 1 + lines.origin
 
-    def _prefix_values(self, block: Block) -> Tensor | None:
-        if self.reversed is None:
-            return None
-        return self.reversed[:, self.reversed.shape[1] - 1 - self._prefix_index(block), None]
-
-    def _window(self, block: Block, start: int, stop: int) -> Tile:
-        keys = slice(self.key.prefix + start, self.key.prefix + stop)
-        count = block.rows.stop - block.rows.start
-        width = stop - start + (count - 1) * block.step
-        bias, first = None, 0
-        if self.reversed is not None:
-            assert self.line is not None
-            lines = self.line.lines
-            key_place = self.key.start + start // self.step * self.key.strides[0]
-            first = self.reversed.shape[1] - 1 - (block.place - key_place + lines.origin)
-            bias = self._windows(self.reversed, first, width).reshape(self.reversed.shape[0], width)
-        if self.mask is None:
-            return Tile(keys, bias, False, first)
-        foldable = masks.is_interval(self.mask) and block.step > 0 and self.columns == self.step
-        if not foldable:
-            return Tile(keys, bias, True, first)
-        ahead = block.head - keys.start
-        left, right = self.mask.left, self.mask.right  # the offset of order falls from `ahead` by 1 an entry
-        inside = (left is None or ahead <= left) and (right is None or width - 1 - ahead <= right)
-        if inside:
-            return Tile(keys, bias, False, first)
-        bias = torch.zeros(1, width, dtype=self.dtype, device=self.device) if bias is None else bias.clone()
-        if left is not None and ahead > left:
-            bias[:, : ahead - left] = -torch.inf
-        if right is not None and ahead + right + 1 < width:
-            bias[:, ahead + right + 1 :] = -torch.inf
-        return Tile(keys, bias, False, first)
-
     def _windows(self, x: Float[Tensor, "g L"], first: int, width: int) -> Tensor:
         """The window that begins at `first`, as a view `[g, cells of the first axis, further axes]`."""
         sizes = (x.shape[0], width // self.step, *self.key.sizes[1:])
         strides = (x.stride(0), *self.key.strides)
         return x.as_strided(sizes, strides, x.storage_offset() + first)
-
-    def bias(self, block: Block, tile: Tile, heads: slice) -> Tensor | None:
-        """What is added to the scores, in the units of `log_base`, `[g, n, m]` or broadcast to it; a view."""
-        if tile.bias is None:
-            return None
-        own = tile.bias[heads] if tile.bias.shape[0] > 1 else tile.bias
-        if own.dim() == 3:
-            return own
-        n, m = block.rows.stop - block.rows.start, tile.keys.stop - tile.keys.start
-        return own.as_strided((own.shape[0], n, m), (own.stride(0), block.step, 1), own.storage_offset())
 
     # its gradient
 

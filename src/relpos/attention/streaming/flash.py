@@ -1,0 +1,89 @@
+"""The forward on CPU by PyTorch's own flash kernel, which takes a strip's bias as its mask without copying it.
+
+The kernel reads a mask through its strides, so that the Hankel view of a window (see `strips`) serves: nothing of size
+N x M exists, and the kernel's log-sum-exp is what the backward needs. Prefix keys and sinks are merged in afterwards.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.attention.streaming import masks
+from relpos.attention.streaming.plan import Work
+from relpos.attention.streaming.strips import Block, Strips, Tile
+
+_ROWS = 512
+"""Query rows of one call at least, where that many go together: with fewer, the kernel takes smaller blocks."""
+_CAUSAL_ROWS = 256
+"""The same under a causal or windowed mask, where a call looks at keys that some of its rows may not see."""
+
+
+def serves(work: Work) -> bool:
+    """Whether the kernel can do the forward of a call that `Strips` serves, in full precision and as fast."""
+    mask = work.mask
+    if work.q.device.type != "cpu" or work.q.dtype != torch.float32 or work.v.shape[3] != work.q.shape[3]:
+        return False
+    return mask is None or (masks.is_interval(mask) and not mask.may_blank_rows)
+
+
+def rows_at_once(work: Work) -> int:
+    """Rows of a block for it."""
+    return work.q.shape[2] if work.mask is None else _CAUSAL_ROWS
+
+
+def attend(
+    side: Strips,
+    q: Float[Tensor, "BH N D"],
+    k: Float[Tensor, "BH M D"],
+    v: Float[Tensor, "BH M V"],
+    scale: float,
+    out: Float[Tensor, "BH N V"],
+    lse: Float[Tensor, "BH N 1"],
+) -> None:
+    """Write output and natural log-sum-exp of all rows behind the prefix, over all keys behind the prefix."""
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    for blocks, tiles in _groups(side):
+        first, last = blocks[0].rows, blocks[-1].rows
+        rows, keys = slice(first.start, last.stop), tiles[0].keys
+        shape = len(blocks), first.stop - first.start
+        mask = _mask(side, blocks, tiles)
+        own = q[:, rows].unflatten(1, shape).transpose(0, 1)
+        theirs = (x[:, keys].expand(len(blocks), -1, -1, -1) for x in (k, v))
+        result, sums = kernel(own, *theirs, 0.0, False, attn_mask=mask, scale=scale)
+        out[:, rows] = result.transpose(0, 1).flatten(1, 2)
+        lse[:, rows, 0] = sums.transpose(0, 1).flatten(1, 2)
+
+
+def _groups(side: Strips) -> list[tuple[list[Block], list[Tile]]]:
+    """Blocks of one shape against the same keys, enough for a call."""
+    found: list[tuple[list[Block], list[Tile]]] = []
+    for block in side.blocks():
+        if block.step == 0:
+            continue
+        (tile,) = (tile for tile in side.tiles(block) if tile.keys.start >= side.key.prefix)
+        size = block.rows.stop - block.rows.start
+        if found and size * len(found[-1][0]) < _ROWS:
+            blocks, tiles = found[-1]
+            if tiles[0].keys == tile.keys and blocks[0].rows.stop - blocks[0].rows.start == size:
+                blocks.append(block)
+                tiles.append(tile)
+                continue
+        found.append(([block], [tile]))
+    return found
+
+
+def _mask(side: Strips, blocks: list[Block], tiles: list[Tile]) -> Tensor | None:
+    """`[blocks, BH, n, m]`, a view of a window a block."""
+    every = slice(None)
+    parts = [side.bias(block, tile, every) for block, tile in zip(blocks, tiles, strict=True)]
+    if parts[0] is None:
+        return None
+    if len(parts) == 1:
+        return parts[0][None]
+    windows = torch.stack([side.window(tile, every) for tile in tiles])
+    g, n, m = parts[0].shape
+    return windows.as_strided(
+        (len(parts), windows.shape[1], n, m), (windows.stride(0), windows.stride(1), blocks[0].step, 1)
+    )
