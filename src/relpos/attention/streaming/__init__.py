@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -26,8 +27,10 @@ from relpos.core import (
     Rotation,
     RowRule,
     Scale,
+    Term,
     Terms,
     at_least_float32,
+    lookup,
 )
 
 NAME = "streaming"
@@ -71,8 +74,20 @@ def _work(call: Call) -> Work:
         if a_head or (magnitudes is not None and magnitudes.shape[1] != 1):
             k, v = k.repeat_interleave(call.groups, dim=1), v.repeat_interleave(call.groups, dim=1)
         q, k = dense.content(call.terms, q, k)
-    terms = Terms(*(term for term in call.terms if not isinstance(term, _APPLIED)))
+    terms = Terms(*(_one_row_an_entry(term) for term in call.terms if not isinstance(term, _APPLIED)))
     return Work(q, k, v, plain_q, plain_k, terms, call.mask, call.scale, call.dropout, call.seed, 0)
+
+
+def _one_row_an_entry(term: Term) -> Term:
+    """Vectors on a sequence with as many rows as the line has entries: buckets and clipping are read once, here."""
+    if not isinstance(term, LineVectors) or term.lines.layout.kind != "affine":
+        return term
+    length, count = term.lines.length, term.vectors.shape[1]
+    if term.index is None:
+        return replace(term, vectors=F.pad(term.vectors[:, :length], (0, 0, 0, max(0, length - count))))
+    rows = F.pad(term.vectors, (0, 0, 0, 1)).transpose(0, 1)
+    inside = (term.index >= 0) & (term.index < count)
+    return replace(term, vectors=lookup(rows, torch.where(inside, term.index, count)).transpose(0, 1), index=None)
 
 
 _PAIRS_OF_A_RULE = 2**18

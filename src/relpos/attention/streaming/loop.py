@@ -5,9 +5,9 @@ Scores are kept in base 2, because exp2 is several times faster than exp on CPU 
     score2  = c * (softcap(scale * <q, k>) + bias) - shift          the bias and -shift are written first, and the
     weight  = exp2(score2)                                          product is added to them by the matrix product
 
-In the forward, shift is a bound of the row (|q| |k| scale plus the largest bias), so that no pass over the scores looks
-for the row's maximum; where the weights then sum to so little that digits are lost, the block is done again with the
-maximum itself. In the backward, shift is the log-sum-exp, and with delta = <output, its gradient>
+In the forward, shift is the row's maximum. In bfloat16, where the products leave little time to hide it in, it is a
+bound (|q| |k| scale plus the largest bias), so that no pass over the scores looks for the maximum; where the weights
+then sum to so little that digits are lost, the block is done again with the maximum itself. In the backward, shift is the log-sum-exp, and with delta = <output, its gradient>
 
     d score = weight * (<d output, v> - delta)
 
@@ -27,24 +27,20 @@ from torch.utils import _pytree as pytree
 from relpos.attention.streaming import flash, masks
 from relpos.attention.streaming.general import General
 from relpos.attention.streaming.plan import Work
-from relpos.attention.streaming.strips import Strips, Tile, log_base
-from relpos.core import LineBias, Sinks, Softcap
+from relpos.attention.streaming.products import add_product, native
+from relpos.attention.streaming.strips import ROWS, WIDTH, Strips, Tile, log_base
+from relpos.core import LineBias, LineVectors, Sinks, Softcap
+from relpos.attention.streaming.vectors import Vectors
 from relpos.core.random import keep
 
 PAIRS = 2**19
 """Scores that are held at once, in a buffer: half a million float32 numbers stay in the cache of two cores."""
 _ENOUGH = 2.0**-26
 """Sum of a row's weights under a bound, below which the row is done again with its maximum: digits would be lost."""
+_NATIVE_ROWS, _NATIVE_WIDTH = 512, 2048
+"""Rows and keys of a tile in bfloat16, whose products are so fast that what surrounds each is spread over more."""
 _PAD = 16
 """Numbers between the rows of a buffer, so that they do not all fall into the same lines of the cache."""
-
-
-def _plus_product(into: Tensor, a: Tensor, b: Tensor, factor: float = 1.0) -> None:
-    """`into += factor * a @ b`, for `[g, n, m]`."""
-    if into.shape[0] == 1:
-        into[0].addmm_(a[0], b[0], alpha=factor)
-    else:
-        into.baddbmm_(a, b, alpha=factor)
 
 
 class _Buffer:
@@ -60,11 +56,16 @@ class _Buffer:
 
     def shifted(self, g: int, n: int, m: int, step: int) -> tuple[Tensor, Tensor]:
         """The same with row r shifted by `r * step` to the right, and the whole `[g, n, W]`, zero outside the rows."""
-        width = m + (n - 1) * step
-        store = self._room(g * n * (width + step))
+        view, whole = self.shifted_over_anything(g, n, m, step)
         if self.shape != (g, n, m, step):
-            store.zero_()
+            self.store.zero_()
             self.shape = (g, n, m, step)
+        return view, whole
+
+    def shifted_over_anything(self, g: int, n: int, m: int, step: int) -> tuple[Tensor, Tensor]:
+        """The same with undefined numbers outside the rows."""
+        width = m + (n - 1) * step
+        store = self._room(g * n * width)
         whole = store.as_strided((g, n, width), (n * width, width, 1))
         return store.as_strided((g, n, m), (n * width, width + step, 1)), whole
 
@@ -75,13 +76,26 @@ class _Buffer:
         return self.store
 
 
+def _clear_around(whole: Float[Tensor, "n W"], m: int) -> None:
+    """Zero what does not belong to the rows of m numbers, of which each begins one to the right of the one before."""
+    n, width = whole.shape
+    if n > 1:
+        whole.as_strided((n - 1, n), (width + 1, 1), whole.storage_offset() + m).zero_()
+
+
 class _Room:
     """What one thread writes into."""
 
     def __init__(self, like: Tensor) -> None:
         self.scores = _Buffer(like)
         self.other = _Buffer(like)
+        self.low = _Buffer(like.bfloat16()[:0])
         self.tanh: Tensor | None = None
+
+
+    def rounded(self, x: Float[Tensor, "g n m"]) -> Float[Tensor, "g n m"]:
+        """A bfloat16 copy."""
+        return self.low.rows(*x.shape).copy_(x)
 
 
 class Loop:
@@ -94,9 +108,17 @@ class Loop:
         self.groups = heads // work.k.shape[1]
         self.dtype = torch.promote_types(work.q.dtype, torch.float32)
         self.unit = log_base(self.dtype)
-        self.side: Strips | General = Strips(work) if Strips.serve(work) else General(work, PAIRS)
-        self.q = self.side.gather(work.q.detach().to(self.dtype))
-        self.k, self.v = (self._repeated(x.detach().to(self.dtype)) for x in (work.k, work.v))
+        strips = Strips.serve(work) and Vectors.serve(work)
+        self.native = native(work.q) and not (strips and work.terms.of(LineVectors))
+        size = (_NATIVE_ROWS, _NATIVE_WIDTH) if self.native else (ROWS, WIDTH)
+        self.side: Strips | General = Strips(work, *size) if strips else General(work, PAIRS)
+        self.vectors: Vectors | None = None
+        if isinstance(self.side, Strips) and work.terms.of(LineVectors):
+            self.vectors = Vectors(work, self.side, self.unit)
+        low_q = self.side.gather(work.q.detach())
+        low_k, low_v = (self._repeated(x.detach()) for x in (work.k, work.v))
+        self.q, self.k, self.v = (x.to(self.dtype) for x in (low_q, low_k, low_v))
+        self.low_q, self.low_k, self.low_v = (low_q, low_k, low_v) if self.native else (self.q, self.k, self.v)
         softcap = work.terms.one(Softcap)
         self.cap = None if softcap is None else softcap.cap
         sinks = work.terms.one(Sinks)
@@ -122,7 +144,7 @@ class Loop:
         planned = [(block, list(self.side.tiles(block))) for block in blocks]
         widest = max((tile.keys.stop - tile.keys.start for _, tiles in planned for tile in tiles), default=1)
         tallest = max((block.rows.stop - block.rows.start for block, _ in planned), default=1)
-        at_once = max(1, PAIRS // (widest * tallest))
+        at_once = 1 if self.vectors else max(1, PAIRS // (widest * tallest))
         chunks = [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
         if any(tile.masked for _, tiles in planned for tile in tiles):
             for block, tiles in planned:
@@ -146,28 +168,53 @@ class Loop:
         if self.cap is not None:
             return self.q.new_full((self.q.shape[0], self.q.shape[1], 1), self.cap * self.unit)
         longest = self.k.norm(dim=-1).amax(dim=-1)[:, None, None]
-        return self.q.norm(dim=-1, keepdim=True) * longest * (self.work.scale * self.unit)
+        content = self.q.norm(dim=-1, keepdim=True) * longest * (self.work.scale * self.unit)
+        return content if self.vectors is None else content + self.vectors.reach()
 
     def _scores(
         self, room: _Room, block: Any, tile: Any, heads: slice, shift: Tensor | None
     ) -> Float[Tensor, "g n m"]:
         """The scores of a tile, in the units of `log_base`, less `shift`."""
         rows, keys = block.rows, tile.keys
+        if self.vectors is not None:
+            score = self._scores_with_vectors(room, block, tile, heads, shift)
+            return self._masked(score, block, tile, heads)
         bias = self.side.bias(block, tile, heads)
         score = room.scores.rows(heads.stop - heads.start, rows.stop - rows.start, keys.stop - keys.start)
         q, k = self.q[heads, rows], self.k[heads, keys].mT
         if self.cap is None:
             self._begin(score, bias, shift)
-            _plus_product(score, q, k, self.work.scale * self.unit)
+            add_product(score, q, k, self.work.scale * self.unit, rounded=self.native)
         else:
             room.tanh = torch.bmm(q, k).mul_(self.work.scale / self.cap).tanh_()
             self._begin(score, bias, shift)
             score.add_(room.tanh, alpha=self.cap * self.unit)
+        return self._masked(score, block, tile, heads)
+
+    def _masked(self, score: Tensor, block: Any, tile: Any, heads: slice) -> Tensor:
         if tile.masked:
             if tile.pairs is None:
                 assert self.work.mask is not None
-                tile.pairs = ~masks.allowed(self.work.mask, block.numbers, keys)
+                tile.pairs = ~masks.allowed(self.work.mask, block.numbers, tile.keys)
             score.masked_fill_(self._of_heads(tile.pairs, heads), -torch.inf)
+        return score
+
+    def _scores_with_vectors(
+        self, room: _Room, block: Any, tile: Any, heads: slice, shift: Tensor | None
+    ) -> Float[Tensor, "1 n m"]:
+        """The same in the layout that vectors want; the whole of it is left in the room."""
+        assert isinstance(self.side, Strips)
+        assert self.vectors is not None
+        rows, keys, head = block.rows, tile.keys, heads.start
+        size = rows.stop - rows.start, keys.stop - keys.start
+        score, room.whole = room.scores.shifted_over_anything(1, *size, 1)
+        window = None
+        if self.side.reversed is not None or tile.low > 0 or tile.high < tile.width:
+            window = self.side.window(tile, heads)[:, None]
+        self._begin(room.whole, window, shift)
+        self.vectors.add_queries(room.whole[0], head, block, tile)
+        add_product(score, self.q[heads, rows], self.k[heads, keys].mT, self.work.scale * self.unit)
+        self.vectors.add_keys(score[0], head, block, tile)
         return score
 
     @staticmethod
@@ -202,22 +249,22 @@ class Loop:
         """The output in q's dtype, and the natural log-sum-exp."""
         out = self.q.new_zeros(*self.q.shape[:2], self.v.shape[2])
         total, shift = self.q.new_zeros(2, *self.q.shape[:2], 1)
-        by_bound = self.q.device.type == "cpu" and self.dtype == torch.float32
-        reach = self._reach() if by_bound else None
-        by_kernel = isinstance(self.side, Strips) and flash.serves(self.work)
+        reach = self._reach() if self.native else None
+        by_kernel = isinstance(self.side, Strips) and self.vectors is None and flash.serves(self.work)
         room = _Room(self.q)
         for block, tiles, heads in self._order(prefix_only=by_kernel):
             place = heads, block.rows
-            for bounded in (True, False) if by_bound else (False,):
+            for bounded in (True, False) if self.native else (False,):
+                scores = None
                 if bounded:
                     own = self._bound(block, tiles, heads, reach)
                 else:
-                    own = self._largest(room, block, tiles, heads)
+                    own, scores = self._largest(room, block, tiles, heads)
                 if self.sink is not None:
                     own = torch.maximum(own, self.sink[heads, None])
                     total[place] = self._exp(self.sink[heads, None] - own)
                 shift[place] = own
-                self._add_up(room, block, tiles, heads, own, out[place], total[place])
+                self._add_up(room, block, tiles, heads, own, scores, out[place], total[place])
                 if not bounded or float(total[place].amin()) >= _ENOUGH:
                     break
                 out[place], total[place] = 0, 0
@@ -251,18 +298,36 @@ class Loop:
         sums *= self.unit
 
     def _add_up(
-        self, room: _Room, block: Any, tiles: Sequence[Any], heads: slice, shift: Tensor, out: Tensor, total: Tensor
+        self,
+        room: _Room,
+        block: Any,
+        tiles: Sequence[Any],
+        heads: slice,
+        shift: Tensor,
+        scores: Tensor | None,
+        out: Tensor,
+        total: Tensor,
     ) -> None:
-        """Add a block's weights, times the values and alone, to its rows of the output and of the total."""
+        """Add a block's weights, times the values and alone, to its rows of the output and of the total.
+
+        Args:
+            scores: of its only tile, not shifted yet, or None.
+        """
         for tile in tiles:
-            weights = self._exp(self._scores(room, block, tile, heads, shift))
+            score = self._scores(room, block, tile, heads, shift) if scores is None else scores.sub_(shift)
+            weights = self._exp(score)
             total += weights.sum(dim=-1, keepdim=True)
             kept = self._kept(block, tile)
             if kept is not None:
                 weights.mul_(kept)
-            _plus_product(out, weights, self.v[heads, tile.keys])
+            used = room.rounded(weights) if self.native else weights
+            add_product(out, used, self.low_v[heads, tile.keys])
             if isinstance(self.side, General) and self.side.has_values:
                 out += self.side.outputs(tile, weights)
+            if self.vectors is not None and self.vectors.of("value"):
+                assert room.whole is not None
+                _clear_around(room.whole[0], weights.shape[2])
+                self.vectors.outputs(room.whole[0], heads.start, block, tile, out[0])
 
     def _bound(self, block: Any, tiles: Sequence[Any], heads: slice, reach: Tensor | None) -> Tensor:
         """No less than any score of the rows."""
@@ -273,13 +338,16 @@ class Loop:
         highest = [tile.bias.amax(dim=-1, keepdim=True) for tile in tiles if tile.bias is not None]
         return bound + torch.stack(highest).amax(dim=0) if highest else bound
 
-    def _largest(self, room: _Room, block: Any, tiles: Sequence[Any], heads: slice) -> Tensor:
-        """Each row's largest score, 0 in a row that sees nothing."""
+    def _largest(
+        self, room: _Room, block: Any, tiles: Sequence[Any], heads: slice
+    ) -> tuple[Float[Tensor, "g n 1"], Tensor | None]:
+        """Each row's largest score, 0 in a row that sees nothing; and the scores, where the block is one tile."""
         n = block.rows.stop - block.rows.start
-        peak = self.q.new_full((heads.stop - heads.start, n, 1), -torch.inf)
+        peak, score = self.q.new_full((heads.stop - heads.start, n, 1), -torch.inf), None
         for tile in tiles:
-            peak = torch.maximum(peak, self._scores(room, block, tile, heads, None).amax(dim=-1, keepdim=True))
-        return torch.where(peak == -torch.inf, 0, peak)
+            score = self._scores(room, block, tile, heads, None)
+            peak = torch.maximum(peak, score.amax(dim=-1, keepdim=True))
+        return torch.where(peak == -torch.inf, 0, peak), score if len(tiles) == 1 else None
 
     # backward
 
@@ -309,7 +377,9 @@ class Loop:
         d_line: Tensor | None = None
         if isinstance(side, General):
             side.expect(wanted)
-        elif line is not None and id(line.values) in wanted:
+        if self.vectors is not None:
+            self.vectors.expect(wanted)
+        if isinstance(side, Strips) and line is not None and id(line.values) in wanted:
             assert side.reversed is not None
             d_line = torch.zeros_like(side.reversed)
 
@@ -317,10 +387,12 @@ class Loop:
         for block, tiles, heads in self._order():
             for tile in tiles:
                 d = self._backward(room, block, tile, heads, gradient, delta, shift, d_v, d_line)
+                if self.native:
+                    d = room.rounded(d)
                 if d_q is not None:
-                    _plus_product(d_q[heads, block.rows], d, self.k[heads, tile.keys], work.scale)
+                    add_product(d_q[heads, block.rows], d, self.low_k[heads, tile.keys], work.scale)
                 if d_k is not None:
-                    _plus_product(d_k[heads, tile.keys], d.mT, self.q[heads, block.rows], work.scale)
+                    add_product(d_k[heads, tile.keys], d.mT, self.low_q[heads, block.rows], work.scale)
         found: dict[int, Tensor] = {}
         if d_q is not None:
             found[id(work.q)] = side.scatter(d_q)
@@ -338,6 +410,10 @@ class Loop:
             found[id(line.values)] = whole.sum_to_size(line.values.shape)
         if isinstance(side, General):
             self._of_terms(side, found, wanted)
+            self._of_plain(side.into_q, self._of_keys(side.into_k.flatten(0, 1)), found, wanted)
+        if self.vectors is not None:
+            self.vectors.gradients(found)
+            self._of_plain(side.scatter(self.vectors.d_q), self._of_keys(self.vectors.d_k), found, wanted)
         return found
 
     def _backward(
@@ -357,24 +433,38 @@ class Loop:
         upstream = gradient[heads, rows]
         weights = self._exp(self._scores(room, block, tile, heads, shift[heads, rows]))
         g, n, m = weights.shape
-        step = side.skew(block, tile) if d_line is not None else 0
+        step = side.skew(block, tile) if d_line is not None or self.vectors is not None else 0
         d, whole = room.other.shifted(g, n, m, step) if step else (room.other.rows(g, n, m), None)
         kept = self._kept(block, tile)
         used = weights if kept is None else weights * kept
         if d_v is not None:
-            _plus_product(d_v[heads, keys], used.mT, upstream)
+            low = (room.rounded(used), upstream.to(torch.bfloat16)) if self.native else (used, upstream)
+            add_product(d_v[heads, keys], low[0].mT, low[1])
         if kept is None:
-            d.copy_(-delta[heads, rows])
-            _plus_product(d, upstream, self.v[heads, keys].mT)
+            if self.vectors is not None and self.vectors.of("value"):
+                assert room.whole is not None
+                assert whole is not None
+                _clear_around(room.whole[0], m)
+                whole.zero_()
+                self.vectors.weights_backward(whole[0], room.whole[0], upstream[0], heads.start, block, tile)
+                d.sub_(delta[heads, rows])
+            else:
+                d.copy_(-delta[heads, rows])
+            add_product(d, upstream, self.v[heads, keys].mT, rounded=self.native)
             if isinstance(side, General) and side.has_values:
                 d += side.outputs_backward(block, tile, used, upstream)
         else:
             d.zero_()
-            _plus_product(d, upstream, self.v[heads, keys].mT)
+            add_product(d, upstream, self.v[heads, keys].mT, rounded=self.native)
             if isinstance(side, General) and side.has_values:
                 d += side.outputs_backward(block, tile, used, upstream)
             d.mul_(kept).sub_(delta[heads, rows])
         d.mul_(weights)
+        if self.vectors is not None:
+            whole_d = d if whole is None else whole  # of one row nothing is shifted
+            if self.vectors.of("value"):
+                _clear_around(whole_d[0], m)
+            self.vectors.collect(whole_d[0], d[0], heads.start, block, tile)
         if isinstance(side, General):
             side.collect(block, tile, d)
         elif d_line is not None:
@@ -393,10 +483,11 @@ class Loop:
         for x, gradient in zip(pytree.tree_leaves(self.work.terms), pytree.tree_leaves(side.gradients), strict=True):
             if isinstance(x, Tensor) and id(x) in wanted and id(x) not in found:
                 found[id(x)] = gradient
+
+    def _of_plain(self, d_q: Tensor, d_k: Tensor, found: dict[int, Tensor], wanted: set[int]) -> None:
+        """Add the gradients of the queries and keys that vectors meet."""
         work = self.work
-        own_k = side.into_k.unflatten(1, (self.heads // self.groups, self.groups)).sum(dim=2)
-        for plain, content, gradient in ((work.plain_q, work.q, side.into_q), (work.plain_k, work.k, own_k)):
+        for plain, content, gradient in ((work.plain_q, work.q, d_q), (work.plain_k, work.k, d_k)):
             place = content if plain is None else plain
             if id(place) in wanted:
                 found[id(place)] = found[id(place)] + gradient if id(place) in found else gradient
-

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from relpos.attention.streaming import masks
 from relpos.attention.streaming.plan import Work
-from relpos.core import LineBias, Sinks
+from relpos.core import LineBias, LineVectors, Sinks
 from relpos.core.lines import Ramp
 
 
@@ -41,10 +41,8 @@ def log_base(dtype: torch.dtype) -> float:
     return 1.0 if dtype == torch.float64 else math.log2(math.e)
 
 
-WIDEST = 8192
-"""Keys of a tile at most."""
-MOST_ROWS = 128
-"""Rows of a tile at most: docs/log.md has the measurements."""
+ROWS, WIDTH = 128, 8192
+"""Rows and keys of a tile at most."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class Strips:
 
     together = False
 
-    def __init__(self, work: Work, rows: int = MOST_ROWS, width: int = WIDEST, unit: float | None = None) -> None:
+    def __init__(self, work: Work, rows: int = ROWS, width: int = WIDTH, unit: float | None = None) -> None:
         batch, heads, self.queries, _ = work.q.shape
         self.mask, self.device = work.mask, work.q.device
         self.batch, self.heads = batch, heads
@@ -118,13 +116,16 @@ class Strips:
     @staticmethod
     def serve(work: Work) -> bool:
         """Whether this is all the call needs."""
-        lines = work.terms.of(LineBias)
-        if work.dropout > 0 or len(lines) > 1 or any(not isinstance(term, LineBias | Sinks) for term in work.terms):
+        biases, kinds = work.terms.of(LineBias), (LineBias, LineVectors, Sinks)
+        if work.dropout > 0 or len(biases) > 1 or any(not isinstance(term, kinds) for term in work.terms):
             return False
-        if not lines:
-            return True
-        layout = lines[0].lines.layout
-        return layout.query is not None and layout.key is not None and layout.query.strides == layout.key.strides
+        for bias in biases:
+            layout = bias.lines.layout
+            if layout.query is None or layout.key is None or layout.query.strides != layout.key.strides:
+                return False
+            if work.terms.of(LineVectors) and layout.kind != "affine":
+                return False
+        return True
 
     # the order of the queries
 

@@ -1,0 +1,60 @@
+"""The matrix products of a block, each with the precision that its operands hold.
+
+In bfloat16, a CPU that multiplies it natively does so several times faster than float32. Scores, and the products that
+become their gradient, are wanted in float32 all the same: their operands are float32 copies of bfloat16 numbers, which
+oneDNN may round to bfloat16 (nothing is lost) and multiply into float32. The weights and the scores' gradient are then
+rounded to bfloat16, as PyTorch's own kernels do, and multiplied as such; sums over blocks stay in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def native(q: Tensor) -> bool:
+    """Whether this dtype has faster products of its own here."""
+    if q.dtype != torch.bfloat16 or q.device.type != "cpu" or not hasattr(_settings(), "fp32_precision"):
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _settings() -> Any:
+    return torch.backends.mkldnn.matmul
+
+
+@contextmanager
+def _rounding_operands() -> Iterator[None]:
+    """float32 products whose operands oneDNN may round to bfloat16."""
+    settings = _settings()
+    before = settings.fp32_precision
+    settings.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
+
+
+def add_product(into: Tensor, a: Tensor, b: Tensor, factor: float = 1.0, *, rounded: bool = False) -> None:
+    """`into += factor * a @ b`, for `[g, n, m]`.
+
+    Args:
+        rounded: a and b hold bfloat16 numbers, and `native` is true of them.
+    """
+    if a.dtype != into.dtype:
+        for each, left, right in zip(into, a, b, strict=True):
+            each.add_(torch.mm(left, right), alpha=factor)
+    elif rounded:
+        with _rounding_operands():
+            _add_product(into, a, b, factor)
+    else:
+        _add_product(into, a, b, factor)
+
+
+def _add_product(into: Tensor, a: Tensor, b: Tensor, factor: float) -> None:
+    for each, left, right in zip(into, a, b, strict=True):  # rows of a buffer are padded, which batched kernels refuse
+        each.addmm_(left, right, alpha=factor)
