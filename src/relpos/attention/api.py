@@ -1,7 +1,7 @@
 """`relpos.attention`: one function, SDPA's layout, any engine, the same meaning.
 
 The engine is chosen here and nowhere else. One asked for by name never falls back; `auto` takes the first of `_ORDER`
-that has everything the call needs, and `explain` says which that is and why the others were passed over.
+that has everything the call needs and does not say itself that another is faster, and `explain` says which that is and why the others were passed over.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from relpos.attention.call import Call, Position, prepare
 from relpos.core import Coordinates, Mask
 from relpos.core.checks import require_name
 
-_ORDER: tuple[ModuleType, ...] = (sdpa, streaming, reference)
+_ORDER: tuple[ModuleType, ...] = (streaming, sdpa, reference)
 _ENGINES: dict[str, ModuleType] = {engine.NAME: engine for engine in _ORDER}
 
 
@@ -65,8 +65,11 @@ def _choose(call: Call, backend: str) -> Explanation:
     chosen: str | None = None
     for engine in _ORDER:
         lack = engine.lacks(call)
+        slower = engine.slower(call) if lack is None and hasattr(engine, "slower") else None
         if lack is not None:
             passed_over[engine.NAME] = f"it lacks {lack}"
+        elif slower is not None:
+            passed_over[engine.NAME] = slower
         elif chosen is None:
             chosen = engine.NAME
         else:

@@ -19,6 +19,7 @@ from relpos.attention import dense
 from relpos.attention.call import Call
 from relpos.attention.streaming.operators import streaming
 from relpos.attention.streaming.plan import Work, pack
+from relpos.attention.streaming.rules import slower as slower
 from relpos.core import (
     AxisVectors,
     DenseBias,

@@ -168,8 +168,7 @@ class Loop:
         if self.cap is not None:
             return self.q.new_full((self.q.shape[0], self.q.shape[1], 1), self.cap * self.unit)
         longest = self.k.norm(dim=-1).amax(dim=-1)[:, None, None]
-        content = self.q.norm(dim=-1, keepdim=True) * longest * (self.work.scale * self.unit)
-        return content if self.vectors is None else content + self.vectors.reach()
+        return self.q.norm(dim=-1, keepdim=True) * longest * (self.work.scale * self.unit)
 
     def _scores(
         self, room: _Room, block: Any, tile: Any, heads: slice, shift: Tensor | None

@@ -83,19 +83,6 @@ class Vectors:
     def of(self, side: str) -> list[_Operand]:
         return [operand for operand in self.operands if operand.side == side]
 
-    def reach(self) -> Float[Tensor, "BH N 1"]:
-        """At least what the terms add to any score of a row."""
-        total = self.q.new_zeros(*self.q.shape[:2], 1)
-        for operand in self.operands:
-            longest = operand.vectors.norm(dim=-1).amax(dim=-1).expand(self.side.heads).repeat(self.side.batch)
-            bias = 0.0 if operand.bias is None else float(operand.bias.norm(dim=-1).max())
-            if operand.side == "query":
-                total += (self.q.norm(dim=-1, keepdim=True) + bias) * longest[:, None, None] * operand.factor
-            elif operand.side == "key":
-                most = (self.k.norm(dim=-1).amax(dim=-1) + bias) * longest * operand.factor
-                total += most[:, None, None]
-        return total
-
     # forward
 
     def add_queries(self, whole: Float[Tensor, "n W"], head: int, block: Block, tile: Tile) -> None:

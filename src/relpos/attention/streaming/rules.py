@@ -1,0 +1,60 @@
+"""When `auto` takes another engine although this one could: where it measured slower.
+
+The borders are powers of two of N x M, between the last size at which the dense engine was faster and the first at which
+this one was; docs/log.md has the figures. They hold for CPU. Elsewhere nothing is measured yet.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from relpos.attention.call import Call
+from relpos.attention.streaming import masks
+from relpos.core import LineBias, LineVectors, QueryBias, Rotation, RowRule, Scale, Sinks
+
+_SEQUENCE, _WITHOUT_GRADIENT, _GRID, _KEY_VECTORS = 2**16, 2**18, 2**20, 2**20
+_NOT_LEARNED, _WINDOW = 2**21, 2**20
+_SCORES = 2**25
+"""Scores of all heads from which any other term goes block by block, at no gain in time: a dense engine holds several
+such tensors of 128 MiB."""
+
+
+def slower(call: Call) -> str | None:
+    """Why another engine is faster for this call, or None."""
+    if call.q.device.type != "cpu":
+        return f"it has not been measured faster on {call.q.device.type}"
+    n, m = call.q.shape[2], call.k.shape[2]
+    border, kind = _border(call)
+    if border is None:
+        return "without a bias, PyTorch's own kernel is faster"
+    if n * m < border:
+        return f"dense scores are faster for {n} x {m} pairs of {kind}; it is from {border:,} pairs on"
+    return None
+
+
+def _border(call: Call) -> tuple[int | None, str]:
+    """From how many pairs on it is faster, or never, and for what."""
+    strips = (LineBias, LineVectors, Rotation, QueryBias, Scale, Sinks)
+    lines = [term.lines.layout for term in (*call.terms.of(LineBias), *call.terms.of(LineVectors))]
+    vectors = call.terms.of(LineVectors)
+    batch = call.q.shape[0] * call.q.shape[1]
+    regular = all(layout.kind != "irregular" for layout in lines) and len(call.terms.of(LineBias)) <= 1
+    if vectors:
+        regular = all(layout.kind == "affine" for layout in lines)
+    if not regular or call.dropout > 0 or any(not isinstance(term, strips) for term in call.terms):
+        return -(-_SCORES // batch), "a position that is no line bias" if not call.terms.of(RowRule) else "a row rule"
+    if not lines:
+        if call.mask is None or call.mask.is_plain_causal or not masks.is_interval(call.mask):
+            return None, ""
+        return _WINDOW, "a window"
+    if any(term.side == "key" for term in vectors):
+        return _KEY_VECTORS, "vectors that meet keys"
+    if any(layout.kind == "nested" for layout in lines):
+        return _GRID, "a grid"
+    if vectors:
+        return _SEQUENCE, "vectors"
+    if not torch.is_grad_enabled():
+        return _WITHOUT_GRADIENT, "a line bias without gradients"
+    if not any(term.values.requires_grad for term in call.terms.of(LineBias)):
+        return (_WINDOW if call.mask is not None else _NOT_LEARNED), "a bias that is not learned"
+    return _SEQUENCE, "a learned line bias"
