@@ -26,7 +26,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "interop": BELOW_TRAIN,
     "compare": BELOW_COMPARE | {""},  # the root for its version
     "report": set(),
-    "cli": BELOW_COMPARE | {"compare", "report", ""},
+    "bench": BELOW_LAYERS | {"layers", "compare", "report", ""},  # compare for memory, workers and the folder
+    "cli": BELOW_COMPARE | {"bench", "compare", "report", ""},
     "compat": BELOW_TRAIN,
     "": BELOW_MODELS | {"models", "optim", "compat"},
 }

@@ -13,6 +13,7 @@ VERBS = {
     "compare": "train the same model with each position mechanism and show what each is good for",
     "train": "train one model and save its weights",
     "show": "draw a position mechanism, or what a trained model's position learned",
+    "bench": "time the attention engines beside PyTorch's own and other libraries', and measure their memory",
     "list": "list positions, tasks or backends",
 }
 

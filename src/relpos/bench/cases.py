@@ -1,0 +1,186 @@
+"""The cases of the benchmark: what is computed, as frozen data with a name. Tests run the same cases, shrunk.
+
+    line-4096-float32-step-causal      a learned bias on a sequence of 4,096 tokens, one training step, causal
+    grid-64x64+1-float32-step          a grid with one prefix token
+    grid-7x7-float32-forward-b1024     a batch of 1,024 windows
+    layer-deberta-2048-float32-step    a whole attention layer, its projections too
+
+Heads are 8 of width 64 and the batch is 1 where the name does not say otherwise. A *step* is the forward and the
+gradients of queries, keys, values (of a layer: tokens and weights) and of what the position learns.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal, get_args
+
+from relpos.core.checks import fail, require_choice, require_int, shape_of
+
+Kind = Literal["none", "line", "grid", "t5", "shaw", "transformer_xl", "deberta"]
+What = Literal["forward", "step"]
+Precision = Literal["float32", "bfloat16", "float64"]
+
+BIASES: tuple[Kind, ...] = ("line", "grid", "t5")
+"""Positions that are one number a pair, which a dense mask can hold."""
+VECTORS: tuple[Kind, ...] = ("shaw", "transformer_xl", "deberta")
+"""Positions whose vectors meet queries, keys or values."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to compute.
+
+    Attributes:
+        position: "none"; "line", a learned bias of 2 N - 1 numbers a head; "grid", its form on a grid; "t5", in 32
+            buckets; "shaw", 33 clipped vectors for keys and for values; "transformer_xl", 2 N - 1 vectors and two
+            biases; "deberta", 512 vectors that queries meet and 512 that keys meet.
+        sizes: of the sequence or grid. prefix: tokens before it.
+        layer: a whole attention layer, heads * head_dim wide, instead of the product of given q, k and v.
+    """
+
+    position: Kind
+    sizes: tuple[int, ...]
+    what: What = "forward"
+    dtype: Precision = "float32"
+    causal: bool = False
+    prefix: int = 0
+    batch: int = 1
+    heads: int = 8
+    head_dim: int = 64
+    layer: bool = False
+
+    def __post_init__(self) -> None:
+        require_choice(self.position, "a case's position", get_args(Kind))
+        require_choice(self.what, "what a case computes", get_args(What))
+        require_choice(self.dtype, "a case's dtype", get_args(Precision))
+        for name in ("batch", "heads", "head_dim"):
+            require_int(getattr(self, name), f"a case's {name}", at_least=1)
+        require_int(self.prefix, "a case's prefix", at_least=0)
+        axes = 2 if self.position == "grid" else 1
+        if not isinstance(self.sizes, tuple) or len(self.sizes) != axes:
+            fail(f"sizes of {axes} axes for {self.position}", shape_of(self.sizes), "Pass a tuple, one size an axis.")
+        for size in self.sizes:
+            require_int(size, "each size of a case", at_least=1)
+
+    @property
+    def count(self) -> int:
+        """Tokens, the prefix included."""
+        return self.prefix + math.prod(self.sizes)
+
+    @property
+    def width(self) -> int:
+        """Width of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def name(self) -> str:
+        """The case in one word; what is usual is left out."""
+        size = "x".join(map(str, self.sizes)) + (f"+{self.prefix}" if self.prefix else "")
+        words = [*(["layer"] if self.layer else []), self.position, size, self.dtype, self.what]
+        words += ["causal"] if self.causal else []
+        words += [f"b{self.batch}"] if self.batch != 1 else []
+        words += [f"h{self.heads}"] if self.heads != 8 else []
+        words += [f"d{self.head_dim}"] if self.head_dim != 64 else []
+        return "-".join(words)
+
+    def shrunk(self, tokens: int) -> Case:
+        """The same structure with at most `tokens` tokens besides the prefix, and at most two in the batch."""
+        require_int(tokens, "tokens", at_least=1)
+        sizes = self.sizes
+        if len(sizes) == 2:
+            while math.prod(sizes) > tokens:
+                sizes = tuple(max(1, size - 1) if size == max(sizes) else size for size in sizes)
+        return replace(self, sizes=sizes if len(sizes) == 2 else (min(sizes[0], tokens),), batch=min(self.batch, 2))
+
+    def one_head(self) -> Case:
+        """The same tokens, with one head and one element in the batch."""
+        return replace(self, heads=1, batch=1)
+
+
+def _line(n: int, what: What = "step", dtype: Precision = "float32", *, causal: bool = False) -> Case:
+    return Case("line", (n,), what, dtype, causal)
+
+
+LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+_EVERY_OTHER = LENGTHS[::2]
+_SIDES = (14, 32, 64)
+_WINDOWS = ((7, 1024), (12, 384), (14, 256), (16, 128))
+"""Side of a window, and how many of them."""
+
+
+EVERY = "all"
+"""In place of names: all cases."""
+
+
+@cache
+def families() -> dict[str, tuple[Case, ...]]:
+    """The named sets of cases."""
+    both: tuple[What, What] = ("forward", "step")
+    windows = tuple(Case("grid", (side, side), what, batch=batch) for side, batch in _WINDOWS for what in both)
+    vectors = tuple(Case(position, (2048,), "step", layer=True) for position in VECTORS)
+    return {
+        "target": (
+            _line(4096, "forward"),
+            _line(4096),
+            _line(4096, causal=True),
+            Case("grid", (64, 64), "step", prefix=1),
+            _line(4096, "forward", "bfloat16"),
+            _line(4096, "step", "bfloat16"),
+            *vectors,
+            *windows,
+            _line(16384),
+        ),
+        "lengths": (
+            *(_line(n, what) for what in both for n in LENGTHS),
+            *(_line(n, what, causal=True) for what in both for n in _EVERY_OTHER),
+            *(_line(n, what, "bfloat16") for what in both for n in _EVERY_OTHER),
+        ),
+        "grids": (
+            *(Case("grid", (side, side), what, prefix=1) for what in both for side in _SIDES),
+            *(Case("grid", (side, side), "step", "bfloat16", prefix=1) for side in _SIDES),
+        ),
+        "windows": windows,
+        "shapes": (
+            Case("line", (1024,), "step", batch=8),
+            Case("line", (1024,), "step", heads=32),
+            Case("line", (1024,), "step", heads=4, head_dim=128),
+            Case("line", (1024,), "step", batch=4, heads=12),
+        ),
+        "vectors": tuple(Case(position, (n,), "step") for position in VECTORS for n in (512, 2048)),
+        "layers": (
+            *(Case("t5", (n,), "step", layer=True) for n in (512, 2048)),
+            Case("t5", (2048,), "step", causal=True, layer=True),
+            Case("grid", (14, 14), "step", prefix=1, batch=16, layer=True),
+            Case("grid", (32, 32), "step", prefix=1, layer=True),
+            *vectors,
+        ),
+    }
+
+
+def every_case() -> dict[str, Case]:
+    """All cases of all families by name."""
+    return {case.name: case for cases in families().values() for case in cases}
+
+
+def find_cases(names: str) -> tuple[Case, ...]:
+    """The cases of a list of names and families joined by commas, each once; `all` is every family.
+
+    Raises:
+        ValueError: no name, or one that is neither; the message has the nearest.
+    """
+    known = {name: (case,) for name, case in every_case().items()} | families()
+    known[EVERY] = tuple(every_case().values())
+    asked = [name.strip() for name in names.split(",") if name.strip()]
+    if not asked:
+        fail("at least one case", "none", f"Name some, or a family: {', '.join(families())}.")
+    for name in asked:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
+            remedy = f"Did you mean {' or '.join(map(repr, near))}?" if near else "See relpos bench --list."
+            fail(
+                f"a case, or a family among {', '.join([*families(), EVERY])}", repr(name), remedy
+            )  # cases are too many to list
+    return tuple(dict.fromkeys(case for name in asked for case in known[name]))

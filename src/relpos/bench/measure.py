@@ -1,0 +1,166 @@
+"""Time, peers interleaved round by round, and peak memory, each peer in a process of its own.
+
+In every round each peer runs once, and the order turns from round to round. Ratios are taken within a round, so that a
+machine that slows down slows both sides. The functions here are the work of worker processes: plain values in and out.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from relpos.bench.cases import Case
+from relpos.bench.check import faults, first_line
+from relpos.bench.inputs import make
+from relpos.bench.modules import baseline, peers_of
+from relpos.bench.peers import Peer, Work
+from relpos.compare.memory import PeakMemory
+
+_GIB = 2**30
+_SHARE = 0.7
+_LONG = 8192
+_WARM_TOKENS = 64
+
+
+def rounds_of(case: Case, repeats: int) -> tuple[int, int]:
+    """Rounds that are not counted, and rounds that are: fewer where one takes many seconds."""
+    return (1, min(repeats, 3)) if case.count >= _LONG else (2 if repeats > 1 else 1, repeats)
+
+
+def quartiles(values: Sequence[float], digits: int) -> dict[str, float]:
+    """Median and quartiles."""
+    if len(values) == 1:
+        return dict.fromkeys(("median", "q1", "q3"), round(values[0], digits))
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": round(median, digits), "q1": round(low, digits), "q3": round(high, digits)}
+
+
+def _available() -> int | None:
+    """Bytes of memory that are free for this process; None where the system does not say."""
+    meminfo = Path("/proc/meminfo")
+    for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def lacks_room(peer: Peer, case: Case, available: int | None) -> str | None:
+    """Why a peer is not tried: it would want more memory than there is."""
+    wanted = peer.needs(case)
+    if available is None or wanted <= _SHARE * available:
+        return None
+    return f"not tried: takes about {wanted / _GIB:.0f} GiB, and {available / _GIB:.0f} are free"
+
+
+def unable(peer: Peer, case: Case, available: int | None) -> str | None:
+    """Why a peer cannot run a case here, or None."""
+    missing = None if peer.missing is None else peer.missing()
+    return missing or lacks_room(peer, case, available)
+
+
+def _elapsed(work: Work) -> float:
+    started = time.perf_counter()
+    work()
+    return (time.perf_counter() - started) * 1e3
+
+
+def interleaved(works: dict[str, Work], warm: int, rounds: int) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Milliseconds of every round of every work, and why some have none."""
+    milliseconds: dict[str, list[float]] = {name: [] for name in works}
+    reasons: dict[str, str] = {}
+    for number in range(warm + rounds):
+        names = [name for name in works if name not in reasons]
+        turn = number % max(1, len(names))
+        for name in [*names[turn:], *names[:turn]]:
+            try:
+                elapsed = _elapsed(works[name])
+            except Exception as error:  # out of memory, or a compiler that fails: the others go on
+                reasons[name] = first_line(error)
+                continue
+            if number >= warm:
+                milliseconds[name].append(elapsed)
+    return milliseconds, reasons
+
+
+def time_case(
+    case: Case, engines: tuple[str, ...], repeats: int, threads: int, report: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """The entries of a case, memory aside: checked first, timed where green."""
+    torch.set_num_threads(threads)
+    report("checking")
+    peers = peers_of(case, engines)
+    available = _available()
+    reasons = {peer.name: reason for peer in peers if (reason := unable(peer, case, available))}
+    reasons |= faults(case, [peer for peer in peers if peer.name not in reasons], engines)
+    report("timing")
+    inputs = make(case)
+    works: dict[str, Work] = {}
+    for peer in peers:
+        if peer.name in reasons:
+            continue
+        try:
+            works[peer.name] = peer.build(inputs)
+        except Exception as error:
+            reasons[peer.name] = first_line(error)
+    gc.collect()
+    milliseconds, failed = interleaved(works, *rounds_of(case, repeats))
+    reasons |= failed
+    against = baseline(case)
+    base = milliseconds.get(against, []) if against not in reasons else []
+    return [
+        _entry(case, peer, works.get(peer.name), milliseconds.get(peer.name, []), base, reasons.get(peer.name))
+        for peer in peers
+    ]
+
+
+def _entry(
+    case: Case, peer: Peer, work: Work | None, times: list[float], base: list[float], reason: str | None
+) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "case": case.name,
+        "peer": peer.name,
+        "title": peer.title,
+        "backend": None if work is None else work.backend,
+        "ms": None,
+        "ratio": None,
+        "against": baseline(case),
+        "rounds_ms": [],
+        "extra_mib": None,
+        "reason": reason,
+    }
+    if reason is None:
+        entry["rounds_ms"] = [round(value, 4) for value in times]
+        entry["ms"] = quartiles(times, 3)
+        if base:
+            entry["ratio"] = quartiles([a / b for a, b in zip(times, base, strict=True)], 3)
+    return entry
+
+
+def memory_of(case: Case, name: str, engines: tuple[str, ...], threads: int) -> float | str:
+    """Extra memory of one peer in MiB, or why there is none: peak resident size less that with inputs in place.
+
+    Run it in a fresh process. The library is warmed up on a tiny case; a compiler on the case itself, since its own
+    memory is not the kernel's.
+    """
+    torch.set_num_threads(threads)
+    (peer,) = (peer for peer in peers_of(case, engines) if peer.name == name)
+    lacking = lacks_room(peer, case, _available())
+    if lacking is not None:
+        return lacking
+    try:
+        if not peer.compiles:
+            peer.build(make(case.shrunk(_WARM_TOKENS)))()
+        work = peer.build(make(case))
+        if peer.compiles:
+            work()
+        memory = PeakMemory(torch.device("cpu"))
+        work()
+    except Exception as error:
+        return first_line(error)
+    return memory.mib()

@@ -1,0 +1,230 @@
+"""Who computes a case: relpos' engines, PyTorch's attention with and without a bias, and the matrix products alone.
+
+A peer says whether it suits a case and about how much memory it wants, and makes a `Work` from a case's inputs. Peers
+of whole layers are in `modules`. Every bias is read from its table in each call, as a training step must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from relpos.attention import attention, backends, explain
+from relpos.bench.cases import Case
+from relpos.bench.inputs import Inputs, setting
+from relpos.core import LineBias, expand
+
+FREE = "sdpa-free"
+"""Attention without any position by PyTorch: the limit, and what ratios are against."""
+ROOFLINE = "matmul"
+_TILE = 512
+_FLOAT = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """One thing to run: the forward, or with `leaves` a step.
+
+    Attributes:
+        forward: computes the output. leaves: what gradients are taken of. gradient: of the output.
+        backend: the engine that relpos took, where it was one of its.
+    """
+
+    forward: Callable[[], Tensor]
+    leaves: tuple[Tensor, ...] = ()
+    gradient: Tensor | None = None
+    backend: str | None = None
+
+    def __call__(self) -> tuple[Tensor, ...]:
+        """The output, then the gradients of the leaves."""
+        if not self.leaves:
+            with torch.no_grad():
+                return (self.forward(),)
+        output = self.forward()
+        return (output, *torch.autograd.grad(output, self.leaves, self.gradient))
+
+
+@dataclass(frozen=True, eq=False)
+class Peer:
+    """Somebody who can run cases.
+
+    Attributes:
+        suits: whether it computes such cases. build: the work. needs: bytes it takes beside the inputs, about.
+        missing: says why it cannot be had here, or None; left out where nothing is needed.
+        exact: whether its results are to equal the reference's. compiles: whether its first call compiles.
+    """
+
+    name: str
+    title: str
+    suits: Callable[[Case], bool]
+    build: Callable[[Inputs], Work]
+    needs: Callable[[Case], int]
+    missing: Callable[[], str | None] | None = None
+    exact: bool = True
+    compiles: bool = False
+
+
+def pairs(case: Case) -> int:
+    """Bytes of one float32 number a pair of query and key."""
+    return case.batch * case.heads * case.count**2 * _FLOAT
+
+
+def _step(inputs: Inputs, forward: Callable[[], Tensor], backend: str | None = None) -> Work:
+    """The work of a forward over given q, k and v."""
+    if inputs.case.what == "forward":
+        return Work(forward, backend=backend)
+    learned = () if inputs.position is None else tuple(inputs.position.parameters())
+    return Work(forward, (*inputs.qkv, *learned), inputs.gradient, backend)
+
+
+def engine_peer(engine: str) -> Peer:
+    """An engine of relpos, or "auto"."""
+
+    def build(inputs: Inputs) -> Work:
+        q, k, v = inputs.qkv
+        queries = None if inputs.position is None else inputs.tokens
+
+        def forward() -> Tensor:
+            output = attention(q, k, v, position=inputs.position, queries=queries, mask=inputs.mask, backend=engine)
+            assert isinstance(output, Tensor)
+            return output
+
+        return _step(inputs, forward, taken(inputs.case, engine))
+
+    def needs(case: Case) -> int:
+        return 0 if taken(case, engine) == "streaming" else dense_bytes(case)
+
+    return Peer(f"relpos-{engine}", f"relpos {engine}", _product, build, needs)
+
+
+def taken(case: Case, engine: str) -> str | None:
+    """The engine that a case takes where `engine` is asked for; None where that one lacks something."""
+    q = torch.empty(case.batch, case.heads, case.count, case.head_dim, dtype=getattr(torch, case.dtype))
+    position, tokens, mask = setting(case)
+    queries = None if position is None else tokens
+    try:
+        return explain(q, q, q, position=position, queries=queries, mask=mask, backend=engine).backend
+    except NotImplementedError:
+        return None
+
+
+def dense_bytes(case: Case) -> int:
+    """What dense scores take, about: two numbers a pair forward; eight for a step, whose graph keeps several."""
+    return pairs(case) * (2 if case.what == "forward" else 8)
+
+
+def _product(case: Case) -> bool:
+    return not case.layer
+
+
+def _a_bias(case: Case) -> bool:
+    return not case.layer and case.position in ("line", "grid")
+
+
+def _a_bias_forward(case: Case) -> bool:
+    return _a_bias(case) and case.what == "forward"  # FlexAttention has no backward on CPU
+
+
+def _values(inputs: Inputs) -> tuple[Tensor, LineBias]:
+    assert inputs.position is not None
+    (term,) = inputs.position.terms(inputs.tokens).of(LineBias)
+    return term.values, term
+
+
+def _free(inputs: Inputs) -> Work:
+    q, k, v = inputs.qkv
+    work = _step(inputs, lambda: F.scaled_dot_product_attention(q, k, v, is_causal=inputs.case.causal))
+    return Work(work.forward, work.leaves[:3], work.gradient)
+
+
+def _dense(inputs: Inputs) -> Work:
+    """As published models do it: the table is gathered to `[H, N, N]`, which is the mask of one SDPA call."""
+    q, k, v = inputs.qkv
+    count = inputs.case.count
+    after = torch.ones(count, count, dtype=torch.bool).triu(1) if inputs.case.causal else None
+
+    def forward() -> Tensor:
+        values, term = _values(inputs)
+        bias = expand(values, term.lines)
+        bias = bias if after is None else bias.masked_fill(after, -torch.inf)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None])
+
+    return _step(inputs, forward)
+
+
+def _flex(inputs: Inputs) -> Work:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    q, k, v = inputs.qkv
+    count = inputs.case.count
+    term = _values(inputs)[1]
+    query, key, origin = term.lines.query, term.lines.key, term.lines.origin
+    compiled = torch.compile(flex_attention, dynamic=False)
+    seen = None
+    if inputs.case.causal:
+        seen = create_block_mask(lambda b, h, i, j: i >= j, None, None, count, count, device="cpu")
+
+    def forward() -> Tensor:
+        values = _values(inputs)[0]
+
+        def biased(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score + values[h, query[i] - key[j] + origin]
+
+        output = compiled(q, k, v, score_mod=biased, block_mask=seen)
+        assert isinstance(output, Tensor)
+        return output
+
+    return Work(forward)
+
+
+def _products(inputs: Inputs) -> Work:
+    """Two products a pair of tiles forward, seven for a step (scores again, and four gradients), as `torch.bmm`.
+
+    Causal, tiles beyond the diagonal are left out.
+    """
+    case = inputs.case
+    q, k, v, g = (x.detach().flatten(0, 1) for x in (*inputs.qkv, inputs.gradient))
+    products = 2 if case.what == "forward" else 7
+    tiles = range(0, case.count, _TILE)
+
+    def forward() -> Tensor:
+        out = torch.zeros_like(q)
+        for rows in (slice(start, start + _TILE) for start in tiles):
+            for columns in (slice(start, start + _TILE) for start in tiles):
+                if case.causal and columns.start >= min(rows.stop, case.count):
+                    continue
+                scores = torch.bmm(q[:, rows], k[:, columns].mT)
+                out[:, rows].baddbmm_(scores, v[:, columns])
+                if products == 7:
+                    torch.bmm(q[:, rows], k[:, columns].mT)
+                    weights = torch.bmm(g[:, rows], v[:, columns].mT)
+                    torch.bmm(scores.mT, g[:, rows])
+                    torch.bmm(weights, k[:, columns])
+                    torch.bmm(weights.mT, q[:, rows])
+        return out
+
+    return Work(forward)
+
+
+def op_peers(engines: tuple[str, ...]) -> tuple[Peer, ...]:
+    """The peers that run cases without layers, the one ratios are against first."""
+
+    def tiles(case: Case) -> int:
+        return 2 * case.batch * case.heads * min(case.count, _TILE) ** 2 * _FLOAT
+
+    return (
+        Peer(FREE, "SDPA without bias", _product, _free, lambda case: 0, exact=False),
+        *(engine_peer(engine) for engine in engines),
+        Peer("sdpa-dense", "SDPA, gathered bias", _a_bias, _dense, dense_bytes),
+        Peer("flex", "FlexAttention, compiled", _a_bias_forward, _flex, lambda case: 0, compiles=True),
+        Peer(ROOFLINE, "matrix products alone", _product, _products, tiles, exact=False),
+    )
+
+
+def all_engines() -> tuple[str, ...]:
+    """`auto`, then every engine by name."""
+    return ("auto", *backends())

@@ -1,0 +1,211 @@
+"""A benchmark in a folder: case by case a process that checks and times, then one a peer for its memory.
+
+Nothing else runs beside them. The folder is `relpos.compare`'s: finished pieces are kept, the same call goes on, and a
+folder with other settings, another machine or another source of the engines is left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import relpos
+from relpos.bench.cases import LENGTHS, Case, families
+from relpos.bench.measure import memory_of, time_case
+from relpos.bench.modules import peers_of
+from relpos.bench.peers import ROOFLINE, all_engines
+from relpos.bench.targets import judge, memory_fits
+from relpos.compare.settings import environment
+from relpos.compare.store import Store, write_whole
+from relpos.compare.workers import Event, Task, WorkerError, run_tasks
+from relpos.core.checks import fail, require_int, require_name
+
+QUICK_TOKENS = 256
+_PARTS = ("attention", "bench", "core", "layers", "position")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides a benchmark.
+
+    Attributes:
+        cases: in order. engines: of relpos, or None for `auto`, beside all others where windows are many.
+        repeats: rounds that count. threads: of the CPU. memory: whether it is measured too.
+        quick: cases were shrunk and one round counts.
+    """
+
+    cases: tuple[Case, ...]
+    engines: tuple[str, ...] | None = None
+    repeats: int = 7
+    threads: int = 1
+    memory: bool = True
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.cases:
+            fail("at least one case", "none", "Name some; relpos bench --list has them.")
+        if self.engines is not None and not self.engines:
+            fail("at least one engine", "none", "Name some, e.g. --engines auto,streaming.")
+        for engine in self.engines or ():
+            require_name(engine, all_engines(), "an engine")
+        require_int(self.repeats, "repeats", at_least=1)
+        require_int(self.threads, "threads", at_least=1)
+
+    @classmethod
+    def make(
+        cls,
+        cases: tuple[Case, ...],
+        engines: tuple[str, ...] | None = None,
+        repeats: int = 7,
+        *,
+        threads: int | None = None,
+        memory: bool = True,
+        quick: bool = False,
+    ) -> Settings:
+        """Settings as a person asks for them: `quick` shrinks the cases, `threads` is PyTorch's own where left out."""
+        if quick:
+            cases, repeats = tuple(dict.fromkeys(case.shrunk(QUICK_TOKENS) for case in cases)), 1
+        return cls(cases, engines, repeats, torch.get_num_threads() if threads is None else threads, memory, quick)
+
+    def engines_of(self, case: Case) -> tuple[str, ...]:
+        """The engines that run a case."""
+        if self.engines is not None:
+            return self.engines
+        return all_engines() if case in families()["windows"] else ("auto",)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, with a fingerprint of the source that is measured."""
+        own = {name: value for name, value in asdict(self).items() if name != "cases"}
+        return {**own, "cases": [case.name for case in self.cases], "source": fingerprint()}
+
+
+def fingerprint() -> str:
+    """Eight letters that change with the source of what is measured."""
+    root = Path(relpos.__file__).parent
+    digest = hashlib.sha256()
+    for part in _PARTS:
+        for path in sorted((root / part).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def surroundings() -> dict[str, Any]:
+    """Versions and hardware, with the peers' versions."""
+    found = environment("cpu")
+    for name in ("transformers", "timm"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return {**found, "capability": torch.backends.cpu.get_cpu_capability()}
+
+
+def _memory_name(case: Case, peer: str) -> str:
+    return f"memory--{case.name}--{peer}"
+
+
+class Bench:
+    """A benchmark in a folder; making one opens the folder or says why it cannot.
+
+    Raises:
+        OtherSettingsError: the folder is another benchmark's, or holds something else.
+    """
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings = settings
+        self.store = Store(folder, settings.to_json(), surroundings())
+
+    def tasks(self, case: Case) -> list[Task]:
+        """The work of a case that is not finished: time first."""
+        settings, engines = self.settings, self.settings.engines_of(case)
+        found = [Task(f"time--{case.name}", time_case, (case, engines, settings.repeats, settings.threads), True)]
+        for peer in peers_of(case, engines) if settings.memory else ():
+            if peer.name != ROOFLINE:
+                arguments = (case, peer.name, engines, settings.threads)
+                found.append(Task(_memory_name(case, peer.name), memory_of, arguments))
+        return [task for task in found if not self.store.has(task.name)]
+
+    def run(self, watch: Callable[[Event], None] | None = None) -> dict[str, Any]:
+        """Do what is left and return the results; memory is not measured of a peer that is red or was not tried."""
+        for case in self.settings.cases:
+            for task in self.tasks(case):
+                self._do(task, watch)
+        return self._write()
+
+    def _do(self, task: Task, watch: Callable[[Event], None] | None) -> None:
+        result: Any = None
+        if task.function is memory_of and self._reason(task) is not None:
+            events = iter([Event(task, "started"), Event(task, "finished", self._reason(task))])
+        else:
+            events = run_tasks([task], 1)
+        try:
+            for event in events:
+                result = event.value if event.kind == "finished" else result
+                if event.kind == "finished":
+                    self.store.add(task.name, result)
+                    self._write()
+                if watch is not None:
+                    watch(event)
+        except WorkerError as error:
+            if "the process ended" not in str(error):
+                raise
+            self.store.add(task.name, self._killed(task))  # memory ran out, most likely: the other pieces go on
+            if watch is not None:
+                watch(Event(task, "finished"))
+
+    def _killed(self, task: Task) -> Any:
+        reason = "the process was ended, most likely for memory"
+        if task.function is memory_of:
+            return reason
+        case, engines = task.arguments[:2]
+        return [
+            {"case": case.name, "peer": peer.name, "title": peer.title, "backend": None, "ms": None, "ratio": None,
+             "against": None, "rounds_ms": [], "extra_mib": None, "reason": reason}
+            for peer in peers_of(case, engines)
+        ]  # fmt: skip
+
+    def _reason(self, task: Task) -> str | None:
+        """Why a peer has no time, and so no memory either."""
+        case, peer = task.arguments[:2]
+        entries = self.store.get(f"time--{case.name}")
+        return next((entry["reason"] for entry in entries if entry["peer"] == peer), None)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """What was measured so far, case by case."""
+        found: list[dict[str, Any]] = []
+        for case in self.settings.cases:
+            if not self.store.has(f"time--{case.name}"):
+                continue
+            for entry in self.store.get(f"time--{case.name}"):
+                name = _memory_name(case, entry["peer"])
+                memory = self.store.get(name) if self.store.has(name) else None
+                if isinstance(memory, str):
+                    entry["reason"] = entry["reason"] or f"memory: {memory}"
+                else:
+                    entry["extra_mib"] = memory
+                found.append(entry)
+        return found
+
+    def results(self) -> dict[str, Any]:
+        """Everything finished so far."""
+        entries, engines = self.entries(), self.settings.engines
+        engine = "auto" if engines is None or "auto" in engines else engines[0]
+        return {
+            **self.store.head,
+            "cases": {case.name: asdict(case) for case in self.settings.cases},
+            "entries": entries,
+            "targets": judge(entries, engine),
+            "memory_fits": memory_fits(entries, LENGTHS),
+        }
+
+    def _write(self) -> dict[str, Any]:
+        results = self.results()
+        write_whole(self.store.folder / "results.json", json.dumps(results, indent=1) + "\n")
+        return results

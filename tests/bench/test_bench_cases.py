@@ -1,0 +1,154 @@
+"""The cases: names, families, shrinking; and every engine on every kind of case, shrunk, against the reference."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from relpos import backends
+from relpos.bench.cases import Case, every_case, families, find_cases
+from relpos.bench.check import faults, small_cases
+from relpos.bench.inputs import make
+from relpos.bench.modules import baseline, op_case, peers_of
+from relpos.bench.peers import engine_peer, taken
+
+
+def kinds() -> list[Case]:
+    """One small case of each structure that the benchmark has."""
+    found: dict[tuple[object, ...], Case] = {}
+    for case in every_case().values():
+        op = op_case(case)
+        found.setdefault((op.position, op.dtype, op.causal, bool(op.prefix)), replace(op, what="step").shrunk(40))
+    return list(found.values())
+
+
+@pytest.mark.parametrize("engine", ["auto", *backends()])
+@pytest.mark.parametrize("case", kinds(), ids=lambda case: case.name)
+def test_every_engine_is_green_on_every_kind_of_case(engine: str, case: Case) -> None:
+    if taken(case, engine) is None:
+        with pytest.raises(NotImplementedError):
+            engine_peer(engine).build(make(case))()
+        return
+    assert faults(case, [engine_peer(engine)], [engine]) == {}
+
+
+def test_names_say_what_is_not_usual() -> None:
+    assert Case("line", (4096,), "step", causal=True).name == "line-4096-float32-step-causal"
+    assert Case("grid", (64, 64), "step", prefix=1).name == "grid-64x64+1-float32-step"
+    assert Case("grid", (7, 7), batch=1024).name == "grid-7x7-float32-forward-b1024"
+    assert Case("line", (8,), heads=4, head_dim=16, dtype="bfloat16").name == "line-8-bfloat16-forward-h4-d16"
+    assert Case("deberta", (2048,), "step", layer=True).name == "layer-deberta-2048-float32-step"
+
+
+def test_a_name_names_one_case() -> None:
+    everything = [case for cases in families().values() for case in cases]
+    assert len({case.name for case in everything}) == len(set(everything)) == len(every_case())
+
+
+def test_families_have_what_was_promised() -> None:
+    assert {case.sizes[0] for case in families()["lengths"]} == {256, 512, 1024, 2048, 4096, 8192, 16384}
+    assert {case.sizes for case in families()["grids"]} == {(14, 14), (32, 32), (64, 64)}
+    assert {case.count for case in families()["windows"]} == {49, 144, 196, 256}
+    lengths = families()["lengths"]
+    assert {(case.dtype, case.causal, case.what) for case in lengths} >= {
+        ("float32", False, "forward"), ("float32", True, "step"), ("bfloat16", False, "step"),
+        ("bfloat16", False, "forward"), ("float32", False, "step"), ("float32", True, "forward"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("case", every_case().values(), ids=lambda case: case.name)
+def test_shrunk_keeps_the_structure(case: Case) -> None:
+    small = case.shrunk(100)
+    assert small.count - small.prefix <= 100
+    assert small.batch == min(case.batch, 2)
+    assert replace(small, sizes=case.sizes, batch=case.batch) == case
+    assert len(small.sizes) == len(case.sizes)
+    assert case.shrunk(10**6).sizes == case.sizes
+    if case.position == "grid":
+        assert small.sizes == (min(case.sizes[0], 10),) * 2
+
+
+def test_a_case_is_checked_shrunk_and_on_one_head_at_full_length() -> None:
+    case = Case("line", (4096,), "step")
+    assert [(one.sizes, one.heads) for one in small_cases(case, ours=True)] == [((512,), 8), ((4096,), 1)]
+    assert [(one.sizes, one.heads) for one in small_cases(case, ours=False)] == [((512,), 8)]
+    assert len(small_cases(replace(case, sizes=(4097,)), ours=True)) == 1
+    assert len(small_cases(replace(case, sizes=(512,)), ours=True)) == 1
+    grid = Case("grid", (64, 64), "step", prefix=1)
+    assert small_cases(grid, ours=True)[1] == replace(grid, heads=1)
+    assert not any(one.layer for one in small_cases(replace(case, layer=True), ours=True))
+
+
+def test_families_and_names_are_found_once_and_in_order() -> None:
+    found = find_cases("line-4096-float32-step, windows ,target")
+    assert found[0].name == "line-4096-float32-step"
+    assert found[1:9] == families()["windows"]
+    assert set(found) == set(families()["target"])
+    assert len(found) == len(set(found))
+    assert set(find_cases("all")) == set(every_case().values())
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("line-4096-float32-stp", r"got 'line-4096-float32-stp'\. Did you mean 'line-4096-float32-step'"),
+        ("targets", r"among target, lengths, .*; got 'targets'\. Did you mean 'target'"),
+        ("xyz", r"got 'xyz'\. See relpos bench --list"),
+        (" , ", r"at least one case; got none"),
+    ],
+)
+def test_an_unknown_case_says_what_is_near(asked: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        find_cases(asked)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"position": "lines"}, "a case's position to be one of 'none', 'line'"),
+        ({"what": "backward"}, "what a case computes to be one of 'forward', 'step'"),
+        ({"dtype": "float8"}, "a case's dtype to be one of"),
+        ({"sizes": (4, 4)}, r"sizes of 1 axes for line; got tuple \(4, 4\)"),
+        ({"sizes": (0,)}, "each size of a case to be an integer of at least 1"),
+        ({"heads": 0}, "a case's heads to be an integer of at least 1"),
+        ({"prefix": -1}, "a case's prefix to be an integer of at least 0"),
+    ],
+)
+def test_a_case_checks_its_arguments(arguments: dict[str, object], says: str, unchecked: None) -> None:
+    with pytest.raises(ValueError, match=re.compile(says)):
+        Case(**{"position": "line", "sizes": (8,), **arguments})  # type: ignore[arg-type]
+
+
+def test_inputs_are_the_same_numbers_in_every_dtype_and_process() -> None:
+    case = Case("line", (5,), "step", "bfloat16")
+    own, wide = make(case), make(case, torch.float64)
+    for a, b in zip((*own.qkv, own.gradient), (*wide.qkv, wide.gradient), strict=True):
+        assert a.dtype == torch.bfloat16
+        assert torch.equal(a.double(), b)
+    assert own.position is not None
+    assert wide.position is not None
+    for a, b in zip(own.position.parameters(), wide.position.parameters(), strict=True):
+        assert (a.dtype, b.dtype) == (torch.float32, torch.float64)
+        assert torch.equal(a.double(), b)
+    assert not any(x.requires_grad for x in make(replace(case, what="forward")).qkv)
+
+
+def test_who_runs_what() -> None:
+    def names(case: Case) -> list[str]:
+        return [peer.name for peer in peers_of(case, ("auto", "streaming"))]
+
+    line = Case("line", (64,), "forward")
+    ours = ["relpos-auto", "relpos-streaming"]
+    assert names(line) == ["sdpa-free", *ours, "sdpa-dense", "flex", "matmul"]
+    assert names(replace(line, what="step")) == ["sdpa-free", *ours, "sdpa-dense", "matmul"]
+    assert names(Case("shaw", (64,))) == ["sdpa-free", *ours, "matmul"]
+    assert names(Case("shaw", (64,), layer=True)) == ["layer-free", *ours, "deberta-v2"]
+    assert names(Case("t5", (64,), layer=True)) == ["layer-free", *ours, "t5"]
+    assert names(Case("grid", (8, 8), layer=True, prefix=1)) == ["layer-free", *ours, "timm"]
+    for case in every_case().values():
+        assert baseline(case) in names(case)
+    assert baseline(Case("shaw", (64,), layer=True)) == "deberta-v2"
+    assert baseline(Case("t5", (64,), layer=True)) == "layer-free"

@@ -1,0 +1,141 @@
+"""`relpos bench`: a run from end to end, what it lists, what it refuses, and that it goes on where it was cut short."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relpos.bench import run
+from relpos.bench.cases import Case, every_case, families
+from relpos.bench.run import Bench, Settings
+from relpos.cli import main
+from relpos.compare.store import OtherSettingsError
+from relpos.compare.workers import Event, Task, WorkerError
+
+Captured = pytest.CaptureFixture[str]
+
+ERRORS = [
+    ("bench --cases line-4096-float32-stp", r"got 'line-4096-float32-stp'\. Did you mean 'line-4096-float32-step'"),
+    ("bench --cases ,", r"expected at least one case; got none"),
+    ("bench --engines flash", r"expected an engine among auto, .*; got 'flash'"),
+    ("bench --engines ,", r"expected at least one engine; got none"),
+    ("bench --repeats 0", r"repeats to be an integer of at least 1"),
+    ("bench --repeats x", r"expected a whole number for --repeats; got 'x'"),
+    ("bench --threads 0", r"threads to be an integer of at least 1"),
+    ("bench --casis target", r"expected options of relpos bench; got '--casis target'\. Did you mean '--cases'"),
+    ("bench --out OUT", r"expected an empty folder .*holds other files\. Choose another --out"),
+]
+
+
+@pytest.mark.parametrize(("typed", "says"), ERRORS, ids=[typed for typed, _ in ERRORS])
+def test_a_users_error_is_one_line_and_exit_code_2(
+    typed: str, says: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("mine")
+    with pytest.raises(SystemExit) as caught:
+        main(typed.replace("OUT", str(out)).split())
+    assert caught.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
+    assert re.search(says, printed.err), printed.err
+    assert [path.name for path in out.iterdir()] == ["thesis.tex"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_it_lists_every_case_and_runs_none(capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["bench", "--list"])
+    words = capsys.readouterr().out.split()
+    assert set(every_case()) <= set(words)
+    assert set(families()) <= set(words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_quick_run_from_end_to_end(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "QUICK_TOKENS", 32)
+    typed = ["bench", "--cases", "line-256-float32-step", "--quick", "--threads", "1", "--engines", "sdpa"]
+    main(typed)
+    (folder,) = (tmp_path / "runs").iterdir()
+    found = json.loads((folder / "results.json").read_text())
+    assert found["settings"]["cases"] == ["line-32-float32-step"]
+    assert (found["settings"]["repeats"], found["settings"]["threads"]) == (1, 1)
+    assert {"relpos", "torch", "processor", "cores", "transformers", "timm", "capability"} <= set(found["environment"])
+    entries = {entry["peer"]: entry for entry in found["entries"]}
+    assert set(entries) == {"sdpa-free", "relpos-sdpa", "sdpa-dense", "matmul"}
+    for name, entry in entries.items():
+        assert entry["reason"] is None
+        assert entry["ms"]["median"] > 0
+        assert entry["ratio"]["q1"] <= entry["ratio"]["q3"]
+        assert (entry["extra_mib"] is None) == (name == "matmul")
+    assert entries["relpos-sdpa"]["backend"] == "sdpa"
+    printed = capsys.readouterr().out
+    assert "1 cases on 1 threads: 4 pieces of work" in printed
+    assert "finished memory--line-32-float32-step--sdpa-dense" in printed
+    main(typed)
+    assert "0 pieces of work" in capsys.readouterr().out
+    assert json.loads((folder / "results.json").read_text()) == found
+
+
+def settings(**more: Any) -> Settings:
+    return Settings.make((Case("line", (8,)),), ("sdpa",), 1, threads=1, **more)
+
+
+def test_results_of_other_settings_or_another_source_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Bench(settings(), tmp_path / "a")
+    Bench(settings(), tmp_path / "a")
+    with pytest.raises(OtherSettingsError, match="memory was True, now False"):
+        Bench(settings(memory=False), tmp_path / "a")
+    monkeypatch.setattr(run, "fingerprint", lambda: "changed")
+    with pytest.raises(OtherSettingsError, match=r"source was '[0-9a-f]{8}', now 'changed'"):
+        Bench(settings(), tmp_path / "a")
+
+
+def test_a_process_that_dies_costs_its_own_figure_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def dying(tasks: list[Task], at_once: int) -> Any:
+        asked.extend(task.name for task in tasks)
+        yield Event(tasks[0], "started")
+        raise WorkerError("it failed:\nthe process ended with code -9 and said nothing")
+
+    monkeypatch.setattr(run, "run_tasks", dying)
+    bench = Bench(settings(), tmp_path / "a")
+    found = bench.run()
+    assert asked == ["time--line-8-float32-forward"], "no memory is measured of what has no time"
+    assert {entry["reason"] for entry in found["entries"]} == {"the process was ended, most likely for memory"}
+    assert not bench.tasks(bench.settings.cases[0])
+
+    def broken(tasks: list[Task], at_once: int) -> Any:
+        yield Event(tasks[0], "started")
+        raise WorkerError("it failed:\nKeyError: 3")
+
+    monkeypatch.setattr(run, "run_tasks", broken)
+    with pytest.raises(WorkerError, match="KeyError"):
+        Bench(settings(), tmp_path / "b").run()
+
+
+def test_all_engines_run_where_windows_are_many() -> None:
+    windows = families()["windows"][0]
+    plain = Settings.make((windows,))
+    assert plain.engines_of(windows)[0] == "auto"
+    assert {"sdpa", "streaming", "reference"} <= set(plain.engines_of(windows))
+    assert plain.engines_of(Case("line", (8,))) == ("auto",)
+    assert Settings.make((windows,), ("sdpa",)).engines_of(windows) == ("sdpa",)
+
+
+def test_quick_cases_are_shrunk_and_run_once() -> None:
+    quick = Settings.make(families()["lengths"], repeats=7, quick=True)
+    assert quick.repeats == 1
+    assert {case.sizes for case in quick.cases} == {(256,)}
+    assert len(quick.cases) == len(set(quick.cases)) == 6

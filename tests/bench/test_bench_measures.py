@@ -1,0 +1,312 @@
+"""The check that must be green, times and ratios, targets, memory, tables and pictures."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from relpos.bench import check, measure, modules, peers
+from relpos.bench.cases import LENGTHS, Case
+from relpos.bench.inputs import make
+from relpos.bench.peers import Peer, Work, engine_peer
+from relpos.bench.picture import curves, drawable, save_picture
+from relpos.bench.table import render
+from relpos.bench.targets import judge, memory_fits, targets
+
+SMALL = Case("line", (24,), "step")
+
+
+def named(case: Case, name: str) -> Peer:
+    (peer,) = (peer for peer in modules.peers_of(case, ("auto",)) if peer.name == name)
+    return peer
+
+
+def spoiled(which: int, by: float) -> Peer:
+    """The reference with one of its results moved."""
+    sound = engine_peer("reference")
+
+    def build(inputs: Any) -> Any:
+        work = sound.build(inputs)
+
+        def run() -> tuple[Tensor, ...]:
+            results = [x.clone(memory_format=torch.contiguous_format) for x in work()]
+            results[which].flatten()[3] += by
+            return tuple(results)
+
+        return run
+
+    return replace(sound, build=build)
+
+
+@pytest.mark.parametrize("which", range(5), ids=["output", "q", "k", "v", "table"])
+@pytest.mark.parametrize("by", [1e-3, float("nan")])
+def test_any_wrong_result_is_red(which: int, by: float) -> None:
+    assert check.faults(SMALL, [spoiled(which, by)], []) != {}
+    assert check.faults(SMALL, [spoiled(which, 0.0)], []) == {}
+
+
+def test_the_error_that_is_allowed_is_four_times_the_references_own() -> None:
+    exact = torch.ones(100, dtype=torch.float64)
+    plain = exact + 1e-3
+    eps = torch.finfo(torch.float32).eps
+    for error, fine in ((3.99e-3, True), (4.01e-3, False)):
+        assert (check._fault(exact - error, exact, plain, eps) is None) is fine
+    one = exact.clone()
+    one[0] += 3.9e-2  # its root mean square is fine, its size is not
+    assert "largest" in str(check._fault(one, exact, plain, eps))
+    assert check._fault(exact + 0.9 * eps, exact, exact, eps) is None
+    assert "shape" in str(check._fault(exact[:-1], exact, exact, eps))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("what", ["forward", "step"])
+def test_a_gathered_bias_is_the_same_attention(what: Any, causal: bool) -> None:
+    case = replace(SMALL, what=what, causal=causal)
+    assert check.faults(case, [named(case, "sdpa-dense")], []) == {}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_plain_sdpa_is_attention_without_position(causal: bool) -> None:
+    case = replace(SMALL, causal=causal)
+    free = named(case, "sdpa-free").build(make(case))()
+    bare = make(replace(case, position="none"))
+    for a, b in zip(free, engine_peer("reference").build(bare)(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_plain_layer_has_the_projections_of_ours() -> None:
+    case = Case("none", (9,), "step", causal=True, heads=2, head_dim=4, layer=True)
+    plain, ours = modules.PlainLayer(case), modules.MultiHeadAttention(8, 2)
+    ours.load_state_dict(plain.state_dict())
+    inputs = make(case)
+    assert inputs.x is not None
+    torch.testing.assert_close(plain(inputs.x), ours(inputs.x, mask=inputs.mask))
+
+
+@pytest.mark.parametrize(("what", "products"), [("forward", 2), ("step", 7)])
+def test_the_roofline_has_two_products_forward_and_seven_a_step(what: Any, products: int) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    case = Case("none", (600,), what, heads=2, head_dim=8)  # more than one tile
+    work = named(case, "matmul").build(make(case))
+
+    def added(_: object, a: tuple[int, ...], b: tuple[int, ...], **__: object) -> int:
+        return 2 * a[0] * a[1] * a[2] * b[2]
+
+    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.baddbmm_: added}) as counter:
+        work()
+    assert counter.get_total_flops() == products * 2 * 2 * 600 * 600 * 8
+
+
+@pytest.mark.parametrize("position", ["shaw", "transformer_xl", "deberta", "t5", "grid"])
+def test_layers_of_other_libraries_run(position: Any, timm: object) -> None:
+    case = Case(position, (3, 4) if position == "grid" else (12,), "step", batch=2, layer=True)
+    entries = {entry["peer"]: entry for entry in measure.time_case(case, ("auto",), 1, 1, lambda _: None)}
+    other = {"grid": "timm", "t5": "t5"}.get(position, "deberta-v2")
+    assert set(entries) == {"layer-free", "relpos-auto", other}
+    assert entries[other]["reason"] is None
+    against = "deberta-v2" if other == "deberta-v2" else "layer-free"
+    for entry in entries.values():
+        assert entry["against"] == against
+        assert entry["ms"]["median"] > 0
+        assert len(entry["rounds_ms"]) == 1
+    assert entries[against]["ratio"]["median"] == 1
+
+
+def test_a_peer_that_is_not_installed_says_so() -> None:
+    missing = modules._missing("relpos_without_such_a_library")()
+    assert missing is not None
+    assert missing.startswith("relpos_without_such_a_library cannot be imported: No module named")
+    assert modules._missing("json")() is None
+
+
+def test_rounds_are_interleaved_and_a_failure_stops_one_peer_alone() -> None:
+    order: list[str] = []
+
+    def recorded(name: str) -> Work:
+        def forward() -> Tensor:
+            order.append(name)
+            if name == "b" and order.count("b") == 2:
+                raise RuntimeError("no compiler\nat all")
+            return torch.zeros(1)
+
+        return Work(forward)
+
+    times, reasons = measure.interleaved({name: recorded(name) for name in "abc"}, warm=1, rounds=3)
+    assert reasons == {"b": "RuntimeError: no compiler"}
+    assert {name: len(values) for name, values in times.items()} == {"a": 3, "b": 0, "c": 3}
+    assert order == [*"abc", *"bca", *"ac", *"ca"]
+
+
+def test_ratios_are_taken_within_rounds() -> None:
+    peer = named(SMALL, "sdpa-dense")
+    entry = measure._entry(SMALL, peer, None, [2.0, 9.0, 8.0], [1.0, 3.0, 4.0], None)
+    assert entry["ratio"] == {"median": 2.0, "q1": 2.0, "q3": 2.5}
+    assert entry["ms"] == {"median": 8.0, "q1": 5.0, "q3": 8.5}
+    red = measure._entry(SMALL, peer, None, [2.0], [1.0], "red")
+    assert (red["ms"], red["ratio"], red["rounds_ms"], red["reason"]) == (None, None, [], "red")
+
+
+def test_no_speed_where_the_check_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(inputs: Any) -> Work:
+        q, k, v = inputs.qkv
+        return Work(lambda: q + 0, (q, k, v), inputs.gradient)
+
+    broken = tuple(
+        replace(peer, build=wrong) if peer.name == "sdpa-dense" else peer for peer in modules.peers_of(SMALL, ())
+    )
+    monkeypatch.setattr(measure, "peers_of", lambda case, engines: broken)
+    entries = {entry["peer"]: entry for entry in measure.time_case(SMALL, (), 2, 1, lambda _: None)}
+    assert entries["sdpa-dense"]["ms"] is None
+    assert entries["sdpa-dense"]["rounds_ms"] == []
+    assert entries["sdpa-dense"]["reason"] is not None
+    assert entries["sdpa-free"]["ms"] is not None
+    assert "sdpa-dense" not in str(render({"entries": [], "targets": [], "memory_fits": {}}))
+
+
+def test_what_would_not_fit_is_not_tried() -> None:
+    long = Case("line", (16384,), "step")
+    dense = named(long, "sdpa-dense")
+    assert peers.pairs(long) == 8 * 2**30
+    assert "takes about 64 GiB, and 23 are free" in str(measure.lacks_room(dense, long, 23 * 2**30))
+    assert measure.lacks_room(dense, long, 100 * 2**30) is None
+    assert measure.lacks_room(named(long, "sdpa-free"), long, 1) is None
+    assert measure.lacks_room(dense, long, None) is None
+    assert measure.lacks_room(engine_peer("sdpa"), long, 2**30) is not None
+    assert measure.lacks_room(engine_peer("streaming"), long, 2**30) is None
+
+
+def test_long_cases_have_fewer_rounds() -> None:
+    assert measure.rounds_of(Case("line", (8192,)), 7) == (1, 3)
+    assert measure.rounds_of(Case("line", (4096,)), 7) == (2, 7)
+    assert measure.rounds_of(Case("line", (16384,)), 2) == (1, 2)
+    assert measure.rounds_of(Case("line", (256,)), 1) == (1, 1)
+
+
+MEMORY = """
+from relpos.bench.cases import Case
+from relpos.bench.measure import memory_of
+case = Case("line", (1024,), "step")
+print(memory_of(case, "sdpa-free", ("auto",), 1), memory_of(case, "sdpa-dense", ("auto",), 1))
+"""
+
+
+def test_memory_counts_what_a_call_makes_and_not_its_inputs() -> None:
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    free, dense = map(float, done.stdout.split())
+    tensor, scores = 2, 8 * 1024 * 1024 * 4 / 2**20  # q, k, v, their gradients and the output have 2 MiB each
+    assert 3 * tensor <= free <= 10 * tensor
+    assert 2 * scores <= dense <= 12 * scores
+
+
+def entry(case: str, peer: str, ratio: float | None = None, **more: Any) -> dict[str, Any]:
+    """An entry of results, as `time_case` makes them."""
+    spread = None if ratio is None else {"median": ratio, "q1": ratio, "q3": ratio}
+    ms = None if ratio is None else {"median": 10 * ratio, "q1": ratio, "q3": ratio}
+    plain = {
+        "case": case, "peer": peer, "title": peer, "backend": None, "ms": ms, "ratio": spread, "against": "sdpa-free",
+        "rounds_ms": [] if ratio is None else [10 * ratio] * 3, "extra_mib": None, "reason": None,
+    }  # fmt: skip
+    return {**plain, **more}
+
+
+def test_targets_are_those_of_the_issue() -> None:
+    asked = {target.case: target.at_most for target in targets() if target.measure == "ratio"}
+    assert asked == {
+        "line-4096-float32-forward": 1.05, "line-4096-float32-step": 1.25, "line-4096-float32-step-causal": 1.25,
+        "grid-64x64+1-float32-step": 1.35, "line-4096-bfloat16-forward": 0.5, "line-4096-bfloat16-step": 0.7,
+        "layer-shaw-2048-float32-step": 0.5, "layer-transformer_xl-2048-float32-step": 0.5,
+        "layer-deberta-2048-float32-step": 0.5,
+    }  # fmt: skip
+    (memory,) = (target for target in targets() if target.measure == "memory")
+    assert (memory.case, memory.at_most) == ("line-16384-float32-step", 0.6)
+    best = [target for target in targets() if target.measure == "best"]
+    assert len(best) == 8
+    assert {target.at_most for target in best} == {1.05}
+
+
+@pytest.mark.parametrize(("ratio", "met"), [(1.25, True), (1.251, False), (None, None)])
+def test_a_ratio_is_judged(ratio: float | None, met: bool | None) -> None:
+    case = "line-4096-float32-step"
+    reason = "red" if ratio is None else None
+    (row,) = judge([entry(case, "sdpa-free", 1.0), entry(case, "relpos-auto", ratio, reason=reason)])
+    assert (row["asked"], row["reached"], row["met"], row["reason"]) == (1.25, ratio, met, reason)
+
+
+def test_auto_is_judged_against_the_best_engine() -> None:
+    case = "grid-7x7-float32-step-b1024"
+    entries = [
+        entry(case, f"relpos-{name}", ratio) for name, ratio in (("auto", 2.1), ("sdpa", 2.0), ("streaming", 3.0))
+    ]
+    (row,) = judge([*entries, entry(case, "sdpa-dense", 0.5), entry(case, "relpos-reference", None, reason="red")])
+    assert row["reached"] == pytest.approx(1.05)
+    assert judge([entry(case, "relpos-auto", 1.0)])[0]["reason"] == "no engine was run by name"
+
+
+@pytest.mark.parametrize(("mib", "met"), [(600.0, True), (620.0, False)])
+def test_memory_is_judged_in_gib(mib: float, met: bool) -> None:
+    (row,) = judge([entry("line-16384-float32-step", "relpos-auto", 9.0, extra_mib=mib)])
+    assert row["reached"] == round(mib / 1024, 3)
+    assert row["met"] is met
+
+
+def line_entries() -> list[dict[str, Any]]:
+    return [
+        entry(f"line-{n}-float32-step", peer, ratio, extra_mib=5 + n / 64)
+        for n in LENGTHS
+        for peer, ratio in (("sdpa-free", 1.0), ("relpos-auto", 1.2))
+    ]
+
+
+def test_memory_is_fitted_by_a_line() -> None:
+    fits = memory_fits(line_entries(), LENGTHS)
+    assert fits["relpos-auto"]["kib_a_token"] == 16
+    assert fits["relpos-auto"]["mib_at_0"] == 5
+    assert fits["relpos-auto"]["largest_relative_residual"] == 0
+    square = [entry(f"line-{n}-float32-step", "sdpa-dense", extra_mib=n * n / 1024) for n in LENGTHS]
+    assert memory_fits(square, LENGTHS)["sdpa-dense"]["largest_relative_residual"] > 1
+    assert memory_fits(line_entries()[:4], LENGTHS) == {}
+
+
+def results() -> dict[str, Any]:
+    entries = line_entries()
+    entries[1]["reason"] = "output of line-256: RMS error 0.5, allowed 0.1"
+    entries[1]["ms"] = entries[1]["ratio"] = None
+    return {
+        "entries": entries,
+        "cases": {case.name: asdict(case) for n in LENGTHS for case in [Case("line", (n,), "step")]},
+        "targets": judge(entries),
+        "memory_fits": memory_fits(entries, LENGTHS),
+        "environment": {"processor": "a processor", "torch": torch.__version__},
+        "settings": {"threads": 2},
+    }
+
+
+def test_the_table_says_it_all() -> None:
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(render(results()))
+    text = " ".join(console.export_text().split())
+    assert "line-16384-float32-step" in text
+    assert "RMS error 0.5, allowed 0.1" in text
+    assert "1.25 1.200 yes" in text
+    assert "5 MiB + 16 KiB a token, at most 0% off, over N = 256 to 16,384" in text
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    found = results()
+    ratios, extra = curves(found, "step")
+    assert ratios["relpos-auto"] == [(n, 1.2) for n in LENGTHS[1:]]
+    assert extra["relpos-auto"][0] == (256, 9.0)
+    assert drawable(found) == ("step",)
+    save_picture(found, tmp_path / "step.png")
+    assert (tmp_path / "step.png").read_bytes()[:4] == b"\x89PNG"
+    assert drawable({**found, "entries": found["entries"][:2]}) == ()
