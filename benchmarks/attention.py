@@ -39,7 +39,8 @@ def main() -> None:
     asked = parser.parse_args()
     there = [asked.into / name for name in NAMES.values() if (asked.into / name).exists()]
     if there and not asked.force:
-        sys.exit(f"expected no results at {there[0]}; got some. Move them, or pass --force to overwrite them.")
+        print(f"expected no results at {there[0]}; got some. Move them, or pass --force.", file=sys.stderr)
+        raise SystemExit(2)
     settings = Settings.make(find_cases(asked.cases), repeats=asked.repeats, threads=asked.threads)
     folder = default_folder(settings)
     measure(Bench(settings, folder), Console())

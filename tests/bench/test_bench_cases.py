@@ -63,6 +63,7 @@ def test_families_have_what_was_promised() -> None:
 def test_shrunk_keeps_the_structure(case: Case) -> None:
     small = case.shrunk(100)
     assert small.count - small.prefix <= 100
+    assert case.shrunk(99).count - case.prefix <= 99
     assert small.batch == min(case.batch, 2)
     assert replace(small, sizes=case.sizes, batch=case.batch) == case
     assert len(small.sizes) == len(case.sizes)

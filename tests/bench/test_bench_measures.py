@@ -67,6 +67,21 @@ def test_the_error_that_is_allowed_is_four_times_the_references_own() -> None:
     assert "shape" in str(check._fault(exact[:-1], exact, exact, eps))
 
 
+def test_auto_is_checked_by_the_engine_that_it_takes_for_the_whole_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+
+    def recorded(engine: str) -> Peer:
+        built.append(engine)
+        return engine_peer("reference")
+
+    monkeypatch.setattr(check, "taken", lambda case, engine: "streaming" if case.batch > 2 else "sdpa")
+    monkeypatch.setattr(check, "engine_peer", recorded)
+    case = replace(SMALL, batch=4)
+    assert check.faults(case, [engine_peer("auto")], ["auto"]) == {}
+    assert built[0] == "streaming"
+    assert "sdpa" not in built
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("what", ["forward", "step"])
 def test_a_gathered_bias_is_the_same_attention(what: Any, causal: bool) -> None:
@@ -179,6 +194,7 @@ def test_what_would_not_fit_is_not_tried() -> None:
     assert peers.pairs(long) == 8 * 2**30
     assert "takes about 64 GiB, and 23 are free" in str(measure.lacks_room(dense, long, 23 * 2**30))
     assert measure.lacks_room(dense, long, 100 * 2**30) is None
+    assert "about 16 GiB" in str(measure.lacks_room(dense, replace(long, what="forward"), 20 * 2**30))
     assert measure.lacks_room(named(long, "sdpa-free"), long, 1) is None
     assert measure.lacks_room(dense, long, None) is None
     assert measure.lacks_room(engine_peer("sdpa"), long, 2**30) is not None
@@ -307,6 +323,11 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     assert ratios["relpos-auto"] == [(n, 1.2) for n in LENGTHS[1:]]
     assert extra["relpos-auto"][0] == (256, 9.0)
     assert drawable(found) == ("step",)
+    assert curves(found, "forward") == ({}, {})
+    name = "line-512-float32-step"
+    for change in ({"causal": True}, {"dtype": "bfloat16"}, {"position": "shaw"}, {"layer": True}, {"batch": 2}):
+        other = {**found, "cases": {**found["cases"], name: {**found["cases"][name], **change}}}
+        assert [n for n, _ in curves(other, "step")[0]["sdpa-free"]] == [n for n in LENGTHS if n != 512]
     save_picture(found, tmp_path / "step.png")
     assert (tmp_path / "step.png").read_bytes()[:4] == b"\x89PNG"
     assert drawable({**found, "entries": found["entries"][:2]}) == ()

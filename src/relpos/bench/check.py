@@ -1,7 +1,8 @@
 """Whether a peer computes what it is timed at: output and gradients against the reference in float64.
 
 Checked is the case shrunk to 512 tokens and, of relpos' engines and up to 4,096 tokens, one head of it at full length.
-An error is green where, by its root mean square and by its largest,
+`auto` is checked by the engine that it takes for the whole case, which may not be the one it takes for a small one. An
+error is green where, by its root mean square and by its largest number,
 
     error <= 4 * error of the reference in the case's own dtype + eps * size of the result
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from relpos.bench.cases import Case
 from relpos.bench.inputs import make
 from relpos.bench.modules import op_case
-from relpos.bench.peers import Peer, engine_peer
+from relpos.bench.peers import Peer, engine_peer, taken
 
 SMALL, LARGE = 512, 4096
 _FACTOR = 4.0
@@ -73,7 +74,8 @@ def small_cases(case: Case, *, ours: bool) -> tuple[Case, ...]:
 
 def faults(case: Case, peers: Sequence[Peer], engines: Sequence[str]) -> dict[str, str]:
     """The peers that are red, and why. A peer that cannot run a small case is red too."""
-    ours = {f"relpos-{engine}": engine_peer(engine) for engine in engines}
+    whole = op_case(case)
+    ours = {f"relpos-{engine}": engine_peer(taken(whole, engine) or engine) for engine in engines}
     exact: dict[Case, Exact] = {}
     red: dict[str, str] = {}
     for peer in peers:

@@ -11,11 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 Results = Mapping[str, Any]
+_NAME = 38
+"""Letters of the longest case's name."""
 
 
 def render(results: Results) -> Group:
     """All tables, for `console.print`."""
-    parts: list[RenderableType] = [entries_table(results)]
+    parts: list[RenderableType] = [entries_tables(results)]
     if results["targets"]:
         parts.append(targets_table(results))
     for peer, fit in results["memory_fits"].items():
@@ -41,7 +43,7 @@ def _ratio(entry: Mapping[str, Any]) -> str:
         return ""
     if len(entry["rounds_ms"]) == 1 or entry["peer"] == entry["against"]:
         return f"{ratio['median']:.3f}"
-    return f"{ratio['median']:.3f} ({ratio['q1']:.3f} to {ratio['q3']:.3f})"
+    return f"{ratio['median']:.3f} ({ratio['q1']:.3f}-{ratio['q3']:.3f})"
 
 
 def _table(*headings: tuple[str, str]) -> Table:
@@ -51,30 +53,29 @@ def _table(*headings: tuple[str, str]) -> Table:
     return table
 
 
-def entries_table(results: Results) -> Table:
-    """Median times, ratios with quartiles over the rounds, extra memory, and why a figure is missing."""
-    table = _table(("case", "left"), ("ms", "right"), ("ratio", "right"), ("extra MiB", "right"), ("", "left"))
-    last = None
-    for entry in results["entries"]:
-        if entry["case"] != last:
-            last = entry["case"]
-            table.add_section()
-            table.add_row(Text(last, style="bold"))
-        extra = entry["extra_mib"]
-        note = entry["reason"] or ("" if entry["backend"] is None else f"takes {entry['backend']}")
-        table.add_row(
-            Text(f"  {entry['title']}"),
-            Text("" if entry["ms"] is None else _milliseconds(entry["ms"]["median"])),
-            Text(_ratio(entry)),
-            Text("" if extra is None else f"{extra:,.1f}"),
-            Text(note),
-        )
-    table.caption = (
-        "Medians, and quartiles of ratios. A ratio is to bias-free attention in the\n"
-        "same round; of a layer with vectors, to transformers' DeBERTa-v2."
-    )
-    table.caption_justify = "left"
-    return table
+def entries_tables(results: Results) -> Group:
+    """For each case its peers: median time, ratio with quartiles, extra memory; below, why a figure is missing."""
+    parts: list[RenderableType] = []
+    for case in dict.fromkeys(entry["case"] for entry in results["entries"]):
+        table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=True, header_style="dim")
+        table.add_column(Text(f"{case:<{_NAME}}", style="bold"), min_width=_NAME, no_wrap=True)
+        for heading, width in (("ms", 6), ("ratio (quartiles)", 19), ("extra MiB", 9)):
+            table.add_column(heading, justify="right", min_width=width, no_wrap=True)
+        reasons = []
+        for entry in results["entries"]:
+            if entry["case"] != case:
+                continue
+            if entry["reason"]:
+                reasons.append(Text(f"  {entry['title']}: {entry['reason']}", style="yellow"))
+            if entry["reason"] and entry["ms"] is None:
+                continue
+            takes = "" if entry["backend"] is None or entry["backend"] in entry["peer"] else f" ({entry['backend']})"
+            extra = "" if entry["extra_mib"] is None else f"{entry['extra_mib']:,.1f}"
+            ms = "" if entry["ms"] is None else _milliseconds(entry["ms"]["median"])
+            table.add_row(Text(f"  {entry['title']}{takes}"), ms, _ratio(entry), extra)
+        parts += [table, *reasons, Text()]
+    parts.append(Text("Ratios are to bias-free attention in the same round; of a layer with vectors, to DeBERTa-v2."))
+    return Group(*parts)
 
 
 def targets_table(results: Results) -> Table:
