@@ -32,9 +32,10 @@ from relpos.core import (
 
 
 def content(
-    terms: Terms, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H M D"]
-) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B H M D"]]:
-    """`rotate(q) + u` and `rotate(k)`: what meets in the content product."""
+    terms: Terms, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B G M D"]
+) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B G M D"]]:
+    """`rotate(q) + u` and `rotate(k)`: what meets in the content product. Grouped keys may stay so where every head
+    rotates alike."""
     rotation = terms.one(Rotation)
     if rotation is not None:
         magnitude = rotation.magnitude

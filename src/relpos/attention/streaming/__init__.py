@@ -116,9 +116,7 @@ def _by_rules(call: Call, work: Work, rules: tuple[RowRule, ...]) -> tuple[Tenso
         assert isinstance(bias, Tensor)
         plain_q = None if work.plain_q is None else work.plain_q[:, :, rows]
         terms = work.terms.narrow(rows, everything) + DenseBias(bias)
-        return _attend(
-            replace(work, q=work.q[:, :, rows], plain_q=plain_q, terms=terms, mask=mask, first_row=start)
-        )
+        return _attend(replace(work, q=work.q[:, :, rows], plain_q=plain_q, terms=terms, mask=mask, first_row=start))
 
     parts = [checkpoint(attend, start, min(start + step, n), use_reentrant=False) for start in range(0, n, step)]
     if not parts:

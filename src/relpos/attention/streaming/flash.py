@@ -13,6 +13,7 @@ from torch import Tensor
 from relpos.attention.streaming import masks
 from relpos.attention.streaming.plan import Work
 from relpos.attention.streaming.strips import Block, Strips, Tile
+from relpos.core import LineBias
 
 _ROWS = 512
 """Query rows of one call at least, where that many go together: with fewer, the kernel takes smaller blocks."""
@@ -23,6 +24,10 @@ _CAUSAL_ROWS = 256
 def serves(work: Work) -> bool:
     """Whether the kernel can do the forward of a call that `Strips` serves, in full precision and as fast."""
     mask = work.mask
+    biases = work.terms.of(LineBias)
+    prefix = any(term.lines.layout.key is not None and term.lines.layout.key.prefix for term in biases)
+    if prefix and mask is not None and mask.left is not None:
+        return False  # a window may leave out prefix keys
     if work.q.device.type != "cpu" or work.q.dtype != torch.float32 or work.v.shape[3] != work.q.shape[3]:
         return False
     return mask is None or (masks.is_interval(mask) and not mask.may_blank_rows)

@@ -54,11 +54,10 @@ class General:
         self.rows = max(1, min(self.queries, pairs // max(1, batch * heads * self.keys)))
         self.dtype = torch.promote_types(work.q.dtype, torch.float32)
         self.unit = log_base(self.dtype)
-        groups = heads // work.k.shape[1]
         q = work.q if work.plain_q is None else work.plain_q
         k = work.k if work.plain_k is None else work.plain_k
         self.plain_q = q.detach().to(self.dtype)
-        self.plain_k = k.detach().to(self.dtype).repeat_interleave(groups, dim=1)
+        self.plain_k = k.detach().to(self.dtype).repeat_interleave(heads // k.shape[1], dim=1)
         self.values = work.terms.of(LineVectors)
         self.gradients: Terms | None = None
         self.needed: Set[int] = set()

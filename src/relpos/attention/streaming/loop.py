@@ -88,10 +88,10 @@ class _Room:
 
     def __init__(self, like: Tensor) -> None:
         self.scores = _Buffer(like)
+        self.shifted = _Buffer(like)  # kept zero around its rows, so used for nothing else
         self.other = _Buffer(like)
         self.low = _Buffer(like.bfloat16()[:0])
         self.tanh: Tensor | None = None
-
 
     def rounded(self, x: Float[Tensor, "g n m"]) -> Float[Tensor, "g n m"]:
         """A bfloat16 copy."""
@@ -170,9 +170,7 @@ class Loop:
         longest = self.k.norm(dim=-1).amax(dim=-1)[:, None, None]
         return self.q.norm(dim=-1, keepdim=True) * longest * (self.work.scale * self.unit)
 
-    def _scores(
-        self, room: _Room, block: Any, tile: Any, heads: slice, shift: Tensor | None
-    ) -> Float[Tensor, "g n m"]:
+    def _scores(self, room: _Room, block: Any, tile: Any, heads: slice, shift: Tensor | None) -> Float[Tensor, "g n m"]:
         """The scores of a tile, in the units of `log_base`, less `shift`."""
         rows, keys = block.rows, tile.keys
         if self.vectors is not None:
@@ -397,7 +395,7 @@ class Loop:
             found[id(work.q)] = side.scatter(d_q)
         for x, d_x in ((work.k, d_k), (work.v, d_v)):
             if d_x is not None:
-                found[id(x)] = self._of_keys(d_x)
+                found[id(x)] = self._of_keys(d_x, x)
         sinks = work.terms.one(Sinks)
         if sinks is not None and id(sinks.logits) in wanted:
             assert self.sink is not None
@@ -409,10 +407,10 @@ class Loop:
             found[id(line.values)] = whole.sum_to_size(line.values.shape)
         if isinstance(side, General):
             self._of_terms(side, found, wanted)
-            self._of_plain(side.into_q, self._of_keys(side.into_k.flatten(0, 1)), found, wanted)
+            self._of_plain(side.into_q, side.into_k.flatten(0, 1), found, wanted)
         if self.vectors is not None:
             self.vectors.gradients(found)
-            self._of_plain(side.scatter(self.vectors.d_q), self._of_keys(self.vectors.d_k), found, wanted)
+            self._of_plain(side.scatter(self.vectors.d_q), self.vectors.d_k, found, wanted)
         return found
 
     def _backward(
@@ -433,7 +431,7 @@ class Loop:
         weights = self._exp(self._scores(room, block, tile, heads, shift[heads, rows]))
         g, n, m = weights.shape
         step = side.skew(block, tile) if d_line is not None or self.vectors is not None else 0
-        d, whole = room.other.shifted(g, n, m, step) if step else (room.other.rows(g, n, m), None)
+        d, whole = room.shifted.shifted(g, n, m, step) if step else (room.other.rows(g, n, m), None)
         kept = self._kept(block, tile)
         used = weights if kept is None else weights * kept
         if d_v is not None:
@@ -474,9 +472,9 @@ class Loop:
             d.mul_(1 - room.tanh.square())
         return d
 
-    def _of_keys(self, x: Float[Tensor, "BH M D"]) -> Float[Tensor, "B G M D"]:
-        """The sum over the query heads that share a key head."""
-        return x.unflatten(0, (self.batch, self.heads // self.groups, self.groups)).sum(dim=2)
+    def _of_keys(self, x: Float[Tensor, "BH M D"], like: Float[Tensor, "B G M D"]) -> Float[Tensor, "B G M D"]:
+        """The sum over the query heads that share a key head of `like`."""
+        return x.unflatten(0, (self.batch, like.shape[1], -1)).sum(dim=2)
 
     def _of_terms(self, side: General, found: dict[int, Tensor], wanted: set[int]) -> None:
         for x, gradient in zip(pytree.tree_leaves(self.work.terms), pytree.tree_leaves(side.gradients), strict=True):
@@ -486,7 +484,9 @@ class Loop:
     def _of_plain(self, d_q: Tensor, d_k: Tensor, found: dict[int, Tensor], wanted: set[int]) -> None:
         """Add the gradients of the queries and keys that vectors meet."""
         work = self.work
-        for plain, content, gradient in ((work.plain_q, work.q, d_q), (work.plain_k, work.k, d_k)):
-            place = content if plain is None else plain
+        q, k = (
+            content if plain is None else plain for plain, content in ((work.plain_q, work.q), (work.plain_k, work.k))
+        )
+        for place, gradient in ((q, d_q), (k, self._of_keys(d_k, k))):
             if id(place) in wanted:
                 found[id(place)] = found[id(place)] + gradient if id(place) in found else gradient

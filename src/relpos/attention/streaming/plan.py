@@ -49,7 +49,7 @@ class Work:
     k: Float[Tensor, "B G M D"]
     v: Float[Tensor, "B G M V"]
     plain_q: Float[Tensor, "B H N D"] | None
-    plain_k: Float[Tensor, "B G M D"] | None
+    plain_k: Float[Tensor, "B _ M D"] | None
     terms: Terms
     mask: Mask | None
     scale: float

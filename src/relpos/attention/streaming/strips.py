@@ -31,7 +31,6 @@ from relpos.core import LineBias, LineVectors, Sinks
 from relpos.core.lines import Ramp
 
 
-
 def log_base(dtype: torch.dtype) -> float:
     """By what scores are multiplied before they are exponentiated: log2(e) for exp2, and in float64 1 for exp.
 
@@ -104,7 +103,9 @@ class Strips:
             assert layout.query is not None
             assert layout.key is not None
             self.query, self.key = layout.query, layout.key
-            values = self.line.values.detach().to(self.dtype).expand(heads, -1).flip(-1) * (log_base(self.dtype) if unit is None else unit)
+            values = self.line.values.detach().to(self.dtype).expand(heads, -1).flip(-1) * (
+                log_base(self.dtype) if unit is None else unit
+            )
             self.reversed = values.expand(batch, *values.shape).reshape(batch * heads, -1)
             self.highest = self.reversed.amax(dim=1)[:, None, None]
         self.step = math.prod(self.key.sizes[1:])
@@ -200,9 +201,7 @@ class Strips:
             return self.reversed[heads][:, self.reversed.shape[1] - 1 - self._prefix_index(block), None]
         window = self.window(tile, heads)
         n, m = block.rows.stop - block.rows.start, tile.keys.stop - tile.keys.start
-        return window.as_strided(
-            (window.shape[0], n, m), (window.stride(0), block.step, 1), window.storage_offset()
-        )
+        return window.as_strided((window.shape[0], n, m), (window.stride(0), block.step, 1), window.storage_offset())
 
     def window(self, tile: Tile, heads: slice) -> Float[Tensor, "#g W"]:
         """What the rows of a tile read, row r from `r * step` on."""
@@ -237,7 +236,13 @@ class Strips:
         return block.step if tile.first >= 0 else 0
 
     def collect(
-        self, into: Float[Tensor, "BH L"], block: Block, tile: Tile, heads: slice, columns: Float[Tensor, "g W"], d: Tensor
+        self,
+        into: Float[Tensor, "BH L"],
+        block: Block,
+        tile: Tile,
+        heads: slice,
+        columns: Float[Tensor, "g W"],
+        d: Tensor,
     ) -> None:
         """Add to the gradient of the reversed values: `columns` are the sums of the shifted rows of `d`."""
         if tile.first >= 0:

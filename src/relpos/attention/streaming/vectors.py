@@ -119,7 +119,13 @@ class Vectors:
             operand.bias_gradient = None if operand.bias is None else torch.zeros_like(operand.bias)
 
     def weights_backward(
-        self, d: Float[Tensor, "n W"], whole: Float[Tensor, "n W"], upstream: Tensor, head: int, block: Block, tile: Tile
+        self,
+        d: Float[Tensor, "n W"],
+        whole: Float[Tensor, "n W"],
+        upstream: Tensor,
+        head: int,
+        block: Block,
+        tile: Tile,
     ) -> None:
         """Add to `d` what the value side gives the weights; `whole` are these, as in `outputs`."""
         for operand in self.of("value"):
