@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import relpos
 from relpos import (
     Blocks,
     DenseBias,
@@ -115,7 +114,9 @@ COORDINATES = {
 def test_tiles_of_every_layout(name: str, small_tiles: None) -> None:
     queries, keys = COORDINATES[name]
     position, shapes = biased(queries, keys)
-    check(position, shapes, queries.count, (queries if keys is None else keys).count)
+    m = (queries if keys is None else keys).count
+    check(position, shapes, queries.count, m)
+    check(lambda table: position(table.T), [shapes[0][::-1]], queries.count, m)  # as a table's lookup leaves values
 
 
 N = 29
@@ -366,7 +367,7 @@ def test_second_derivatives_raise() -> None:
     out = attention(q, q, q, position=LineBias(values, line), backend="streaming")
     assert isinstance(out, Tensor)
     (first,) = torch.autograd.grad(out.square().sum(), values, create_graph=True)
-    with pytest.raises(NotImplementedError, match="second derivative.*reference"):
+    with pytest.raises(NotImplementedError, match=r"second derivative.*reference"):
         first.sum().backward()
 
 

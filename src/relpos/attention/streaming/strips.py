@@ -106,7 +106,7 @@ class Strips:
             values = self.line.values.detach().to(self.dtype).expand(heads, -1).flip(-1) * (
                 log_base(self.dtype) if unit is None else unit
             )
-            self.reversed = values.expand(batch, *values.shape).reshape(batch * heads, -1)
+            self.reversed = values.expand(batch, *values.shape).reshape(batch * heads, -1).contiguous()
             self.highest = self.reversed.amax(dim=1)[:, None, None]
         self.step = math.prod(self.key.sizes[1:])
         self.columns = math.prod(self.query.sizes[1:])
