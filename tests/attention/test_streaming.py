@@ -110,8 +110,11 @@ COORDINATES = {
 }
 
 
+@pytest.mark.parametrize("rows", [3, 11])  # a part of a strip, or several strips together
 @pytest.mark.parametrize("name", COORDINATES)
-def test_tiles_of_every_layout(name: str, small_tiles: None) -> None:
+def test_tiles_of_every_layout(name: str, rows: int, small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "ROWS", rows)
+    monkeypatch.setattr(loop, "_NATIVE_ROWS", rows)
     queries, keys = COORDINATES[name]
     position, shapes = biased(queries, keys)
     m = (queries if keys is None else keys).count

@@ -33,9 +33,12 @@ def serves(work: Work) -> bool:
     return mask is None or (masks.is_interval(mask) and not mask.may_blank_rows)
 
 
-def rows_at_once(work: Work) -> int:
-    """Rows of a block for it."""
-    return work.q.shape[2] if work.mask is None else _CAUSAL_ROWS
+def strips(work: Work) -> Strips:
+    """The call cut as the kernel wants it: a strip whole, or in stretches under a mask; scores in natural units."""
+    rows = work.q.shape[2] if work.mask is None else _CAUSAL_ROWS
+    side = Strips(work, rows, work.k.shape[2], unit=1.0)
+    side.most_rows = 0  # one strip a block
+    return side
 
 
 def attend(
@@ -87,8 +90,8 @@ def _mask(side: Strips, blocks: list[Block], tiles: list[Tile]) -> Tensor | None
         return None
     if len(parts) == 1:
         return parts[0][None]
-    windows = torch.stack([side.window(tile, every) for tile in tiles])
-    g, n, m = parts[0].shape
+    windows = torch.stack([side.window(block, tile, every) for block, tile in zip(blocks, tiles, strict=True)])
+    n, m = parts[0].shape[1:]
     return windows.as_strided(
         (len(parts), windows.shape[1], n, m), (windows.stride(0), windows.stride(1), blocks[0].step, 1)
     )

@@ -33,8 +33,8 @@ from relpos.core import LineBias, LineVectors, Sinks, Softcap
 from relpos.attention.streaming.vectors import Vectors
 from relpos.core.random import keep
 
-PAIRS = 2**19
-"""Scores that are held at once, in a buffer: half a million float32 numbers stay in the cache of two cores."""
+PAIRS = 2**18
+"""Scores of several heads that are held at once, in a buffer, where one head has fewer."""
 _ENOUGH = 2.0**-26
 """Sum of a row's weights under a bound, below which the row is done again with its maximum: digits would be lost."""
 _NATIVE_ROWS, _NATIVE_WIDTH = 512, 2048
@@ -54,20 +54,24 @@ class _Buffer:
         """`[g, n, m]`, contents undefined."""
         return self._room(g * n * (m + _PAD)).as_strided((g, n, m), (n * (m + _PAD), m + _PAD, 1))
 
-    def shifted(self, g: int, n: int, m: int, step: int) -> tuple[Tensor, Tensor]:
-        """The same with row r shifted by `r * step` to the right, and the whole `[g, n, W]`, zero outside the rows."""
-        view, whole = self.shifted_over_anything(g, n, m, step)
-        if self.shape != (g, n, m, step):
+    def shifted(self, g: int, n: int, m: int, step: int, strips: int = 1) -> tuple[Tensor, Tensor]:
+        """`[g, n, m]` with row r of a strip shifted by `r * step` to the right, and the whole `[g, strips, rows of each,
+        W]`, zero outside the rows."""
+        view, whole = self.shifted_over_anything(g, n, m, step, strips)
+        if self.shape != (g, n, m, step, strips):
             self.store.zero_()
-            self.shape = (g, n, m, step)
+            self.shape = (g, n, m, step, strips)
         return view, whole
 
-    def shifted_over_anything(self, g: int, n: int, m: int, step: int) -> tuple[Tensor, Tensor]:
-        """The same with undefined numbers outside the rows."""
-        width = m + (n - 1) * step
-        store = self._room(g * n * width)
-        whole = store.as_strided((g, n, width), (n * width, width, 1))
-        return store.as_strided((g, n, m), (n * width, width + step, 1)), whole
+    def shifted_over_anything(self, g: int, n: int, m: int, step: int, strips: int = 1) -> tuple[Tensor, Tensor]:
+        """The same with undefined numbers outside the rows. Between strips lies room that makes all rows equally far
+        apart, so that they are one operand of a matrix product."""
+        each = n // strips
+        width = m + (each - 1) * step
+        apart = width + step
+        store = self._room(g * n * apart)
+        whole = store.as_strided((g, strips, each, width), (n * apart, each * apart, width, 1))
+        return store.as_strided((g, n, m), (n * apart, apart, 1)), whole
 
     def _room(self, count: int) -> Tensor:
         if self.store.numel() < count:
@@ -204,10 +208,11 @@ class Loop:
         assert self.vectors is not None
         rows, keys, head = block.rows, tile.keys, heads.start
         size = rows.stop - rows.start, keys.stop - keys.start
-        score, room.whole = room.scores.shifted_over_anything(1, *size, 1)
+        score, whole = room.scores.shifted_over_anything(1, *size, 1)
+        room.whole = whole[:, 0]
         window = None
         if self.side.reversed is not None or tile.low > 0 or tile.high < tile.width:
-            window = self.side.window(tile, heads)[:, None]
+            window = self.side.window(block, tile, heads)[:, None]
         self._begin(room.whole, window, shift)
         self.vectors.add_queries(room.whole[0], head, block, tile)
         add_product(score, self.q[heads, rows], self.k[heads, keys].mT, self.work.scale * self.unit)
@@ -216,6 +221,9 @@ class Loop:
 
     @staticmethod
     def _begin(score: Tensor, bias: Tensor | None, shift: Tensor | None) -> None:
+        if bias is not None and bias.dim() == 4:  # several strips
+            score = score.unflatten(1, bias.shape[1:3])
+            shift = None if shift is None else shift.unflatten(1, bias.shape[1:3])
         if bias is not None and shift is not None:
             torch.sub(bias.expand_as(score), shift, out=score)
         elif bias is not None:
@@ -274,7 +282,7 @@ class Loop:
 
     def _by_kernel(self, out: Tensor, lse: Tensor) -> None:
         """All rows behind the prefix by PyTorch's kernel; prefix keys and sinks are merged in by the log-sum-exp."""
-        side = Strips(self.work, flash.rows_at_once(self.work), self.keys, unit=1.0)
+        side = flash.strips(self.work)
         prefix, columns = side.query.prefix, side.key.prefix
         flash.attend(side, self.q, self.k, self.v, self.work.scale, out, lse)
         own, sums = out[:, prefix:], lse[:, prefix:]
@@ -431,7 +439,7 @@ class Loop:
         weights = self._exp(self._scores(room, block, tile, heads, shift[heads, rows]))
         g, n, m = weights.shape
         step = side.skew(block, tile) if d_line is not None or self.vectors is not None else 0
-        d, whole = room.shifted.shifted(g, n, m, step) if step else (room.other.rows(g, n, m), None)
+        d, whole = room.shifted.shifted(g, n, m, step, len(block.strips)) if step else (room.other.rows(g, n, m), None)
         kept = self._kept(block, tile)
         used = weights if kept is None else weights * kept
         if d_v is not None:
@@ -443,7 +451,7 @@ class Loop:
                 assert whole is not None
                 _clear_around(room.whole[0], m)
                 whole.zero_()
-                self.vectors.weights_backward(whole[0], room.whole[0], upstream[0], heads.start, block, tile)
+                self.vectors.weights_backward(whole[0, 0], room.whole[0], upstream[0], heads.start, block, tile)
                 d.sub_(delta[heads, rows])
             else:
                 d.copy_(-delta[heads, rows])
@@ -458,14 +466,14 @@ class Loop:
             d.mul_(kept).sub_(delta[heads, rows])
         d.mul_(weights)
         if self.vectors is not None:
-            whole_d = d if whole is None else whole  # of one row nothing is shifted
+            whole_d = d if whole is None else whole[:, 0]  # of one row nothing is shifted
             if self.vectors.of("value"):
                 _clear_around(whole_d[0], m)
             self.vectors.collect(whole_d[0], d[0], heads.start, block, tile)
         if isinstance(side, General):
             side.collect(block, tile, d)
         elif d_line is not None:
-            sums = d.sum(dim=1) if whole is None else whole.sum(dim=1)
+            sums = d.sum(dim=1)[:, None] if whole is None else whole.sum(dim=2)
             side.collect(d_line, block, tile, heads, sums, d)
         if self.cap is not None:
             assert room.tanh is not None

@@ -12,7 +12,8 @@ from relpos.attention.call import Call
 from relpos.attention.streaming import masks
 from relpos.core import LineBias, LineVectors, QueryBias, Rotation, RowRule, Scale, Sinks
 
-_SEQUENCE, _WITHOUT_GRADIENT, _GRID, _KEY_VECTORS = 2**16, 2**18, 2**20, 2**20
+_SEQUENCE, _GRID, _KEY_VECTORS = 2**16, 2**18, 2**20
+_SEQUENCE_WITHOUT_GRADIENT, _GRID_WITHOUT_GRADIENT = 2**18, 2**20
 _NOT_LEARNED, _WINDOW = 2**21, 2**20
 _SCORES = 2**25
 """Scores of all heads from which any other term goes block by block, at no gain in time: a dense engine holds several
@@ -49,12 +50,12 @@ def _border(call: Call) -> tuple[int | None, str]:
         return _WINDOW, "a window"
     if any(term.side == "key" for term in vectors):
         return _KEY_VECTORS, "vectors that meet keys"
-    if any(layout.kind == "nested" for layout in lines):
-        return _GRID, "a grid"
     if vectors:
         return _SEQUENCE, "vectors"
+    grid = any(layout.kind == "nested" for layout in lines)
     if not torch.is_grad_enabled():
-        return _WITHOUT_GRADIENT, "a line bias without gradients"
+        border = _GRID_WITHOUT_GRADIENT if grid else _SEQUENCE_WITHOUT_GRADIENT
+        return border, "a line bias without gradients"
     if not any(term.values.requires_grad for term in call.terms.of(LineBias)):
         return (_WINDOW if call.mask is not None else _NOT_LEARNED), "a bias that is not learned"
-    return _SEQUENCE, "a learned line bias"
+    return (_GRID, "a learned bias on a grid") if grid else (_SEQUENCE, "a learned line bias")

@@ -40,7 +40,7 @@ def log_base(dtype: torch.dtype) -> float:
     return 1.0 if dtype == torch.float64 else math.log2(math.e)
 
 
-ROWS, WIDTH = 128, 8192
+ROWS, WIDTH = 256, 8192
 """Rows and keys of a tile at most."""
 
 
@@ -52,6 +52,7 @@ class Block:
         rows: where they stand there. numbers: which queries they are; head: the first of these, in plain numbers.
         place: the line number of the first, behind which the others follow at `-stride` each.
         step: keys by which a row's window is shifted against the one before; 0 in a prefix.
+        strips: the places of the strips in the block, all as long as each other, less `place`.
     """
 
     rows: slice
@@ -59,6 +60,7 @@ class Block:
     head: int
     place: int = 0
     step: int = 0
+    strips: tuple[int, ...] = (0,)
 
 
 @dataclass(eq=False)
@@ -112,7 +114,7 @@ class Strips:
         self.columns = math.prod(self.query.sizes[1:])
         self.length = self.query.sizes[0]
         self.width = max(self.step, min(self.keys, width) // self.step * self.step)
-        self.rows = min(self.length, rows)
+        self.rows, self.most_rows = min(self.length, rows), rows
 
     @staticmethod
     def serve(work: Work) -> bool:
@@ -145,22 +147,37 @@ class Strips:
 
     def blocks(self) -> Iterator[Block]:
         """All rows once."""
-        prefix, size = self.query.prefix, self.query.sizes
+        prefix = self.query.prefix
         if prefix:
             place = self.line.lines.layout.tokens if self.line is not None else 0
             yield Block(slice(0, prefix), torch.arange(prefix, device=self.device), 0, place)
-        for column in range(self.columns):
-            offset, rest = self.query.start, column
-            for length, stride in zip(reversed(size[1:]), reversed(self.query.strides[1:]), strict=True):
-                offset += rest % length * stride
-                rest //= length
+        at_once = 1 if self.mask is not None else min(self.columns, max(1, self.most_rows // self.length))
+        for column in range(0, self.columns, at_once):
+            strips = range(column, min(column + at_once, self.columns))
+            offsets = [self._offset(one) for one in strips]
             for start in range(0, self.length, self.rows):
                 stop = min(start + self.rows, self.length)
+                last = self.length - 1 - start
                 cells = self.length - 1 - torch.arange(start, stop, device=self.device)
-                place = offset + (self.length - 1 - start) * self.query.strides[0]
-                rows = slice(prefix + column * self.length + start, prefix + column * self.length + stop)
-                head = prefix + (self.length - 1 - start) * self.columns + column
-                yield Block(rows, prefix + cells * self.columns + column, head, place, self.step)
+                numbers = torch.cat([prefix + cells * self.columns + one for one in strips])
+                first = prefix + column * self.length + start
+                yield Block(
+                    rows=slice(first, first + len(numbers)),
+                    numbers=numbers,
+                    head=prefix + last * self.columns + column,
+                    place=offsets[0] + last * self.query.strides[0],
+                    step=self.step,
+                    strips=tuple(offset - offsets[0] for offset in offsets),
+                )
+
+    def _offset(self, column: int) -> int:
+        """The line number of a column's cell in the first row."""
+        offset = self.query.start
+        sizes, strides = self.query.sizes[1:], self.query.strides[1:]
+        for length, stride in zip(reversed(sizes), reversed(strides), strict=True):
+            offset += column % length * stride
+            column //= length
+        return offset
 
     # the bias
 
@@ -177,7 +194,7 @@ class Strips:
 
     def _tile(self, block: Block, start: int, stop: int) -> Tile:
         keys = slice(self.key.prefix + start, self.key.prefix + stop)
-        width = stop - start + (block.rows.stop - block.rows.start - 1) * block.step
+        width = stop - start + ((block.rows.stop - block.rows.start) // len(block.strips) - 1) * block.step
         first = 0
         if self.line is not None and self.reversed is not None:
             key_place = self.key.start + start // self.step * self.key.strides[0]
@@ -192,23 +209,27 @@ class Strips:
         return Tile(keys, False, first, width, min(low, width), max(high, 0))
 
     def bias(self, block: Block, tile: Tile, heads: slice) -> Tensor | None:
-        """What is added to the scores, `[g, n, m]` or broadcast to it, in the units of `log_base`."""
+        """What is added to the scores, in the units of `log_base`: `[g, n, m]` or broadcast to it, of several strips
+        `[g, strips, rows of each, m]`."""
         whole = tile.low == 0 and tile.high == tile.width
         if self.reversed is None and whole:
             return None
         if tile.first < 0:
             assert self.reversed is not None
             return self.reversed[heads][:, self.reversed.shape[1] - 1 - self._prefix_index(block), None]
-        window = self.window(tile, heads)
-        n, m = block.rows.stop - block.rows.start, tile.keys.stop - tile.keys.start
-        return window.as_strided((window.shape[0], n, m), (window.stride(0), block.step, 1), window.storage_offset())
+        window = self.window(block, tile, heads)
+        n, m = (block.rows.stop - block.rows.start) // len(block.strips), tile.keys.stop - tile.keys.start
+        strides = *window.stride()[:-1], block.step, 1
+        return window.as_strided((*window.shape[:-1], n, m), strides, window.storage_offset())
 
-    def window(self, tile: Tile, heads: slice) -> Float[Tensor, "#g W"]:
-        """What the rows of a tile read, row r from `r * step` on."""
+    def window(self, block: Block, tile: Tile, heads: slice) -> Float[Tensor, "#g *s W"]:
+        """What the rows of a tile read, row r from `r * step` on; one window a strip where there are several."""
         if self.reversed is None:
             window = torch.zeros(1, tile.width, dtype=self.dtype, device=self.device)
         else:
-            window = self._windows(self.reversed[heads], tile.first, tile.width).flatten(1)
+            own = self.reversed[heads]
+            parts = [self._windows(own, tile.first - strip, tile.width).flatten(1) for strip in block.strips]
+            window = parts[0] if len(parts) == 1 else torch.stack(parts, dim=1)
         if tile.low > 0 or tile.high < tile.width:
             window = window.clone()
             window[:, : tile.low] = -torch.inf
@@ -220,8 +241,10 @@ class Strips:
         assert self.line is not None
         lines = self.line.lines
         count = block.rows.stop - block.rows.start
-        falling = torch.arange(count, device=self.device) * (self.query.strides[0] if block.step else 0)
-        return block.place - falling + lines.layout.tokens + 1 + lines.origin
+        row = torch.arange(count // len(block.strips), device=self.device)
+        falling = row * (self.query.strides[0] if block.step else 0)
+        places = torch.cat([block.place + strip - falling for strip in block.strips])
+        return places + lines.layout.tokens + 1 + lines.origin
 
     def _windows(self, x: Float[Tensor, "g L"], first: int, width: int) -> Tensor:
         """The window that begins at `first`, as a view `[g, cells of the first axis, further axes]`."""
@@ -241,13 +264,14 @@ class Strips:
         block: Block,
         tile: Tile,
         heads: slice,
-        columns: Float[Tensor, "g W"],
+        columns: Float[Tensor, "g s W"],
         d: Tensor,
     ) -> None:
-        """Add to the gradient of the reversed values: `columns` are the sums of the shifted rows of `d`."""
+        """Add to the gradient of the reversed values: `columns` are the sums of the shifted rows of `d`, by strips."""
         if tile.first >= 0:
-            view = self._windows(into[heads], tile.first, columns.shape[1])
-            view += columns.view(view.shape)
+            for number, strip in enumerate(block.strips):
+                view = self._windows(into[heads], tile.first - strip, columns.shape[2])
+                view += columns[:, number].view(view.shape)
             return
         place = into.shape[1] - 1 - self._prefix_index(block)
         sums = d.sum(dim=2)
