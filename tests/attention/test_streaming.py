@@ -32,7 +32,7 @@ from relpos import (
     lines,
 )
 from relpos.attention.call import prepare
-from relpos.attention.streaming import _work, flash, loop, products
+from relpos.attention.streaming import _work, flash, forward, loop, products
 from relpos.attention.streaming.operators import streaming
 from relpos.attention.streaming.plan import pack, unpack
 from relpos.core import Coordinates
@@ -235,7 +235,7 @@ def test_dropout_is_that_of_the_reference(small_tiles: None) -> None:
 def test_what_a_mask_forbids_is_not_computed(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores that are computed stay near those that are allowed."""
     computed = 0
-    scores = loop.Loop._scores
+    scores = loop.Loop.scores
 
     def counted(self: loop.Loop, *arguments: Any) -> Tensor:
         nonlocal computed
@@ -243,7 +243,7 @@ def test_what_a_mask_forbids_is_not_computed(small_tiles: None, monkeypatch: pyt
         computed += found.numel()
         return found
 
-    monkeypatch.setattr(loop.Loop, "_scores", counted)
+    monkeypatch.setattr(loop.Loop, "scores", counted)
     n = 512
     some = torch.zeros(8, 8, dtype=torch.bool)
     some[:, 2] = some[:, 7] = True
@@ -269,8 +269,8 @@ def test_a_bound_that_is_too_far_away_gives_way_to_the_maximum(
     """In bfloat16, of long vectors that stand at right angles."""
     monkeypatch.setattr(loop, "native", lambda q: q.dtype == torch.bfloat16)
     asked = []
-    largest = loop.Loop._largest
-    monkeypatch.setattr(loop.Loop, "_largest", lambda self, *rest: (asked.append(1), largest(self, *rest))[1])
+    largest = forward.Forward._largest
+    monkeypatch.setattr(forward.Forward, "_largest", lambda self, *rest: (asked.append(1), largest(self, *rest))[1])
     for far in (False, True):
         asked.clear()
         q, k = torch.zeros(2, 1, 1, 16, D)
@@ -330,6 +330,26 @@ def test_four_thousand_tokens(dtype: torch.dtype, causal: bool) -> None:
             torch.testing.assert_close(a, e, rtol=1e-12, atol=1e-12, msg=name)
         else:
             assert_close(a, e, c, what=f"{name}, {dtype}", dtype=dtype)
+
+
+def test_one_tensor_in_several_places() -> None:
+    """Its gradient is the sum over the places."""
+    line = lines(Sequence(9))
+
+    def position(x: Tensor) -> Terms:
+        return Terms(LineBias(x, line), LowRank(x[:, :9, None], x[:, :9, None]))
+
+    for made in (lambda x: LineBias(x, line), position):
+        found = []
+        for backend in ("reference", "streaming"):
+            torch.manual_seed(0)
+            x = torch.randn(1, 2, 9, 4, dtype=torch.float64, requires_grad=True)
+            values = torch.randn(2, line.length, dtype=torch.float64, requires_grad=True)
+            out = attention(x, x, x, position=made(values), backend=backend)
+            assert isinstance(out, Tensor)
+            found.append(torch.autograd.grad(out.square().sum(), [x, values]))
+        for mine, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
 # operators

@@ -1,7 +1,8 @@
 """`relpos.attention`: one function, SDPA's layout, any engine, the same meaning.
 
 The engine is chosen here and nowhere else. One asked for by name never falls back; `auto` takes the first of `_ORDER`
-that has everything the call needs and does not say itself that another is faster, and `explain` says which that is and why the others were passed over.
+that has everything the call needs and does not say itself that another is faster; `explain` says which that is and why
+the others were passed over.
 """
 
 from __future__ import annotations

@@ -59,6 +59,7 @@ def line_rows(term: LineVectors | None, vectors: Tensor, lines: Lines) -> Int[Te
 
 
 def with_zero_row(vectors: Float[Tensor, "H R D"], dtype: torch.dtype) -> Float[Tensor, "H R1 D"]:
+    """The vectors and, behind them, one of zeros."""
     return torch.nn.functional.pad(vectors.to(dtype), (0, 0, 0, 1))
 
 

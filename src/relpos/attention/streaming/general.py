@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -27,8 +28,9 @@ class Cut:
     """The terms on one block.
 
     Attributes:
-        keys: which ones. bias: what is added, in the units of `log_base`, `[BH, n, m]`, or None. masked: as of a tile of `Strips`.
-        terms: cut; q, k: the block's unrotated queries and keys, which vectors meet.
+        keys: which ones. masked, pairs: as of a tile of `Strips`.
+        bias: what is added, in the units of `log_base`, `[BH, n, m]`, or None.
+        terms: cut. q, k: the block's unrotated queries and keys, which vectors meet.
     """
 
     keys: slice
@@ -42,9 +44,6 @@ class Cut:
 
 class General:
     """Rows and tiles of any call."""
-
-    together = True
-    step = 0
 
     def __init__(self, work: Work, pairs: int) -> None:
         batch, heads, self.queries, _ = work.q.shape
@@ -63,12 +62,16 @@ class General:
         self.needed: Set[int] = set()
 
     def gather(self, x: Float[Tensor, "B H N D"]) -> Float[Tensor, "BH N D"]:
+        """Queries in the order of the blocks, which is their own."""
         return x.flatten(0, 1)
 
     def scatter(self, x: Float[Tensor, "BH N D"]) -> Float[Tensor, "B H N D"]:
-        return x.unflatten(0, self.shape)
+        """The inverse of `gather`."""
+        result: Tensor = x.unflatten(0, self.shape)
+        return result
 
     def blocks(self) -> Iterator[Block]:
+        """All rows once."""
         for start in range(0, self.queries, self.rows):
             stop = min(start + self.rows, self.queries)
             yield Block(slice(start, stop), torch.arange(start, stop, device=self.device), start)
@@ -106,14 +109,16 @@ class General:
         yield Cut(keys, bias, mask is not None, terms, q, k)
 
     def bias(self, block: Block, tile: Cut, heads: slice) -> Tensor | None:
+        """What is added to the scores, of all heads."""
         return tile.bias
 
     # gradients
 
     def skew(self, block: Block, tile: Cut) -> int:
+        """Rows of the gradient's buffer are not shifted."""
         return 0
 
-    def _cut_gradients(self, block: Block, tile: Cut) -> Iterator[tuple[Term, Term, Term]]:
+    def _cut_gradients(self, block: Block, tile: Cut) -> Iterator[tuple[Any, Term, Any]]:
         """Each term: whole, cut to the tile, and the cut of its gradient."""
         assert self.gradients is not None
         into = self.gradients.narrow(block.rows, tile.keys)

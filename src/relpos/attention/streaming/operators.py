@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.attention.streaming.loop import Loop
+from relpos.attention.streaming.backward import Backward
+from relpos.attention.streaming.forward import Forward
 from relpos.attention.streaming.plan import unpack
 
 
@@ -19,7 +20,7 @@ from relpos.attention.streaming.plan import unpack
 )
 def streaming(tensors: list[Tensor], structure: str) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a packed call."""
-    return Loop(unpack(tensors, structure)).forward()
+    return Forward(unpack(tensors, structure)).run()
 
 
 @streaming.register_fake
@@ -41,7 +42,7 @@ def streaming_backward(
 ) -> list[Tensor]:
     """The gradients of the tensors at the places `needed`."""
     wanted = [tensors[place] for place in needed]
-    found = Loop(unpack(tensors, structure)).backward(out, lse, d_out, d_lse, wanted)
+    found = Backward(unpack(tensors, structure), out, lse, d_out, d_lse, wanted).run()
     gradients = (found[id(x)] if id(x) in found else torch.zeros_like(x) for x in wanted)
     return [gradient.to(x.dtype).contiguous() for gradient, x in zip(gradients, wanted, strict=True)]
 

@@ -109,7 +109,7 @@ def _put_together(node: Any, tensors: list[Tensor]) -> Any:
     if kind == "tuple":
         return tuple(values)
     cls = _NODES[kind]
-    made = object.__new__(cls)
+    made: Any = object.__new__(cls)
     for field, value in zip(fields(cls), values, strict=True):
         object.__setattr__(made, field.name, value)
     return made

@@ -24,7 +24,7 @@ def native(q: Tensor) -> bool:
 
 
 def _settings() -> Any:
-    return torch.backends.mkldnn.matmul
+    return torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
 
 @contextmanager

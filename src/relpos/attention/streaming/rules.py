@@ -1,7 +1,7 @@
 """When `auto` takes another engine although this one could: where it measured slower.
 
-The borders are powers of two of N x M, between the last size at which the dense engine was faster and the first at which
-this one was; docs/log.md has the figures. They hold for CPU. Elsewhere nothing is measured yet.
+The borders are powers of two of N x M, between the last size at which the dense engine was faster and the first at
+which this one was; docs/log.md has the figures. They hold for CPU. Elsewhere nothing is measured yet.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def slower(call: Call) -> str | None:
 def _border(call: Call) -> tuple[int | None, str]:
     """From how many pairs on it is faster, or never, and for what."""
     strips = (LineBias, LineVectors, Rotation, QueryBias, Scale, Sinks)
-    lines = [term.lines.layout for term in (*call.terms.of(LineBias), *call.terms.of(LineVectors))]
     vectors = call.terms.of(LineVectors)
+    lines = [term.lines.layout for term in call.terms.of(LineBias)] + [term.lines.layout for term in vectors]
     batch = call.q.shape[0] * call.q.shape[1]
     regular = all(layout.kind != "irregular" for layout in lines) and len(call.terms.of(LineBias)) <= 1
     if vectors:

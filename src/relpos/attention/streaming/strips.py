@@ -86,8 +86,6 @@ class Tile:
 class Strips:
     """Rows and tiles of a call whose only position is one regular line bias, or none."""
 
-    together = False
-
     def __init__(self, work: Work, rows: int = ROWS, width: int = WIDTH, unit: float | None = None) -> None:
         batch, heads, self.queries, _ = work.q.shape
         self.mask, self.device = work.mask, work.q.device

@@ -11,10 +11,13 @@ likewise. For vectors that meet keys the roles change, a stretch of keys at a ti
 
     part[j, c] = <k[j], w[c]>           score[r, j] += part[j, r + j]
 
-Rows of the vectors are read once into one row an entry of the line (by `lookup`, outside), so buckets cost nothing here.
+Rows of the vectors are read once into one row an entry of the line (by `lookup`, outside), so buckets cost nothing
+here.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float
@@ -51,10 +54,10 @@ class _Operand:
         """The part of a head, of what has one an query head or one for all."""
         return x[head % self.heads if x.shape[0] > 1 else 0]
 
-    def window(self, x: Float[Tensor, "#H L D"], head: int, block: Block, tile: Tile, prefix: int) -> Tensor:
+    def window(self, x: Float[Tensor, "#H L D"], head: int, block: Block, tile: Tile) -> Tensor:
         """`[W, D]` of x, a view."""
         place = block.place + self.shift
-        first = self.last - (place - (self.key_start + tile.keys.start - prefix) + self.lines.origin)
+        first = self.last - (place - (self.key_start + tile.keys.start) + self.lines.origin)
         return self.own(x, head)[first : first + tile.width]
 
     def meets(self, x: Float[Tensor, "n D"], head: int) -> Float[Tensor, "n D"]:
@@ -81,6 +84,7 @@ class Vectors:
         return all(term.lines.layout.kind == "affine" and term.index is None for term in work.terms.of(LineVectors))
 
     def of(self, side: str) -> list[_Operand]:
+        """The terms of one side."""
         return [operand for operand in self.operands if operand.side == side]
 
     # forward
@@ -88,14 +92,14 @@ class Vectors:
     def add_queries(self, whole: Float[Tensor, "n W"], head: int, block: Block, tile: Tile) -> None:
         """Vectors that meet queries, in the layout of `whole`."""
         for operand in self.of("query"):
-            window = operand.window(operand.vectors, head, block, tile, 0)
+            window = operand.window(operand.vectors, head, block, tile)
             whole.addmm_(operand.meets(self.q[head, block.rows], head), window.mT, alpha=operand.factor)
 
     def add_keys(self, score: Float[Tensor, "n m"], head: int, block: Block, tile: Tile) -> None:
         """Vectors that meet keys."""
         n, m = score.shape
         for operand in self.of("key"):
-            window = operand.window(operand.vectors, head, block, tile, 0)
+            window = operand.window(operand.vectors, head, block, tile)
             k = operand.meets(self.k[head, tile.keys], head)
             for start in range(0, m, _KEYS_AT_ONCE):
                 part = k[start : start + _KEYS_AT_ONCE]
@@ -106,13 +110,12 @@ class Vectors:
     def outputs(self, whole: Float[Tensor, "n W"], head: int, block: Block, tile: Tile, out: Tensor) -> None:
         """Add vectors under the weights, which stand in `whole` with zeros around, to the rows of the output."""
         for operand in self.of("value"):
-            out.addmm_(whole, operand.window(operand.vectors, head, block, tile, 0))
+            out.addmm_(whole, operand.window(operand.vectors, head, block, tile))
 
     # backward
 
-    def expect(self, needed: set[int]) -> None:
+    def expect(self) -> None:
         """Make room for gradients."""
-        self.needed = needed
         self.d_q, self.d_k = torch.zeros_like(self.q), torch.zeros_like(self.k)
         for operand in self.operands:
             operand.gradient = torch.zeros_like(operand.vectors)
@@ -130,8 +133,8 @@ class Vectors:
         """Add to `d` what the value side gives the weights; `whole` are these, as in `outputs`."""
         for operand in self.of("value"):
             assert operand.gradient is not None
-            d.addmm_(upstream, operand.window(operand.vectors, head, block, tile, 0).mT)
-            operand.window(operand.gradient, head, block, tile, 0).addmm_(whole.mT, upstream)
+            d.addmm_(upstream, operand.window(operand.vectors, head, block, tile).mT)
+            operand.window(operand.gradient, head, block, tile).addmm_(whole.mT, upstream)
 
     def collect(
         self, whole: Float[Tensor, "n W"], d: Float[Tensor, "n m"], head: int, block: Block, tile: Tile
@@ -142,8 +145,8 @@ class Vectors:
             if operand.side == "value":
                 continue
             assert operand.gradient is not None
-            window = operand.window(operand.vectors, head, block, tile, 0)
-            into = operand.window(operand.gradient, head, block, tile, 0)
+            window = operand.window(operand.vectors, head, block, tile)
+            into = operand.window(operand.gradient, head, block, tile)
             if operand.side == "query":
                 x = operand.meets(self.q[head, block.rows], head)
                 d_x = torch.mm(whole, window).mul_(operand.natural)
@@ -169,16 +172,13 @@ class Vectors:
             own = operand.own(operand.bias_gradient, head)
             own += d_x.sum(dim=0)
 
-    def gradients(self, found: dict[int, Tensor]) -> None:
-        """Add the terms' gradients to those found, by `id`."""
+    def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The terms' tensors with their gradients."""
         for operand in self.operands:
             assert operand.gradient is not None
-            parts = [(operand.term.vectors, operand.gradient.flip(1))]
+            yield operand.term.vectors, operand.gradient.flip(1)
             if operand.term.bias is not None and operand.bias_gradient is not None:
-                parts.append((operand.term.bias, operand.bias_gradient))
-            for x, gradient in parts:
-                if id(x) in self.needed:
-                    found[id(x)] = found[id(x)] + gradient if id(x) in found else gradient
+                yield operand.term.bias, operand.bias_gradient
 
 
 def _band(x: Float[Tensor, "s W"], n: int) -> Float[Tensor, "s n"]:
