@@ -164,7 +164,11 @@ def by_hand(site: Site) -> Mechanism:
     return RotaryEmbedding(site.head_dim, axes=2, base=100.0) + RelativePositionBias(site.num_heads, (4, 4))
 
 
-@pytest.mark.parametrize("position", ["learned+relative_2d", "rotary_2d+relative_2d", by_hand, "none"], ids=str)
+@pytest.mark.parametrize(
+    "position",
+    ["learned+relative_2d", "rotary_2d+relative_2d", by_hand, "none"],
+    ids=lambda x: getattr(x, "__name__", x),
+)
 def test_sums_train(position: str | Callable[[Site], Mechanism]) -> None:
     """The loss falls, every position parameter gets a gradient and moves; without positions it stays at log 2."""
     torch.manual_seed(2)

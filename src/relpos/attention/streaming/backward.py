@@ -4,7 +4,8 @@ The shift of a row is its log-sum-exp. With delta = <output, its gradient>, less
 
     d score = weight * (<d output, v> - delta)
 
-gives the gradients of q, k and v by a matrix product each, and is handed to the terms for theirs.
+gives the gradients of q, k and v by a matrix product each, and is handed to the terms for theirs. In float64, where a
+tile holds its rows whole, delta is summed from the tile's own products, with which it may have to cancel.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Backward(Loop):
         self.found: dict[int, Tensor] = {}
         wide = d_out.to(self.dtype)
         self.upstream = side.gather(wide)
-        self.delta = side.gather(((wide * out.to(self.dtype)).sum(dim=-1) - d_lse.to(self.dtype))[..., None])
+        self.d_lse = side.gather(d_lse.to(self.dtype)[..., None])
+        self.delta = side.gather((wide * out.to(self.dtype)).sum(dim=-1, keepdim=True)) - self.d_lse
         shift = side.gather(lse[..., None].to(self.dtype) * self.unit)
         self.shift = torch.where(shift == -torch.inf, torch.inf, shift)  # a row that sees nothing has no weights
         self.d_q, self.d_k, self.d_v = (
@@ -70,7 +72,8 @@ class Backward(Loop):
         room, scale = Room(self.q), self.work.scale
         for block, tiles, heads in self.order():
             for tile in tiles:
-                d = self._of_scores(room, block, tile, heads)
+                exact = self.dtype == torch.float64 and len(tiles) == 1
+                d = self._of_scores(room, block, tile, heads, exact)
                 if self.native:
                     d = room.rounded(d)
                 if self.d_q is not None:
@@ -82,7 +85,7 @@ class Backward(Loop):
 
     # one tile
 
-    def _of_scores(self, room: Room, block: Any, tile: Any, heads: slice) -> Float[Tensor, "g n m"]:
+    def _of_scores(self, room: Room, block: Any, tile: Any, heads: slice, exact: bool) -> Float[Tensor, "g n m"]:
         """The gradient of a tile's content scores; those of v and of the terms are added to theirs."""
         side, rows = self.side, block.rows
         weights = self.exp(self.scores(room, block, tile, heads, self.shift[heads, rows]))
@@ -93,7 +96,10 @@ class Backward(Loop):
             left, right = (room.rounded(used), upstream.bfloat16()) if self.native else (used, upstream)
             add_product(self.d_v[heads, tile.keys], left.mT, right)
         d, whole = self._of_weights(room, block, tile, heads, used, kept)
-        d.mul_(weights)
+        delta = self.delta[heads, rows]
+        if exact:
+            delta = (d * weights).sum(dim=-1, keepdim=True) - self.d_lse[heads, rows]
+        d.sub_(delta).mul_(weights)
         if self.vectors is not None:
             if self.vectors.of("value"):
                 clear_around(whole[0, 0], d.shape[2])
@@ -110,8 +116,8 @@ class Backward(Loop):
     def _of_weights(
         self, room: Room, block: Any, tile: Any, heads: slice, used: Float[Tensor, "g n m"], kept: Tensor | None
     ) -> tuple[Float[Tensor, "g n m"], Float[Tensor, "g s r W"]]:
-        """The gradient of the weights less delta, and all of the buffer that it lies in, zero around its rows."""
-        side, upstream, delta = self.side, self.upstream[heads, block.rows], self.delta[heads, block.rows]
+        """The gradient of the weights, and all of the buffer that it lies in, zero around its rows."""
+        side, upstream = self.side, self.upstream[heads, block.rows]
         g, n, m = used.shape
         step = side.skew(block, tile) if self.d_line is not None or self.vectors is not None else 0
         if step:
@@ -119,21 +125,17 @@ class Backward(Loop):
         else:
             d = room.other.rows(g, n, m)
             whole = d[:, None]
-        if self.vectors is not None and self.vectors.of("value"):
+        with_vectors = self.vectors is not None and bool(self.vectors.of("value"))
+        if self.vectors is not None and with_vectors:
             assert room.whole is not None
             clear_around(room.whole[0], m)
             whole.zero_()
             self.vectors.weights_backward(whole[0, 0], room.whole[0], upstream[0], heads.start, block, tile)
-            d.sub_(delta)
-        elif kept is None:
-            d.copy_(-delta)
-        else:
-            d.zero_()
-        add_product(d, upstream, self.v[heads, tile.keys].mT, rounded=self.native)
+        add_product(d, upstream, self.v[heads, tile.keys].mT, rounded=self.native, anew=not with_vectors)
         if isinstance(side, General) and side.has_values:
             d += side.outputs_backward(block, tile, used, upstream)
         if kept is not None:
-            d.mul_(kept).sub_(delta)
+            d.mul_(kept)
         return d, whole
 
     # the whole

@@ -39,10 +39,13 @@ def _rounding_operands() -> Iterator[None]:
         settings.fp32_precision = before
 
 
-def add_product(into: Tensor, a: Tensor, b: Tensor, factor: float = 1.0, *, rounded: bool = False) -> None:
+def add_product(
+    into: Tensor, a: Tensor, b: Tensor, factor: float = 1.0, *, rounded: bool = False, anew: bool = False
+) -> None:
     """`into += factor * a @ b`, for `[g, n, m]`.
 
     Args:
+        anew: what `into` holds is no part of it.
         rounded: a and b hold bfloat16 numbers, and `native` is true of them.
     """
     if a.dtype != into.dtype:
@@ -50,11 +53,11 @@ def add_product(into: Tensor, a: Tensor, b: Tensor, factor: float = 1.0, *, roun
             each.add_(torch.mm(left, right), alpha=factor)
     elif rounded:
         with _rounding_operands():
-            _add_product(into, a, b, factor)
+            _add_product(into, a, b, factor, 0 if anew else 1)
     else:
-        _add_product(into, a, b, factor)
+        _add_product(into, a, b, factor, 0 if anew else 1)
 
 
-def _add_product(into: Tensor, a: Tensor, b: Tensor, factor: float) -> None:
+def _add_product(into: Tensor, a: Tensor, b: Tensor, factor: float, beta: int) -> None:
     for each, left, right in zip(into, a, b, strict=True):  # rows of a buffer are padded, which batched kernels refuse
-        each.addmm_(left, right, alpha=factor)
+        each.addmm_(left, right, alpha=factor, beta=beta)
