@@ -4,8 +4,9 @@ The shift of a row is its log-sum-exp. With delta = <output, its gradient>, less
 
     d score = weight * (<d output, v> - delta)
 
-gives the gradients of q, k and v by a matrix product each, and is handed to the terms for theirs. In float64, where a
-tile holds its rows whole, delta is summed from the tile's own products, with which it may have to cancel.
+gives the gradients of q, k and v by a matrix product each, and is handed to the terms for theirs. In float64, and
+with terms that cost more anyway, a tile that holds its rows whole is taken at its word instead: its weights are summed
+again, and so is delta, with which they may have to cancel.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Backward(Loop):
         room, scale = Room(self.q), self.work.scale
         for block, tiles, heads in self.order():
             for tile in tiles:
-                exact = self.dtype == torch.float64 and len(tiles) == 1
+                exact = len(tiles) == 1 and (self.dtype == torch.float64 or isinstance(self.side, General))
                 d = self._of_scores(room, block, tile, heads, exact)
                 if self.native:
                     d = room.rounded(d)
@@ -89,6 +90,11 @@ class Backward(Loop):
         """The gradient of a tile's content scores; those of v and of the terms are added to theirs."""
         side, rows = self.side, block.rows
         weights = self.exp(self.scores(room, block, tile, heads, self.shift[heads, rows]))
+        if exact:
+            total = weights.sum(dim=-1, keepdim=True)
+            if self.sink is not None:
+                total += self.exp(self.sink[heads, None] - self.shift[heads, rows])
+            weights /= torch.where(total == 0, 1, total)
         kept = self.kept(block, tile)
         used = weights if kept is None else weights * kept
         if self.d_v is not None:
