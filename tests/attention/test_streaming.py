@@ -413,14 +413,17 @@ def test_autocast() -> None:
 
 
 def test_auto_takes_it_where_it_is_faster() -> None:
-    def chosen(n: int, *, learned: bool = True, coordinates: Coordinates | None = None, **given: Any) -> str:
+    def chosen(
+        n: int, *, learned: bool = True, heads: int = 16, coordinates: Coordinates | None = None, **given: Any
+    ) -> str:
         line = lines(Sequence(n) if coordinates is None else coordinates)
         values = torch.zeros(1, line.length, requires_grad=learned)
-        q = torch.zeros(1, 1, n, 4)
+        q = torch.zeros(1, heads, n, 4)
         return explain(q, q, q, position=LineBias(values, line), **given).backend
 
     assert chosen(64) == "sdpa"
     assert chosen(256) == "streaming"
+    assert chosen(256, heads=8) == "sdpa"
     assert chosen(1024, learned=False) == "sdpa"
     assert chosen(1024, learned=False, mask=Mask.causal()) == "streaming"
     assert chosen(2048, learned=False) == "streaming"
@@ -435,6 +438,9 @@ def test_auto_takes_it_where_it_is_faster() -> None:
     assert explain(q, q, q, mask=Mask.window(100, 0)).backend == "streaming"
     why = explain(q[:, :, :64], q[:, :, :64], q[:, :, :64], position=Softcap(1.0))
     assert why.backend == "reference"
+    assert "1 x 64 x 64 scores is too small" in str(why)
+    few = torch.zeros(1, 1024, 64, 4)
+    why = explain(few, few, few, position=LineBias(torch.zeros(1, 127), lines(Sequence(64))))
     assert "dense scores are faster for 64 x 64 pairs" in str(why)
 
 

@@ -15,6 +15,8 @@ from relpos.core import LineBias, LineVectors, QueryBias, Rotation, RowRule, Sca
 _SEQUENCE, _GRID, _KEY_VECTORS = 2**16, 2**18, 2**20
 _SEQUENCE_WITHOUT_GRADIENT, _GRID_WITHOUT_GRADIENT = 2**18, 2**20
 _NOT_LEARNED, _WINDOW = 2**21, 2**20
+_LEAST = 2**20
+"""Scores of all heads below which what a call costs besides them, about a millisecond, shows."""
 _SCORES = 2**25
 """Scores of all heads from which any other term goes block by block, at no gain in time: a dense engine holds several
 such tensors of 128 MiB."""
@@ -28,6 +30,9 @@ def slower(call: Call) -> str | None:
     border, kind = _border(call)
     if border is None:
         return "without a bias, PyTorch's own kernel is faster"
+    heads = call.q.shape[0] * call.q.shape[1]
+    if heads * n * m < _LEAST:
+        return f"a call of {heads} x {n} x {m} scores is too small to gain; it is faster from {_LEAST:,} on"
     if n * m < border:
         return f"dense scores are faster for {n} x {m} pairs of {kind}; it is from {border:,} pairs on"
     return None
