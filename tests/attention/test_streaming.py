@@ -138,6 +138,7 @@ MASKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["sequence", "grid", "prefix", "none"])
 @pytest.mark.parametrize("name", MASKS)
 def test_tiles_under_every_mask(name: str, layout: str, small_tiles: None) -> None:
@@ -208,6 +209,7 @@ OTHERS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [H, 2, 1])
 @pytest.mark.parametrize("name", OTHERS)
 def test_tiles_of_other_terms(name: str, groups: int, small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
