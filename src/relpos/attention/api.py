@@ -22,6 +22,9 @@ from relpos.core.checks import require_name
 _ORDER: tuple[ModuleType, ...] = (streaming, sdpa, reference)
 _ENGINES: dict[str, ModuleType] = {engine.NAME: engine for engine in _ORDER}
 
+_REFERENCE_AT_MOST = 2**22
+"""Scores of all heads up to which the reference does what the faster engines lack; 16 MiB a tensor."""
+
 
 def backends() -> dict[str, str]:
     """The engines' names, and what each is for, in the order `auto` asks them."""
@@ -64,6 +67,7 @@ def _choose(call: Call, backend: str) -> Explanation:
         return Explanation(backend, others)
     passed_over: dict[str, str] = {}
     chosen: str | None = None
+    declined: str | None = None
     for engine in _ORDER:
         lack = engine.lacks(call)
         slower = engine.slower(call) if lack is None and hasattr(engine, "slower") else None
@@ -71,11 +75,17 @@ def _choose(call: Call, backend: str) -> Explanation:
             passed_over[engine.NAME] = f"it lacks {lack}"
         elif slower is not None:
             passed_over[engine.NAME] = slower
+            declined = declined or engine.NAME
         elif chosen is None:
             chosen = engine.NAME
         else:
             passed_over[engine.NAME] = f"{chosen}, which is asked first, can do it"
     assert chosen is not None, "the reference can do everything"
+    heads, n, m = call.q.shape[0] * call.q.shape[1], call.q.shape[2], call.k.shape[2]
+    if chosen == reference.NAME and declined is not None and heads * n * m > _REFERENCE_AT_MOST:
+        passed_over.pop(declined)
+        passed_over[chosen] = "it would hold every score several times"
+        chosen = declined
     return Explanation(chosen, passed_over)
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from relpos.attention import dense
@@ -28,6 +29,7 @@ from relpos.core import (
     Rotation,
     RowRule,
     Scale,
+    Sinks,
     Term,
     Terms,
     at_least_float32,
@@ -42,18 +44,32 @@ _MEETS_PLAIN = (LineVectors, AxisVectors)
 
 
 def lacks(call: Call) -> str | None:
-    """What of the call this engine cannot do: custom operators do not go through torch.func."""
-    transformed = not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
-    return "torch.func (vmap, grad, ...)" if transformed else None
+    """What of the call this engine cannot do: custom operators go through no transform of functions."""
+    if torch.compiler.is_compiling():
+        return None
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "torch.func (vmap, grad, ...)"
+    return "forward-mode derivatives" if forward_ad._current_level >= 0 else None
 
 
 def run(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """Output and log-sum-exp."""
+    if 0 in (*call.q.shape[:3], call.k.shape[2]):
+        return _of_nothing(call)
     work = _work(call)
     rules = call.terms.of(RowRule)
     if not rules:
         return _attend(work)
     return _by_rules(call, work, rules)
+
+
+def _of_nothing(call: Call) -> tuple[Tensor, Tensor]:
+    """No batch, queries or keys: zeros, to which gradients lead all the same."""
+    nothing = sum(x[..., :0].sum() for x in (call.q, call.k, call.v))
+    out = call.q.new_zeros(*call.q.shape[:3], call.v.shape[3]) + nothing
+    lse = at_least_float32(call.q).new_full(call.q.shape[:3], -torch.inf)
+    sinks = call.terms.one(Sinks)
+    return out, lse if sinks is None else lse.logaddexp(sinks.logits.to(lse.dtype)[:, None])
 
 
 def _attend(work: Work) -> tuple[Tensor, Tensor]:
@@ -91,17 +107,13 @@ def _one_row_an_entry(term: Term) -> Term:
     return replace(term, vectors=lookup(rows, torch.where(inside, term.index, count)).transpose(0, 1), index=None)
 
 
-_PAIRS_OF_A_RULE = 2**18
-"""Pairs of query and key for which a rule is called at once: it may hold dozens of numbers a pair."""
-
-
 def _by_rules(call: Call, work: Work, rules: tuple[RowRule, ...]) -> tuple[Tensor, Tensor]:
     """Rules by row are any function, which no operator can hold: they give each block of rows a dense bias, computed
     again in the backward, so that the blocks' biases never stand side by side."""
     n, m = call.q.shape[2], call.k.shape[2]
     wide_q = at_least_float32(call.q)
     wide_k = at_least_float32(call.k).repeat_interleave(call.groups, dim=1)
-    step = max(1, _PAIRS_OF_A_RULE // max(1, m))
+    step = max(1, dense.PAIRS_AT_ONCE // max(1, m))
     if call.mask is not None and call.mask.blocks is not None:
         step = -(-step // call.mask.blocks.size) * call.mask.blocks.size
     everything = slice(0, m)

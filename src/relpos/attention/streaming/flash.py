@@ -25,9 +25,12 @@ def serves(work: Work) -> bool:
     """Whether the kernel can do the forward of a call that `Strips` serves, in full precision and as fast."""
     mask = work.mask
     biases = work.terms.of(LineBias)
-    prefix = any(term.lines.layout.key is not None and term.lines.layout.key.prefix for term in biases)
-    if prefix and mask is not None and mask.left is not None:
-        return False  # a window may leave out prefix keys
+    for term in biases:
+        query, key = term.lines.layout.query, term.lines.layout.key
+        if mask is None or query is None or key is None or key.prefix == 0:
+            continue
+        if mask.left is not None or key.prefix > query.prefix:
+            return False  # some row may not see some prefix key
     if work.q.device.type != "cpu" or work.q.dtype != torch.float32 or work.v.shape[3] != work.q.shape[3]:
         return False
     return mask is None or (masks.is_interval(mask) and not mask.may_blank_rows)

@@ -86,8 +86,11 @@ class General:
 
         def room(x: Tensor) -> Tensor:  # one for a tensor that several terms share
             if id(x) not in rooms:
-                asked = id(x) in needed
-                rooms[id(x)] = torch.zeros_like(at_least_float32(x)) if asked else x.new_zeros(()).expand(x.shape)
+                wide = at_least_float32(x) if x.is_floating_point() else x
+                if id(x) in needed:
+                    rooms[id(x)] = torch.zeros(x.shape, dtype=wide.dtype, device=x.device)
+                else:
+                    rooms[id(x)] = wide.new_zeros(()).expand(x.shape)
             return rooms[id(x)]
 
         self.gradients = pytree.tree_map_only(Tensor, room, self.work.terms)

@@ -20,7 +20,8 @@ from relpos.attention.streaming.plan import unpack
 )
 def streaming(tensors: list[Tensor], structure: str) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a packed call."""
-    return Forward(unpack(tensors, structure)).run()
+    with torch.autocast(tensors[0].device.type, enabled=False):
+        return Forward(unpack(tensors, structure)).run()
 
 
 @streaming.register_fake
@@ -42,7 +43,8 @@ def streaming_backward(
 ) -> list[Tensor]:
     """The gradients of the tensors at the places `needed`."""
     wanted = [tensors[place] for place in needed]
-    found = Backward(unpack(tensors, structure), out, lse, d_out, d_lse, wanted).run()
+    with torch.autocast(out.device.type, enabled=False):
+        found = Backward(unpack(tensors, structure), out, lse, d_out, d_lse, wanted).run()
     gradients = (found[id(x)] if id(x) in found else torch.zeros_like(x) for x in wanted)
     return [gradient.to(x.dtype).contiguous() for gradient, x in zip(gradients, wanted, strict=True)]
 

@@ -85,7 +85,9 @@ def _take_apart(node: Any, tensors: list[Tensor]) -> Any:
         return ("tuple", *(_take_apart(x, tensors) for x in node))
     if is_dataclass(node):
         return (type(node).__name__, *(_take_apart(getattr(node, field.name), tensors) for field in fields(node)))
-    return node
+    if node is None or isinstance(node, str | bool):
+        return node
+    return float(node) if isinstance(node, float) else int(node)  # plain ones, also of numpy's and symbolic numbers
 
 
 def unpack(tensors: list[Tensor], structure: str) -> Work:

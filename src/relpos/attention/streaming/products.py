@@ -8,6 +8,7 @@ rounded to bfloat16, as PyTorch's own kernels do, and multiplied as such; sums o
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,23 +21,41 @@ def native(q: Tensor) -> bool:
     """Whether this dtype has faster products of its own here."""
     if q.dtype != torch.bfloat16 or q.device.type != "cpu" or not hasattr(_settings(), "fp32_precision"):
         return False
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _settings() -> Any:
     return torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
 
-@contextmanager
-def _rounding_operands() -> Iterator[None]:
-    """float32 products whose operands oneDNN may round to bfloat16."""
-    settings = _settings()
-    before = settings.fp32_precision
-    settings.fp32_precision = "bf16"
-    try:
-        yield
-    finally:
-        settings.fp32_precision = before
+class _Precision:
+    """The process's setting, and how many threads are using another at the moment."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+        self.before = "none"
+
+    @contextmanager
+    def rounding_operands(self) -> Iterator[None]:
+        """float32 products whose operands oneDNN may round to bfloat16. It is one setting for the process: a float32
+        product of another thread in these moments may be rounded too."""
+        settings = _settings()
+        with self.lock:
+            if self.users == 0:
+                self.before = settings.fp32_precision
+                settings.fp32_precision = "bf16"
+            self.users += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.users -= 1
+                if self.users == 0:
+                    settings.fp32_precision = self.before
+
+
+_precision = _Precision()
 
 
 def add_product(
@@ -52,7 +71,7 @@ def add_product(
         for each, left, right in zip(into, a, b, strict=True):
             each.add_(torch.mm(left, right), alpha=factor)
     elif rounded:
-        with _rounding_operands():
+        with _precision.rounding_operands():
             _add_product(into, a, b, factor, 0 if anew else 1)
     else:
         _add_product(into, a, b, factor, 0 if anew else 1)

@@ -23,7 +23,8 @@ such tensors of 128 MiB."""
 
 
 def slower(call: Call) -> str | None:
-    """Why another engine is faster for this call, or None."""
+    """Why another engine is faster for this call, or None. Sizes stay out of the words: torch.compile would make a
+    constant of each."""
     if call.q.device.type != "cpu":
         return f"it has not been measured faster on {call.q.device.type}"
     n, m = call.q.shape[2], call.k.shape[2]
@@ -32,9 +33,9 @@ def slower(call: Call) -> str | None:
         return "without a bias, PyTorch's own kernel is faster"
     heads = call.q.shape[0] * call.q.shape[1]
     if heads * n * m < _LEAST:
-        return f"a call of {heads} x {n} x {m} scores is too small to gain; it is faster from {_LEAST:,} on"
+        return f"the call is too small to gain: it is faster from {_LEAST:,} scores of all heads on"
     if n * m < border:
-        return f"dense scores are faster for {n} x {m} pairs of {kind}; it is from {border:,} pairs on"
+        return f"for {kind} it is faster at more tokens only"
     return None
 
 
