@@ -221,7 +221,7 @@ def _check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:
     if mask.blocks is not None:
         _check_device(mask.blocks.layout, "the mask's block layout", q)
         _check_heads(mask.blocks.layout, "the mask's block layout", q)
-        mask.blocks.dense(q.shape[2], k.shape[2])
+        mask.blocks.check(q.shape[2], k.shape[2])
 
 
 def _check_device(x: Tensor | None, name: str, q: Tensor) -> None:

@@ -45,8 +45,8 @@ class Blocks(Movable):
             fail("a boolean Blocks layout, True where blocks may attend", shape_of(self.layout), "Pass layout.bool().")
         require_int(self.size, "Blocks size", at_least=1)
 
-    def dense(self, queries: int, keys: int) -> Bool[Tensor, "H N M"]:
-        """The layout at every pair."""
+    def check(self, queries: int, keys: int) -> None:
+        """Raise unless the layout fits this many queries and keys."""
         rows, columns = -(-queries // self.size), -(-keys // self.size)
         if tuple(self.layout.shape[1:]) != (rows, columns):
             fail(
@@ -54,6 +54,10 @@ class Blocks(Movable):
                 shape_of(self.layout),
                 "Round the number of blocks up.",
             )
+
+    def dense(self, queries: int, keys: int) -> Bool[Tensor, "H N M"]:
+        """The layout at every pair."""
+        self.check(queries, keys)
         wide = self.layout.repeat_interleave(self.size, dim=1).repeat_interleave(self.size, dim=2)
         return wide[:, :queries, :keys]
 
@@ -69,9 +73,9 @@ class Blocks(Movable):
         return replace(self, layout=self.layout[:, cuts[0], cuts[1]])
 
 
-def _rows(x: Tensor | None) -> Tensor | None:
-    """`[N]` and `[B, N]` both as `[1 or B, N]`."""
-    return None if x is None else x if x.dim() == 2 else x[None]
+def _at(x: Tensor | None, which: Tensor | slice) -> Tensor | None:
+    """Some of `[N]` or `[B, N]`, as `[1 or B, n]`."""
+    return None if x is None else (x if x.dim() == 2 else x[None])[:, which]
 
 
 @register
@@ -196,6 +200,11 @@ class Mask(Movable):
         return self.right == 0 and all(getattr(self, f.name) is None for f in fields(self) if f.name != "right")
 
     @property
+    def is_interval(self) -> bool:
+        """Whether this is `left` and `right` around the index and nothing else, known without reading a tensor."""
+        return all(getattr(self, f.name) is None for f in fields(self) if f.name not in ("left", "right"))
+
+    @property
     def may_blank_rows(self) -> bool:
         """Whether some row may see nothing, as far as can be told without reading tensors."""
         if any(bound is not None and bound < 0 for bound in (self.left, self.right)):
@@ -266,15 +275,13 @@ class Mask(Movable):
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.name.startswith("key") == of_keys}
         return {name: x for name, x in found.items() if isinstance(x, Tensor)}
 
-    def interval(
-        self, queries: int, device: torch.device | None = None
-    ) -> tuple[Int[Tensor, "*#B N"] | None, Int[Tensor, "*#B N"] | None]:
-        """The lowest and highest key order each query sees, `[1 or B, N]`, or None for no bound on that side."""
-        low, high = _rows(self.low), _rows(self.high)
+    def interval(self, rows: Int[Tensor, " n"]) -> tuple[Int[Tensor, "*#B n"] | None, Int[Tensor, "*#B n"] | None]:
+        """The lowest and highest key order that some queries, by number, see: `[1 or B, n]`, or None for no bound."""
+        low, high = _at(self.low, rows), _at(self.high, rows)
         if self.left is not None or self.right is not None:
-            order = _rows(self.query_order)
+            order = _at(self.query_order, rows)
             if order is None:
-                order = torch.arange(queries, device=device)[None]
+                order = rows[None]
             if self.left is not None:
                 low = order - self.left if low is None else torch.maximum(low, order - self.left)
             if self.right is not None:
@@ -284,26 +291,33 @@ class Mask(Movable):
     def dense(self, queries: int, keys: int, device: torch.device | None = None) -> Bool[Tensor, "#B #H N M"]:
         """True where a pair is allowed: the mask's meaning, `[1 or B, 1 or H, N, M]`."""
         self.check(queries, keys)
-        allowed = torch.ones(1, queries, keys, dtype=torch.bool, device=device)
-        low, high = self.interval(queries, device)
+        if self.blocks is not None:
+            self.blocks.check(queries, keys)
+        return self.pairs(torch.arange(queries, device=device), slice(0, keys))
+
+    def pairs(self, rows: Int[Tensor, " n"], keys: slice) -> Bool[Tensor, "#B #H n m"]:
+        """The same for some queries, by number in any order, and a stretch of the keys. What fits is not checked."""
+        allowed = torch.ones(1, rows.shape[0], keys.stop - keys.start, dtype=torch.bool, device=rows.device)
+        low, high = self.interval(rows)
         if low is not None or high is not None:
-            order = _rows(self.key_order)
+            order = _at(self.key_order, keys)
             if order is None:
-                order = torch.arange(keys, device=device)[None]
+                order = torch.arange(keys.start, keys.stop, device=rows.device)[None]
             if low is not None:
                 allowed = allowed & (low[:, :, None] <= order[:, None, :])
             if high is not None:
                 allowed = allowed & (order[:, None, :] <= high[:, :, None])
-        query_global, key_global = _rows(self.query_global), _rows(self.key_global)
+        query_global, key_global = _at(self.query_global, rows), _at(self.key_global, keys)
         if query_global is not None:
             allowed = allowed | query_global[:, :, None]
         if key_global is not None:
             allowed = allowed | key_global[:, None, :]
-        query_segments, key_segments = _rows(self.query_segments), _rows(self.key_segments)
+        query_segments, key_segments = _at(self.query_segments, rows), _at(self.key_segments, keys)
         if query_segments is not None and key_segments is not None:
             equal = query_segments[:, :, None] == key_segments[:, None, :]
             allowed = allowed & equal & (query_segments >= 0)[:, :, None]
         result = allowed[:, None]
         if self.blocks is not None:
-            result = result & self.blocks.dense(queries, keys)[None]
+            columns = torch.arange(keys.start, keys.stop, device=rows.device) // self.blocks.size
+            result = result & self.blocks.layout[:, rows // self.blocks.size][:, :, columns][None]
         return result

@@ -131,7 +131,5 @@ def _by_rules(call: Call, work: Work, rules: tuple[RowRule, ...]) -> tuple[Tenso
         return _attend(replace(work, q=work.q[:, :, rows], plain_q=plain_q, terms=terms, mask=mask, first_row=start))
 
     parts = [checkpoint(attend, start, min(start + step, n), use_reentrant=False) for start in range(0, n, step)]
-    if not parts:
-        return work.v.new_zeros(*work.q.shape[:3], work.v.shape[3]), wide_q.new_zeros(work.q.shape[:3])
     outs, lses = zip(*parts, strict=True)
     return torch.cat(outs, dim=2), torch.cat(lses, dim=2)

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.attention.streaming import masks
 from relpos.attention.streaming.plan import Work
 from relpos.attention.streaming.strips import Block, Strips, Tile
 from relpos.core import LineBias
@@ -33,7 +32,7 @@ def serves(work: Work) -> bool:
             return False  # some row may not see some prefix key
     if work.q.device.type != "cpu" or work.q.dtype != torch.float32 or work.v.shape[3] != work.q.shape[3]:
         return False
-    return mask is None or (masks.is_interval(mask) and not mask.may_blank_rows)
+    return mask is None or (mask.is_interval and not mask.may_blank_rows)
 
 
 def strips(work: Work) -> Strips:

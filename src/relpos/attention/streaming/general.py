@@ -98,7 +98,7 @@ class General:
     def tiles(self, block: Block) -> Iterator[Cut]:
         """The hull of what the rows may see, in one."""
         mask = self.work.mask
-        found = masks.spans(mask, block.numbers, self.queries, self.keys)
+        found = masks.spans(mask, block.numbers, self.keys)
         if not found:
             return
         rows, keys = block.rows, slice(found[0][0], found[-1][1])

@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.attention.streaming import masks
 from relpos.attention.streaming.general import General
 from relpos.attention.streaming.plan import Work
 from relpos.attention.streaming.products import add_product, native
@@ -37,7 +36,7 @@ class Loop:
     def __init__(self, work: Work) -> None:
         self.work = work
         batch, heads, _, _ = work.q.shape
-        self.batch, self.heads, self.keys = batch, heads, work.k.shape[2]
+        self.batch, self.heads = batch, heads
         self.groups = heads // work.k.shape[1]
         self.dtype = torch.promote_types(work.q.dtype, torch.float32)
         self.unit = log_base(self.dtype)
@@ -118,7 +117,7 @@ class Loop:
         if tile.masked:
             if tile.pairs is None:
                 assert self.work.mask is not None
-                tile.pairs = ~masks.allowed(self.work.mask, block.numbers, tile.keys)
+                tile.pairs = ~self.work.mask.pairs(block.numbers, tile.keys)
             score.masked_fill_(self._of_heads(tile.pairs, heads), -torch.inf)
         return score
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 from relpos.attention.call import Call
-from relpos.attention.streaming import masks
 from relpos.core import LineBias, LineVectors, QueryBias, Rotation, RowRule, Scale, Sinks
 
 _SEQUENCE, _GRID, _KEY_VECTORS = 2**16, 2**18, 2**20
@@ -51,7 +50,7 @@ def _border(call: Call) -> tuple[int | None, str]:
     if not regular or call.dropout > 0 or any(not isinstance(term, strips) for term in call.terms):
         return -(-_SCORES // batch), "a position that is no line bias" if not call.terms.of(RowRule) else "a row rule"
     if not lines:
-        if call.mask is None or call.mask.is_plain_causal or not masks.is_interval(call.mask):
+        if call.mask is None or call.mask.is_plain_causal or not call.mask.is_interval:
             return None, ""
         return _WINDOW, "a window"
     if any(term.side == "key" for term in vectors):

@@ -182,7 +182,7 @@ class Strips:
     def tiles(self, block: Block) -> Iterator[Tile]:
         """What the rows may see, in stretches of at most `width` keys."""
         prefix = self.key.prefix
-        for low, high in masks.spans(self.mask, block.numbers, self.queries, self.keys):
+        for low, high in masks.spans(self.mask, block.numbers, self.keys):
             if low < prefix:
                 yield Tile(slice(low, min(high, prefix)), self.mask is not None)
             start, stop = max(low - prefix, 0) // self.step * self.step, high - prefix
@@ -199,7 +199,7 @@ class Strips:
             first = self.reversed.shape[1] - 1 - (block.place - key_place + self.line.lines.origin)
         if self.mask is None:
             return Tile(keys, False, first, width, 0, width)
-        if not masks.is_interval(self.mask) or block.step == 0 or self.columns != self.step:
+        if not self.mask.is_interval or block.step == 0 or self.columns != self.step:
             return Tile(keys, True, first, width, 0, width)
         ahead = block.head - keys.start  # the offset of order at the window's first entry; it falls by 1 an entry
         low = 0 if self.mask.left is None else max(0, ahead - self.mask.left)
