@@ -11,6 +11,7 @@ again, and so is delta, with which they may have to cancel.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,11 +21,30 @@ from torch.utils import _pytree as pytree
 
 from relpos.attention.streaming.general import General
 from relpos.attention.streaming.loop import Loop
+from relpos.attention.streaming.operands import KeyGradient, Part, put, take
 from relpos.attention.streaming.plan import Work
 from relpos.attention.streaming.products import add_product
 from relpos.attention.streaming.room import Room, clear_around
-from relpos.attention.streaming.strips import Strips
 from relpos.core import LineBias, Sinks
+
+
+@dataclass(eq=False)
+class Rows:
+    """What the backward knows of a part's rows.
+
+    Attributes:
+        low: the output's gradient as it came; upstream: in the dtype of the sums, `[g, n, V]`.
+        delta: <output, its gradient> - d_lse; d_lse: the gradient of the log-sum-exp; shift: that itself, `[g, n, 1]`.
+        d_q, d_plain_q: the gradients of the queries, and of those that vectors meet, which may be one.
+    """
+
+    low: Float[Tensor, "g n V"]
+    upstream: Float[Tensor, "g n V"]
+    delta: Float[Tensor, "g n 1"]
+    d_lse: Float[Tensor, "g n 1"]
+    shift: Float[Tensor, "g n 1"]
+    d_q: Float[Tensor, "g n D"]
+    d_plain_q: Float[Tensor, "g n D"]
 
 
 class Backward(Loop):
@@ -48,16 +68,8 @@ class Backward(Loop):
         side = self.side
         self.needed = {id(x): x for x in needed}
         self.found: dict[int, Tensor] = {}
-        wide = d_out.to(self.dtype)
-        self.upstream = side.gather(wide)
-        self.d_lse = side.gather(d_lse.to(self.dtype)[..., None])
-        self.delta = side.gather((wide * out.to(self.dtype)).sum(dim=-1, keepdim=True)) - self.d_lse
-        shift = side.gather(lse[..., None].to(self.dtype) * self.unit)
-        self.shift = torch.where(shift == -torch.inf, torch.inf, shift)  # a row that sees nothing has no weights
-        self.d_q, self.d_k, self.d_v = (
-            torch.zeros_like(x) if id(own) in self.needed else None
-            for x, own in ((self.q, work.q), (self.k, work.k), (self.v, work.v))
-        )
+        self.out, self.d_out = out.flatten(0, 1), d_out.flatten(0, 1)
+        self.lse, self.d_lse = lse.flatten(0, 1)[..., None], d_lse.flatten(0, 1)[..., None]
         self.line = next(iter(work.terms.of(LineBias)), None)
         self.d_line: Tensor | None = None
         if isinstance(side, General):
@@ -67,67 +79,101 @@ class Backward(Loop):
             self.d_line = torch.zeros_like(side.reversed)
         if self.vectors is not None:
             self.vectors.expect()
+        self.d_sink = None if self.sink is None else torch.zeros_like(self.sink[:, 0, 0])
+        self.d_q, self.d_plain_q = self._of_queries(work.q), self._of_queries(work.plain_q)
+        self.d_k, self.d_v, self.d_plain_k = (self._of_keys(x) for x in (work.k, work.v, work.plain_k))
+
+    def _of_queries(self, x: Tensor | None) -> Float[Tensor, "BH N D"] | None:
+        """Room for a gradient that is written once, where it is wanted."""
+        if x is None or id(x) not in self.needed:
+            return None
+        dtype = self.dtype if isinstance(self.side, General) else x.dtype
+        return torch.zeros(x.shape, dtype=dtype, device=x.device).flatten(0, 1)
+
+    def _of_keys(self, x: Tensor | None) -> KeyGradient | None:
+        """Room for a gradient that is summed over blocks, where it is wanted."""
+        if x is None or id(x) not in self.needed:
+            return None
+        return KeyGradient(x, self.heads, self.dtype, in_turn=bool(self.planned) and not self.by_pairs)
 
     def run(self) -> dict[int, Tensor]:
         """The gradients by the `id` of their tensors; of one that is not there it is zero."""
-        room, scale = Room(self.q), self.work.scale
-        for block, tiles, heads in self.order():
-            for tile in tiles:
-                exact = len(tiles) == 1 and (self.dtype == torch.float64 or isinstance(self.side, General))
-                d = self._of_scores(room, block, tile, heads, exact)
+        room = Room(self.dtype, self.work.q.device)
+        for part in self.parts():
+            rows = self._rows(part)
+            for tile in part.tiles:
+                exact = len(part.tiles) == 1 and (self.dtype == torch.float64 or isinstance(self.side, General))
+                d = self._of_scores(room, part, rows, tile, exact)
                 if self.native:
                     d = room.rounded(d)
+                k, q = (part.heads.low_k, part.low_q) if self.native else (part.heads.k, part.q)
                 if self.d_q is not None:
-                    add_product(self.d_q[heads, block.rows], d, self.low_k[heads, tile.keys], scale)
+                    add_product(rows.d_q, d, k[:, tile.keys], self.work.scale)
                 if self.d_k is not None:
-                    add_product(self.d_k[heads, tile.keys], d.mT, self.low_q[heads, block.rows], scale)
+                    add_product(self.d_k.at(part.which, tile.keys), d.mT, q, self.work.scale)
+            for into, found in ((self.d_q, rows.d_q), (self.d_plain_q, rows.d_plain_q)):
+                if into is not None:
+                    put(into, part.which, part.block.numbers, found)
         self._collect()
         return self.found
 
+    def _rows(self, part: Part) -> Rows:
+        low, out, lse, d_lse = (
+            take(x, part.which, part.block.numbers) for x in (self.d_out, self.out, self.lse, self.d_lse)
+        )
+        upstream, d_lse = low.to(self.dtype), d_lse.to(self.dtype)
+        delta = (upstream * out.to(self.dtype)).sum(dim=-1, keepdim=True) - d_lse
+        shift = lse.to(self.dtype) * self.unit
+        shift = torch.where(shift == -torch.inf, torch.inf, shift)  # a row that sees nothing has no weights
+        if self.sink is not None and self.d_sink is not None:
+            self.d_sink[part.which] -= (self.exp(self.sink[part.which] - shift) * delta).sum(dim=(1, 2))
+        d_q = torch.zeros_like(part.q)
+        d_plain_q = d_q if self.work.plain_q is None else torch.zeros_like(part.plain_q)
+        return Rows(low, upstream, delta, d_lse, shift, d_q, d_plain_q)
+
     # one tile
 
-    def _of_scores(self, room: Room, block: Any, tile: Any, heads: slice, exact: bool) -> Float[Tensor, "g n m"]:
+    def _of_scores(self, room: Room, part: Part, rows: Rows, tile: Any, exact: bool) -> Float[Tensor, "g n m"]:
         """The gradient of a tile's content scores; those of v and of the terms are added to theirs."""
-        side, rows = self.side, block.rows
-        weights = self.exp(self.scores(room, block, tile, heads, self.shift[heads, rows]))
+        side = self.side
+        weights = self.exp(self.scores(room, part, tile, rows.shift))
         if exact:
             total = weights.sum(dim=-1, keepdim=True)
             if self.sink is not None:
-                total += self.exp(self.sink[heads, None] - self.shift[heads, rows])
+                total += self.exp(self.sink[part.which] - rows.shift)
             weights /= torch.where(total == 0, 1, total)
-        kept = self.kept(block, tile)
+        kept = self.kept(part, tile)
         used = weights if kept is None else weights * kept
         if self.d_v is not None:
-            upstream = self.upstream[heads, rows]
-            left, right = (room.rounded(used), upstream.bfloat16()) if self.native else (used, upstream)
-            add_product(self.d_v[heads, tile.keys], left.mT, right)
-        d, whole = self._of_weights(room, block, tile, heads, used, kept)
-        delta = self.delta[heads, rows]
-        if exact:
-            delta = (d * weights).sum(dim=-1, keepdim=True) - self.d_lse[heads, rows]
+            left, right = (room.rounded(used), rows.low) if self.native else (used, rows.upstream)
+            add_product(self.d_v.at(part.which, tile.keys), left.mT, right)
+        d, whole = self._of_weights(room, part, rows, tile, used, kept)
+        delta = (d * weights).sum(dim=-1, keepdim=True) - rows.d_lse if exact else rows.delta
         d.sub_(delta).mul_(weights)
         if self.vectors is not None:
             if self.vectors.of("value"):
                 clear_around(whole[0, 0], d.shape[2])
-            self.vectors.collect(whole[0, 0], d[0], heads.start, block, tile)
+            of_keys = self.d_k if self.work.plain_k is None else self.d_plain_k
+            d_k = None if of_keys is None else of_keys.at(part.which, tile.keys)[0]
+            self.vectors.collect(whole[0, 0], d[0], part, tile, rows.d_plain_q[0], d_k)
         if isinstance(side, General):
-            side.collect(block, tile, d)
+            side.collect(part.block, tile, d)
         elif self.d_line is not None:
-            side.collect(self.d_line, block, tile, heads, whole.sum(dim=2), d)
+            side.collect(self.d_line, part.block, tile, part.which, whole.sum(dim=2), d)
         if self.cap is not None:
             assert room.tanh is not None
             d.mul_(1 - room.tanh.square())
         return d
 
     def _of_weights(
-        self, room: Room, block: Any, tile: Any, heads: slice, used: Float[Tensor, "g n m"], kept: Tensor | None
+        self, room: Room, part: Part, rows: Rows, tile: Any, used: Float[Tensor, "g n m"], kept: Tensor | None
     ) -> tuple[Float[Tensor, "g n m"], Float[Tensor, "g s r W"]]:
         """The gradient of the weights, and all of the buffer that it lies in, zero around its rows."""
-        side, upstream = self.side, self.upstream[heads, block.rows]
+        side = self.side
         g, n, m = used.shape
-        step = side.skew(block, tile) if self.d_line is not None or self.vectors is not None else 0
+        step = side.skew(part.block, tile) if self.d_line is not None or self.vectors is not None else 0
         if step:
-            d, whole = room.shifted.shifted(g, n, m, step, len(block.strips))
+            d, whole = room.shifted.shifted(g, n, m, step, len(part.block.strips))
         else:
             d = room.other.rows(g, n, m)
             whole = d[:, None]
@@ -136,10 +182,10 @@ class Backward(Loop):
             assert room.whole is not None
             clear_around(room.whole[0], m)
             whole.zero_()
-            self.vectors.weights_backward(whole[0, 0], room.whole[0], upstream[0], heads.start, block, tile)
-        add_product(d, upstream, self.v[heads, tile.keys].mT, rounded=self.native, anew=not with_vectors)
+            self.vectors.weights_backward(whole[0, 0], room.whole[0], rows.upstream[0], part, tile)
+        add_product(d, rows.upstream, part.heads.v[:, tile.keys].mT, rounded=self.native, anew=not with_vectors)
         if isinstance(side, General) and side.has_values:
-            d += side.outputs_backward(block, tile, used, upstream)
+            d += side.outputs_backward(part.block, tile, used, rows.upstream)
         if kept is not None:
             d.mul_(kept)
         return d, whole
@@ -154,37 +200,26 @@ class Backward(Loop):
 
     def _collect(self) -> None:
         work, side = self.work, self.side
-        if self.d_q is not None:
-            self._add(work.q, side.scatter(self.d_q))
-        for x, d_x in ((work.k, self.d_k), (work.v, self.d_v)):
-            if d_x is not None:
-                self._add(x, self._of_keys(d_x, x))
+        for x, d_x in ((work.q, self.d_q), (work.plain_q, self.d_plain_q)):
+            if x is not None and d_x is not None:
+                self._add(x, d_x.view(x.shape))
+        for x, sums in ((work.k, self.d_k), (work.v, self.d_v), (work.plain_k, self.d_plain_k)):
+            if x is not None and sums is not None:
+                self._add(x, sums.finished())
         sinks = work.terms.one(Sinks)
-        if sinks is not None and self.sink is not None:
-            share = -self.exp(self.sink[:, None] - self.shift) * self.delta
-            self._add(sinks.logits, share.sum(dim=(1, 2)).view(self.batch, self.heads).sum(dim=0))
+        if sinks is not None and self.d_sink is not None:
+            self._add(sinks.logits, self.d_sink.view(self.batch, self.heads).sum(dim=0))
         if self.d_line is not None and self.line is not None:
             of_heads = self.d_line.flip(-1).view(self.batch, self.heads, -1).sum(dim=0)
             self._add(self.line.values, of_heads.sum_to_size(self.line.values.shape))
         if isinstance(side, General):
             leaves = zip(pytree.tree_leaves(work.terms), pytree.tree_leaves(side.gradients), strict=True)
-            for x, gradient in {id(x): (x, gradient) for x, gradient in leaves if isinstance(x, Tensor)}.values():
+            for x, found in {id(x): (x, found) for x, found in leaves if isinstance(x, Tensor)}.values():
                 if sinks is None or x is not sinks.logits:
-                    self._add(x, gradient)
-            self._add_plain(side.into_q, side.into_k.flatten(0, 1))
-        if self.vectors is not None and isinstance(side, Strips):
-            for x, gradient in self.vectors.gradients():
-                self._add(x, gradient)
-            self._add_plain(side.scatter(self.vectors.d_q), self.vectors.d_k)
-
-    def _add_plain(self, d_q: Float[Tensor, "B H N D"], d_k: Float[Tensor, "BH M D"]) -> None:
-        """The gradients of the queries and keys that vectors meet."""
-        work = self.work
-        k = work.k if work.plain_k is None else work.plain_k
-        self._add(work.q if work.plain_q is None else work.plain_q, d_q)
-        self._add(k, self._of_keys(d_k, k))
-
-    def _of_keys(self, x: Float[Tensor, "BH M D"], like: Float[Tensor, "B G M D"]) -> Float[Tensor, "B G M D"]:
-        """The sum over the query heads that share a key head of `like`."""
-        summed: Tensor = x.unflatten(0, (self.batch, like.shape[1], -1)).sum(dim=2)
-        return summed
+                    self._add(x, found)
+            k = work.k if work.plain_k is None else work.plain_k
+            self._add(work.q if work.plain_q is None else work.plain_q, side.into_q)
+            self._add(k, side.into_k.unflatten(1, (k.shape[1], -1)).sum(dim=2))
+        if self.vectors is not None:
+            for x, found in self.vectors.gradients():
+                self._add(x, found)

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from relpos.attention.streaming.operands import put, take
 from relpos.attention.streaming.plan import Work
 from relpos.attention.streaming.strips import Block, Strips, Tile
 from relpos.core import LineBias
@@ -54,16 +55,16 @@ def attend(
 ) -> None:
     """Write output and natural log-sum-exp of all rows behind the prefix, over all keys behind the prefix."""
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    every = slice(None)
     for blocks, tiles in _groups(side):
-        first, last = blocks[0].rows, blocks[-1].rows
-        rows, keys = slice(first.start, last.stop), tiles[0].keys
-        shape = len(blocks), first.stop - first.start
-        mask = _mask(side, blocks, tiles)
-        own = q[:, rows].unflatten(1, shape).transpose(0, 1)
-        theirs = (x[:, keys].expand(len(blocks), -1, -1, -1) for x in (k, v))
-        result, sums = kernel(own, *theirs, 0.0, False, attn_mask=mask, scale=scale)
-        out[:, rows] = result.transpose(0, 1).flatten(1, 2)
-        lse[:, rows, 0] = sums.transpose(0, 1).flatten(1, 2)
+        own = take(q, every, torch.cat([block.numbers for block in blocks])).unflatten(1, (len(blocks), -1))
+        theirs = (x[:, tiles[0].keys].expand(len(blocks), -1, -1, -1) for x in (k, v))
+        result, sums = kernel(
+            own.transpose(0, 1), *theirs, 0.0, False, attn_mask=_mask(side, blocks, tiles), scale=scale
+        )
+        for number, block in enumerate(blocks):
+            put(out, every, block.numbers, result[number])
+            put(lse, every, block.numbers, sums[number, ..., None])
 
 
 def _groups(side: Strips) -> list[tuple[list[Block], list[Tile]]]:

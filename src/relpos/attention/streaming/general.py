@@ -61,15 +61,6 @@ class General:
         self.gradients: Terms | None = None
         self.needed: Set[int] = set()
 
-    def gather(self, x: Float[Tensor, "B H N D"]) -> Float[Tensor, "BH N D"]:
-        """Queries in the order of the blocks, which is their own."""
-        return x.flatten(0, 1)
-
-    def scatter(self, x: Float[Tensor, "BH N D"]) -> Float[Tensor, "B H N D"]:
-        """The inverse of `gather`."""
-        result: Tensor = x.unflatten(0, self.shape)
-        return result
-
     def blocks(self) -> Iterator[Block]:
         """All rows once."""
         for start in range(0, self.queries, self.rows):

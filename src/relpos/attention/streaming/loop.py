@@ -8,7 +8,7 @@ Scores are kept in base 2, because exp2 is several times faster than exp on CPU 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.attention.streaming.general import General
+from relpos.attention.streaming.operands import Heads, Operands, Part
 from relpos.attention.streaming.plan import Work
 from relpos.attention.streaming.products import add_product, native
 from relpos.attention.streaming.room import Room
@@ -35,9 +36,7 @@ class Loop:
 
     def __init__(self, work: Work) -> None:
         self.work = work
-        batch, heads, _, _ = work.q.shape
-        self.batch, self.heads = batch, heads
-        self.groups = heads // work.k.shape[1]
+        self.batch, self.heads = work.q.shape[:2]
         self.dtype = torch.promote_types(work.q.dtype, torch.float32)
         self.unit = log_base(self.dtype)
         strips = Strips.serve(work) and Vectors.serve(work)
@@ -47,47 +46,48 @@ class Loop:
         self.vectors: Vectors | None = None
         if isinstance(self.side, Strips) and work.terms.of(LineVectors):
             self.vectors = Vectors(work, self.side, self.unit)
-        low_q = self.side.gather(work.q.detach())
-        low_k, low_v = (self._repeated(x.detach()) for x in (work.k, work.v))
-        self.q, self.k, self.v = (x.to(self.dtype) for x in (low_q, low_k, low_v))
-        self.low_q, self.low_k, self.low_v = (low_q, low_k, low_v) if self.native else (self.q, self.k, self.v)
         softcap = work.terms.one(Softcap)
         self.cap = None if softcap is None else softcap.cap
         sinks = work.terms.one(Sinks)
         self.sink: Tensor | None = None
         if sinks is not None:
-            self.sink = (sinks.logits.detach().to(self.dtype) * self.unit).expand(batch, heads).reshape(-1, 1)
+            logits = sinks.logits.detach().to(self.dtype) * self.unit
+            self.sink = logits.expand(self.batch, self.heads).reshape(-1, 1, 1)
+        self.operands = Operands(work, self.dtype)
+        self.planned = []
+        if isinstance(self.side, Strips):
+            self.planned = [(block, list(self.side.tiles(block))) for block in self.side.blocks()]
+        self.by_pairs = any(tile.masked for _, tiles in self.planned for tile in tiles)
 
-    def _repeated(self, x: Float[Tensor, "B G M D"]) -> Float[Tensor, "BH M D"]:
-        return (x if self.groups == 1 else x.repeat_interleave(self.groups, dim=1)).flatten(0, 1)
-
-    def order(self, prefix_only: bool = False) -> Iterator[tuple[Any, Sequence[Any], slice]]:
-        """Blocks with their tiles, and stretches of the heads small enough for the buffers.
+    def parts(self, prefix_only: bool = False) -> Iterator[Part]:
+        """Every block of rows of every head, as many heads together as the buffers hold.
 
         Head by head, so that its keys and values stay in the cache; but where a mask is worked out pair by pair, block
         by block, so that it is worked out once.
         """
-        count = self.batch * self.heads
-        if isinstance(self.side, General):
-            for block in self.side.blocks():
-                yield block, list(self.side.tiles(block)), slice(0, count)
+        side, whole, count = self.side, self.operands, self.batch * self.heads
+        if isinstance(side, General):
+            heads = Heads(whole, slice(0, count))
+            for block in side.blocks():
+                yield whole.part(block, list(side.tiles(block)), heads)
             return
-        blocks = (block for block in self.side.blocks() if block.step == 0 or not prefix_only)
-        planned = [(block, list(self.side.tiles(block))) for block in blocks]
+        planned = [entry for entry in self.planned if entry[0].step == 0 or not prefix_only]
         widest = max((tile.keys.stop - tile.keys.start for _, tiles in planned for tile in tiles), default=1)
         tallest = max((block.rows.stop - block.rows.start for block, _ in planned), default=1)
         at_once = 1 if self.vectors else max(1, PAIRS // (widest * tallest))
         chunks = [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
-        if any(tile.masked for _, tiles in planned for tile in tiles):
+        if self.by_pairs:
+            every = [Heads(whole, chunk) for chunk in chunks]
             for block, tiles in planned:
-                for chunk in chunks:
-                    yield block, tiles, chunk
+                for heads in every:
+                    yield whole.part(block, tiles, heads)
                 for tile in tiles:
                     tile.pairs = None
         else:
             for chunk in chunks:
+                heads = Heads(whole, chunk)
                 for block, tiles in planned:
-                    yield block, tiles, chunk
+                    yield whole.part(block, tiles, heads)
 
     # scores
 
@@ -95,15 +95,13 @@ class Loop:
         """In place, of scores in the units of `log_base`."""
         return x.exp_() if self.unit == 1 else x.exp2_()
 
-    def scores(self, room: Room, block: Any, tile: Any, heads: slice, shift: Tensor | None) -> Float[Tensor, "g n m"]:
+    def scores(self, room: Room, part: Part, tile: Any, shift: Tensor | None) -> Float[Tensor, "g n m"]:
         """The scores of a tile, in the units of `log_base`, less `shift`."""
-        rows, keys = block.rows, tile.keys
         if self.vectors is not None:
-            score = self._scores_with_vectors(room, block, tile, heads, shift)
-            return self._masked(score, block, tile, heads)
-        bias = self.side.bias(block, tile, heads)
-        score = room.scores.rows(heads.stop - heads.start, rows.stop - rows.start, keys.stop - keys.start)
-        q, k = self.q[heads, rows], self.k[heads, keys].mT
+            return self._masked(self._scores_with_vectors(room, part, tile, shift), part, tile)
+        bias = self.side.bias(part.block, tile, part.which)
+        score = room.scores.rows(part.q.shape[0], part.q.shape[1], tile.keys.stop - tile.keys.start)
+        q, k = part.q, part.heads.k[:, tile.keys].mT
         if self.cap is None:
             self._begin(score, bias, shift)
             add_product(score, q, k, self.work.scale * self.unit, rounded=self.native)
@@ -111,33 +109,29 @@ class Loop:
             room.tanh = torch.bmm(q, k).mul_(self.work.scale / self.cap).tanh_()
             self._begin(score, bias, shift)
             score.add_(room.tanh, alpha=self.cap * self.unit)
-        return self._masked(score, block, tile, heads)
+        return self._masked(score, part, tile)
 
-    def _masked(self, score: Tensor, block: Any, tile: Any, heads: slice) -> Tensor:
+    def _masked(self, score: Tensor, part: Part, tile: Any) -> Tensor:
         if tile.masked:
             if tile.pairs is None:
                 assert self.work.mask is not None
-                tile.pairs = ~self.work.mask.pairs(block.numbers, tile.keys)
-            score.masked_fill_(self._of_heads(tile.pairs, heads), -torch.inf)
+                tile.pairs = ~self.work.mask.pairs(part.block.numbers, tile.keys)
+            score.masked_fill_(self._of_heads(tile.pairs, part.which), -torch.inf)
         return score
 
-    def _scores_with_vectors(
-        self, room: Room, block: Any, tile: Any, heads: slice, shift: Tensor | None
-    ) -> Float[Tensor, "1 n m"]:
+    def _scores_with_vectors(self, room: Room, part: Part, tile: Any, shift: Tensor | None) -> Float[Tensor, "1 n m"]:
         """The same in the layout that vectors want; the whole of it is left in the room."""
         assert isinstance(self.side, Strips)
         assert self.vectors is not None
-        rows, keys, head = block.rows, tile.keys, heads.start
-        size = rows.stop - rows.start, keys.stop - keys.start
-        score, whole = room.scores.shifted_over_anything(1, *size, 1)
+        score, whole = room.scores.shifted_over_anything(1, part.q.shape[1], tile.keys.stop - tile.keys.start, 1)
         room.whole = whole[:, 0]
         window = None
         if self.side.reversed is not None or tile.low > 0 or tile.high < tile.width:
-            window = self.side.window(block, tile, heads)[:, None]
+            window = self.side.window(part.block, tile, part.which)[:, None]
         self._begin(room.whole, window, shift)
-        self.vectors.add_queries(room.whole[0], head, block, tile)
-        add_product(score, self.q[heads, rows], self.k[heads, keys].mT, self.work.scale * self.unit)
-        self.vectors.add_keys(score[0], head, block, tile)
+        self.vectors.add_queries(room.whole[0], part, tile)
+        add_product(score, part.q, part.heads.k[:, tile.keys].mT, self.work.scale * self.unit)
+        self.vectors.add_keys(score[0], part, tile)
         return score
 
     @staticmethod
@@ -160,11 +154,11 @@ class Loop:
             return x[0]
         return x.expand(self.batch, self.heads, *x.shape[2:]).flatten(0, 1)[heads]
 
-    def kept(self, block: Any, tile: Any) -> Float[Tensor, "g n m"] | None:
+    def kept(self, part: Part, tile: Any) -> Float[Tensor, "g n m"] | None:
         """Dropout's factors, of all heads."""
         if self.work.seed is None:
             return None
-        columns = torch.arange(tile.keys.start, tile.keys.stop, device=self.q.device)
-        rows = block.numbers + self.work.first_row
+        columns = torch.arange(tile.keys.start, tile.keys.stop, device=part.q.device)
+        rows = part.block.numbers + self.work.first_row
         kept = keep(self.work.seed, self.batch, self.heads, rows, columns, self.work.dropout)
         return kept.flatten(0, 1).to(self.dtype) / (1 - self.work.dropout)

@@ -9,7 +9,7 @@ rounded to bfloat16, as PyTorch's own kernels do, and multiplied as such; sums o
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,15 +59,21 @@ _precision = _Precision()
 
 
 def add_product(
-    into: Tensor, a: Tensor, b: Tensor, factor: float = 1.0, *, rounded: bool = False, anew: bool = False
+    into: Tensor | Sequence[Tensor],
+    a: Tensor,
+    b: Tensor,
+    factor: float = 1.0,
+    *,
+    rounded: bool = False,
+    anew: bool = False,
 ) -> None:
-    """`into += factor * a @ b`, for `[g, n, m]`.
+    """`into += factor * a @ b`, for `[g, n, m]` or g of `[n, m]`.
 
     Args:
         anew: what `into` holds is no part of it.
         rounded: a and b hold bfloat16 numbers, and `native` is true of them.
     """
-    if a.dtype != into.dtype:
+    if a.dtype != into[0].dtype:
         for each, left, right in zip(into, a, b, strict=True):
             each.add_(torch.mm(left, right), alpha=factor)
     elif rounded:
@@ -77,6 +83,6 @@ def add_product(
         _add_product(into, a, b, factor, 0 if anew else 1)
 
 
-def _add_product(into: Tensor, a: Tensor, b: Tensor, factor: float, beta: int) -> None:
+def _add_product(into: Tensor | Sequence[Tensor], a: Tensor, b: Tensor, factor: float, beta: int) -> None:
     for each, left, right in zip(into, a, b, strict=True):  # rows of a buffer are padded, which batched kernels refuse
         each.addmm_(left, right, alpha=factor, beta=beta)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -12,8 +13,8 @@ _PAD = 16
 class Buffer:
     """Room for scores of changing shape, allocated once."""
 
-    def __init__(self, like: Tensor) -> None:
-        self.store = like.new_empty(0)
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.store = torch.empty(0, dtype=dtype, device=device)
         self.shape: tuple[int, ...] = ()
 
     def rows(self, g: int, n: int, m: int) -> Float[Tensor, "g n m"]:
@@ -56,11 +57,11 @@ def clear_around(whole: Float[Tensor, "n W"], m: int) -> None:
 class Room:
     """The buffers of a call."""
 
-    def __init__(self, like: Tensor) -> None:
-        self.scores = Buffer(like)
-        self.shifted = Buffer(like)  # kept zero around its rows, so used for nothing else
-        self.other = Buffer(like)
-        self.low = Buffer(like.bfloat16()[:0])
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.scores = Buffer(dtype, device)
+        self.shifted = Buffer(dtype, device)  # kept zero around its rows, so used for nothing else
+        self.other = Buffer(dtype, device)
+        self.low = Buffer(torch.bfloat16, device)
         self.tanh: Tensor | None = None  # of a capped tile
         self.whole: Tensor | None = None  # what a tile with vectors lies in
 

@@ -128,21 +128,6 @@ class Strips:
                 return False
         return True
 
-    # the order of the queries
-
-    def gather(self, x: Float[Tensor, "B H N D"]) -> Float[Tensor, "BH N D"]:
-        """Queries in the order of the blocks."""
-        prefix = self.query.prefix
-        tokens = x[:, :, prefix:].unflatten(2, (self.length, self.columns)).flip(2).transpose(2, 3).flatten(2, 3)
-        return (torch.cat([x[:, :, :prefix], tokens], dim=2) if prefix else tokens).flatten(0, 1)
-
-    def scatter(self, x: Float[Tensor, "BH N D"]) -> Float[Tensor, "B H N D"]:
-        """The adjoint and inverse of `gather`."""
-        prefix = self.query.prefix
-        x = x.unflatten(0, (self.batch, self.heads))
-        tokens = x[:, :, prefix:].unflatten(2, (self.columns, self.length)).transpose(2, 3).flip(2).flatten(2, 3)
-        return torch.cat([x[:, :, :prefix], tokens], dim=2) if prefix else tokens
-
     def blocks(self) -> Iterator[Block]:
         """All rows once."""
         prefix = self.query.prefix

@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from relpos.attention.streaming.operands import Part
 from relpos.attention.streaming.plan import Work
 from relpos.attention.streaming.strips import Block, Strips, Tile
 from relpos.core import LineVectors
@@ -71,12 +72,6 @@ class Vectors:
     def __init__(self, work: Work, side: Strips, unit: float) -> None:
         self.side = side
         self.operands = [_Operand(term, work, side, unit) for term in work.terms.of(LineVectors)]
-        q = work.q if work.plain_q is None else work.plain_q
-        k = work.k if work.plain_k is None else work.plain_k
-        self.q = side.gather(q.detach().to(side.dtype))
-        groups = side.heads // k.shape[1]
-        self.k = k.detach().to(side.dtype).repeat_interleave(groups, dim=1).flatten(0, 1)
-        self.d_q = self.d_k = self.q.new_zeros(0)
 
     @staticmethod
     def serve(work: Work) -> bool:
@@ -89,81 +84,88 @@ class Vectors:
 
     # forward
 
-    def add_queries(self, whole: Float[Tensor, "n W"], head: int, block: Block, tile: Tile) -> None:
+    def add_queries(self, whole: Float[Tensor, "n W"], part: Part, tile: Tile) -> None:
         """Vectors that meet queries, in the layout of `whole`."""
+        head = part.which.start
         for operand in self.of("query"):
-            window = operand.window(operand.vectors, head, block, tile)
-            whole.addmm_(operand.meets(self.q[head, block.rows], head), window.mT, alpha=operand.factor)
+            window = operand.window(operand.vectors, head, part.block, tile)
+            whole.addmm_(operand.meets(part.plain_q[0], head), window.mT, alpha=operand.factor)
 
-    def add_keys(self, score: Float[Tensor, "n m"], head: int, block: Block, tile: Tile) -> None:
+    def add_keys(self, score: Float[Tensor, "n m"], part: Part, tile: Tile) -> None:
         """Vectors that meet keys."""
         n, m = score.shape
+        head = part.which.start
         for operand in self.of("key"):
-            window = operand.window(operand.vectors, head, block, tile)
-            k = operand.meets(self.k[head, tile.keys], head)
+            window = operand.window(operand.vectors, head, part.block, tile)
+            k = operand.meets(part.heads.plain_k[0, tile.keys], head)
             for start in range(0, m, _KEYS_AT_ONCE):
-                part = k[start : start + _KEYS_AT_ONCE]
-                count = part.shape[0]
-                product = part @ window[start : start + count + n - 1].mT
+                some = k[start : start + _KEYS_AT_ONCE]
+                count = some.shape[0]
+                product = some @ window[start : start + count + n - 1].mT
                 score[:, start : start + count].add_(_band(product, n).mT, alpha=operand.factor)
 
-    def outputs(self, whole: Float[Tensor, "n W"], head: int, block: Block, tile: Tile, out: Tensor) -> None:
+    def outputs(self, whole: Float[Tensor, "n W"], part: Part, tile: Tile, out: Tensor) -> None:
         """Add vectors under the weights, which stand in `whole` with zeros around, to the rows of the output."""
         for operand in self.of("value"):
-            out.addmm_(whole, operand.window(operand.vectors, head, block, tile))
+            out.addmm_(whole, operand.window(operand.vectors, part.which.start, part.block, tile))
 
     # backward
 
     def expect(self) -> None:
         """Make room for gradients."""
-        self.d_q, self.d_k = torch.zeros_like(self.q), torch.zeros_like(self.k)
         for operand in self.operands:
             operand.gradient = torch.zeros_like(operand.vectors)
             operand.bias_gradient = None if operand.bias is None else torch.zeros_like(operand.bias)
 
     def weights_backward(
-        self,
-        d: Float[Tensor, "n W"],
-        whole: Float[Tensor, "n W"],
-        upstream: Tensor,
-        head: int,
-        block: Block,
-        tile: Tile,
+        self, d: Float[Tensor, "n W"], whole: Float[Tensor, "n W"], upstream: Tensor, part: Part, tile: Tile
     ) -> None:
         """Add to `d` what the value side gives the weights; `whole` are these, as in `outputs`."""
+        head = part.which.start
         for operand in self.of("value"):
             assert operand.gradient is not None
-            d.addmm_(upstream, operand.window(operand.vectors, head, block, tile).mT)
-            operand.window(operand.gradient, head, block, tile).addmm_(whole.mT, upstream)
+            d.addmm_(upstream, operand.window(operand.vectors, head, part.block, tile).mT)
+            operand.window(operand.gradient, head, part.block, tile).addmm_(whole.mT, upstream)
 
     def collect(
-        self, whole: Float[Tensor, "n W"], d: Float[Tensor, "n m"], head: int, block: Block, tile: Tile
+        self,
+        whole: Float[Tensor, "n W"],
+        d: Float[Tensor, "n m"],
+        part: Part,
+        tile: Tile,
+        d_q: Float[Tensor, "n D"],
+        d_k: Float[Tensor, "m D"] | None,
     ) -> None:
-        """The gradients of the score terms; `whole` is `d` in its layout, zeros around."""
+        """The gradients of the score terms; `whole` is `d` in its layout, zeros around.
+
+        Args:
+            d_q, d_k: what to add those of the queries and keys to; None where it is not wanted.
+        """
         n, m = d.shape
+        head = part.which.start
         for operand in self.operands:
             if operand.side == "value":
                 continue
             assert operand.gradient is not None
-            window = operand.window(operand.vectors, head, block, tile)
-            into = operand.window(operand.gradient, head, block, tile)
+            window = operand.window(operand.vectors, head, part.block, tile)
+            into = operand.window(operand.gradient, head, part.block, tile)
             if operand.side == "query":
-                x = operand.meets(self.q[head, block.rows], head)
                 d_x = torch.mm(whole, window).mul_(operand.natural)
-                into.addmm_(whole.mT, x, alpha=operand.natural)
-                self.d_q[head, block.rows] += d_x
+                into.addmm_(whole.mT, operand.meets(part.plain_q[0], head), alpha=operand.natural)
+                d_q += d_x
                 self._add_bias(operand, d_x, head)
                 continue
-            k = operand.meets(self.k[head, tile.keys], head)
+            k = operand.meets(part.heads.plain_k[0, tile.keys], head)
             for start in range(0, m, _KEYS_AT_ONCE):
-                part = k[start : start + _KEYS_AT_ONCE]
-                count = part.shape[0]
+                some = k[start : start + _KEYS_AT_ONCE]
+                count = some.shape[0]
                 band = d.new_zeros(count, count + n - 1)
                 _band(band, n).copy_(d[:, start : start + count].mT)
                 stretch = slice(start, start + count + n - 1)
                 d_x = torch.mm(band, window[stretch]).mul_(operand.natural)
-                into[stretch].addmm_(band.mT, part, alpha=operand.natural)
-                self.d_k[head, tile.keys][start : start + count] += d_x
+                into[stretch].addmm_(band.mT, some, alpha=operand.natural)
+                if d_k is not None:
+                    d_k[start : start + count] += d_x
                 self._add_bias(operand, d_x, head)
 
     @staticmethod
