@@ -205,6 +205,7 @@ def test_long_cases_have_fewer_rounds() -> None:
     assert measure.rounds_of(Case("line", (4096,)), 7) == (2, 7)
     assert measure.rounds_of(Case("line", (16384,)), 2) == (1, 2)
     assert measure.rounds_of(Case("line", (256,)), 1) == (1, 1)
+    assert measure.rounds_of(Case("line", (256,)), 7) == (2, 21)
 
 
 MEMORY = """

@@ -25,12 +25,17 @@ from relpos.compare.memory import PeakMemory
 _GIB = 2**30
 _SHARE = 0.7
 _LONG = 8192
+_SHORT, _MORE = 512, 3
 _WARM_TOKENS = 64
 
 
 def rounds_of(case: Case, repeats: int) -> tuple[int, int]:
-    """Rounds that are not counted, and rounds that are: fewer where one takes many seconds."""
-    return (1, min(repeats, 3)) if case.count >= _LONG else (2 if repeats > 1 else 1, repeats)
+    """Rounds that are not counted, and rounds that are: fewer where one takes many seconds, more where one is short."""
+    if repeats == 1:
+        return 1, 1
+    if case.count >= _LONG:
+        return 1, min(repeats, 3)
+    return 2, repeats * _MORE if case.count <= _SHORT else repeats
 
 
 def quartiles(values: Sequence[float], digits: int) -> dict[str, float]:

@@ -24,7 +24,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=None,
         help="engines, joined by commas (relpos list backends). Default: auto; all for many windows",
     )
-    parser.add_argument("--repeats", type=int, default=7, help="rounds that count; 3 at most from 8,192 tokens on")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=7,
+        help="rounds that count; 3 at most from 8,192 tokens on, three times as many up to 512",
+    )
     parser.add_argument("--threads", type=int | None, default=None, help="CPU threads. Default: PyTorch's own choice")
     parser.add_argument("--out", type=str | None, default=None, help="folder for results. Default: under runs/")
     parser.add_argument("--quick", action="store_true", help="every case at 256 tokens or fewer, one round")
