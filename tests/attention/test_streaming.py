@@ -32,9 +32,8 @@ from relpos import (
     lines,
 )
 from relpos.attention.call import prepare
-from relpos.attention.streaming import _work, flash, forward, loop, products
-from relpos.attention.streaming.operators import streaming
-from relpos.attention.streaming.plan import pack, unpack
+from relpos.attention.streaming import _work, flash, forward, loop, products, streaming
+from relpos.attention.work import pack, unpack
 from relpos.core import Coordinates
 from tolerance import assert_close
 

@@ -13,49 +13,36 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from relpos.attention import dense
 from relpos.attention.call import Call
-from relpos.attention.streaming.operators import streaming
-from relpos.attention.streaming.plan import Work, pack
+from relpos.attention.operators import lacks_transform, make_operator
+from relpos.attention.streaming.backward import Backward
+from relpos.attention.streaming.forward import Forward
 from relpos.attention.streaming.rules import slower as slower
-from relpos.core import (
-    AxisVectors,
-    DenseBias,
-    LineVectors,
-    QueryBias,
-    Rotation,
-    RowRule,
-    Scale,
-    Sinks,
-    Term,
-    Terms,
-    at_least_float32,
-    lookup,
-)
+from relpos.attention.work import Work, of_nothing, pack, work_of
+from relpos.core import DenseBias, LineVectors, RowRule, Term, Terms, at_least_float32, lookup
 
 NAME = "streaming"
 SUMMARY = "blocks of rows in O(N) memory, with an exact gradient; every term, any device; fastest on CPU"
 
-_APPLIED = (Rotation, QueryBias, Scale, RowRule)
-_MEETS_PLAIN = (LineVectors, AxisVectors)
+streaming = make_operator(
+    NAME,
+    lambda work: Forward(work).run(),
+    lambda work, out, lse, d_out, d_lse, needed: Backward(work, out, lse, d_out, d_lse, needed).run(),
+)
 
 
 def lacks(call: Call) -> str | None:
-    """What of the call this engine cannot do: custom operators go through no transform of functions."""
-    if torch.compiler.is_compiling():
-        return None
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return "torch.func (vmap, grad, ...)"
-    return "forward-mode derivatives" if forward_ad._current_level >= 0 else None
+    """What of the call this engine cannot do: nothing but transforms of functions."""
+    return lacks_transform()
 
 
 def run(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """Output and log-sum-exp."""
     if 0 in (*call.q.shape[:3], call.k.shape[2]):
-        return _of_nothing(call)
+        return of_nothing(call)
     work = _work(call)
     rules = call.terms.of(RowRule)
     if not rules:
@@ -63,36 +50,14 @@ def run(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     return _by_rules(call, work, rules)
 
 
-def _of_nothing(call: Call) -> tuple[Tensor, Tensor]:
-    """No batch, queries or keys: zeros, to which gradients lead all the same."""
-    nothing = sum(x[..., :0].sum() for x in (call.q, call.k, call.v))
-    out = call.q.new_zeros(*call.q.shape[:3], call.v.shape[3]) + nothing
-    lse = at_least_float32(call.q).new_full(call.q.shape[:3], -torch.inf)
-    sinks = call.terms.one(Sinks)
-    return out, lse if sinks is None else lse.logaddexp(sinks.logits.to(lse.dtype)[:, None])
+def _work(call: Call) -> Work:
+    work = work_of(call)
+    return replace(work, terms=Terms(*(_one_row_an_entry(term) for term in work.terms)))
 
 
 def _attend(work: Work) -> tuple[Tensor, Tensor]:
-    tensors, structure = pack(work)
-    out, lse = streaming(tensors, structure)
+    out, lse = streaming(*pack(work))
     return out, lse
-
-
-def _work(call: Call) -> Work:
-    """The call with its rotation and query bias applied."""
-    q, k, v = call.q, call.k, call.v
-    plain_q = plain_k = None
-    rotation = call.terms.one(Rotation)
-    if rotation is not None or call.terms.one(QueryBias) is not None:
-        if any(isinstance(term, _MEETS_PLAIN) for term in call.terms):
-            plain_q, plain_k = q, k
-        a_head = rotation is not None and rotation.key is not None and rotation.key.shape[1] != 1
-        magnitudes = None if rotation is None else rotation.key_magnitude
-        if a_head or (magnitudes is not None and magnitudes.shape[1] != 1):
-            k, v = k.repeat_interleave(call.groups, dim=1), v.repeat_interleave(call.groups, dim=1)
-        q, k = dense.content(call.terms, q, k)
-    terms = Terms(*(_one_row_an_entry(term) for term in call.terms if not isinstance(term, _APPLIED)))
-    return Work(q, k, v, plain_q, plain_k, terms, call.mask, call.scale, call.dropout, call.seed, 0)
 
 
 def _one_row_an_entry(term: Term) -> Term:

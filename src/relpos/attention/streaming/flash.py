@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.attention.streaming.operands import put, take
-from relpos.attention.streaming.plan import Work
+from relpos.attention.work import Work
 from relpos.attention.streaming.strips import Block, Strips, Tile
 from relpos.core import LineBias
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from relpos.attention.streaming.plan import Work
+from relpos.attention.work import Work
 
 
 def take(x: Float[Tensor, "BH N D"], heads: slice, numbers: Int[Tensor, " n"]) -> Float[Tensor, "g n D"]:

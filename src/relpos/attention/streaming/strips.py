@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from relpos.attention.streaming import masks
-from relpos.attention.streaming.plan import Work
+from relpos.attention.work import Work
 from relpos.core import LineBias, LineVectors, Sinks
 from relpos.core.lines import Ramp
 

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.attention.streaming.operands import Part
-from relpos.attention.streaming.plan import Work
+from relpos.attention.work import Work
 from relpos.attention.streaming.strips import Block, Strips, Tile
 from relpos.core import LineVectors
 

@@ -1,8 +1,8 @@
-"""A call as an operator can carry it: a list of tensors, and everything else as one string.
+"""A call as a custom operator can carry it: a list of tensors, and everything else as one string.
 
 Custom operators take tensors and plain values, so terms and masks are taken apart here and put together again inside.
 The string is the `repr` of nested tuples, which says all of a call's structure: it can be compared, cached with a
-compiled graph and read back in another process.
+compiled graph and read back in another process. Rotations and query biases are applied before.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from relpos.attention import dense
+from relpos.attention.call import Call
 from relpos.core import (
     AxisVectors,
     Blocks,
@@ -24,9 +27,14 @@ from relpos.core import (
     LineVectors,
     LowRank,
     Mask,
+    QueryBias,
+    Rotation,
+    RowRule,
+    Scale,
     Sinks,
     Softcap,
     Terms,
+    at_least_float32,
 )
 from relpos.core.lines import Layout, Ramp
 
@@ -56,6 +64,36 @@ class Work:
     dropout: float
     seed: Int[Tensor, ""] | None
     first_row: int
+
+
+_APPLIED = (Rotation, QueryBias, Scale, RowRule)
+_MEETS_PLAIN = (LineVectors, AxisVectors)
+
+
+def work_of(call: Call) -> Work:
+    """The call with its rotation and query bias applied; its rules by row are left to the engine."""
+    q, k, v = call.q, call.k, call.v
+    plain_q = plain_k = None
+    rotation = call.terms.one(Rotation)
+    if rotation is not None or call.terms.one(QueryBias) is not None:
+        if any(isinstance(term, _MEETS_PLAIN) for term in call.terms):
+            plain_q, plain_k = q, k
+        a_head = rotation is not None and rotation.key is not None and rotation.key.shape[1] != 1
+        magnitudes = None if rotation is None else rotation.key_magnitude
+        if a_head or (magnitudes is not None and magnitudes.shape[1] != 1):
+            k, v = k.repeat_interleave(call.groups, dim=1), v.repeat_interleave(call.groups, dim=1)
+        q, k = dense.content(call.terms, q, k)
+    terms = Terms(*(term for term in call.terms if not isinstance(term, _APPLIED)))
+    return Work(q, k, v, plain_q, plain_k, terms, call.mask, call.scale, call.dropout, call.seed, 0)
+
+
+def of_nothing(call: Call) -> tuple[Tensor, Tensor]:
+    """The result of no batch, queries or keys: zeros, to which gradients lead all the same."""
+    nothing = sum(x[..., :0].sum() for x in (call.q, call.k, call.v))
+    out = call.q.new_zeros(*call.q.shape[:3], call.v.shape[3]) + nothing
+    lse = at_least_float32(call.q).new_full(call.q.shape[:3], -torch.inf)
+    sinks = call.terms.one(Sinks)
+    return out, lse if sinks is None else lse.logaddexp(sinks.logits.to(lse.dtype)[:, None])
 
 
 _NODES: dict[str, type] = {

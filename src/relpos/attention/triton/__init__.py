@@ -1,0 +1,102 @@
+"""Fused kernels on GPU: a line bias read inside the tile, its gradient summed along lines in a fixed order.
+
+The path of a call: the rotation is applied before, by PyTorch; `launch` says sizes and strides, and `kernels` does the
+rest. Triton itself is imported with the first call. With TRITON_INTERPRET=1 the kernels run on CPU, for tests.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.attention.call import Call
+from relpos.attention.operators import lacks_transform, make_operator
+from relpos.attention.work import Work, of_nothing, pack, work_of
+from relpos.core import LineBias, QueryBias, Rotation, Scale, Sinks
+
+NAME = "triton"
+SUMMARY = "fused kernels for a line bias on GPU, with a gradient in a fixed order"
+
+_SERVED = (LineBias, Rotation, QueryBias, Scale, Sinks)
+_WIDEST, _MOST_AXES = 256, 3
+_SHORT = 512
+
+
+def _forward(work: Work) -> tuple[Tensor, Tensor]:
+    from relpos.attention.triton.launch import Launch
+
+    return Launch(work).forward()
+
+
+def _backward(work: Work, *results: Any) -> dict[int, Tensor]:
+    from relpos.attention.triton.launch import Launch
+
+    return Launch(work).backward(*results)
+
+
+_operator = make_operator(NAME, _forward, _backward)
+
+
+def interpreting() -> bool:
+    """Whether Triton runs kernels on CPU, step by step."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def lacks(call: Call) -> str | None:
+    """What of the call this engine cannot do, or what it lacks here."""
+    q, mask = call.q, call.mask
+    if q.device.type != "cuda" and not interpreting():
+        return f"a CUDA device (q is on {q.device.type})"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton, which is not installed"
+    if q.dtype == torch.float64:
+        return "float64"
+    for term in call.terms:
+        if not isinstance(term, _SERVED):
+            return type(term).__name__
+    if max(q.shape[3], call.v.shape[3]) > _WIDEST:
+        return f"head widths above {_WIDEST}"
+    if mask is not None and mask.has_globals:
+        return "a mask with globals"
+    if mask is not None and mask.blocks is not None:
+        return "a mask with blocks"
+    biases = call.terms.of(LineBias)
+    if len(biases) > 1:
+        return "several line biases on different lines"
+    if any(_is_irregular(term) for term in biases):
+        return "the gradient of a bias on irregular lines"
+    return lacks_transform()
+
+
+def _is_irregular(term: LineBias) -> bool:
+    """Whether a gradient is wanted that the kernel has no order for."""
+    if not (torch.is_grad_enabled() and term.values.requires_grad):
+        return False
+    query, key = term.lines.layout.query, term.lines.layout.key
+    if query is None or key is None:
+        return True
+    return query.strides != key.strides or len(query.sizes) > _MOST_AXES
+
+
+def slower(call: Call) -> str | None:
+    """Why `auto` goes on, or None. The border to dense scores is a guess until it is measured."""
+    if call.q.device.type != "cuda":
+        return "it would run in Triton's interpreter"
+    if not call.terms.of(LineBias) and (call.mask is None or call.mask.is_plain_causal):
+        return "without a bias PyTorch's own kernels are at hand"
+    if max(call.q.shape[2], call.k.shape[2]) < _SHORT:
+        return f"fewer than {_SHORT} tokens"
+    return None
+
+
+def run(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
+    """Output and log-sum-exp."""
+    if 0 in (*call.q.shape[:3], call.k.shape[2]):
+        return of_nothing(call)
+    out, lse = _operator(*pack(work_of(call)))
+    return out, lse

@@ -1,0 +1,104 @@
+"""The gradient of a line bias: a kernel for what lies between tokens, plain products for what a prefix takes part in."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.attention.triton import kernels
+from relpos.core.lines import Ramp
+from relpos.core.random import keep
+
+if TYPE_CHECKING:
+    from relpos.attention.triton.launch import Launch
+
+MOST_AXES = 3
+
+
+def gradient(call: Launch, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:
+    """d(values), in values' shape; `rows` are the arguments that every backward kernel takes."""
+    assert call.line is not None
+    lines = call.line.lines
+    query, key = lines.layout.query, lines.layout.key
+    assert query is not None
+    assert key is not None
+    result = torch.zeros(call.heads, lines.length, dtype=torch.float32, device=call.work.q.device)
+    _between_tokens(call, rows, query, key, result)
+    prefixes = query.prefix, key.prefix
+    for first, second in ((slice(0, prefixes[0]), slice(0, call.m)), (slice(prefixes[0], call.n), slice(0, prefixes[1]))):
+        if first.stop > first.start and second.stop > second.start:
+            _of_prefix(call, rows, first, second, prefixes, result)
+    return result.sum_to_size(call.line.values.shape)
+
+
+def _cells(ramp: Ramp, side: int) -> kernels.Cells:
+    outer = (*(1,) * (MOST_AXES - len(ramp.sizes)), *ramp.sizes[:-1])
+    return kernels.Cells(ramp.prefix, ramp.sizes[-1], *outer, triton.cdiv(ramp.sizes[-1], side))
+
+
+def _between_tokens(call: Launch, rows: tuple[Any, ...], query: Ramp, key: Ramp, result: Tensor) -> None:
+    tiles = call.tiles("table")
+    wider = max(query.sizes[-1], key.sizes[-1])
+    side = min(tiles["ROWS"], max(16, triton.next_power_of_2(wider)))
+    queries, keys = _cells(query, side), _cells(key, side)
+    spans = [a + b - 1 for a, b in zip(queries[2:], keys[2:], strict=True)]
+    partial = result.new_empty(call.heads, math.prod(spans[:2]), spans[2], 2, side)
+    kernels.backward_table[math.prod(spans), call.heads](
+        partial, *rows, call.dropout, call.batch, queries, keys, **call.widths(), SIDE=side, PRECISION=call.precision,
+        num_warps=tiles["num_warps"], num_stages=tiles["num_stages"],
+    )  # fmt: skip
+    # neighbouring stretches of the last axis overlap by half: its offsets, from -SIDE times the key stretches on
+    whole = result.new_zeros(call.heads, partial.shape[1], spans[2] + 1, side)
+    whole[:, :, :-1] += partial[:, :, :, 0]
+    whole[:, :, 1:] += partial[:, :, :, 1]
+    lowest, count = -(keys.inner - 1), queries.inner + keys.inner - 1
+    sums = whole.flatten(2)[:, :, side * keys.third + lowest :][:, :, :count].unflatten(1, spans[:2])
+    assert call.line is not None
+    lines = call.line.lines
+    strides = (*(0,) * (MOST_AXES - len(query.strides)), *query.strides)
+    before = sum((size - 1) * stride for size, stride in zip(keys[2:4], strides[:2], strict=True))
+    start = query.start - key.start + lines.origin - before + lowest * strides[2]
+    view = result.as_strided(sums.shape, (lines.length, *strides), result.storage_offset() + start)
+    view.copy_(sums)
+
+
+def _of_prefix(
+    call: Launch,
+    rows: tuple[Any, ...],
+    queries: slice,
+    keys: slice,
+    prefixes: tuple[int, int],
+    result: Tensor,
+) -> None:
+    """The pairs of some queries and keys of which one side is a prefix: O(N) of them, by plain products."""
+    work, line = call.work, call.line
+    assert line is not None
+    d_out, lse, delta = rows[:3]
+    groups = call.heads // call.own_heads
+    q, upstream = work.q.detach()[:, :, queries].float(), d_out[:, :, queries].float()
+    k, v = (x.detach()[:, :, keys].float().repeat_interleave(groups, dim=1) for x in (work.k, work.v))
+    places = line.lines.query[queries, None] - line.lines.key[None, keys] + line.lines.origin
+    score = (q @ k.mT) * work.scale + line.values.detach().float()[:, places]
+    numbers = torch.arange(queries.start, queries.stop, device=q.device)
+    if work.mask is not None:
+        score = score.masked_fill(~work.mask.pairs(numbers, keys), -torch.inf)
+    shift = lse[:, :, queries, None]
+    weight = torch.exp(score - torch.where(shift == -torch.inf, 0, shift))
+    d = upstream @ v.mT
+    if work.seed is not None:
+        columns = torch.arange(keys.start, keys.stop, device=q.device)
+        kept = keep(work.seed, call.batch, call.heads, numbers, columns, work.dropout)
+        d = d * kept / (1 - work.dropout)
+    d = (weight * (d - delta[:, :, queries, None])).sum(dim=0)
+    if queries.start == 0 and prefixes[0]:  # all these queries stand at one place
+        split = prefixes[1]
+        result[:, places[0, split:]] = d[:, :, split:].sum(dim=1)
+        if split:
+            result[:, places[:1, 0]] = d[:, :, :split].sum(dim=(1, 2))[:, None]
+    else:  # all these keys do
+        result[:, places[:, 0]] = d.sum(dim=2)
