@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from typing import Any
+
 import jaxtyping
+import torch
+
+# Before Triton is imported anywhere: without a GPU its kernels run in its interpreter.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Before anything of relpos is imported: each of its annotations is checked at every call in this process.
 jaxtyping.install_import_hook("relpos", "typechecker.check")
 
-import importlib  # noqa: E402
+
+class _Kernels(importlib.abc.MetaPathFinder):
+    """Triton's kernels are read as text by its compiler and its interpreter, and stay as they are."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name.startswith("relpos.attention.triton."):
+            return importlib.machinery.PathFinder.find_spec(name, path, target)
+        return None
+
+
+sys.meta_path.insert(0, _Kernels())
+
 import importlib.metadata  # noqa: E402
-import os  # noqa: E402
 import pathlib  # noqa: E402
 import random  # noqa: E402
 import zlib  # noqa: E402
@@ -19,7 +41,6 @@ from types import ModuleType  # noqa: E402
 import hypothesis  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
-import torch  # noqa: E402
 
 torch.set_num_threads(1)
 

@@ -114,7 +114,13 @@ def run(label: str, work: Work) -> int:
         setattr(launch.kernels, name, recorder)
     call = launch.Launch(work)
     out, lse = call.forward()
-    call.backward(out, lse, torch.zeros_like(out), torch.zeros_like(lse), [work.q, work.k, work.v, work.terms.of(LineBias)[0].values])
+    call.backward(
+        out,
+        lse,
+        torch.zeros_like(out),
+        torch.zeros_like(lse),
+        [work.q, work.k, work.v, work.terms.of(LineBias)[0].values],
+    )
     for recorder in recorders:
         setattr(launch.kernels, recorder.kernel.__name__, recorder.kernel)
     return sum(recorder.failed for recorder in recorders)

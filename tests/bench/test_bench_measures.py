@@ -54,17 +54,22 @@ def test_any_wrong_result_is_red(which: int, by: float) -> None:
     assert check.faults(SMALL, [spoiled(which, 0.0)], []) == {}
 
 
-def test_the_error_that_is_allowed_is_four_times_the_references_own() -> None:
+def test_the_error_that_is_allowed_is_the_rule_of_the_tests() -> None:
     exact = torch.ones(100, dtype=torch.float64)
     plain = exact + 1e-3
     eps = torch.finfo(torch.float32).eps
-    for error, fine in ((3.99e-3, True), (4.01e-3, False)):
-        assert (check._fault(exact - error, exact, plain, eps) is None) is fine
+    for dtype, factor in ((torch.float32, 2.0), (torch.bfloat16, 1.1)):
+        rounding = torch.finfo(dtype).eps
+        for share, fine in ((0.999, True), (1.001, False)):
+            error = share * (factor * 1e-3 + rounding)
+            assert (check._fault(exact - error, exact, plain, dtype) is None) is fine
     one = exact.clone()
-    one[0] += 3.9e-2  # its root mean square is fine, its size is not
-    assert "largest" in str(check._fault(one, exact, plain, eps))
-    assert check._fault(exact + 0.9 * eps, exact, exact, eps) is None
-    assert "shape" in str(check._fault(exact[:-1], exact, exact, eps))
+    one[0] += 1.9e-2  # its root mean square is fine, its size is not
+    assert "largest" in str(check._fault(one, exact, plain, torch.float32))
+    small = exact * 1e-3  # a difference of terms of size 1
+    assert "RMS" in str(check._fault(small + 0.9 * eps, small, small, torch.float32))
+    assert check._fault(small + 0.9 * eps, small, small, torch.float32, terms=1.0) is None
+    assert "shape" in str(check._fault(exact[:-1], exact, exact, torch.float32))
 
 
 def test_auto_is_checked_by_the_engine_that_it_takes_for_the_whole_case(monkeypatch: pytest.MonkeyPatch) -> None:

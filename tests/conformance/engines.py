@@ -6,6 +6,8 @@ lacks is declared by that mechanism's test instead (`MechanismSuite.lacks`).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 import relpos
@@ -15,6 +17,31 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 LIMITED: dict[str, tuple[torch.dtype, ...]] = {}
 """Engine to the dtypes it takes, finest first, where it does not take all; others it must refuse."""
+
+
+SERVED = {"triton": ("LineBias", "Rotation", "QueryBias", "Scale", "Sinks")}
+"""Engine to the terms it serves, where those are few."""
+
+
+def lacking(
+    engine: str, position: relpos.Terms | relpos.Mechanism, *sides: Any, mask: relpos.Mask | None = None
+) -> str | None:
+    """What the engine's NotImplementedError names, where it does not serve what a position says on these sides."""
+    if engine not in SERVED:
+        return None
+    if mask is not None and mask.has_globals:
+        return "globals"
+    if mask is not None and mask.blocks is not None:
+        return "blocks"
+    terms = position if isinstance(position, relpos.Terms) else position.terms(*sides)
+    for term in terms:
+        if type(term).__name__ not in SERVED[engine]:
+            return type(term).__name__
+    biases = terms.of(relpos.LineBias)
+    if len(biases) > 1:
+        return "several line biases"
+    learned = any(term.values.requires_grad and term.lines.layout.kind == "irregular" for term in biases)
+    return "irregular lines" if learned else None
 
 
 def dtypes(engine: str) -> tuple[torch.dtype, ...]:

@@ -47,7 +47,7 @@ import oracle
 import parity
 import relpos
 from conformance.cases import CASES, Case
-from conformance.engines import dtypes, engines, finest
+from conformance.engines import dtypes, engines, finest, lacking
 from relpos import Grid, Mask, Mechanism, Positions, Sequence, Site
 from relpos.core import Coordinates
 from relpos.position.mechanism import AS_IS
@@ -243,8 +243,10 @@ class MechanismSuite:
 
     def attend(self, engine: str, *tensors: Tensor, **arguments: Any) -> Tensor | None:
         """`relpos.attention`, or None where the engine declares that it lacks something and says so."""
-        if engine in self.lacks:
-            with pytest.raises(NotImplementedError, match=self.lacks[engine]):
+        sides = arguments.get("queries"), arguments.get("keys")
+        lack = self.lacks.get(engine) or lacking(engine, arguments["position"], *sides)
+        if lack is not None:
+            with pytest.raises(NotImplementedError, match=lack):
                 attention(*tensors, backend=engine, **arguments)
             return None
         output = attention(*tensors, backend=engine, **arguments)
@@ -533,7 +535,7 @@ class MechanismSuite:
                     )  # biases that are not learned are float32
                 results = {}
                 for engine in engines():
-                    if engine not in self.lacks:
+                    if engine not in self.lacks and lacking(engine, both) is None:
                         cast = given.to(finest(engine))
                         results[engine] = relpos.attention(cast.q, cast.k, cast.v, position=both, backend=engine)
                 for result in results.values():

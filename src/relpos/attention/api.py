@@ -75,7 +75,7 @@ def _choose(call: Call, backend: str) -> Explanation:
             passed_over[engine.NAME] = f"it lacks {lack}"
         elif slower is not None:
             passed_over[engine.NAME] = slower
-            declined = declined or engine.NAME
+            declined = engine.NAME
         elif chosen is None:
             chosen = engine.NAME
         else:

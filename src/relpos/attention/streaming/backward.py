@@ -22,9 +22,9 @@ from torch.utils import _pytree as pytree
 from relpos.attention.streaming.general import General
 from relpos.attention.streaming.loop import Loop
 from relpos.attention.streaming.operands import KeyGradient, Part, put, take
-from relpos.attention.work import Work
 from relpos.attention.streaming.products import add_product
 from relpos.attention.streaming.room import Room, clear_around
+from relpos.attention.work import Work
 from relpos.core import LineBias, Sinks
 
 

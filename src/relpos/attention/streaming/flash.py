@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.attention.streaming.operands import put, take
-from relpos.attention.work import Work
 from relpos.attention.streaming.strips import Block, Strips, Tile
+from relpos.attention.work import Work
 from relpos.core import LineBias
 
 _ROWS = 512

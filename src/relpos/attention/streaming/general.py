@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 
 from relpos.attention import dense
 from relpos.attention.streaming import masks
-from relpos.attention.work import Work
 from relpos.attention.streaming.strips import Block, log_base
+from relpos.attention.work import Work
 from relpos.core import AxisVectors, DenseBias, LineBias, LineVectors, LowRank, Term, Terms, at_least_float32, contract
 
 

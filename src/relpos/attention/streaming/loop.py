@@ -17,11 +17,11 @@ from torch import Tensor
 
 from relpos.attention.streaming.general import General
 from relpos.attention.streaming.operands import Heads, Operands, Part
-from relpos.attention.work import Work
 from relpos.attention.streaming.products import add_product, native
 from relpos.attention.streaming.room import Room
 from relpos.attention.streaming.strips import ROWS, WIDTH, Strips, log_base
 from relpos.attention.streaming.vectors import Vectors
+from relpos.attention.work import Work
 from relpos.core import LineVectors, Sinks, Softcap
 from relpos.core.random import keep
 

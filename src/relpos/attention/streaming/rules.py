@@ -16,6 +16,8 @@ _SEQUENCE_WITHOUT_GRADIENT, _GRID_WITHOUT_GRADIENT = 2**18, 2**20
 _NOT_LEARNED, _WINDOW = 2**21, 2**20
 _LEAST = 2**20
 """Scores of all heads below which what a call costs besides them, about a millisecond, shows."""
+_MANY, _OF_MANY = 2**24, 2**14
+"""Scores of all heads from which a dense step waits for fresh memory, and the pairs a head from which that decides."""
 _SCORES = 2**25
 """Scores of all heads from which any other term goes block by block, at no gain in time: a dense engine holds several
 such tensors of 128 MiB."""
@@ -63,4 +65,6 @@ def _border(call: Call) -> tuple[int | None, str]:
         return border, "a line bias without gradients"
     if not any(term.values.requires_grad for term in call.terms.of(LineBias)):
         return (_WINDOW if call.mask is not None else _NOT_LEARNED), "a bias that is not learned"
-    return (_GRID, "a learned bias on a grid") if grid else (_SEQUENCE, "a learned line bias")
+    border, kind = (_GRID, "a learned bias on a grid") if grid else (_SEQUENCE, "a learned line bias")
+    many = batch * call.q.shape[2] * call.k.shape[2] >= _MANY
+    return (_OF_MANY if many else border), kind

@@ -24,8 +24,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.attention.streaming.operands import Part
-from relpos.attention.work import Work
 from relpos.attention.streaming.strips import Block, Strips, Tile
+from relpos.attention.work import Work
 from relpos.core import LineVectors
 
 _KEYS_AT_ONCE = 128

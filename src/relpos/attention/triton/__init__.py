@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from functools import cache
 from typing import Any
 
 import torch
@@ -42,6 +43,11 @@ def _backward(work: Work, *results: Any) -> dict[int, Tensor]:
 _operator = make_operator(NAME, _forward, _backward)
 
 
+@cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
 def interpreting() -> bool:
     """Whether Triton runs kernels on CPU, step by step."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
@@ -52,10 +58,8 @@ def lacks(call: Call) -> str | None:
     q, mask = call.q, call.mask
     if q.device.type != "cuda" and not interpreting():
         return f"a CUDA device (q is on {q.device.type})"
-    if importlib.util.find_spec("triton") is None:
+    if not _installed():
         return "Triton, which is not installed"
-    if q.dtype == torch.float64:
-        return "float64"
     for term in call.terms:
         if not isinstance(term, _SERVED):
             return type(term).__name__
@@ -87,6 +91,8 @@ def slower(call: Call) -> str | None:
     """Why `auto` goes on, or None. The border to dense scores is a guess until it is measured."""
     if call.q.device.type != "cuda":
         return "it would run in Triton's interpreter"
+    if call.return_lse:  # which PyTorch's kernels do not give
+        return None
     if not call.terms.of(LineBias) and (call.mask is None or call.mask.is_plain_causal):
         return "without a bias PyTorch's own kernels are at hand"
     if max(call.q.shape[2], call.k.shape[2]) < _SHORT:

@@ -6,17 +6,17 @@ Nothing here reads a tensor, so a call can be captured in a CUDA graph.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.attention.triton import kernels, spans, table
+from relpos.attention.triton import kernels, spans, table, tiles
 from relpos.attention.work import Work
 from relpos.core import LineBias, Sinks
-
-_LOG2_E = math.log2(math.e)
 
 
 class Launch:
@@ -27,45 +27,67 @@ class Launch:
         self.batch, self.heads, self.n, self.d = work.q.shape
         self.own_heads, self.m, self.v = work.v.shape[1:]
         q, k, v = (x.detach() if x.stride(3) == 1 else x.detach().contiguous() for x in (work.q, work.k, work.v))
-        self.sides = kernels.Sides(q, *q.stride()[:3], k, *k.stride()[:3], v, *v.stride()[:3])
-        scale = work.scale * _LOG2_E
-        self.size = kernels.Size(self.heads, self.heads // self.own_heads, self.n, self.m, scale)
+        self.sides = tiles.Sides(*_side(q), *_side(k), *_side(v))
+        self.size = tiles.Size(self.heads, self.heads // self.own_heads, self.n, self.m)
+        self.wide = torch.promote_types(q.dtype, torch.float32)
+        self.unit = 1.0 if self.wide == torch.float64 else math.log2(math.e)
         self.line = next(iter(work.terms.of(LineBias)), None)
-        self.bias = None if self.line is None else _bias(self.line)
+        self.bias = None if self.line is None else self._bias(self.line)
         self.allowed, self.queries, self.keys = spans.allowed(work.mask, self.n, self.m, q.device)
         sinks = work.terms.one(Sinks)
-        self.sink = None if sinks is None else sinks.logits.detach().float() * _LOG2_E
+        self.sink = None if sinks is None else sinks.logits.detach().to(self.wide) * self.unit
         self.dropout = None
         if work.seed is not None:
             threshold = int(work.dropout * 2**32)
-            self.dropout = kernels.Dropout(work.seed.view(1), threshold, 1 / (1 - work.dropout))
-        self.precision = "ieee" if q.is_cuda else "widened"  # half precision has but one
+            self.dropout = tiles.Dropout(work.seed.view(1), threshold, 1 / (1 - work.dropout))
 
-    def widths(self) -> dict[str, int]:
-        """Head widths as they are and as tiles hold them."""
-        padded = {"D_PAD": max(16, triton.next_power_of_2(self.d)), "V_PAD": max(16, triton.next_power_of_2(self.v))}
-        return {"D": self.d, "V": self.v, **padded}
+    def _bias(self, line: LineBias) -> tiles.Bias:
+        lines, layout = line.lines, line.lines.layout
+        values = (line.values.detach().to(self.wide) * self.unit).contiguous()
+        head = 0 if values.shape[0] == 1 else values.stride(0)
+        if layout.kind == "affine":
+            assert layout.query is not None
+            assert layout.key is not None
+            origin = lines.origin + layout.query.start - layout.key.start
+            return tiles.Bias(values, head, None, 0, None, 0, origin)
+        query, key = (x.to(torch.int32).contiguous() for x in (lines.query, lines.key))
+        batches = (x.stride(0) if x.dim() == 2 and x.shape[0] > 1 else 0 for x in (query, key))
+        query_b, key_b = batches
+        return tiles.Bias(values, head, query, query_b, key, key_b, lines.origin)
 
-    def tiles(self, kind: str) -> dict[str, int]:
+    def constants(self) -> dict[str, Any]:
+        """What every kernel is compiled for."""
+        padded = (max(16, triton.next_power_of_2(width)) for width in (self.d, self.v))
+        return {
+            **dict(zip(("D_PAD", "V_PAD"), padded, strict=True)),
+            "D": self.d,
+            "V": self.v,
+            "PRECISION": "ieee" if self.work.q.is_cuda else "widened",  # half precision has but one
+            "SCALE": self.work.scale,
+            "UNIT": self.unit,
+            "SUM": tl.float64 if self.wide == torch.float64 else tl.float32,
+        }
+
+    def shape(self, kind: str) -> dict[str, int]:
         """Rows, columns, warps and stages: a fixed choice, so that sums run in one order on every run."""
-        wide = max(self.widths()["D_PAD"], self.widths()["V_PAD"])
-        full = self.work.q.dtype == torch.float32
-        return TILES[kind, "full" if full else "half", 64 if wide <= 64 else 128 if wide <= 128 else 256]
+        width = max(self.d, self.v)
+        half = self.work.q.dtype in (torch.float16, torch.bfloat16)
+        return SHAPES[kind, "half" if half else "full", 64 if width <= 64 else 128 if width <= 128 else 256]
 
-    def free(self, tiles: dict[str, int]) -> bool:
+    def free(self, shape: dict[str, int]) -> bool:
         """Whether no pair is forbidden and every tile full."""
-        return self.work.mask is None and self.n % tiles["ROWS"] == 0 and self.m % tiles["COLUMNS"] == 0
+        return self.work.mask is None and self.n % shape["ROWS"] == 0 and self.m % shape["COLUMNS"] == 0
 
     def forward(self) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
         """Output and natural log-sum-exp."""
         q = self.work.q
         out = q.new_empty(self.batch, self.heads, self.n, self.v)
-        lse = q.new_empty(self.batch, self.heads, self.n, dtype=torch.float32)
-        tiles = self.tiles("forward")
-        grid = (triton.cdiv(self.n, tiles["ROWS"]), self.batch * self.heads)
+        lse = q.new_empty(self.batch, self.heads, self.n, dtype=self.wide)
+        shape = self.shape("forward")
+        grid = (triton.cdiv(self.n, shape["ROWS"]), self.batch * self.heads)
         kernels.forward[grid](
             out, lse, self.sides, self.size, self.bias, self.allowed, self.queries, self.dropout, self.sink,
-            **self.widths(), **tiles, COARSE=spans.COARSE, FREE=self.free(tiles), PRECISION=self.precision,
+            **self.constants(), **shape, COARSE=spans.COARSE, FREE=self.free(shape),
         )  # fmt: skip
         return out, lse
 
@@ -75,7 +97,7 @@ class Launch:
         """The gradients by the `id` of their tensors."""
         work, wanted = self.work, {id(x) for x in needed}
         d_out, lse = d_out.contiguous(), lse.contiguous()
-        delta = (d_out.float() * out.float()).sum(dim=-1) - d_lse
+        delta = (d_out.to(self.wide) * out.to(self.wide)).sum(dim=-1) - d_lse
         found: dict[int, Tensor] = {}
 
         def add(x: Tensor, gradient: Tensor) -> None:  # one tensor may serve in several places
@@ -83,19 +105,19 @@ class Launch:
 
         rows = d_out, lse, delta, self.sides, self.size, self.bias, self.allowed
         if id(work.q) in wanted:
-            tiles = self.tiles("queries")
+            shape = self.shape("queries")
             d_q = torch.empty(work.q.shape, dtype=work.q.dtype, device=work.q.device)
-            kernels.backward_queries[triton.cdiv(self.n, tiles["ROWS"]), self.batch * self.heads](
-                d_q, *rows, self.queries, self.dropout, work.scale,
-                **self.widths(), **tiles, COARSE=spans.COARSE, FREE=self.free(tiles), PRECISION=self.precision,
+            kernels.backward_queries[triton.cdiv(self.n, shape["ROWS"]), self.batch * self.heads](
+                d_q, *rows, self.queries, self.dropout,
+                **self.constants(), **shape, COARSE=spans.COARSE, FREE=self.free(shape),
             )  # fmt: skip
             add(work.q, d_q)
         if id(work.k) in wanted or id(work.v) in wanted:
-            tiles = self.tiles("keys")
+            shape = self.shape("keys")
             d_k, d_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (work.k, work.v))
-            kernels.backward_keys[triton.cdiv(self.m, tiles["COLUMNS"]), self.batch * self.own_heads](
-                d_k, d_v, *rows, self.keys, self.dropout, work.scale,
-                **self.widths(), **tiles, COARSE=spans.COARSE, FREE=self.free(tiles), PRECISION=self.precision,
+            kernels.backward_keys[triton.cdiv(self.m, shape["COLUMNS"]), self.batch * self.own_heads](
+                d_k, d_v, *rows, self.keys, self.dropout,
+                **self.constants(), **shape, COARSE=spans.COARSE, FREE=self.free(shape),
             )  # fmt: skip
             for x, gradient in ((work.k, d_k), (work.v, d_v)):
                 if id(x) in wanted:
@@ -104,54 +126,43 @@ class Launch:
             add(self.line.values, table.gradient(self, rows))
         sinks = work.terms.one(Sinks)
         if sinks is not None and id(sinks.logits) in wanted:
-            share = torch.exp(sinks.logits.detach().float()[:, None] - lse) * delta
+            share = torch.exp(sinks.logits.detach().to(self.wide)[:, None] - lse) * delta
             add(sinks.logits, -share.sum(dim=(0, 2)))
         return found
 
 
-def _bias(line: LineBias) -> kernels.Bias:
-    lines, layout = line.lines, line.lines.layout
-    values = (line.values.detach().float() * _LOG2_E).contiguous()
-    head = 0 if values.shape[0] == 1 else values.stride(0)
-    if layout.kind == "affine":
-        assert layout.query is not None
-        assert layout.key is not None
-        origin = lines.origin + layout.query.start - layout.key.start
-        return kernels.Bias(values, head, None, 0, None, 0, origin)
-    query, key = (x.to(torch.int32).contiguous() for x in (lines.query, lines.key))
-    batches = (x.stride(0) if x.dim() == 2 and x.shape[0] > 1 else 0 for x in (query, key))
-    query_b, key_b = batches
-    return kernels.Bias(values, head, query, query_b, key, key_b, lines.origin)
+def _side(x: Tensor) -> tuple[Tensor, int, int, int]:
+    return x, x.stride(0), x.stride(1), x.stride(2)
 
 
-def _tiles(rows: int, columns: int, warps: int, stages: int) -> dict[str, int]:
+def _shape(rows: int, columns: int, warps: int, stages: int) -> dict[str, int]:
     return {"ROWS": rows, "COLUMNS": columns, "num_warps": warps, "num_stages": stages}
 
 
-TILES: dict[tuple[str, str, int], dict[str, int]] = {
-    ("forward", "half", 64): _tiles(128, 64, 4, 3),
-    ("forward", "half", 128): _tiles(128, 64, 8, 3),
-    ("forward", "half", 256): _tiles(64, 32, 8, 2),
-    ("forward", "full", 64): _tiles(64, 32, 4, 2),
-    ("forward", "full", 128): _tiles(64, 32, 8, 2),
-    ("forward", "full", 256): _tiles(32, 16, 8, 1),
-    ("queries", "half", 64): _tiles(128, 64, 8, 2),
-    ("queries", "half", 128): _tiles(64, 64, 8, 2),
-    ("queries", "half", 256): _tiles(64, 32, 8, 1),
-    ("queries", "full", 64): _tiles(64, 32, 4, 2),
-    ("queries", "full", 128): _tiles(32, 32, 8, 1),
-    ("queries", "full", 256): _tiles(32, 16, 8, 1),
-    ("keys", "half", 64): _tiles(64, 128, 8, 2),
-    ("keys", "half", 128): _tiles(64, 64, 8, 2),
-    ("keys", "half", 256): _tiles(32, 64, 8, 1),
-    ("keys", "full", 64): _tiles(32, 64, 4, 2),
-    ("keys", "full", 128): _tiles(32, 32, 8, 1),
-    ("keys", "full", 256): _tiles(16, 32, 8, 1),
-    ("table", "half", 64): _tiles(64, 64, 4, 2),
-    ("table", "half", 128): _tiles(64, 64, 8, 2),
-    ("table", "half", 256): _tiles(32, 32, 4, 1),
-    ("table", "full", 64): _tiles(32, 32, 4, 1),
-    ("table", "full", 128): _tiles(32, 32, 4, 1),
-    ("table", "full", 256): _tiles(16, 16, 4, 1),
+SHAPES: dict[tuple[str, str, int], dict[str, int]] = {
+    ("forward", "half", 64): _shape(128, 64, 4, 3),
+    ("forward", "half", 128): _shape(128, 64, 8, 3),
+    ("forward", "half", 256): _shape(64, 32, 8, 2),
+    ("forward", "full", 64): _shape(64, 32, 4, 2),
+    ("forward", "full", 128): _shape(64, 32, 8, 2),
+    ("forward", "full", 256): _shape(32, 16, 8, 1),
+    ("queries", "half", 64): _shape(128, 64, 8, 2),
+    ("queries", "half", 128): _shape(64, 64, 8, 2),
+    ("queries", "half", 256): _shape(64, 32, 8, 1),
+    ("queries", "full", 64): _shape(64, 32, 4, 2),
+    ("queries", "full", 128): _shape(32, 32, 8, 1),
+    ("queries", "full", 256): _shape(32, 16, 8, 1),
+    ("keys", "half", 64): _shape(64, 128, 8, 2),
+    ("keys", "half", 128): _shape(64, 64, 8, 2),
+    ("keys", "half", 256): _shape(32, 64, 8, 1),
+    ("keys", "full", 64): _shape(32, 64, 4, 2),
+    ("keys", "full", 128): _shape(32, 32, 8, 1),
+    ("keys", "full", 256): _shape(16, 32, 8, 1),
+    ("table", "half", 64): _shape(64, 64, 4, 2),
+    ("table", "half", 128): _shape(64, 64, 8, 2),
+    ("table", "half", 256): _shape(32, 32, 4, 1),
+    ("table", "full", 64): _shape(32, 32, 4, 1),
+    ("table", "full", 128): _shape(32, 32, 4, 1),
+    ("table", "full", 256): _shape(16, 16, 4, 1),
 }
 """By kernel, precision and head width, for Hopper; powers of two that divide `spans.COARSE`. Unmeasured as yet."""

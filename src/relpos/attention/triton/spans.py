@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from relpos.attention.triton.kernels import Allowed, Spans
+from relpos.attention.triton.tiles import Allowed, Spans
 from relpos.core import Mask
 
 COARSE = 128

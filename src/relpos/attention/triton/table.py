@@ -1,4 +1,4 @@
-"""The gradient of a line bias: a kernel for what lies between tokens, plain products for what a prefix takes part in."""
+"""The gradient of a line bias: a kernel for pairs of tokens, plain products for those that a prefix takes part in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.attention.triton import kernels
+from relpos.attention.triton import kernels, tiles
 from relpos.core.lines import Ramp
 from relpos.core.random import keep
 
@@ -27,30 +27,33 @@ def gradient(call: Launch, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:
     query, key = lines.layout.query, lines.layout.key
     assert query is not None
     assert key is not None
-    result = torch.zeros(call.heads, lines.length, dtype=torch.float32, device=call.work.q.device)
+    result = torch.zeros(call.heads, lines.length, dtype=call.wide, device=call.work.q.device)
     _between_tokens(call, rows, query, key, result)
     prefixes = query.prefix, key.prefix
-    for first, second in ((slice(0, prefixes[0]), slice(0, call.m)), (slice(prefixes[0], call.n), slice(0, prefixes[1]))):
+    for first, second in (
+        (slice(0, prefixes[0]), slice(0, call.m)),
+        (slice(prefixes[0], call.n), slice(0, prefixes[1])),
+    ):
         if first.stop > first.start and second.stop > second.start:
             _of_prefix(call, rows, first, second, prefixes, result)
     return result.sum_to_size(call.line.values.shape)
 
 
-def _cells(ramp: Ramp, side: int) -> kernels.Cells:
-    outer = (*(1,) * (MOST_AXES - len(ramp.sizes)), *ramp.sizes[:-1])
-    return kernels.Cells(ramp.prefix, ramp.sizes[-1], *outer, triton.cdiv(ramp.sizes[-1], side))
+def _cells(ramp: Ramp, side: int) -> tiles.Cells:
+    first, second = (*(1,) * (MOST_AXES - len(ramp.sizes)), *ramp.sizes[:-1])
+    return tiles.Cells(ramp.prefix, ramp.sizes[-1], first, second, triton.cdiv(ramp.sizes[-1], side))
 
 
 def _between_tokens(call: Launch, rows: tuple[Any, ...], query: Ramp, key: Ramp, result: Tensor) -> None:
-    tiles = call.tiles("table")
+    shape = call.shape("table")
     wider = max(query.sizes[-1], key.sizes[-1])
-    side = min(tiles["ROWS"], max(16, triton.next_power_of_2(wider)))
+    side = min(shape["ROWS"], max(16, triton.next_power_of_2(wider)))
     queries, keys = _cells(query, side), _cells(key, side)
     spans = [a + b - 1 for a, b in zip(queries[2:], keys[2:], strict=True)]
     partial = result.new_empty(call.heads, math.prod(spans[:2]), spans[2], 2, side)
     kernels.backward_table[math.prod(spans), call.heads](
-        partial, *rows, call.dropout, call.batch, queries, keys, **call.widths(), SIDE=side, PRECISION=call.precision,
-        num_warps=tiles["num_warps"], num_stages=tiles["num_stages"],
+        partial, *rows, call.dropout, call.batch, queries, keys, **call.constants(), SIDE=side,
+        num_warps=shape["num_warps"], num_stages=shape["num_stages"],
     )  # fmt: skip
     # neighbouring stretches of the last axis overlap by half: its offsets, from -SIDE times the key stretches on
     whole = result.new_zeros(call.heads, partial.shape[1], spans[2] + 1, side)
@@ -80,10 +83,10 @@ def _of_prefix(
     assert line is not None
     d_out, lse, delta = rows[:3]
     groups = call.heads // call.own_heads
-    q, upstream = work.q.detach()[:, :, queries].float(), d_out[:, :, queries].float()
-    k, v = (x.detach()[:, :, keys].float().repeat_interleave(groups, dim=1) for x in (work.k, work.v))
+    q, upstream = work.q.detach()[:, :, queries].to(call.wide), d_out[:, :, queries].to(call.wide)
+    k, v = (x.detach()[:, :, keys].to(call.wide).repeat_interleave(groups, dim=1) for x in (work.k, work.v))
     places = line.lines.query[queries, None] - line.lines.key[None, keys] + line.lines.origin
-    score = (q @ k.mT) * work.scale + line.values.detach().float()[:, places]
+    score = (q @ k.mT) * work.scale + line.values.detach().to(call.wide)[:, places]
     numbers = torch.arange(queries.start, queries.stop, device=q.device)
     if work.mask is not None:
         score = score.masked_fill(~work.mask.pairs(numbers, keys), -torch.inf)

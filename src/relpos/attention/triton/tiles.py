@@ -1,0 +1,227 @@
+"""What the kernels share: how a tile is loaded, scored and written.
+
+Scores are multiplied by UNIT, log2(e) for exp2, which is what the hardware has, and 1 for exp in float64; so are, by
+the caller, the table and the sinks. A tile is computed the same way in every kernel, by `scores`; `qi` and `kj` are the
+numbers of its queries and keys, one of them along rows and the other along columns, so that a kernel takes its tile
+either way round. What is outside the tensors is clamped where it is read and masked where it counts.
+
+Arguments that belong together travel as named tuples; a pointer that is None leaves its part out of the compiled code.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+NEGATIVE = tl.constexpr(-float("inf"))
+
+
+class Sides(NamedTuple):
+    """Queries, keys and values, each with the strides of batch, head and token; those of the width are 1."""
+
+    q: Any
+    q_b: Any
+    q_h: Any
+    q_n: Any
+    k: Any
+    k_b: Any
+    k_h: Any
+    k_n: Any
+    v: Any
+    v_b: Any
+    v_h: Any
+    v_n: Any
+
+
+class Size(NamedTuple):
+    """Query heads, how many share a key head, and the tokens of both sides."""
+
+    heads: Any
+    groups: Any
+    n: Any
+    m: Any
+
+
+class Bias(NamedTuple):
+    """A line bias: the table, in the kernels' unit, and the lines of both sides, with strides of head and batch.
+
+    Without lines, both sides are consecutive integers, and `origin` is the entry of the first query and first key.
+    """
+
+    table: Any
+    table_h: Any
+    query: Any
+    query_b: Any
+    key: Any
+    key_b: Any
+    origin: Any
+
+
+class Allowed(NamedTuple):
+    """A mask's parts, None where there is none: `left` and `right` around the index, intervals of key order, segments.
+
+    Tensors have a stride of the batch.
+    """
+
+    left: Any
+    right: Any
+    low: Any
+    low_b: Any
+    high: Any
+    high_b: Any
+    order: Any
+    order_b: Any
+    mine: Any
+    mine_b: Any
+    theirs: Any
+    theirs_b: Any
+
+
+class Spans(NamedTuple):
+    """First and last + 1 of what each stretch of COARSE tokens may meet, with a stride of the batch."""
+
+    at: Any
+    at_b: Any
+
+
+class Dropout(NamedTuple):
+    """The seed, the word below which a pair is dropped, and what kept weights are multiplied by."""
+
+    seed: Any
+    threshold: Any
+    factor: Any
+
+
+class Cells(NamedTuple):
+    """One side's tokens behind its prefix: cells of `inner` tokens, cut into SIDE, on three axes."""
+
+    prefix: Any
+    inner: Any
+    first: Any
+    second: Any
+    third: Any
+
+
+@triton.jit
+def dot(a, b, PRECISION: tl.constexpr):
+    """a @ b, summed in float32. "widened" is for Triton's interpreter, which cannot multiply bfloat16."""
+    if PRECISION == "widened":
+        a, b = (a.to(tl.float32), b.to(tl.float32)) if a.dtype == tl.bfloat16 else (a, b)
+        return tl.dot(a, b, input_precision="ieee")
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def exp(x, SUM: tl.constexpr):
+    """In place of exp, of scores in the kernels' unit."""
+    if tl.float64 == SUM:
+        return tl.exp(x)
+    return tl.exp2(x)
+
+
+@triton.jit
+def to(x, like: tl.constexpr, PRECISION: tl.constexpr):
+    """x rounded to a dtype. Triton's interpreter would cut bfloat16 off, so there its last bits are rounded here."""
+    if PRECISION == "widened" and like == tl.bfloat16:
+        word = x.to(tl.int32, bitcast=True)
+        word = (word + 0x7FFF + ((word >> 16) & 1)) & -65536
+        x = word.to(tl.float32, bitcast=True)
+    return x.to(like)
+
+
+@triton.jit
+def _mix(x):
+    """lowbias32, as `core.random.mix`, on 32-bit words."""
+    x = x ^ (x >> 16)
+    x = x * 0x7FEB352D
+    x = x ^ (x >> 15)
+    x = x * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def kept_pairs(dropout, batch, head, qi, kj):
+    """Which pairs are not dropped."""
+    word = _mix(tl.load(dropout.seed).to(tl.uint32))
+    word = _mix(_mix(word ^ batch) ^ head)
+    word = _mix(_mix(word ^ qi) ^ kj)
+    return word.to(tl.int64) >= dropout.threshold
+
+
+@triton.jit
+def scores(product, qi, kj, batch, head, size, bias, allowed, FACTOR: tl.constexpr, FREE: tl.constexpr):
+    """The scores of a tile, -inf where a pair is not allowed. FREE: nothing is forbidden or outside."""
+    score = product * FACTOR
+    query = tl.minimum(qi, size.n - 1)
+    key = tl.minimum(kj, size.m - 1)
+    if bias is not None:
+        row, column = query, key
+        if bias.query is not None:
+            row = tl.load(bias.query + batch * bias.query_b + query)
+            column = tl.load(bias.key + batch * bias.key_b + key)
+        score += tl.load(bias.table + head * bias.table_h + bias.origin + (row - column))
+    if not FREE:
+        seen = (kj < size.m) & (qi < size.n)
+        if allowed.left is not None:
+            seen = seen & (kj >= qi - allowed.left)
+        if allowed.right is not None:
+            seen = seen & (kj <= qi + allowed.right)
+        if allowed.low is not None or allowed.high is not None:
+            order = key
+            if allowed.order is not None:
+                order = tl.load(allowed.order + batch * allowed.order_b + key)
+            if allowed.low is not None:
+                seen = seen & (order >= tl.load(allowed.low + batch * allowed.low_b + query))
+            if allowed.high is not None:
+                seen = seen & (order <= tl.load(allowed.high + batch * allowed.high_b + query))
+        if allowed.mine is not None:
+            mine = tl.load(allowed.mine + batch * allowed.mine_b + query)
+            theirs = tl.load(allowed.theirs + batch * allowed.theirs_b + key)
+            seen = seen & (mine == theirs) & (mine >= 0)
+        score = tl.where(seen, score, NEGATIVE)
+    return score
+
+
+@triton.jit
+def span(start, size, before, after, end, batch, spans, COARSE: tl.constexpr):
+    """The tokens of the other side that `size` tokens from `start` on may meet."""
+    first, stop = 0, end
+    if spans is not None:
+        at = spans.at + batch * spans.at_b + start // COARSE * 2
+        first, stop = tl.load(at), tl.load(at + 1)
+    if before is not None:
+        first = tl.maximum(first, start - before)
+    if after is not None:
+        stop = tl.minimum(stop, start + size + after)
+    return first, stop
+
+
+@triton.jit
+def rows(pointer, numbers, row, count, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """`[len(numbers), PADDED]` of a matrix with rows `row` apart, zeros outside."""
+    columns = tl.arange(0, PADDED)
+    inside = numbers[:, None] < count
+    if PADDED != WIDTH:
+        inside = inside & (columns[None, :] < WIDTH)
+    return tl.load(pointer + numbers[:, None].to(tl.int64) * row + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def write(pointer, x, numbers, row, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, PRECISION: tl.constexpr):
+    """The reverse of `rows`."""
+    columns = tl.arange(0, PADDED)
+    inside = numbers[:, None] < count
+    if PADDED != WIDTH:
+        inside = inside & (columns[None, :] < WIDTH)
+    where = pointer + numbers[:, None].to(tl.int64) * row + columns[None, :]
+    tl.store(where, to(x, pointer.dtype.element_ty, PRECISION), mask=inside)
+
+
+@triton.jit
+def sums_of_rows(lse, delta, line, qi, n, UNIT: tl.constexpr):
+    """The shift of each row, 0 where it sees nothing, and its delta."""
+    sums = tl.load(lse + line * n + qi, mask=qi < n, other=0.0)
+    shift = tl.where(sums == NEGATIVE, 0.0, sums * UNIT)
+    return shift, tl.load(delta + line * n + qi, mask=qi < n, other=0.0)
