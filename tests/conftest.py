@@ -20,16 +20,16 @@ if not torch.cuda.is_available():
 jaxtyping.install_import_hook("relpos", "typechecker.check")
 
 
-class _Kernels(importlib.abc.MetaPathFinder):
-    """Triton's kernels are read as text by its compiler and its interpreter, and stay as they are."""
+class _AsTheyAre(importlib.abc.MetaPathFinder):
+    """Triton's kernels and FlexAttention's functions, which compilers read as text, are left without the checks."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name.startswith("relpos.attention.triton."):
+        if name.startswith(("relpos.attention.triton.", "relpos.attention.flex")):
             return importlib.machinery.PathFinder.find_spec(name, path, target)
         return None
 
 
-sys.meta_path.insert(0, _Kernels())
+sys.meta_path.insert(0, _AsTheyAre())
 
 import importlib.metadata  # noqa: E402
 import pathlib  # noqa: E402

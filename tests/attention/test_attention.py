@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import oracle
 import relpos
+from conformance.engines import engines
 from relpos import (
     DenseBias,
     LineBias,
@@ -30,7 +31,7 @@ from relpos import (
 from relpos.core.random import keep
 from tolerance import assert_close
 
-ENGINES = list(relpos.backends())
+ENGINES = engines()
 
 
 def qkv(
@@ -333,7 +334,7 @@ def test_asking_draws_nothing() -> None:
 def test_explain_names_the_engine_and_the_reasons() -> None:
     q, k, v = qkv()
     plain = explain(q, k, v)
-    assert set(plain.passed_over) == set(ENGINES) - {plain.backend}
+    assert set(plain.passed_over) == set(relpos.backends()) - {plain.backend}
     capped = explain(q, k, v, position=Softcap(3.0))
     assert capped.backend != "sdpa"
     assert "Softcap" in capped.passed_over["sdpa"]
@@ -342,7 +343,7 @@ def test_explain_names_the_engine_and_the_reasons() -> None:
     assert "not sdpa" in str(capped)
     asked = explain(q, k, v, backend="reference")
     assert asked.backend == "reference"
-    assert set(asked.passed_over) == set(ENGINES) - {"reference"}
+    assert set(asked.passed_over) == set(relpos.backends()) - {"reference"}
 
 
 def test_auto_takes_what_explain_says() -> None:

@@ -69,20 +69,29 @@ def run(
 
 
 def check(
-    position: Callable[..., Any], shapes: list[tuple[int, ...]], n: int, m: int, groups: int = H, **given: Any
+    position: Callable[..., Any],
+    shapes: list[tuple[int, ...]],
+    n: int,
+    m: int,
+    groups: int = H,
+    *,
+    backend: str = "streaming",
+    dtypes: tuple[torch.dtype, ...] = DTYPES,
+    width: int = D,
+    **given: Any,
 ) -> None:
     """Against the definition in float64, in every dtype; the cost of rounding is the definition's in the dtype."""
-    for dtype in DTYPES:
+    for dtype in dtypes:
         torch.manual_seed(5)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        qkv = [torch.randn(size).to(dtype) for size in ((B, H, n, D), (B, groups, m, D), (B, groups, m, D))]
+        qkv = [torch.randn(size).to(dtype) for size in ((B, H, n, width), *[(B, groups, m, width)] * 2)]
         leaves = [torch.randn(shape).to(wide) for shape in shapes]
-        upstream = [torch.randn(B, H, n, D).to(dtype), torch.randn(B, H, n)]
+        upstream = [torch.randn(B, H, n, width).to(dtype), torch.randn(B, H, n)]
         inputs = [*qkv, *leaves]
         exact = run("reference", position, given, [x.double() for x in inputs], upstream)
         lower = [x.float() if dtype == torch.float64 else x for x in inputs]
         cost = run("reference", position, given, lower, upstream)
-        mine = run("streaming", position, given, inputs, upstream)
+        mine = run(backend, position, given, inputs, upstream)
         size = max(float(x.square().mean().sqrt()) for x in exact[2:])
         names = ["output", "lse", "q", "k", "v", *(f"leaf {i}" for i in range(len(leaves)))]
         for name, a, e, c in zip(names, mine, exact, cost, strict=True):
@@ -326,7 +335,7 @@ def test_four_thousand_tokens(dtype: torch.dtype, causal: bool) -> None:
     exact = run("reference", position, given, [x.double() for x in inputs], upstream)
     lower = [x.float() if dtype == torch.float64 else x for x in inputs]
     cost = run("reference", position, given, lower, upstream)
-    mine = run("streaming", position, given, inputs, upstream)
+    mine = run(backend, position, given, inputs, upstream)
     for name, a, e, c in zip(("output", "lse", "q", "k", "v", "values"), mine, exact, cost, strict=True):
         if dtype == torch.float64:  # the definition in float64 rounds as much itself
             torch.testing.assert_close(a, e, rtol=1e-12, atol=1e-12, msg=name)

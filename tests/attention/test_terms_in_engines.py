@@ -11,7 +11,7 @@ from torch import Tensor
 
 import oracle
 import relpos
-from conformance.engines import lacking
+from conformance.engines import engines, lacking
 from relpos import (
     AxisVectors,
     Blocks,
@@ -314,7 +314,7 @@ def run(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
-@pytest.mark.parametrize("backend", relpos.backends())
+@pytest.mark.parametrize("backend", engines())
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name: str, backend: str, dtype: torch.dtype) -> None:
     case = CASES[name]
@@ -354,7 +354,7 @@ def test_log_sum_exp(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("backend", relpos.backends())
+@pytest.mark.parametrize("backend", engines())
 def test_the_same_on_every_run(name: str, backend: str) -> None:
     case = CASES[name]
     tensors, leaves, upstream = inputs(case, torch.float32)

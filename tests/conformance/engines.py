@@ -55,5 +55,5 @@ def finest(engine: str) -> torch.dtype:
 
 
 def engines() -> list[str]:
-    """All registered engines."""
-    return list(relpos.backends())
+    """All registered engines that run here: FlexAttention's wants a GPU, and has tests of its own."""
+    return [name for name in relpos.backends() if name != "flex" or torch.cuda.is_available()]

@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.attention import reference, sdpa, streaming, triton
+from relpos.attention import flex, reference, sdpa, streaming, triton
 from relpos.attention.call import Call, Position, prepare
 from relpos.core import Coordinates, Mask
 from relpos.core.checks import require_name
 
-_ORDER: tuple[ModuleType, ...] = (triton, streaming, sdpa, reference)
+_ORDER: tuple[ModuleType, ...] = (triton, streaming, sdpa, flex, reference)
 _ENGINES: dict[str, ModuleType] = {engine.NAME: engine for engine in _ORDER}
 
 _REFERENCE_AT_MOST = 2**22

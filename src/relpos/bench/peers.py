@@ -228,3 +228,17 @@ def op_peers(engines: tuple[str, ...]) -> tuple[Peer, ...]:
 def all_engines() -> tuple[str, ...]:
     """`auto`, then every engine by name."""
     return ("auto", *backends())
+
+
+def engines_here() -> tuple[str, ...]:
+    """Those of them that run on this machine's CPU."""
+    x = torch.empty(1, 1, 1, 1)
+
+    def runs(name: str) -> bool:
+        try:
+            explain(x, x, x, backend=name)
+        except NotImplementedError:
+            return False
+        return True
+
+    return tuple(name for name in all_engines() if runs(name))

@@ -20,7 +20,7 @@ import relpos
 from relpos.bench.cases import LENGTHS, Case, families
 from relpos.bench.measure import memory_of, time_case
 from relpos.bench.modules import peers_of
-from relpos.bench.peers import ROOFLINE, all_engines
+from relpos.bench.peers import ROOFLINE, all_engines, engines_here
 from relpos.bench.targets import judge, memory_fits
 from relpos.compare.settings import environment
 from relpos.compare.store import Store, write_whole
@@ -78,7 +78,7 @@ class Settings:
         """The engines that run a case."""
         if self.engines is not None:
             return self.engines
-        return all_engines() if case in families()["windows"] else ("auto",)
+        return engines_here() if case in families()["windows"] else ("auto",)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with a fingerprint of the source that is measured."""

@@ -9,7 +9,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from relpos.attention.triton.tiles import NEGATIVE, dot, exp, kept_pairs, rows, scores, span, sums_of_rows, to, write
+from relpos.attention.triton.tiles import (
+    NEGATIVE,
+    dot,
+    exp,
+    kept_pairs,
+    log,
+    rows,
+    scores,
+    span,
+    sums_of_rows,
+    to,
+    write,
+)
 
 
 @triton.jit
@@ -41,8 +53,8 @@ def forward(
         score = scores(product, qi[:, None], kj[None, :], batch, head, size, bias, allowed, SCALE * UNIT, FREE)
         higher = tl.maximum(peak, tl.max(score, axis=1))
         shift = tl.where(higher == NEGATIVE, 0.0, higher)
-        weight = exp(score - shift[:, None], SUM)
-        shrink = exp(peak - shift, SUM)
+        weight = exp(score - shift[:, None], UNIT)
+        shrink = exp(peak - shift, UNIT)
         total = total * shrink + tl.sum(weight, axis=1)
         if dropout is not None:
             kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
@@ -54,8 +66,7 @@ def forward(
     blank = total == 0.0
     whole = tl.where(blank, 1.0, total)
     write(out + line * size.n * V, summed / whole[:, None], qi, V, size.n, V, V_PAD, PRECISION)
-    log = tl.log(whole) if tl.float64 == SUM else tl.log2(whole)
-    natural = tl.where(blank, NEGATIVE, (peak + log) / UNIT)
+    natural = tl.where(blank, NEGATIVE, (peak + log(whole, UNIT)) / UNIT)
     tl.store(lse + line * size.n + qi, natural, mask=qi < size.n)
 
 
@@ -86,7 +97,7 @@ def backward_keys(
             shift, less = sums_of_rows(lse, delta, line, qi, size.n, UNIT)
             product = dot(key, tl.trans(query), PRECISION)
             score = scores(product, qi[None, :], kj[:, None], batch, head, size, bias, allowed, SCALE * UNIT, FREE)
-            weight = exp(score - shift[None, :], SUM)
+            weight = exp(score - shift[None, :], UNIT)
             d_weight = dot(value, tl.trans(upstream), PRECISION)
             used = weight
             if dropout is not None:
@@ -126,7 +137,7 @@ def backward_queries(
         value = rows(own_v, kj, sides.v_n, size.m, V, V_PAD)
         product = dot(query, tl.trans(key), PRECISION)
         score = scores(product, qi[:, None], kj[None, :], batch, head, size, bias, allowed, SCALE * UNIT, FREE)
-        weight = exp(score - shift[:, None], SUM)
+        weight = exp(score - shift[:, None], UNIT)
         d_weight = dot(upstream, tl.trans(value), PRECISION)
         if dropout is not None:
             kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
@@ -181,7 +192,7 @@ def backward_table(
         shift, less = sums_of_rows(lse, delta, line, qi, size.n, UNIT)
         product = dot(query, tl.trans(key), PRECISION)
         score = scores(product, qi[:, None], kj[None, :], batch, head, size, bias, allowed, SCALE * UNIT, False)
-        weight = exp(score - shift[:, None], SUM)
+        weight = exp(score - shift[:, None], UNIT)
         d_weight = dot(upstream, tl.trans(value), PRECISION)
         if dropout is not None:
             kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])

@@ -30,7 +30,7 @@ class Launch:
         self.sides = tiles.Sides(*_side(q), *_side(k), *_side(v))
         self.size = tiles.Size(self.heads, self.heads // self.own_heads, self.n, self.m)
         self.wide = torch.promote_types(q.dtype, torch.float32)
-        self.unit = 1.0 if self.wide == torch.float64 else math.log2(math.e)
+        self.unit = 1.0 if q.dtype == self.wide else math.log2(math.e)
         self.line = next(iter(work.terms.of(LineBias)), None)
         self.bias = None if self.line is None else self._bias(self.line)
         self.allowed, self.queries, self.keys = spans.allowed(work.mask, self.n, self.m, q.device)

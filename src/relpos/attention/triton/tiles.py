@@ -1,9 +1,10 @@
 """What the kernels share: how a tile is loaded, scored and written.
 
-Scores are multiplied by UNIT, log2(e) for exp2, which is what the hardware has, and 1 for exp in float64; so are, by
-the caller, the table and the sinks. A tile is computed the same way in every kernel, by `scores`; `qi` and `kj` are the
-numbers of its queries and keys, one of them along rows and the other along columns, so that a kernel takes its tile
-either way round. What is outside the tensors is clamped where it is read and masked where it counts.
+Scores are multiplied by UNIT: in half precision log2(e) for exp2, which is what the hardware has, else 1, which spares
+a rounding; so are, by the caller, the table and the sinks. A tile is computed the same way in every kernel, by `scores`;
+`qi` and `kj` are the numbers of its queries and keys, one of them along rows and the other along columns, so that a
+kernel takes its tile either way round. What is outside the tensors is clamped where it is read and masked where it
+counts.
 
 Arguments that belong together travel as named tuples; a pointer that is None leaves its part out of the compiled code.
 """
@@ -114,11 +115,15 @@ def dot(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def exp(x, SUM: tl.constexpr):
-    """In place of exp, of scores in the kernels' unit."""
-    if tl.float64 == SUM:
-        return tl.exp(x)
-    return tl.exp2(x)
+def exp(x, UNIT: tl.constexpr):
+    """Of scores in the kernels' unit."""
+    return tl.exp(x) if UNIT == 1.0 else tl.exp2(x)
+
+
+@triton.jit
+def log(x, UNIT: tl.constexpr):
+    """The reverse of `exp`."""
+    return tl.log(x) if UNIT == 1.0 else tl.log2(x)
 
 
 @triton.jit

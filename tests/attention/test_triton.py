@@ -1,0 +1,210 @@
+"""The Triton engine where it differs from the others: tiles, spans of masks, the table's gradient, compiled code.
+
+Without a GPU the kernels run in Triton's interpreter (tests/conftest.py sets it).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_streaming import COORDINATES, MASKS, B, D, H, N, biased, check, run
+
+from relpos import (
+    Blocks,
+    Grid,
+    LineBias,
+    Mask,
+    Positions,
+    QueryBias,
+    Rotation,
+    Sequence,
+    Sinks,
+    Softcap,
+    Terms,
+    attention,
+    explain,
+    lines,
+)
+from relpos.attention.call import prepare
+from relpos.attention.triton import _operator
+from relpos.attention.work import pack, work_of
+
+launch = importlib.import_module("relpos.attention.triton.launch")
+spans = importlib.import_module("relpos.attention.triton.spans")
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest tiles there are, so that small calls have many of each."""
+    for key in launch.SHAPES:
+        monkeypatch.setitem(launch.SHAPES, key, launch._shape(16, 16, 4, 1))
+    monkeypatch.setattr(spans, "COARSE", 16)
+
+
+def same(*arguments: Any, **given: Any) -> None:
+    check(*arguments, backend="triton", **given)
+
+
+@pytest.mark.parametrize("name", [*(name for name in COORDINATES if name != "irregular"), "long", "wide rows"])
+def test_every_layout(name: str, small_tiles: None) -> None:
+    more = {"long": (Sequence(50), Sequence(37, prefix=1)), "wide rows": (Grid(2, 19), None)}
+    queries, keys = (COORDINATES | more)[name]
+    position, shapes = biased(queries, keys)
+    m = (queries if keys is None else keys).count
+    same(position, shapes, queries.count, m)
+    same(position, [(1, shapes[0][1])], queries.count, m, dtypes=DTYPES[1:2])  # one row for all heads
+
+
+def test_full_tiles_and_the_shapes_that_users_get() -> None:
+    position, shapes = biased(Sequence(128))
+    same(position, shapes, 128, 128, dtypes=DTYPES[1:3])
+    position, shapes = biased(Sequence(150, prefix=3))
+    same(position, shapes, 153, 153, dtypes=DTYPES[1:3], mask=Mask.causal())
+
+
+@pytest.mark.parametrize("name", [name for name in MASKS if name not in ("globals", "blocks")])
+def test_every_mask(name: str, small_tiles: None) -> None:
+    same(*biased(Sequence(N)), N, N, mask=MASKS[name])
+    same(lambda: Terms(), [], N, N, mask=MASKS[name], dtypes=DTYPES[1:2])
+    same(*biased(Grid(9, 3, prefix=2)), N, N, 2, mask=MASKS[name], dtypes=DTYPES[1:2])
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_grouped_keys_and_half_precision(groups: int, small_tiles: None) -> None:
+    same(*biased(Sequence(N)), N, N, groups, dtypes=DTYPES)
+
+
+@pytest.mark.parametrize("width", [3, 16, 24])
+def test_widths_are_padded(width: int, small_tiles: None) -> None:
+    same(*biased(Sequence(N)), N, N, dtypes=DTYPES[1:2], width=width)
+
+
+def test_what_stands_beside_a_bias(small_tiles: None) -> None:
+    line = lines(Sequence(N))
+    shapes = [(H, line.length), (H,), (1, 1, N, D // 2), (1, D)]
+    same(
+        lambda values, logits, angles, u: (
+            LineBias(values, line) + Sinks(logits) + Rotation(angles, angles, "half") + QueryBias(u)
+        ),
+        shapes, N, N, mask=Mask.packed(torch.arange(N) // 8),
+    )  # fmt: skip
+
+
+def test_dropout_drops_the_pairs_that_the_definition_drops(small_tiles: None) -> None:
+    position, shapes = biased(Sequence(N - 2, prefix=2))
+    q, k, v = (torch.randn(B, H, N, D) for _ in range(3))
+    values, upstream = torch.randn(shapes[0]), [torch.randn(B, H, N, D), torch.randn(B, H, N)]
+    found = []
+    for backend in ("reference", "triton"):
+        torch.manual_seed(3)
+        found.append(run(backend, position, {"dropout": 0.3, "mask": Mask.causal()}, [q, k, v, values], upstream))
+    for theirs, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_queries_and_keys_in_other_memory(small_tiles: None) -> None:
+    """Heads behind tokens, as projections leave them, and a width that is not the last stride."""
+    position, shapes = biased(Sequence(N))
+    values = torch.randn(shapes[0])
+    plain = [torch.randn(B, H, N, D) for _ in range(3)]
+    wanted = attention(*plain, position=position(values), backend="triton")
+    behind = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in plain]
+    assert torch.equal(attention(*behind, position=position(values), backend="triton"), wanted)
+    across = [x.mT.contiguous().mT for x in plain]
+    assert torch.equal(attention(*across, position=position(values), backend="triton"), wanted)
+
+
+@pytest.mark.parametrize("name", [name for name in MASKS if name not in ("globals", "blocks")])
+def test_spans_hold_all_that_is_allowed_and_skip_the_rest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans, "COARSE", 4)
+    mask = MASKS[name]
+    allowed, of_queries, of_keys = spans.allowed(mask, N, N, torch.device("cpu"))
+    if of_queries is None:
+        assert (allowed.left, allowed.right) == (mask.left, mask.right)
+        return
+    pairs = mask.dense(N, N)[:, 0]
+    for found, seen in ((of_queries, pairs), (of_keys, pairs.mT)):
+        inside = torch.zeros_like(seen)
+        for batch in range(seen.shape[0]):
+            for stretch, (first, stop) in enumerate(found.at[batch if len(found.at) > 1 else 0].tolist()):
+                inside[batch, 4 * stretch : 4 * stretch + 4, first:stop] = True
+        assert not (seen & ~inside).any()
+        if name in ("packed", "packed and causal", "intervals"):
+            assert not inside.all(), "nothing was skipped"
+
+
+def test_it_says_what_it_lacks() -> None:
+    q = torch.randn(1, 2, 6, 4)
+    line, values = lines(Sequence(6)), torch.randn(2, 11)
+    globals_ = Mask(left=1, query_global=torch.arange(6) == 0)
+    blocks = Mask(blocks=Blocks(torch.ones(1, 2, 2, dtype=torch.bool), 3))
+    places = lines(Positions(torch.arange(6).flip(0), low=0, high=5))
+    for given, words in (
+        ({"position": Softcap(2.0)}, "Softcap"),
+        ({"mask": globals_}, "globals"),
+        ({"mask": blocks}, "blocks"),
+        ({"position": LineBias(values, line) + LineBias(values, places)}, "several line biases"),
+        ({"position": LineBias(values.clone().requires_grad_(), places)}, "irregular lines"),
+    ):
+        with pytest.raises(NotImplementedError, match=words):
+            attention(q, q, q, backend="triton", **given)  # type: ignore[arg-type]
+    wide = torch.randn(1, 1, 3, 320)
+    with pytest.raises(NotImplementedError, match="above 256"):
+        attention(wide, wide, wide, backend="triton")
+    ours, theirs = (attention(q, q, q, position=LineBias(values, places), backend=b) for b in ("triton", "reference"))
+    torch.testing.assert_close(ours, theirs)  # irregular lines are read, where no gradient is wanted
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.randn(1, 2, 2048, 8)
+    assert "interpreter" in explain(q, q, q).passed_over["triton"]
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert "a CUDA device" in explain(q, q, q).passed_over["triton"]
+    with pytest.raises(NotImplementedError, match="a CUDA device"):
+        attention(q, q, q, backend="triton")
+
+
+def test_operators_are_sound(small_tiles: None) -> None:
+    position, shapes = biased(Sequence(N))
+    q, k, v = (torch.randn(1, 2, N, D, requires_grad=True) for _ in range(3))
+    values = torch.randn(2, shapes[0][1], requires_grad=True)
+    call = prepare(
+        q, k, v, position=position(values), queries=None, keys=None, mask=Mask.causal(), scale=None, dropout=0.0,
+        return_lse=False,
+    )  # fmt: skip
+    torch.library.opcheck(_operator, pack(work_of(call)), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_hopper() -> None:
+    """By the compiler itself, in a process of its own without the interpreter."""
+    script = Path(__file__).parent / "compile_kernels.py"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ok") == 32
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_two_runs_give_the_same_bits_at_real_sizes(dtype: torch.dtype) -> None:
+    line = lines(Sequence(4096), device=HERE)
+    values = torch.randn(8, line.length, device=HERE)
+    tensors = [torch.randn(2, 8, 4096, 64, device=HERE, dtype=dtype) for _ in range(3)]
+    upstream = [torch.randn(2, 8, 4096, 64, device=HERE), torch.randn(2, 8, 4096, device=HERE)]
+
+    def once() -> list[torch.Tensor]:
+        return run("triton", lambda x: LineBias(x, line), {}, [*tensors, values], upstream)
+
+    assert all(torch.equal(a, b) for a, b in zip(once(), once(), strict=True))
