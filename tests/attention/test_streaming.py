@@ -73,7 +73,7 @@ def check(
     shapes: list[tuple[int, ...]],
     n: int,
     m: int,
-    groups: int = H,
+    groups: int | None = None,
     *,
     backend: str = "streaming",
     dtypes: tuple[torch.dtype, ...] = DTYPES,
@@ -84,7 +84,7 @@ def check(
     for dtype in dtypes:
         torch.manual_seed(5)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        qkv = [torch.randn(size).to(dtype) for size in ((B, H, n, width), *[(B, groups, m, width)] * 2)]
+        qkv = [torch.randn(size).to(dtype) for size in ((B, H, n, width), *[(B, groups or H, m, width)] * 2)]
         leaves = [torch.randn(shape).to(wide) for shape in shapes]
         upstream = [torch.randn(B, H, n, width).to(dtype), torch.randn(B, H, n)]
         inputs = [*qkv, *leaves]

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_streaming
 import torch
-from test_streaming import COORDINATES, MASKS, B, D, H, N, biased, check, run
+from test_streaming import COORDINATES, MASKS, B, D, N, biased, check, run
 
 from relpos import (
     Blocks,
@@ -38,6 +39,7 @@ from relpos.attention.work import pack, work_of
 
 launch = importlib.import_module("relpos.attention.triton.launch")
 spans = importlib.import_module("relpos.attention.triton.spans")
+H = 2
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -48,42 +50,47 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in launch.SHAPES:
         monkeypatch.setitem(launch.SHAPES, key, launch._shape(16, 16, 4, 1))
     monkeypatch.setattr(spans, "COARSE", 16)
+    monkeypatch.setattr(test_streaming, "H", H)  # the interpreter takes 20 ms a tile
 
 
 def same(*arguments: Any, **given: Any) -> None:
     check(*arguments, backend="triton", **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*(name for name in COORDINATES if name != "irregular"), "long", "wide rows"])
 def test_every_layout(name: str, small_tiles: None) -> None:
     more = {"long": (Sequence(50), Sequence(37, prefix=1)), "wide rows": (Grid(2, 19), None)}
     queries, keys = (COORDINATES | more)[name]
     position, shapes = biased(queries, keys)
     m = (queries if keys is None else keys).count
-    same(position, shapes, queries.count, m)
-    same(position, [(1, shapes[0][1])], queries.count, m, dtypes=DTYPES[1:2])  # one row for all heads
+    same(position, shapes, queries.count, m, dtypes=DTYPES[::2])
 
 
+def test_one_row_for_all_heads_in_every_dtype(small_tiles: None) -> None:
+    line = lines(Sequence(N))
+    same(lambda values: LineBias(values, line), [(1, line.length)], N, N, dtypes=DTYPES)
+
+
+@pytest.mark.slow
 def test_full_tiles_and_the_shapes_that_users_get() -> None:
     position, shapes = biased(Sequence(128))
-    same(position, shapes, 128, 128, dtypes=DTYPES[1:3])
+    same(position, shapes, 128, 128, dtypes=DTYPES[1:2])
     position, shapes = biased(Sequence(150, prefix=3))
-    same(position, shapes, 153, 153, dtypes=DTYPES[1:3], mask=Mask.causal())
+    same(position, shapes, 153, 153, dtypes=DTYPES[2:3], mask=Mask.causal())
 
 
 @pytest.mark.parametrize("name", [name for name in MASKS if name not in ("globals", "blocks")])
 def test_every_mask(name: str, small_tiles: None) -> None:
-    same(*biased(Sequence(N)), N, N, mask=MASKS[name])
+    same(*biased(Grid(3, 9, prefix=2)), N, N, mask=MASKS[name], dtypes=DTYPES[:1])
     same(lambda: Terms(), [], N, N, mask=MASKS[name], dtypes=DTYPES[1:2])
-    same(*biased(Grid(9, 3, prefix=2)), N, N, 2, mask=MASKS[name], dtypes=DTYPES[1:2])
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_grouped_keys_and_half_precision(groups: int, small_tiles: None) -> None:
-    same(*biased(Sequence(N)), N, N, groups, dtypes=DTYPES)
+def test_grouped_keys(small_tiles: None) -> None:
+    same(*biased(Sequence(N)), N, N, 1, dtypes=DTYPES[:2])
 
 
-@pytest.mark.parametrize("width", [3, 16, 24])
+@pytest.mark.parametrize("width", [3, 24])
 def test_widths_are_padded(width: int, small_tiles: None) -> None:
     same(*biased(Sequence(N)), N, N, dtypes=DTYPES[1:2], width=width)
 

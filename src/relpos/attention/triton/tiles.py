@@ -1,10 +1,10 @@
 """What the kernels share: how a tile is loaded, scored and written.
 
 Scores are multiplied by UNIT: in half precision log2(e) for exp2, which is what the hardware has, else 1, which spares
-a rounding; so are, by the caller, the table and the sinks. A tile is computed the same way in every kernel, by `scores`;
-`qi` and `kj` are the numbers of its queries and keys, one of them along rows and the other along columns, so that a
-kernel takes its tile either way round. What is outside the tensors is clamped where it is read and masked where it
-counts.
+a rounding; so are, by the caller, the table and the sinks. A tile is computed the same way in every kernel, by
+`scores`; `qi` and `kj` are the numbers of its queries and keys, one of them along rows and the other along columns, so
+that a kernel takes its tile either way round. What is outside the tensors is clamped where it is read and masked where
+it counts.
 
 Arguments that belong together travel as named tuples; a pointer that is None leaves its part out of the compiled code.
 """
