@@ -63,13 +63,42 @@ def compare(name: str, backend: str) -> None:
         torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-5)
 
 
+LENGTHS = "several lengths"
+
+
+def compare_lengths(backend: str) -> None:
+    """One compiled function at one length after another: from the second on the compiler makes sizes symbolic."""
+    mechanism = relpos.T5Bias(num_heads=2)
+
+    def run(q: Tensor) -> Tensor:
+        tokens = relpos.Sequence(q.shape[2])
+        output = relpos.attention(
+            q, q, q, position=mechanism, queries=tokens, mask=relpos.Mask.causal(), backend=backend
+        )
+        assert isinstance(output, Tensor)
+        return output
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, fullgraph=True)
+    for length in (6, 9, 14, 9):
+        q, upstream = torch.randn(1, 2, length, 8).requires_grad_(), torch.randn(1, 2, length, 8)
+        leaves = [q, *mechanism.parameters()]
+        for ours, wanted in zip(
+            gradients(compiled(q), leaves, upstream), gradients(run(q), leaves, upstream), strict=True
+        ):
+            torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-5)
+
+
 def main() -> int:
     torch.set_num_threads(1)
     failed = 0
-    for name in sys.argv[1:] or TERMS:
+    for name in sys.argv[1:] or (*TERMS, LENGTHS):
         for backend in ("auto", "streaming"):
             try:
-                compare(name, backend)
+                if name == LENGTHS:
+                    compare_lengths(backend)
+                else:
+                    compare(name, backend)
                 print(f"ok      {name}, {backend}", flush=True)
             except Exception as error:
                 failed += 1

@@ -33,7 +33,7 @@ from relpos import (
 )
 from relpos.attention.call import prepare
 from relpos.attention.streaming import _work, flash, forward, loop, products, streaming
-from relpos.attention.work import pack, unpack
+from relpos.attention.work import Packed, pack, unpack
 from relpos.core import Coordinates
 from tolerance import assert_close
 
@@ -405,7 +405,7 @@ def test_long_calls_never_fall_to_the_reference() -> None:
 # operators
 
 
-def packed(dtype: torch.dtype = torch.float64) -> Iterator[tuple[list[Tensor], str]]:
+def packed(dtype: torch.dtype = torch.float64) -> Iterator[Packed]:
     for position, mask in (
         (LineBias(torch.randn(2, 11).to(dtype), lines(Sequence(6))), Mask.causal()),
         (LineBias(torch.randn(2, lines(Grid(2, 3)).length).to(dtype), lines(Grid(2, 3))), None),
@@ -416,20 +416,19 @@ def packed(dtype: torch.dtype = torch.float64) -> Iterator[tuple[list[Tensor], s
         call = prepare(
             q, k, v, position=position, queries=None, keys=None, mask=mask, scale=None, dropout=0.0, return_lse=True
         )
-        tensors, structure = pack(_work(call))
-        yield [x.requires_grad_() if x.is_floating_point() else x for x in tensors], structure
+        tensors, *rest = pack(_work(call))
+        yield [x.requires_grad_() if x.is_floating_point() else x for x in tensors], *rest
 
 
 def test_operators_pass_opcheck() -> None:
-    for tensors, structure in packed():
-        torch.library.opcheck(streaming, (tensors, structure))
+    for call in packed():
+        torch.library.opcheck(streaming, call)
 
 
 def test_a_call_survives_packing() -> None:
-    for tensors, structure in packed():
-        work = unpack(tensors, structure)
-        again, same = pack(work)
-        assert same == structure
+    for tensors, *rest in packed():
+        again, *same = pack(unpack(tensors, *rest))
+        assert same == rest
         assert all(x is y for x, y in zip(tensors, again, strict=True))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from relpos.attention.work import Work, unpack
+from relpos.attention.work import Packed, Work, unpack
 
 Forward = Callable[[Work], tuple[Tensor, Tensor]]
 """Output and log-sum-exp of a call."""
@@ -30,19 +30,21 @@ def lacks_transform() -> str | None:
     return "forward-mode derivatives" if forward_ad._current_level >= 0 else None
 
 
-def make_operator(engine: str, forward: Forward, backward: Backward) -> Callable[[list[Tensor], str], Any]:
+def make_operator(engine: str, forward: Forward, backward: Backward) -> Callable[[list[Tensor], list[int], str], Any]:
     """`relpos::<engine>`, which takes a packed call and gives output and log-sum-exp, with its gradient registered."""
 
     @torch.library.custom_op(
-        f"relpos::{engine}", mutates_args=(), schema="(Tensor[] tensors, str structure) -> (Tensor, Tensor)"
+        f"relpos::{engine}",
+        mutates_args=(),
+        schema="(Tensor[] tensors, SymInt[] numbers, str structure) -> (Tensor, Tensor)",
     )
-    def attend(tensors: list[Tensor], structure: str) -> tuple[Tensor, Tensor]:
+    def attend(tensors: list[Tensor], numbers: list[int], structure: str) -> tuple[Tensor, Tensor]:
         with torch.autocast(tensors[0].device.type, enabled=False):
-            return forward(unpack(tensors, structure))
+            return forward(unpack(tensors, numbers, structure))
 
     @attend.register_fake
-    def _(tensors: list[Tensor], structure: str) -> tuple[Tensor, Tensor]:
-        work = unpack(tensors, structure)
+    def _(tensors: list[Tensor], numbers: list[int], structure: str) -> tuple[Tensor, Tensor]:
+        work = unpack(tensors, numbers, structure)
         shape = work.q.shape[:3]
         wide = torch.promote_types(work.q.dtype, torch.float32)
         return work.q.new_empty(*shape, work.v.shape[3]), work.q.new_empty(shape, dtype=wide)
@@ -50,36 +52,50 @@ def make_operator(engine: str, forward: Forward, backward: Backward) -> Callable
     @torch.library.custom_op(
         f"relpos::{engine}_backward",
         mutates_args=(),
-        schema="(Tensor[] tensors, str structure, Tensor out, Tensor lse, Tensor d_out, Tensor d_lse, int[] needed) "
-        "-> Tensor[]",
+        schema="(Tensor[] tensors, SymInt[] numbers, str structure, Tensor out, Tensor lse, Tensor d_out, "
+        "Tensor d_lse, int[] needed) -> Tensor[]",
     )
     def attend_backward(
-        tensors: list[Tensor], structure: str, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, needed: list[int]
+        tensors: list[Tensor],
+        numbers: list[int],
+        structure: str,
+        out: Tensor,
+        lse: Tensor,
+        d_out: Tensor,
+        d_lse: Tensor,
+        needed: list[int],
     ) -> list[Tensor]:
         wanted = [tensors[place] for place in needed]
         with torch.autocast(out.device.type, enabled=False):
-            found = backward(unpack(tensors, structure), out, lse, d_out, d_lse, wanted)
+            found = backward(unpack(tensors, numbers, structure), out, lse, d_out, d_lse, wanted)
         gradients = (found[id(x)] if id(x) in found else torch.zeros_like(x) for x in wanted)
         return [gradient.to(x.dtype).contiguous() for gradient, x in zip(gradients, wanted, strict=True)]
 
     @attend_backward.register_fake
     def _(
-        tensors: list[Tensor], structure: str, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, needed: list[int]
+        tensors: list[Tensor],
+        numbers: list[int],
+        structure: str,
+        out: Tensor,
+        lse: Tensor,
+        d_out: Tensor,
+        d_lse: Tensor,
+        needed: list[int],
     ) -> list[Tensor]:
         return [torch.empty_like(tensors[place], memory_format=torch.contiguous_format) for place in needed]
 
-    def keep(ctx: Any, inputs: tuple[list[Tensor], str], output: tuple[Tensor, Tensor]) -> None:
-        tensors, ctx.structure = inputs
+    def keep(ctx: Any, inputs: Packed, output: tuple[Tensor, Tensor]) -> None:
+        tensors, ctx.numbers, ctx.structure = inputs
         ctx.save_for_backward(*tensors, *output)
 
-    def step_back(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[list[Tensor | None], None]:
+    def step_back(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[list[Tensor | None], None, None]:
         *tensors, out, lse = ctx.saved_tensors
         needed = [place for place, asked in enumerate(ctx.needs_input_grad[0]) if asked]
-        found = attend_backward(tensors, ctx.structure, out, lse, d_out, d_lse, needed)
+        found = attend_backward(tensors, ctx.numbers, ctx.structure, out, lse, d_out, d_lse, needed)
         gradients: list[Tensor | None] = [None] * len(tensors)
         for place, gradient in zip(needed, found, strict=True):
             gradients[place] = gradient
-        return gradients, None
+        return gradients, None, None
 
     def no_second_derivative(ctx: Any, *gradients: Any) -> Any:
         raise NotImplementedError(

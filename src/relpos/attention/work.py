@@ -1,8 +1,9 @@
-"""A call as a custom operator can carry it: a list of tensors, and everything else as one string.
+"""A call as a custom operator can carry it: a list of tensors, a list of integers, and everything else as one string.
 
 Custom operators take tensors and plain values, so terms and masks are taken apart here and put together again inside.
 The string is the `repr` of nested tuples, which says all of a call's structure: it can be compared, cached with a
-compiled graph and read back in another process. Rotations and query biases are applied before.
+compiled graph and read back in another process. Integers stand beside it because in a compiled graph they may be
+symbols. Rotations and query biases are applied before.
 """
 
 from __future__ import annotations
@@ -105,14 +106,19 @@ _NODES: dict[str, type] = {
 }  # fmt: skip
 
 
-def pack(work: Work) -> tuple[list[Tensor], str]:
-    """The tensors, each once, and the structure that holds them."""
+Packed = tuple[list[Tensor], list[int], str]
+"""Tensors, each once; integers; and the structure that holds both."""
+
+
+def pack(work: Work) -> Packed:
+    """The work as an operator takes it."""
     tensors: list[Tensor] = []
-    structure = _take_apart(work, tensors)
-    return tensors, str(structure)
+    numbers: list[int] = []
+    structure = _take_apart(work, tensors, numbers)
+    return tensors, numbers, str(structure)
 
 
-def _take_apart(node: Any, tensors: list[Tensor]) -> Any:
+def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
     if isinstance(node, Tensor):
         for place, known in enumerate(tensors):
             if known is node:
@@ -120,17 +126,21 @@ def _take_apart(node: Any, tensors: list[Tensor]) -> Any:
         tensors.append(node)
         return ("Tensor", len(tensors) - 1)
     if isinstance(node, tuple):
-        return ("tuple", *(_take_apart(x, tensors) for x in node))
+        return ("tuple", *(_take_apart(x, tensors, numbers) for x in node))
     if is_dataclass(node):
-        return (type(node).__name__, *(_take_apart(getattr(node, field.name), tensors) for field in fields(node)))
+        parts = (getattr(node, field.name) for field in fields(node))
+        return (type(node).__name__, *(_take_apart(part, tensors, numbers) for part in parts))
     if node is None or isinstance(node, str | bool):
         return node
-    return float(node) if isinstance(node, float) else int(node)  # plain ones, also of numpy's and symbolic numbers
+    if isinstance(node, float):
+        return float(node)
+    numbers.append(node)
+    return ("int", len(numbers) - 1)
 
 
-def unpack(tensors: list[Tensor], structure: str) -> Work:
+def unpack(tensors: list[Tensor], numbers: list[int], structure: str) -> Work:
     """The work again. What was checked when the terms were made is not checked twice."""
-    work: Work = _put_together(_read(structure), tensors)
+    work: Work = _put_together(_read(structure), tensors, numbers)
     return work
 
 
@@ -139,13 +149,15 @@ def _read(structure: str) -> Any:
     return ast.literal_eval(structure)
 
 
-def _put_together(node: Any, tensors: list[Tensor]) -> Any:
+def _put_together(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
     if not isinstance(node, tuple):
         return node
     kind, *parts = node
     if kind == "Tensor":
         return tensors[parts[0]]
-    values = [_put_together(part, tensors) for part in parts]
+    if kind == "int":
+        return numbers[parts[0]]
+    values = [_put_together(part, tensors, numbers) for part in parts]
     if kind == "tuple":
         return tuple(values)
     cls = _NODES[kind]
