@@ -46,7 +46,7 @@ ROWS, WIDTH = 256, 8192
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive rows, in the order in which queries are gathered.
+    """Consecutive rows, in the order of the strips.
 
     Attributes:
         rows: where they stand there. numbers: which queries they are; head: the first of these, in plain numbers.
