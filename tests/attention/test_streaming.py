@@ -396,6 +396,25 @@ def test_nothing_to_attend(batch: int, n: int, m: int) -> None:
     assert (lse == -torch.inf).all()
 
 
+def test_nothing_to_attend_reaches_the_table() -> None:
+    """An empty batch, as one rank of several may have: gradients of zero, not an error."""
+    q, line = torch.randn(0, 2, 3, 4), lines(Sequence(3))
+    for backend in ("reference", "streaming"):
+        values = torch.randn(2, line.length, requires_grad=True)
+        out, lse = attention(q, q, q, position=LineBias(values, line), backend=backend, return_lse=True)
+        (out.sum() + lse.sum()).backward()
+        assert values.grad is not None
+        assert not values.grad.any()
+
+
+def test_long_calls_on_a_gpu_stay_with_engines_in_a_fixed_order() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        q = torch.empty(1, 8, 4096, 64, device="cuda")
+        assert explain(q, q, q, position=Softcap(30.0)).backend == "streaming"
+
+
 def test_long_calls_never_fall_to_the_reference() -> None:
     q = torch.empty(1, 8, 16384, 64, device="meta")
     assert explain(q, q, q, return_lse=True).backend == "streaming"

@@ -118,6 +118,24 @@ def test_dropout_drops_the_pairs_that_the_definition_drops(small_tiles: None) ->
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("window", [Mask.window(None, 2**31 - 1), Mask.window(2**31 - 1, 0), Mask.window(2**40, 1)])
+def test_windows_wider_than_any_length(window: Mask, small_tiles: None) -> None:
+    same(lambda: Terms(), [], 5, 5, mask=window, dtypes=DTYPES[1:2])
+
+
+def test_a_sink_of_nothing_under_a_row_that_sees_nothing(small_tiles: None) -> None:
+    mask = Mask.padding(torch.tensor([True, True, False, True, False]))
+    q = torch.randn(1, 1, 5, 4)
+    found = []
+    for backend in ("reference", "triton"):
+        logits = torch.tensor([-torch.inf], requires_grad=True)
+        out = attention(q, q, q, position=Sinks(logits), mask=mask, backend=backend)
+        assert isinstance(out, torch.Tensor)
+        found.append([out, *torch.autograd.grad(out.sum(), logits)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_queries_and_keys_in_other_memory(small_tiles: None) -> None:
     """Heads behind tokens, as projections leave them, and a width that is not the last stride."""
     position, shapes = biased(Sequence(N))

@@ -75,7 +75,7 @@ def _choose(call: Call, backend: str) -> Explanation:
             passed_over[engine.NAME] = f"it lacks {lack}"
         elif slower is not None:
             passed_over[engine.NAME] = slower
-            declined = engine.NAME
+            declined = engine.NAME if engine is streaming else declined  # it can do everything, at any length
         elif chosen is None:
             chosen = engine.NAME
         else:

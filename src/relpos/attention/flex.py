@@ -60,7 +60,7 @@ def slower(call: Call) -> str | None:
 def _compiled() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False)
+    return torch.compile(flex_attention)
 
 
 def run(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
@@ -76,8 +76,11 @@ def attend(work: Work, flex: Any) -> tuple[Float[Tensor, "B H N V"], Float[Tenso
 
     seen = None
     if work.mask is not None:
-        sizes = work.q.shape[0], work.q.shape[1], work.q.shape[2], work.k.shape[2]
-        seen = create_block_mask(_allowed(work), *sizes, device=work.q.device.type)
+        tensors = (x for x in vars(work.mask).values() if isinstance(x, Tensor))
+        batch = work.q.shape[0] if any(x.dim() == 2 for x in tensors) else None
+        heads = None if work.mask.blocks is None else work.q.shape[1]
+        device: Any = work.q.device
+        seen = create_block_mask(_allowed(work), batch, heads, work.q.shape[2], work.k.shape[2], device=device)
     out, beside = flex(
         work.q, work.k, work.v, score_mod=_modified(work), block_mask=seen, scale=work.scale,
         enable_gqa=work.q.shape[1] != work.k.shape[1], return_aux=AuxRequest(lse=True),
@@ -86,7 +89,8 @@ def attend(work: Work, flex: Any) -> tuple[Float[Tensor, "B H N V"], Float[Tenso
     sinks = work.terms.one(Sinks)
     if sinks is not None:
         whole = sums.logaddexp(sinks.logits.to(sums.dtype)[:, None])
-        out = out * torch.exp(sums - whole)[..., None].to(out.dtype)
+        shift = torch.where(whole == -torch.inf, 0, whole)  # a row that sees nothing, and no sink
+        out = out * torch.exp(sums - shift)[..., None].to(out.dtype)
         sums = whole
     return out, sums
 

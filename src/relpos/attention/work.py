@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from relpos.attention import dense
 from relpos.attention.call import Call
@@ -90,9 +91,11 @@ def work_of(call: Call) -> Work:
 
 def of_nothing(call: Call) -> tuple[Tensor, Tensor]:
     """The result of no batch, queries or keys: zeros, to which gradients lead all the same."""
-    nothing = sum(x[..., :0].sum() for x in (call.q, call.k, call.v))
-    out = call.q.new_zeros(*call.q.shape[:3], call.v.shape[3]) + nothing
-    lse = at_least_float32(call.q).new_full(call.q.shape[:3], -torch.inf)
+    leaves = (call.q, call.k, call.v, *pytree.tree_leaves(call.terms))
+    learned = (x for x in leaves if isinstance(x, Tensor) and x.is_floating_point())
+    nothing = sum(x.reshape(-1)[:0].sum() for x in learned)
+    out = (call.q.new_zeros(*call.q.shape[:3], call.v.shape[3]) + nothing).to(call.q.dtype)
+    lse = at_least_float32(call.q).new_full(call.q.shape[:3], -torch.inf) + nothing
     sinks = call.terms.one(Sinks)
     return out, lse if sinks is None else lse.logaddexp(sinks.logits.to(lse.dtype)[:, None])
 

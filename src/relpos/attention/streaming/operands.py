@@ -1,7 +1,8 @@
 """The queries, keys and values of one part of a call, and where their gradients go.
 
-Nothing is copied whole: a part takes its rows and converts them, and gives back rows in the dtype of the result. What
-a call holds besides its inputs and results is then a few blocks, which also spares the time of getting fresh memory.
+A part takes its rows and converts them, and gives back rows in the dtype of the result; only inputs whose heads lie
+behind their tokens in memory are copied whole. What a call holds besides inputs and results is then a few blocks, which
+also spares the time of getting fresh memory.
 """
 
 from __future__ import annotations

@@ -24,23 +24,38 @@ NAME = "triton"
 SUMMARY = "fused kernels for a line bias on GPU, with a gradient in a fixed order"
 
 _SERVED = (LineBias, Rotation, QueryBias, Scale, Sinks)
-_WIDEST, _MOST_AXES = 256, 3
+MOST_AXES = 3
+"""Of regular lines, for the gradient of their bias."""
+_WIDEST = 256
+_SHARED = 227 * 1024
 _SHORT = 512
 
 
 def _forward(work: Work) -> tuple[Tensor, Tensor]:
     from relpos.attention.triton.launch import Launch
 
-    return Launch(work).forward()
+    with torch.cuda.device_of(work.q):
+        return Launch(work).forward()
 
 
 def _backward(work: Work, *results: Any) -> dict[int, Tensor]:
     from relpos.attention.triton.launch import Launch
 
-    return Launch(work).backward(*results)
+    with torch.cuda.device_of(work.q):
+        return Launch(work).backward(*results)
 
 
 _operator = make_operator(NAME, _forward, _backward)
+
+
+@cache
+def _shared(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have."""
+    if not torch.cuda.is_available():  # a tensor that only says it is there
+        return _SHARED
+    properties: Any = torch.cuda.get_device_properties(device)
+    known = _SHARED if properties.major in (9, 10) else 0  # where PyTorch does not say
+    return int(getattr(properties, "shared_memory_per_block_optin", known))
 
 
 @cache
@@ -58,6 +73,8 @@ def lacks(call: Call) -> str | None:
     q, mask = call.q, call.mask
     if q.device.type != "cuda" and not interpreting():
         return f"a CUDA device (q is on {q.device.type})"
+    if q.device.type == "cuda" and _shared(q.device) < _SHARED:
+        return "the shared memory that its tiles are sized for, Hopper's 227 KiB"
     if not _installed():
         return "Triton, which is not installed"
     for term in call.terms:
@@ -84,7 +101,7 @@ def _is_irregular(term: LineBias) -> bool:
     query, key = term.lines.layout.query, term.lines.layout.key
     if query is None or key is None:
         return True
-    return query.strides != key.strides or len(query.sizes) > _MOST_AXES
+    return query.strides != key.strides or len(query.sizes) > MOST_AXES
 
 
 def slower(call: Call) -> str | None:

@@ -25,6 +25,13 @@ from relpos.attention.triton.tiles import (
 
 
 @triton.jit
+def _place(count, SIZE: tl.constexpr):
+    """The first token and the head of this program, on one axis of the grid: others hold 65,535 programs at most."""
+    tiles = tl.cdiv(count, SIZE)
+    return tl.program_id(0) % tiles * SIZE, tl.program_id(0) // tiles
+
+
+@triton.jit
 def forward(
     out, lse, sides, size, bias, allowed, spans, dropout, sink,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr,
@@ -32,9 +39,9 @@ def forward(
     SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """Output and log-sum-exp of ROWS queries of one head."""
-    start = tl.program_id(0) * ROWS
-    batch, head = tl.program_id(1) // size.heads, tl.program_id(1) % size.heads
-    line, far = tl.program_id(1).to(tl.int64), batch.to(tl.int64)
+    start, number = _place(size.n, ROWS)
+    batch, head = number // size.heads, number % size.heads
+    line, far = number.to(tl.int64), batch.to(tl.int64)
     qi = start + tl.arange(0, ROWS)
     query = rows(sides.q + far * sides.q_b + head * sides.q_h, qi, sides.q_n, size.n, D, D_PAD)
     own_k = sides.k + far * sides.k_b + head // size.groups * sides.k_h
@@ -58,7 +65,7 @@ def forward(
         total = total * shrink + tl.sum(weight, axis=1)
         if dropout is not None:
             kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
-            weight = tl.where(kept, weight * dropout.factor, 0.0)
+            weight = tl.where(kept, weight * tl.load(dropout.factor), 0.0)
         value = rows(own_v, kj, sides.v_n, size.m, V, V_PAD)
         summed = summed * shrink[:, None]
         summed += dot(to(weight, value.dtype, PRECISION), value, PRECISION)
@@ -78,9 +85,9 @@ def backward_keys(
     SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """The gradients of COLUMNS keys and values of one key head, over the query heads it serves, in order."""
-    start = tl.program_id(0) * COLUMNS
+    start, number = _place(size.m, COLUMNS)
     owners = size.heads // size.groups
-    batch, own = tl.program_id(1) // owners, tl.program_id(1) % owners
+    batch, own = number // owners, number % owners
     far = batch.to(tl.int64)
     kj = start + tl.arange(0, COLUMNS)
     key = rows(sides.k + far * sides.k_b + own * sides.k_h, kj, sides.k_n, size.m, D, D_PAD)
@@ -102,12 +109,12 @@ def backward_keys(
             used = weight
             if dropout is not None:
                 kept = kept_pairs(dropout, batch, head, qi[None, :], kj[:, None])
-                used = tl.where(kept, weight * dropout.factor, 0.0)
-                d_weight = tl.where(kept, d_weight * dropout.factor, 0.0)
+                used = tl.where(kept, weight * tl.load(dropout.factor), 0.0)
+                d_weight = tl.where(kept, d_weight * tl.load(dropout.factor), 0.0)
             into_v += dot(to(used, upstream.dtype, PRECISION), upstream, PRECISION)
             d_score = weight * (d_weight - less[None, :])
             into_k += dot(to(d_score, query.dtype, PRECISION), query, PRECISION)
-    line = tl.program_id(1).to(tl.int64)
+    line = number.to(tl.int64)
     write(d_k + line * size.m * D, into_k * SCALE, kj, D, size.m, D, D_PAD, PRECISION)
     write(d_v + line * size.m * V, into_v, kj, V, size.m, V, V_PAD, PRECISION)
 
@@ -120,9 +127,9 @@ def backward_queries(
     SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """The gradient of ROWS queries of one head."""
-    start = tl.program_id(0) * ROWS
-    batch, head = tl.program_id(1) // size.heads, tl.program_id(1) % size.heads
-    line, far = tl.program_id(1).to(tl.int64), batch.to(tl.int64)
+    start, number = _place(size.n, ROWS)
+    batch, head = number // size.heads, number % size.heads
+    line, far = number.to(tl.int64), batch.to(tl.int64)
     qi = start + tl.arange(0, ROWS)
     query = rows(sides.q + far * sides.q_b + head * sides.q_h, qi, sides.q_n, size.n, D, D_PAD)
     own_k = sides.k + far * sides.k_b + head // size.groups * sides.k_h
@@ -141,7 +148,7 @@ def backward_queries(
         d_weight = dot(upstream, tl.trans(value), PRECISION)
         if dropout is not None:
             kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
-            d_weight = tl.where(kept, d_weight * dropout.factor, 0.0)
+            d_weight = tl.where(kept, d_weight * tl.load(dropout.factor), 0.0)
         d_score = weight * (d_weight - less[:, None])
         into += dot(to(d_score, key.dtype, PRECISION), key, PRECISION)
     write(d_q + line * size.n * D, into * SCALE, qi, D, size.n, D, D_PAD, PRECISION)
@@ -196,7 +203,7 @@ def backward_table(
         d_weight = dot(upstream, tl.trans(value), PRECISION)
         if dropout is not None:
             kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
-            d_weight = tl.where(kept, d_weight * dropout.factor, 0.0)
+            d_weight = tl.where(kept, d_weight * tl.load(dropout.factor), 0.0)
         summed += weight * (d_weight - less[:, None])
     # diagonals become columns: column x of row r holds key r + SIDE - x, which is at offset x - SIDE
     at = tokens[:, None] + SIDE - tl.arange(0, 2 * SIDE)[None, :]

@@ -1,6 +1,6 @@
 """A call as the kernels want it: strides, what is absent, the size of tiles, and the launches themselves.
 
-Nothing here reads a tensor, so a call can be captured in a CUDA graph.
+Nothing here reads a tensor, so a call can be captured in a CUDA graph, once a first one has compiled the kernels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.attention.triton import kernels, spans, table, tiles
+from relpos.attention.triton import interpreting, kernels, spans, table, tiles
 from relpos.attention.work import Work
 from relpos.core import LineBias, Sinks
 
@@ -39,7 +39,8 @@ class Launch:
         self.dropout = None
         if work.seed is not None:
             threshold = int(work.dropout * 2**32)
-            self.dropout = tiles.Dropout(work.seed.view(1), threshold, 1 / (1 - work.dropout))
+            factor = torch.full((1,), 1 / (1 - work.dropout), dtype=self.wide, device=q.device)
+            self.dropout = tiles.Dropout(work.seed.view(1), threshold, factor)
 
     def _bias(self, line: LineBias) -> tiles.Bias:
         lines, layout = line.lines, line.lines.layout
@@ -62,7 +63,7 @@ class Launch:
             **dict(zip(("D_PAD", "V_PAD"), padded, strict=True)),
             "D": self.d,
             "V": self.v,
-            "PRECISION": "ieee" if self.work.q.is_cuda else "widened",  # half precision has but one
+            "PRECISION": "widened" if interpreting() else "ieee",  # half precision has but one
             "SCALE": self.work.scale,
             "UNIT": self.unit,
             "SUM": tl.float64 if self.wide == torch.float64 else tl.float32,
@@ -84,8 +85,7 @@ class Launch:
         out = q.new_empty(self.batch, self.heads, self.n, self.v)
         lse = q.new_empty(self.batch, self.heads, self.n, dtype=self.wide)
         shape = self.shape("forward")
-        grid = (triton.cdiv(self.n, shape["ROWS"]), self.batch * self.heads)
-        kernels.forward[grid](
+        kernels.forward[(triton.cdiv(self.n, shape["ROWS"]) * self.batch * self.heads,)](
             out, lse, self.sides, self.size, self.bias, self.allowed, self.queries, self.dropout, self.sink,
             **self.constants(), **shape, COARSE=spans.COARSE, FREE=self.free(shape),
         )  # fmt: skip
@@ -107,7 +107,7 @@ class Launch:
         if id(work.q) in wanted:
             shape = self.shape("queries")
             d_q = torch.empty(work.q.shape, dtype=work.q.dtype, device=work.q.device)
-            kernels.backward_queries[triton.cdiv(self.n, shape["ROWS"]), self.batch * self.heads](
+            kernels.backward_queries[(triton.cdiv(self.n, shape["ROWS"]) * self.batch * self.heads,)](
                 d_q, *rows, self.queries, self.dropout,
                 **self.constants(), **shape, COARSE=spans.COARSE, FREE=self.free(shape),
             )  # fmt: skip
@@ -115,7 +115,7 @@ class Launch:
         if id(work.k) in wanted or id(work.v) in wanted:
             shape = self.shape("keys")
             d_k, d_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (work.k, work.v))
-            kernels.backward_keys[triton.cdiv(self.m, shape["COLUMNS"]), self.batch * self.own_heads](
+            kernels.backward_keys[(triton.cdiv(self.m, shape["COLUMNS"]) * self.batch * self.own_heads,)](
                 d_k, d_v, *rows, self.keys, self.dropout,
                 **self.constants(), **shape, COARSE=spans.COARSE, FREE=self.free(shape),
             )  # fmt: skip
@@ -126,7 +126,8 @@ class Launch:
             add(self.line.values, table.gradient(self, rows))
         sinks = work.terms.one(Sinks)
         if sinks is not None and id(sinks.logits) in wanted:
-            share = torch.exp(sinks.logits.detach().to(self.wide)[:, None] - lse) * delta
+            shift = torch.where(lse == -torch.inf, torch.inf, lse)
+            share = torch.exp(sinks.logits.detach().to(self.wide)[:, None] - shift) * delta
             add(sinks.logits, -share.sum(dim=(0, 2)))
         return found
 

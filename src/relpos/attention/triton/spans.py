@@ -17,8 +17,10 @@ def allowed(mask: Mask | None, n: int, m: int, device: torch.device) -> tuple[Al
     """The mask's parts, and the spans of its queries and of its keys: None where every tile knows them by itself."""
     if mask is None:
         return Allowed(*[None] * 12), None, None
-    if mask.is_interval:
-        return Allowed(mask.left, mask.right, *[None] * 10), None, None
+    if mask.is_interval:  # no further than there are tokens, so that sums stay within 32 bits
+        most = max(n, m)
+        left, right = (None if x is None else max(-most, min(x, most)) for x in (mask.left, mask.right))
+        return Allowed(left, right, *[None] * 10), None, None
     low, high = mask.interval(torch.arange(n, device=device))
     order, mine, theirs = mask.key_order, mask.query_segments, mask.key_segments
     parts: list[Tensor | int | None] = []
@@ -32,7 +34,7 @@ def allowed(mask: Mask | None, n: int, m: int, device: torch.device) -> tuple[Al
 def _extremes(x: Int[Tensor, "*#B N"]) -> tuple[Tensor, Tensor]:
     """The least and the largest of each stretch, `[1 or B, stretches]`."""
     x = torch.atleast_2d(x)
-    x = torch.nn.functional.pad(x, (0, -x.shape[1] % COARSE), mode="replicate") if x.shape[1] % COARSE else x
+    x = torch.cat([x, x[:, -1:].expand(-1, -x.shape[1] % COARSE)], dim=1)
     stretches = x.unflatten(1, (-1, COARSE))
     return stretches.amin(dim=2), stretches.amax(dim=2)
 

@@ -10,14 +10,12 @@ import triton
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.attention.triton import kernels, tiles
+from relpos.attention.triton import MOST_AXES, kernels, tiles
 from relpos.core.lines import Ramp
 from relpos.core.random import keep
 
 if TYPE_CHECKING:
     from relpos.attention.triton.launch import Launch
-
-MOST_AXES = 3
 
 
 def gradient(call: Launch, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:

@@ -88,7 +88,7 @@ class Spans(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """The seed, the word below which a pair is dropped, and what kept weights are multiplied by."""
+    """The seed, the word below which a pair is dropped, and what kept weights are multiplied by: a tensor of one."""
 
     seed: Any
     threshold: Any
@@ -107,7 +107,7 @@ class Cells(NamedTuple):
 
 @triton.jit
 def dot(a, b, PRECISION: tl.constexpr):
-    """a @ b, summed in float32. "widened" is for Triton's interpreter, which cannot multiply bfloat16."""
+    """a @ b, summed in float32 or wider. "widened" is for Triton's interpreter, which cannot multiply bfloat16."""
     if PRECISION == "widened":
         a, b = (a.to(tl.float32), b.to(tl.float32)) if a.dtype == tl.bfloat16 else (a, b)
         return tl.dot(a, b, input_precision="ieee")
@@ -151,7 +151,7 @@ def kept_pairs(dropout, batch, head, qi, kj):
     """Which pairs are not dropped."""
     word = _mix(tl.load(dropout.seed).to(tl.uint32))
     word = _mix(_mix(word ^ batch) ^ head)
-    word = _mix(_mix(word ^ qi) ^ kj)
+    word = _mix(_mix(word ^ qi.to(tl.uint32)) ^ kj.to(tl.uint32))
     return word.to(tl.int64) >= dropout.threshold
 
 
