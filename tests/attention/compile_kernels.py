@@ -135,7 +135,10 @@ def calls(everything: bool) -> Any:
     if everything:
         masks[" packed"] = Mask.packed(torch.arange(n) // 50) & Mask.causal()
     places = {"sequence": Sequence(n), "grid": Grid(15, 17, prefix=1)}
-    for width, dtype, (word, mask), (name, where) in itertools.product(widths, dtypes, masks.items(), places.items()):
+    found = itertools.product(widths, dtypes, masks.items(), places.items())
+    for number, (width, dtype, (word, mask), (name, where)) in enumerate(found):
+        if not everything and number.bit_count() % 2:
+            continue  # half of them hold every pair of width, mask and place
         q, k, v = torch.zeros(1, 4, n, width, dtype=dtype), *torch.zeros(2, 1, 2, n, width, dtype=dtype)
         line = lines(where)
         terms = Terms(LineBias(torch.zeros(4, line.length), line), Sinks(torch.zeros(4)))

@@ -1,9 +1,11 @@
 """Each term through `torch.compile(fullgraph=True)`, value and gradients against eager. A script, not a test:
 
-    python tests/attention/compile_terms.py
+    python tests/attention/compile_terms.py [--all]
 
-It runs apart from the other tests, because inductor must see relpos as users have it, without the shape checks. Each
-by `auto` and by `streaming`, a line each is printed, and the exit status is the number that failed.
+It runs apart from the other tests, because compilers must see relpos as users have it, without the shape checks. Each
+by `auto`, which takes plain PyTorch at these sizes, and by `streaming`: with --all by inductor, which spends ten
+seconds a term on C++, else most by tracing and autograd alone. A line each is printed; the exit status is the number
+that failed.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from test_terms_in_engines import CASES, inputs  # noqa: E402
 
 import relpos  # noqa: E402
 
+BACKENDS = ("auto", "streaming")
 TERMS = (
     "LineBias",
     "LineBias with prefix",
@@ -38,6 +41,14 @@ TERMS = (
     "Softcap",
     "a mask and Sinks",
 )
+LENGTHS = "several lengths"
+BY_INDUCTOR = {"LineBias with prefix", "LineVectors of values", "RowRule"}
+
+
+def compiler(name: str, backend: str) -> str:
+    """Who compiles."""
+    whole = "--all" in sys.argv or (backend == "auto" and name in BY_INDUCTOR)
+    return "inductor" if whole else "aot_eager"
 
 
 def gradients(output: Tensor, leaves: list[Tensor], upstream: Tensor) -> list[Tensor]:
@@ -56,14 +67,11 @@ def compare(name: str, backend: str) -> None:
         return output
 
     torch._dynamo.reset()
-    compiled = torch.compile(run, fullgraph=True, dynamic=False)
+    compiled = torch.compile(run, fullgraph=True, dynamic=False, backend=compiler(name, backend))
     for ours, wanted in zip(
         gradients(compiled(*leaves), leaves, upstream), gradients(run(*leaves), leaves, upstream), strict=True
     ):
         torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-5)
-
-
-LENGTHS = "several lengths"
 
 
 def compare_lengths(backend: str) -> None:
@@ -79,7 +87,7 @@ def compare_lengths(backend: str) -> None:
         return output
 
     torch._dynamo.reset()
-    compiled = torch.compile(run, fullgraph=True)
+    compiled = torch.compile(run, fullgraph=True, backend=compiler(LENGTHS, backend))
     for length in (6, 9, 14, 9):
         q, upstream = torch.randn(1, 2, length, 8).requires_grad_(), torch.randn(1, 2, length, 8)
         leaves = [q, *mechanism.parameters()]
@@ -92,8 +100,8 @@ def compare_lengths(backend: str) -> None:
 def main() -> int:
     torch.set_num_threads(1)
     failed = 0
-    for name in sys.argv[1:] or (*TERMS, LENGTHS):
-        for backend in ("auto", "streaming"):
+    for name in (*TERMS, LENGTHS):
+        for backend in BACKENDS:
             try:
                 if name == LENGTHS:
                     compare_lengths(backend)

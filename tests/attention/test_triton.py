@@ -217,7 +217,7 @@ def test_kernels_compile_for_hopper() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("ok") == 32
+    assert done.stdout.count("ok") == 16
 
 
 @pytest.mark.gpu

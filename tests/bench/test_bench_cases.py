@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from conformance.engines import INTERPRETED
 from relpos import backends
 from relpos.bench.cases import Case, every_case, families, find_cases
 from relpos.bench.check import faults, small_cases
@@ -28,6 +29,8 @@ def kinds() -> list[Case]:
 @pytest.mark.parametrize("engine", ["auto", *backends()])
 @pytest.mark.parametrize("case", kinds(), ids=lambda case: case.name)
 def test_every_engine_is_green_on_every_kind_of_case(engine: str, case: Case) -> None:
+    if engine in INTERPRETED:
+        case = replace(case.shrunk(9), heads=2)
     if taken(case, engine) is None:
         with pytest.raises(NotImplementedError):
             engine_peer(engine).build(make(case))()

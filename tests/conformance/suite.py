@@ -47,7 +47,7 @@ import oracle
 import parity
 import relpos
 from conformance.cases import CASES, Case
-from conformance.engines import dtypes, engines, finest, lacking
+from conformance.engines import dtypes, engines_of, finest, lacking
 from relpos import Grid, Mask, Mechanism, Positions, Sequence, Site
 from relpos.core import Coordinates
 from relpos.position.mechanism import AS_IS
@@ -97,7 +97,7 @@ class Inputs:
 def inputs(case: Case, dtype: torch.dtype, batch: int = BATCH) -> Inputs:
     keys = case.queries if case.keys is None else case.keys
     groups = case.heads if case.groups is None else case.groups
-    torch.manual_seed(7)
+    torch.default_generator.manual_seed(7)
     return Inputs(
         torch.randn(batch, case.heads, case.queries.count, WIDTH).to(dtype),
         torch.randn(batch, groups, keys.count, WIDTH).to(dtype),
@@ -186,7 +186,8 @@ class MechanismSuite:
         always = [Run(case, "reference", torch.float64) for case in cases]
         for engine, dtype in self.declared:
             always += [Run(case, engine, dtype) for case in chance.sample(cases, min(4, len(cases)))]
-        product = (Run(case, engine, dtype) for case in cases for engine in engines() for dtype in dtypes(engine))
+        here = engines_of(type(self))
+        product = (Run(case, engine, dtype) for case in cases for engine in here for dtype in dtypes(engine))
         rest = [run for run in product if run not in always]
         return always + chance.sample(rest, min(self.sampled, len(rest)))
 
@@ -196,7 +197,7 @@ class MechanismSuite:
         if "case" in metafunc.fixturenames:
             metafunc.parametrize("case", self.cases(), ids=str)
         if "engine" in metafunc.fixturenames:
-            metafunc.parametrize("engine", engines())
+            metafunc.parametrize("engine", engines_of(type(self)))
 
     @classmethod
     def undeclared(cls) -> set[str]:
@@ -225,7 +226,7 @@ class MechanismSuite:
 
     def made(self, case: Case, dtype: torch.dtype = torch.float32) -> Mechanism:
         """The mechanism of a case, always the same, in the dtype."""
-        torch.manual_seed(13)
+        torch.default_generator.manual_seed(13)
         return self.at(case.queries, case.keys, case.heads).to(dtype)
 
     def at(self, queries: Coordinates, keys: Coordinates | None, heads: int = 3) -> Mechanism:
@@ -534,7 +535,7 @@ class MechanismSuite:
                         relpos.attention_weights(given.q, given.k, position=both), wanted, rtol=1e-6, atol=1e-6
                     )  # biases that are not learned are float32
                 results = {}
-                for engine in engines():
+                for engine in engines_of(type(self)):
                     if engine not in self.lacks and lacking(engine, both) is None:
                         cast = given.to(finest(engine))
                         results[engine] = relpos.attention(cast.q, cast.k, cast.v, position=both, backend=engine)

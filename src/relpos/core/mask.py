@@ -55,12 +55,6 @@ class Blocks(Movable):
                 "Round the number of blocks up.",
             )
 
-    def dense(self, queries: int, keys: int) -> Bool[Tensor, "H N M"]:
-        """The layout at every pair."""
-        self.check(queries, keys)
-        wide = self.layout.repeat_interleave(self.size, dim=1).repeat_interleave(self.size, dim=2)
-        return wide[:, :queries, :keys]
-
     def narrow(self, queries: slice, keys: slice) -> Blocks:
         """The layout of some consecutive queries and keys, each cut at the beginning of a block."""
         cuts = []

@@ -1,8 +1,8 @@
 """Exact attention in O(N) memory: blocks of query rows, every term, gradients recomputed block by block.
 
-The path of a call: the rotation is applied here, rules by row become dense biases of one block of rows at a time, and
-everything else goes through the operators of `operators` to the loop of `loop`, which reads a regular line bias as
-views of one vector (`strips`) and any other term by its dense meaning on a block (`general`).
+The path of a call: `work` applies the rotation, rules by row become dense biases of one block of rows at a time, and
+everything else goes through the operators that `operators` makes to the loop of `loop`, which reads a regular line
+bias as views of one vector (`strips`) and any other term by its dense meaning on a block (`general`).
 """
 
 from __future__ import annotations

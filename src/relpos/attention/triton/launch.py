@@ -52,8 +52,7 @@ class Launch:
             origin = lines.origin + layout.query.start - layout.key.start
             return tiles.Bias(values, head, None, 0, None, 0, origin)
         query, key = (x.to(torch.int32).contiguous() for x in (lines.query, lines.key))
-        batches = (x.stride(0) if x.dim() == 2 and x.shape[0] > 1 else 0 for x in (query, key))
-        query_b, key_b = batches
+        query_b, key_b = (x.stride(0) if x.dim() == 2 and x.shape[0] > 1 else 0 for x in (query, key))
         return tiles.Bias(values, head, query, query_b, key, key_b, lines.origin)
 
     def constants(self) -> dict[str, Any]:

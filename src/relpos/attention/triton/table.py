@@ -37,16 +37,19 @@ def gradient(call: Launch, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:
     return result.sum_to_size(call.line.values.shape)
 
 
-def _cells(ramp: Ramp, side: int) -> tiles.Cells:
-    first, second = (*(1,) * (MOST_AXES - len(ramp.sizes)), *ramp.sizes[:-1])
-    return tiles.Cells(ramp.prefix, ramp.sizes[-1], first, second, triton.cdiv(ramp.sizes[-1], side))
+def _cells(prefix: int, sizes: tuple[int, ...], side: int) -> tiles.Cells:
+    first, second = (*(1,) * (MOST_AXES - len(sizes)), *sizes[:-1])
+    return tiles.Cells(prefix, sizes[-1], first, second, triton.cdiv(sizes[-1], side))
 
 
 def _between_tokens(call: Launch, rows: tuple[Any, ...], query: Ramp, key: Ramp, result: Tensor) -> None:
     shape = call.shape("table")
-    wider = max(query.sizes[-1], key.sizes[-1])
+    axes = list(zip(query.sizes, key.sizes, query.strides, strict=True))
+    axes = [axis for axis in axes if axis[:2] != (1, 1)] or axes[-1:]  # a grid of one column is a sequence
+    query_sizes, key_sizes, inner_strides = zip(*axes, strict=True)
+    wider = max(query_sizes[-1], key_sizes[-1])
     side = min(shape["ROWS"], max(16, triton.next_power_of_2(wider)))
-    queries, keys = _cells(query, side), _cells(key, side)
+    queries, keys = _cells(query.prefix, query_sizes, side), _cells(key.prefix, key_sizes, side)
     spans = [a + b - 1 for a, b in zip(queries[2:], keys[2:], strict=True)]
     partial = result.new_empty(call.heads, math.prod(spans[:2]), spans[2], 2, side)
     kernels.backward_table[math.prod(spans), call.heads](
@@ -61,7 +64,7 @@ def _between_tokens(call: Launch, rows: tuple[Any, ...], query: Ramp, key: Ramp,
     sums = whole.flatten(2)[:, :, side * keys.third + lowest :][:, :, :count].unflatten(1, spans[:2])
     assert call.line is not None
     lines = call.line.lines
-    strides = (*(0,) * (MOST_AXES - len(query.strides)), *query.strides)
+    strides = (*(0,) * (MOST_AXES - len(inner_strides)), *inner_strides)
     before = sum((size - 1) * stride for size, stride in zip(keys[2:4], strides[:2], strict=True))
     start = query.start - key.start + lines.origin - before + lowest * strides[2]
     view = result.as_strided(sums.shape, (lines.length, *strides), result.storage_offset() + start)
