@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import tomllib
 
 import pytest
@@ -78,6 +79,14 @@ def test_the_table_says_how_each_grows() -> None:
 def test_the_table_has_every_engine_and_no_other() -> None:
     table = TEXT.split("## Engines")[1].split("\n## ")[0]
     assert sorted(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)) == sorted(relpos.backends())
+
+
+def test_the_tables_of_speed_are_those_of_the_results() -> None:
+    script = runpy.run_path(str(ROOT / "benchmarks" / "readme.py"))
+    assert script["written"](TEXT) == TEXT, "run benchmarks/readme.py"
+    blank = re.sub(r"(<!-- benchmark cpu -->\n).*?<!-- end -->", r"\1<!-- end -->", TEXT, flags=re.DOTALL)
+    assert blank != TEXT
+    assert script["written"](blank) == TEXT
 
 
 def test_every_verb_in_the_text_exists() -> None:

@@ -64,7 +64,7 @@ def test_every_layout(name: str, small_tiles: None) -> None:
     queries, keys = (COORDINATES | more)[name]
     position, shapes = biased(queries, keys)
     m = (queries if keys is None else keys).count
-    same(position, shapes, queries.count, m, dtypes=DTYPES[::2])
+    same(position, shapes, queries.count, m, dtypes=DTYPES[::2] if name == "grid with prefix" else DTYPES[:1])
 
 
 def test_one_row_for_all_heads_in_every_dtype(small_tiles: None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 
@@ -10,18 +11,19 @@ import torch
 
 from conformance.engines import INTERPRETED
 from relpos import backends
-from relpos.bench.cases import Case, every_case, families, find_cases
+from relpos.bench.cases import Case, all_families, every_case, families, find_cases, gpu_families
 from relpos.bench.check import faults, small_cases
 from relpos.bench.inputs import make
 from relpos.bench.modules import baseline, op_case, peers_of
 from relpos.bench.peers import engine_peer, taken
+from relpos.bench.run import Settings
 
 
 def kinds() -> list[Case]:
     """One small case of each structure that the benchmark has."""
     found: dict[tuple[object, ...], Case] = {}
     for case in every_case().values():
-        op = op_case(case)
+        op = replace(op_case(case), device="cpu")
         found.setdefault((op.position, op.dtype, op.causal, bool(op.prefix)), replace(op, what="step").shrunk(40))
     return list(found.values())
 
@@ -47,7 +49,7 @@ def test_names_say_what_is_not_usual() -> None:
 
 
 def test_a_name_names_one_case() -> None:
-    everything = [case for cases in families().values() for case in cases]
+    everything = [case for cases in all_families().values() for case in cases]
     assert len({case.name for case in everything}) == len(set(everything)) == len(every_case())
 
 
@@ -60,6 +62,22 @@ def test_families_have_what_was_promised() -> None:
         ("float32", False, "forward"), ("float32", True, "step"), ("bfloat16", False, "step"),
         ("bfloat16", False, "forward"), ("float32", False, "step"), ("float32", True, "forward"),
     }  # fmt: skip
+    on_gpu = gpu_families()
+    assert {case.sizes[0] for case in on_gpu["gpu-lengths"]} == {512, 2048, 8192, 32768, 65536}
+    assert {(case.head_dim, case.causal, case.what) for case in on_gpu["gpu-lengths"]} == {
+        *itertools.product((64, 128), (False, True), ("forward", "step"))
+    }
+    assert {(case.count, case.batch) for case in on_gpu["gpu-windows"]} == {(49, 4096), (64, 4096)}
+    assert {(case.device, case.dtype) for cases in on_gpu.values() for case in cases} == {("cuda", "bfloat16")}
+
+
+def test_cases_of_two_devices_are_not_mixed_and_a_gpu_must_be_there() -> None:
+    on_gpu = find_cases("gpu-target")
+    with pytest.raises(ValueError, match="cases of one device; got cpu and cuda"):
+        Settings.make((*on_gpu, Case("line", (8,))))
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match=r"a CUDA device for these cases; got none\. Leave out"):
+            Settings.make(on_gpu)
 
 
 @pytest.mark.parametrize("case", every_case().values(), ids=lambda case: case.name)
@@ -92,7 +110,8 @@ def test_families_and_names_are_found_once_and_in_order() -> None:
     assert found[1:9] == families()["windows"]
     assert set(found) == set(families()["target"])
     assert len(found) == len(set(found))
-    assert set(find_cases("all")) == set(every_case().values())
+    assert set(find_cases("all,gpu")) == set(every_case().values())
+    assert {case.device for case in find_cases("gpu")} == {"cuda"}
 
 
 @pytest.mark.parametrize(
@@ -152,6 +171,10 @@ def test_who_runs_what() -> None:
     assert names(Case("shaw", (64,), layer=True)) == ["layer-free", *ours, "deberta-v2"]
     assert names(Case("t5", (64,), layer=True)) == ["layer-free", *ours, "t5"]
     assert names(Case("grid", (8, 8), layer=True, prefix=1)) == ["layer-free", *ours, "timm"]
+    on_gpu = replace(line, dtype="bfloat16", device="cuda", what="step")
+    free = ["sdpa-free", "sdpa-cudnn", "relpos-free"]
+    assert names(on_gpu) == [*free, *ours, "sdpa-dense", "flex", "matmul", "copy"]
+    assert names(replace(on_gpu, sizes=(65536,))) == [*free, *ours, "sdpa-dense", "matmul", "copy"]
     for case in every_case().values():
         assert baseline(case) in names(case)
     assert baseline(Case("shaw", (64,), layer=True)) == "deberta-v2"

@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor
 
 from relpos.bench import check, measure, modules, peers
-from relpos.bench.cases import LENGTHS, Case
+from relpos.bench.cases import LENGTHS, Case, every_case
 from relpos.bench.inputs import make
 from relpos.bench.peers import Peer, Work, engine_peer
 from relpos.bench.picture import curves, drawable, save_picture
@@ -241,18 +241,45 @@ def entry(case: str, peer: str, ratio: float | None = None, **more: Any) -> dict
 
 
 def test_targets_are_those_of_the_issue() -> None:
-    asked = {target.case: target.at_most for target in targets() if target.measure == "ratio"}
+    on_cpu = [target for target in targets() if not target.case.endswith("cuda")]
+    asked = {target.case: target.at_most for target in on_cpu if target.measure == "time" and target.peers}
     assert asked == {
         "line-4096-float32-forward": 1.05, "line-4096-float32-step": 1.25, "line-4096-float32-step-causal": 1.25,
         "grid-64x64+1-float32-step": 1.35, "line-4096-bfloat16-forward": 0.5, "line-4096-bfloat16-step": 0.7,
         "layer-shaw-2048-float32-step": 0.5, "layer-transformer_xl-2048-float32-step": 0.5,
         "layer-deberta-2048-float32-step": 0.5,
     }  # fmt: skip
-    (memory,) = (target for target in targets() if target.measure == "memory")
+    (memory,) = (target for target in targets() if target.measure == "GiB")
     assert (memory.case, memory.at_most) == ("line-16384-float32-step", 0.6)
-    best = [target for target in targets() if target.measure == "best"]
+    best = [target for target in on_cpu if target.measure == "time" and not target.peers]
     assert len(best) == 8
     assert {target.at_most for target in best} == {1.05}
+
+
+def test_targets_on_a_gpu_are_those_of_the_issue() -> None:
+    asked = {(target.case, target.peers, target.measure): target.at_most for target in targets()}
+    free, both = ("sdpa-free",), ("sdpa-free", "sdpa-cudnn")
+    for width in ("", "-d128"):
+        forward, step = (f"line-8192-bfloat16-{what}{width}-cuda" for what in ("forward", "step"))
+        assert [asked[forward, peers, "time"] for peers in (("relpos-free",), free, both)] == [1.2, 1.15, 1.5]
+        assert [asked[step, peers, "time"] for peers in (("relpos-free",), free, both)] == [1.3, 1.4, 1.9]
+    step = "line-8192-bfloat16-step-cuda"
+    assert (asked[step, ("flex",), "time"], asked[step, free, "memory"]) == (0.5, 1.1)
+    assert asked["grid-64x64+1-bfloat16-step-cuda", free, "time"] == 1.6
+    for side in (7, 8):
+        assert asked[f"grid-{side}x{side}-bfloat16-step-b4096-cuda", ("sdpa-dense",), "time"] == 0.7
+    assert {target.case for target in targets()} <= set(every_case())
+
+
+def test_a_gpus_rows_are_judged_against_the_best_of_their_peers() -> None:
+    case = "line-8192-bfloat16-step-cuda"
+    peers = {"sdpa-free": 1.0, "sdpa-cudnn": 0.5, "relpos-free": 0.8, "flex": 4.0, "relpos-auto": 1.0}
+    mib = {"sdpa-free": 100.0, "relpos-auto": 120.0}
+    found = judge([entry(case, peer, ratio, extra_mib=mib.get(peer)) for peer, ratio in peers.items()])
+    assert [(row["reached"], row["met"]) for row in found] == [
+        (1.25, True), (1.0, True), (2.0, False), (0.25, True), (1.2, False)
+    ]  # fmt: skip
+    assert judge([entry(case, "relpos-auto", 1.0, extra_mib=1.0)])[0]["reason"] == "relpos-free did not run"
 
 
 @pytest.mark.parametrize(("ratio", "met"), [(1.25, True), (1.251, False), (None, None)])
@@ -270,7 +297,7 @@ def test_auto_is_judged_against_the_best_engine() -> None:
     ]
     (row,) = judge([*entries, entry(case, "sdpa-dense", 0.5), entry(case, "relpos-reference", None, reason="red")])
     assert row["reached"] == pytest.approx(1.05)
-    assert judge([entry(case, "relpos-auto", 1.0)])[0]["reason"] == "no engine was run by name"
+    assert judge([entry(case, "relpos-auto", 1.0)])[0]["reason"] == "other engines did not run"
 
 
 @pytest.mark.parametrize(("mib", "met"), [(600.0, True), (620.0, False)])

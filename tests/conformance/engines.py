@@ -63,7 +63,7 @@ def engines() -> list[str]:
 
 INTERPRETED = () if torch.cuda.is_available() else ("triton",)
 """Engines whose kernels an interpreter runs, 20 ms a tile."""
-INTERPRETED_SHARE = int(os.environ.get("RELPOS_INTERPRETED_SHARE", "5"))
+INTERPRETED_SHARE = int(os.environ.get("RELPOS_INTERPRETED_SHARE", "10"))
 """One in so many of the suites runs them, always the same ones: they know terms, and not whose terms they are."""
 
 

@@ -4,9 +4,10 @@
     grid-64x64+1-float32-step          a grid with one prefix token
     grid-7x7-float32-forward-b1024     a batch of 1,024 windows
     layer-deberta-2048-float32-step    a whole attention layer, its projections too
+    line-8192-bfloat16-step-d128-cuda  on a GPU, heads of width 128
 
-Heads are 8 of width 64 and the batch is 1 where the name does not say otherwise. A *step* is the forward and the
-gradients of queries, keys, values (of a layer: tokens and weights) and of what the position learns.
+Heads are 8 of width 64, the batch is 1 and the device the CPU where the name does not say otherwise. A *step* is the
+forward and the gradients of queries, keys, values (of a layer: tokens and weights) and of what the position learns.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import difflib
 import math
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from relpos.core.checks import fail, require_choice, require_int, shape_of
 
 Kind = Literal["none", "line", "grid", "t5", "shaw", "transformer_xl", "deberta"]
 What = Literal["forward", "step"]
 Precision = Literal["float32", "bfloat16", "float64"]
+Device = Literal["cpu", "cuda"]
 
 BIASES: tuple[Kind, ...] = ("line", "grid", "t5")
 """Positions that are one number a pair, which a dense mask can hold."""
@@ -51,11 +53,13 @@ class Case:
     heads: int = 8
     head_dim: int = 64
     layer: bool = False
+    device: Device = "cpu"
 
     def __post_init__(self) -> None:
         require_choice(self.position, "a case's position", get_args(Kind))
         require_choice(self.what, "what a case computes", get_args(What))
         require_choice(self.dtype, "a case's dtype", get_args(Precision))
+        require_choice(self.device, "a case's device", get_args(Device))
         for name in ("batch", "heads", "head_dim"):
             require_int(getattr(self, name), f"a case's {name}", at_least=1)
         require_int(self.prefix, "a case's prefix", at_least=0)
@@ -84,6 +88,7 @@ class Case:
         words += [f"b{self.batch}"] if self.batch != 1 else []
         words += [f"h{self.heads}"] if self.heads != 8 else []
         words += [f"d{self.head_dim}"] if self.head_dim != 64 else []
+        words += [self.device] if self.device != "cpu" else []
         return "-".join(words)
 
     def shrunk(self, tokens: int) -> Case:
@@ -111,13 +116,16 @@ _WINDOWS = ((7, 1024), (12, 384), (14, 256), (16, 128))
 """Side of a window, and how many of them."""
 
 
-EVERY = "all"
-"""In place of names: all cases."""
+EVERY, EVERY_GPU = "all", "gpu"
+"""In place of names: all cases on CPU, and all on a GPU."""
+GPU_LENGTHS = (512, 2048, 8192, 32768, 65536)
+_GPU_WINDOWS = (7, 8)
+_GPU_BATCH = 4096
 
 
 @cache
 def families() -> dict[str, tuple[Case, ...]]:
-    """The named sets of cases."""
+    """The named sets of cases on CPU."""
     both: tuple[What, What] = ("forward", "step")
     windows = tuple(Case("grid", (side, side), what, batch=batch) for side, batch in _WINDOWS for what in both)
     vectors = tuple(Case(position, (2048,), "step", layer=True) for position in VECTORS)
@@ -160,27 +168,66 @@ def families() -> dict[str, tuple[Case, ...]]:
     }
 
 
+@cache
+def gpu_families() -> dict[str, tuple[Case, ...]]:
+    """The named sets of cases on a GPU, in bfloat16."""
+    both: tuple[What, What] = ("forward", "step")
+    half: dict[str, Any] = {"dtype": "bfloat16", "device": "cuda"}
+    windows = tuple(
+        Case("grid", (side, side), what, batch=_GPU_BATCH, **half) for side in _GPU_WINDOWS for what in both
+    )
+    grids = tuple(Case("grid", (side, side), what, prefix=1, **half) for side in _SIDES for what in both)
+    lengths = tuple(
+        Case("line", (n,), what, causal=causal, head_dim=width, **half)
+        for n in GPU_LENGTHS
+        for width in (64, 128)
+        for causal in (False, True)
+        for what in both
+    )
+    return {
+        "gpu-target": (
+            *(case for case in lengths if case.sizes == (8192,) and not case.causal),
+            *(case for case in grids if case.sizes == (64, 64) and case.what == "step"),
+            *(case for case in windows if case.what == "step"),
+        ),
+        "gpu-lengths": lengths,
+        "gpu-grids": grids,
+        "gpu-windows": windows,
+        "gpu-layers": tuple(
+            Case("t5", (n,), "step", causal=causal, layer=True, **half)
+            for n in GPU_LENGTHS[:3]
+            for causal in (False, True)
+        ),
+    }
+
+
+def all_families() -> dict[str, tuple[Case, ...]]:
+    """Those of both devices."""
+    return families() | gpu_families()
+
+
 def every_case() -> dict[str, Case]:
     """All cases of all families by name."""
-    return {case.name: case for cases in families().values() for case in cases}
+    return {case.name: case for cases in all_families().values() for case in cases}
 
 
 def find_cases(names: str) -> tuple[Case, ...]:
-    """The cases of a list of names and families joined by commas, each once; `all` is every family.
+    """The cases of a list of names and families joined by commas, each once; `all` and `gpu` are every family on one.
 
     Raises:
         ValueError: no name, or one that is neither; the message has the nearest.
     """
-    known = {name: (case,) for name, case in every_case().items()} | families()
-    known[EVERY] = tuple(every_case().values())
+    known = {name: (case,) for name, case in every_case().items()} | all_families()
+    for name, device in ((EVERY, "cpu"), (EVERY_GPU, "cuda")):
+        known[name] = tuple(case for case in every_case().values() if case.device == device)
     asked = [name.strip() for name in names.split(",") if name.strip()]
     if not asked:
-        fail("at least one case", "none", f"Name some, or a family: {', '.join(families())}.")
+        fail("at least one case", "none", f"Name some, or a family: {', '.join(all_families())}.")
     for name in asked:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
             remedy = f"Did you mean {' or '.join(map(repr, near))}?" if near else "See relpos bench --list."
             fail(
-                f"a case, or a family among {', '.join([*families(), EVERY])}", repr(name), remedy
+                f"a case, or a family among {', '.join([*all_families(), EVERY, EVERY_GPU])}", repr(name), remedy
             )  # cases are too many to list
     return tuple(dict.fromkeys(case for name in asked for case in known[name]))

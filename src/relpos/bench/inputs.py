@@ -77,7 +77,9 @@ def setting(case: Case) -> tuple[Mechanism | None, Sequence | Grid, Mask | None]
     tokens: Sequence | Grid = Sequence(case.sizes[0], prefix=case.prefix)
     if case.position == "grid":
         tokens = Grid(*case.sizes, prefix=case.prefix)
-    return mechanism(case), tokens, Mask.causal() if case.causal else None
+    position = mechanism(case)
+    position = None if position is None else position.to(case.device)
+    return position, tokens, Mask.causal() if case.causal else None
 
 
 def make(case: Case, dtype: torch.dtype | None = None) -> Inputs:
@@ -88,7 +90,7 @@ def make(case: Case, dtype: torch.dtype | None = None) -> Inputs:
 
     def random(*shape: int) -> Tensor:
         x = torch.randn(*shape, generator=generator).to(own)
-        return x if dtype is None else x.to(dtype)
+        return x.to(case.device) if dtype is None else x.to(case.device, dtype)
 
     position, tokens, mask = setting(case)
     if position is not None:

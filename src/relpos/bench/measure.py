@@ -19,7 +19,7 @@ from relpos.bench.cases import Case
 from relpos.bench.check import faults, first_line
 from relpos.bench.inputs import make
 from relpos.bench.modules import baseline, peers_of
-from relpos.bench.peers import Peer, Work
+from relpos.bench.peers import CEILINGS, Peer, Work
 from relpos.compare.memory import PeakMemory
 
 _GIB = 2**30
@@ -33,6 +33,8 @@ def rounds_of(case: Case, repeats: int) -> tuple[int, int]:
     """Rounds that are not counted, and rounds that are: fewer where one takes many seconds, more where one is short."""
     if repeats == 1:
         return 1, 1
+    if case.device == "cuda":
+        return _MORE, repeats * _MORE
     if case.count >= _LONG:
         return 1, min(repeats, 3)
     return 2, repeats * _MORE if case.count <= _SHORT else repeats
@@ -46,8 +48,10 @@ def quartiles(values: Sequence[float], digits: int) -> dict[str, float]:
     return {"median": round(median, digits), "q1": round(low, digits), "q3": round(high, digits)}
 
 
-def _available() -> int | None:
-    """Bytes of memory that are free for this process; None where the system does not say."""
+def _available(case: Case) -> int | None:
+    """Bytes of the case's memory that are free for this process; None where the system does not say."""
+    if case.device == "cuda":
+        return torch.cuda.mem_get_info()[0]
     meminfo = Path("/proc/meminfo")
     for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
         if line.startswith("MemAvailable:"):
@@ -69,13 +73,24 @@ def unable(peer: Peer, case: Case, available: int | None) -> str | None:
     return missing or lacks_room(peer, case, available)
 
 
-def _elapsed(work: Work) -> float:
+def _elapsed(work: Work, device: str) -> float:
+    """Milliseconds; on a GPU between two events on its stream, so with the gaps that launching leaves."""
+    if device == "cuda":
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        first.record()
+        work()
+        last.record()
+        torch.cuda.synchronize()
+        return float(first.elapsed_time(last))
     started = time.perf_counter()
     work()
     return (time.perf_counter() - started) * 1e3
 
 
-def interleaved(works: dict[str, Work], warm: int, rounds: int) -> tuple[dict[str, list[float]], dict[str, str]]:
+def interleaved(
+    works: dict[str, Work], warm: int, rounds: int, device: str = "cpu"
+) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Milliseconds of every round of every work, and why some have none."""
     milliseconds: dict[str, list[float]] = {name: [] for name in works}
     reasons: dict[str, str] = {}
@@ -84,7 +99,7 @@ def interleaved(works: dict[str, Work], warm: int, rounds: int) -> tuple[dict[st
         turn = number % max(1, len(names))
         for name in [*names[turn:], *names[:turn]]:
             try:
-                elapsed = _elapsed(works[name])
+                elapsed = _elapsed(works[name], device)
             except Exception as error:  # out of memory, or a compiler that fails: the others go on
                 reasons[name] = first_line(error)
                 continue
@@ -96,11 +111,11 @@ def interleaved(works: dict[str, Work], warm: int, rounds: int) -> tuple[dict[st
 def time_case(
     case: Case, engines: tuple[str, ...], repeats: int, threads: int, report: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """The entries of a case, memory aside: checked first, timed where green."""
+    """The entries of a case, checked first, timed where green; on CPU without memory, which wants processes."""
     torch.set_num_threads(threads)
     report("checking")
     peers = peers_of(case, engines)
-    available = _available()
+    available = _available(case)
     reasons = {peer.name: reason for peer in peers if (reason := unable(peer, case, available))}
     reasons |= faults(case, [peer for peer in peers if peer.name not in reasons], engines)
     report("timing")
@@ -114,14 +129,20 @@ def time_case(
         except Exception as error:
             reasons[peer.name] = first_line(error)
     gc.collect()
-    milliseconds, failed = interleaved(works, *rounds_of(case, repeats))
+    milliseconds, failed = interleaved(works, *rounds_of(case, repeats), case.device)
     reasons |= failed
     against = baseline(case)
     base = milliseconds.get(against, []) if against not in reasons else []
-    return [
+    entries = [
         _entry(case, peer, works.get(peer.name), milliseconds.get(peer.name, []), base, reasons.get(peer.name))
         for peer in peers
     ]
+    if case.device == "cuda":  # PyTorch counts its memory, work by work
+        report("memory")
+        for entry in entries:
+            if entry["reason"] is None and entry["peer"] not in CEILINGS:
+                entry["extra_mib"] = _extra_mib(works[entry["peer"]], case.device)
+    return entries
 
 
 def _entry(
@@ -155,7 +176,7 @@ def memory_of(case: Case, name: str, engines: tuple[str, ...], threads: int) -> 
     """
     torch.set_num_threads(threads)
     (peer,) = (peer for peer in peers_of(case, engines) if peer.name == name)
-    lacking = lacks_room(peer, case, _available())
+    lacking = lacks_room(peer, case, _available(case))
     if lacking is not None:
         return lacking
     try:
@@ -164,8 +185,12 @@ def memory_of(case: Case, name: str, engines: tuple[str, ...], threads: int) -> 
         work = peer.build(make(case))
         if peer.compiles:
             work()
-        memory = PeakMemory(torch.device("cpu"))
-        work()
+        return _extra_mib(work, case.device)
     except Exception as error:
         return first_line(error)
+
+
+def _extra_mib(work: Work, device: str) -> float:
+    memory = PeakMemory(torch.device(device))
+    work()
     return memory.mib()

@@ -52,20 +52,21 @@ def _work(inputs: Inputs, module: nn.Module, forward: Callable[[Tensor], Tensor]
     return Work(lambda: forward(x), leaves, inputs.gradient)
 
 
-def _dtype(inputs: Inputs) -> torch.dtype:
+def _as_tokens(inputs: Inputs) -> dict[str, Any]:
+    """Dtype and device of the tokens."""
     assert inputs.x is not None
-    return inputs.x.dtype
+    return {"dtype": inputs.x.dtype, "device": inputs.x.device}
 
 
 def _plain(inputs: Inputs) -> Work:
-    module = PlainLayer(inputs.case).to(_dtype(inputs))
+    module = PlainLayer(inputs.case).to(**_as_tokens(inputs))
     return _work(inputs, module, module)
 
 
 def _engine(engine: str) -> Peer:
     def build(inputs: Inputs) -> Work:
         case, position = inputs.case, inputs.position
-        module = MultiHeadAttention(case.width, case.heads, backend=engine).to(_dtype(inputs))
+        module = MultiHeadAttention(case.width, case.heads, backend=engine).to(**_as_tokens(inputs))
         module.position = position  # after the cast: tables stay float32
         where = None if position is None else inputs.tokens
         work = _work(inputs, module, lambda x: module(x, coordinates=where, mask=inputs.mask))
@@ -135,12 +136,12 @@ def _deberta(inputs: Inputs) -> Work:
         hidden_dropout_prob=0.0, relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=256,
         max_position_embeddings=512,
     )  # fmt: skip
-    module = modeling.DebertaV2Attention(config).to(_dtype(inputs))
+    module = modeling.DebertaV2Attention(config).to(**_as_tokens(inputs))
     n = case.count
-    seen = torch.ones(case.batch, 1, n, n, dtype=torch.bool)
-    blank = torch.empty(1, n, 1)
+    seen = torch.ones(case.batch, 1, n, n, dtype=torch.bool, device=case.device)
+    blank = torch.empty(1, n, 1, device=case.device)
     where = modeling.build_relative_position(blank, blank, bucket_size=256, max_position=512)
-    table = torch.randn(512, case.width, dtype=_dtype(inputs), requires_grad=case.what == "step")
+    table = torch.randn(512, case.width, **_as_tokens(inputs), requires_grad=case.what == "step")
 
     def forward(x: Tensor) -> Tensor:
         output: Tensor = module(x, seen, relative_pos=where, rel_embeddings=table)[0]
@@ -161,9 +162,10 @@ def _t5(inputs: Inputs) -> Work:
     )
     config._attn_implementation = "eager"
     module = modeling.T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
-    module = module.to(_dtype(inputs))
+    module = module.to(**_as_tokens(inputs))
     n = case.count
-    mask = torch.full((n, n), torch.finfo(_dtype(inputs)).min, dtype=_dtype(inputs)).triu(1) if case.causal else None
+    own = _as_tokens(inputs)
+    mask = torch.full((n, n), torch.finfo(own["dtype"]).min, **own).triu(1) if case.causal else None
 
     def forward(x: Tensor) -> Tensor:
         output: Tensor = module(x, mask=mask)[0]
@@ -180,7 +182,7 @@ def _timm(inputs: Inputs) -> Work:
     case = inputs.case
     bias = partial(_imported("timm.layers").RelPosBias, window_size=case.sizes, prefix_tokens=case.prefix)
     timm = _imported(_TIMM)
-    module = timm.RelPosAttention(case.width, case.heads, qkv_bias=True, rel_pos_cls=bias).to(_dtype(inputs))
+    module = timm.RelPosAttention(case.width, case.heads, qkv_bias=True, rel_pos_cls=bias).to(**_as_tokens(inputs))
     return _work(inputs, module, module)
 
 

@@ -7,11 +7,14 @@ of whole layers are in `modules`. Every bias is read from its table in each call
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from relpos.attention import attention, backends, explain
 from relpos.bench.cases import Case
@@ -19,9 +22,15 @@ from relpos.bench.inputs import Inputs, setting
 from relpos.core import LineBias, expand
 
 FREE = "sdpa-free"
-"""Attention without any position by PyTorch: the limit, and what ratios are against."""
-ROOFLINE = "matmul"
-_TILE = 512
+"""Attention without any position by PyTorch: the limit, and what ratios are against. On a GPU, FlashAttention's."""
+FREE_CUDNN, FREE_OURS = "sdpa-cudnn", "relpos-free"
+"""On a GPU, the same by cuDNN and by our own kernels."""
+DENSE, FLEX = "sdpa-dense", "flex"
+ROOFLINE, TRAFFIC = "matmul", "copy"
+CEILINGS = (ROOFLINE, TRAFFIC)
+"""Peers that compute no attention."""
+_TILE = {"cpu": 512, "cuda": 8192}
+_FLEX_AT_MOST = 8192
 _FLOAT = 4
 
 
@@ -96,14 +105,15 @@ def engine_peer(engine: str) -> Peer:
         return _step(inputs, forward, taken(inputs.case, engine))
 
     def needs(case: Case) -> int:
-        return 0 if taken(case, engine) == "streaming" else dense_bytes(case)
+        return 0 if taken(case, engine) in ("streaming", "triton") else dense_bytes(case)
 
     return Peer(f"relpos-{engine}", f"relpos {engine}", _product, build, needs)
 
 
 def taken(case: Case, engine: str) -> str | None:
     """The engine that a case takes where `engine` is asked for; None where that one lacks something."""
-    q = torch.empty(case.batch, case.heads, case.count, case.head_dim, dtype=getattr(torch, case.dtype))
+    shape = case.batch, case.heads, case.count, case.head_dim
+    q = torch.empty(shape, dtype=getattr(torch, case.dtype), device=case.device)
     position, tokens, mask = setting(case)
     queries = None if position is None else tokens
     try:
@@ -125,8 +135,10 @@ def _a_bias(case: Case) -> bool:
     return not case.layer and case.position in ("line", "grid")
 
 
-def _a_bias_forward(case: Case) -> bool:
-    return _a_bias(case) and case.what == "forward"  # FlexAttention has no backward on CPU
+def _for_flex(case: Case) -> bool:
+    if case.device == "cpu":
+        return _a_bias(case) and case.what == "forward"  # it has no backward there
+    return _a_bias(case) and case.count <= _FLEX_AT_MOST  # every shape is compiled, for a quarter of a minute
 
 
 def _values(inputs: Inputs) -> tuple[Tensor, LineBias]:
@@ -135,17 +147,27 @@ def _values(inputs: Inputs) -> tuple[Tensor, LineBias]:
     return term.values, term
 
 
-def _free(inputs: Inputs) -> Work:
+def _free(inputs: Inputs, kernel: SDPBackend | None = None) -> Work:
     q, k, v = inputs.qkv
-    work = _step(inputs, lambda: F.scaled_dot_product_attention(q, k, v, is_causal=inputs.case.causal))
+
+    def forward() -> Tensor:
+        with nullcontext() if kernel is None else sdpa_kernel(kernel):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=inputs.case.causal)
+
+    work = _step(inputs, forward)
     return Work(work.forward, work.leaves[:3], work.gradient)
+
+
+def _free_ours(inputs: Inputs) -> Work:
+    work = engine_peer("triton").build(replace(inputs, position=None))
+    return Work(work.forward, work.leaves, work.gradient)
 
 
 def _dense(inputs: Inputs) -> Work:
     """As published models do it: the table is gathered to `[H, N, N]`, which is the mask of one SDPA call."""
     q, k, v = inputs.qkv
     count = inputs.case.count
-    after = torch.ones(count, count, dtype=torch.bool).triu(1) if inputs.case.causal else None
+    after = torch.ones(count, count, dtype=torch.bool, device=q.device).triu(1) if inputs.case.causal else None
 
     def forward() -> Tensor:
         values, term = _values(inputs)
@@ -166,7 +188,7 @@ def _flex(inputs: Inputs) -> Work:
     compiled = torch.compile(flex_attention, dynamic=False)
     seen = None
     if inputs.case.causal:
-        seen = create_block_mask(lambda b, h, i, j: i >= j, None, None, count, count, device="cpu")
+        seen = create_block_mask(lambda b, h, i, j: i >= j, None, None, count, count, device=inputs.case.device)
 
     def forward() -> Tensor:
         values = _values(inputs)[0]
@@ -178,7 +200,7 @@ def _flex(inputs: Inputs) -> Work:
         assert isinstance(output, Tensor)
         return output
 
-    return Work(forward)
+    return _step(inputs, forward)
 
 
 def _products(inputs: Inputs) -> Work:
@@ -189,12 +211,13 @@ def _products(inputs: Inputs) -> Work:
     case = inputs.case
     q, k, v, g = (x.detach().flatten(0, 1) for x in (*inputs.qkv, inputs.gradient))
     products = 2 if case.what == "forward" else 7
-    tiles = range(0, case.count, _TILE)
+    tile = _TILE[case.device]
+    tiles = range(0, case.count, tile)
 
     def forward() -> Tensor:
         out = torch.zeros_like(q)
-        for rows in (slice(start, start + _TILE) for start in tiles):
-            for columns in (slice(start, start + _TILE) for start in tiles):
+        for rows in (slice(start, start + tile) for start in tiles):
+            for columns in (slice(start, start + tile) for start in tiles):
                 if case.causal and columns.start >= min(rows.stop, case.count):
                     continue
                 scores = torch.bmm(q[:, rows], k[:, columns].mT)
@@ -210,18 +233,43 @@ def _products(inputs: Inputs) -> Work:
     return Work(forward)
 
 
+def _traffic(inputs: Inputs) -> Work:
+    """The bytes that attention cannot do without: three tensors in and one out; of a step nine and three more out."""
+    q = inputs.qkv[0].detach()
+    out = torch.empty_like(q)
+    copies = 2 if inputs.case.what == "forward" else 6
+
+    def forward() -> Tensor:
+        for _ in range(copies):
+            out.copy_(q)
+        return out
+
+    return Work(forward)
+
+
 def op_peers(engines: tuple[str, ...]) -> tuple[Peer, ...]:
     """The peers that run cases without layers, the one ratios are against first."""
 
     def tiles(case: Case) -> int:
-        return 2 * case.batch * case.heads * min(case.count, _TILE) ** 2 * _FLOAT
+        return 2 * case.batch * case.heads * min(case.count, _TILE[case.device]) ** 2 * _FLOAT
+
+    def on(device: str) -> Callable[[Case], bool]:
+        return lambda case: _product(case) and case.device == device
+
+    def free(name: str, kernel: SDPBackend) -> Peer:
+        title = f"SDPA without bias, {kernel.name.split('_')[0].lower()}"
+        return Peer(name, title, on("cuda"), partial(_free, kernel=kernel), lambda case: 0, exact=False)
 
     return (
-        Peer(FREE, "SDPA without bias", _product, _free, lambda case: 0, exact=False),
+        Peer(FREE, "SDPA without bias", on("cpu"), _free, lambda case: 0, exact=False),
+        free(FREE, SDPBackend.FLASH_ATTENTION),
+        free(FREE_CUDNN, SDPBackend.CUDNN_ATTENTION),
+        Peer(FREE_OURS, "relpos triton, no bias", on("cuda"), _free_ours, lambda case: 0, exact=False),
         *(engine_peer(engine) for engine in engines),
-        Peer("sdpa-dense", "SDPA, gathered bias", _a_bias, _dense, dense_bytes),
-        Peer("flex", "FlexAttention, compiled", _a_bias_forward, _flex, lambda case: 0, compiles=True),
+        Peer(DENSE, "SDPA, gathered bias", _a_bias, _dense, dense_bytes),
+        Peer(FLEX, "FlexAttention, compiled", _for_flex, _flex, lambda case: 0, compiles=True),
         Peer(ROOFLINE, "matrix products alone", _product, _products, tiles, exact=False),
+        Peer(TRAFFIC, "reading and writing alone", on("cuda"), _traffic, lambda case: 0, exact=False),
     )
 
 
@@ -230,9 +278,9 @@ def all_engines() -> tuple[str, ...]:
     return ("auto", *backends())
 
 
-def engines_here() -> tuple[str, ...]:
-    """Those of them that run on this machine's CPU."""
-    x = torch.empty(1, 1, 1, 1)
+def engines_here(device: str) -> tuple[str, ...]:
+    """Those of them that run on a device of this machine."""
+    x = torch.empty(1, 1, 1, 1, device=device)
 
     def runs(name: str) -> bool:
         try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relpos.bench.peers import FREE
+from relpos.bench.peers import FREE, FREE_CUDNN, FREE_OURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,6 +16,8 @@ INK = "#22262b"
 DOTS_PER_INCH = 130
 LOOKS = {
     FREE: ("#7a848e", (5, 2), "s"),
+    FREE_CUDNN: ("#3d454d", (2, 1), "s"),
+    FREE_OURS: ("#7fb2e0", (5, 2), "o"),
     "relpos-auto": ("#0f6cbf", (), "o"),
     "relpos-streaming": ("#11826b", (8, 2), "o"),
     "relpos-sdpa": ("#5b4fc4", (4, 1, 1, 1), "v"),
@@ -23,19 +25,23 @@ LOOKS = {
     "sdpa-dense": ("#c2570c", (), "D"),
     "flex": ("#a63a8c", (), "^"),
     "matmul": ("#b9a44c", (1, 2), "X"),
+    "copy": ("#8a8f3a", (1, 3), "X"),
 }
 """Colour, dash and marker of a peer, so that colour alone is never needed."""
 Points = list[tuple[int, float]]
 _FEWEST = 2
+USUAL = {"cpu": "float32", "cuda": "bfloat16"}
+"""The dtype that is drawn, by device."""
 
 
 def curves(results: Mapping[str, Any], what: str) -> tuple[dict[str, Points], dict[str, Points]]:
-    """Ratio and extra MiB over N, by peer: of float32, not causal, one line bias."""
+    """Ratio and extra MiB over N, by peer: of one line bias, not causal, float32 on CPU and bfloat16 on a GPU."""
     ratios: dict[str, Points] = {}
     extra: dict[str, Points] = {}
     for entry in results["entries"]:
         case = results["cases"][entry["case"]]
-        usual = case["dtype"] == "float32" and not case["causal"] and case["batch"] == 1 and case["heads"] == 8
+        usual = case["dtype"] == USUAL[case.get("device", "cpu")] and not case["causal"] and case["batch"] == 1
+        usual = usual and case["heads"] == 8 and case["head_dim"] == 64
         if not usual or case["layer"] or case["prefix"] or case["position"] != "line" or case["what"] != what:
             continue
         n = case["sizes"][0]
@@ -79,13 +85,24 @@ def picture(results: Mapping[str, Any], what: str) -> Figure:
         left.set_title("Time, relative", loc="left", weight="bold")
         right.set_title("Memory beside the inputs", loc="left", weight="bold")
         words = {"step": "training step", "forward": "forward"}[what]
-        where = results["environment"]
         figure.supxlabel(
-            f"tokens N   (attention with a learned line bias, {words}, float32, 8 heads of 64, batch 1; "
-            f"{where['processor']}, {results['settings']['threads']} threads, PyTorch {where['torch']})",
+            f"tokens N   (attention with a learned line bias, {words}, {USUAL[_device(results)]}, 8 heads of 64, "
+            f"batch 1; {where(results)})",
             fontsize=8.5,
         )
     return figure
+
+
+def _device(results: Mapping[str, Any]) -> str:
+    return str(next(iter(results["cases"].values())).get("device", "cpu"))
+
+
+def where(results: Mapping[str, Any]) -> str:
+    """What a run ran on, in a line."""
+    found = results["environment"]
+    if _device(results) == "cuda":
+        return f"{found['device']}, driver {found['driver']}, PyTorch {found['torch']}"
+    return f"{found['processor']}, {results['settings']['threads']} threads, PyTorch {found['torch']}"
 
 
 def _panel(

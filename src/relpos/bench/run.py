@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,10 +18,10 @@ from typing import Any
 import torch
 
 import relpos
-from relpos.bench.cases import LENGTHS, Case, families
+from relpos.bench.cases import GPU_LENGTHS, LENGTHS, Case, families, gpu_families
 from relpos.bench.measure import memory_of, time_case
 from relpos.bench.modules import peers_of
-from relpos.bench.peers import ROOFLINE, all_engines, engines_here
+from relpos.bench.peers import CEILINGS, all_engines, engines_here
 from relpos.bench.targets import judge, memory_fits
 from relpos.compare.settings import environment
 from relpos.compare.store import Store, write_whole
@@ -55,8 +56,18 @@ class Settings:
             fail("at least one engine", "none", "Name some, e.g. --engines auto,streaming.")
         for engine in self.engines or ():
             require_name(engine, all_engines(), "an engine")
+        devices = {case.device for case in self.cases}
+        if len(devices) > 1:
+            fail("cases of one device", " and ".join(sorted(devices)), "Run them apart.")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            fail("a CUDA device for these cases", "none", "Leave out the cases whose name ends in cuda.")
         require_int(self.repeats, "repeats", at_least=1)
         require_int(self.threads, "threads", at_least=1)
+
+    @property
+    def device(self) -> str:
+        """Of all its cases."""
+        return self.cases[0].device
 
     @classmethod
     def make(
@@ -78,7 +89,8 @@ class Settings:
         """The engines that run a case."""
         if self.engines is not None:
             return self.engines
-        return engines_here() if case in families()["windows"] else ("auto",)
+        windows = families()["windows"] + gpu_families()["gpu-windows"]
+        return engines_here(case.device) if case in windows else ("auto",)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with a fingerprint of the source that is measured."""
@@ -96,15 +108,27 @@ def fingerprint() -> str:
     return digest.hexdigest()[:8]
 
 
-def surroundings() -> dict[str, Any]:
+def surroundings(device: str) -> dict[str, Any]:
     """Versions and hardware, with the peers' versions."""
-    found = environment("cpu")
-    for name in ("transformers", "timm"):
+    found = environment(device)
+    for name in ("transformers", "timm", "triton"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             found[name] = None
+    if device == "cuda":
+        found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "driver": _driver()}
     return {**found, "capability": torch.backends.cpu.get_cpu_capability()}
+
+
+def _driver() -> str | None:
+    """The version of NVIDIA's driver, where its tool is there to say."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return said[0] if said else None
 
 
 def _memory_name(case: Case, peer: str) -> str:
@@ -120,14 +144,14 @@ class Bench:
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         self.settings = settings
-        self.store = Store(folder, settings.to_json(), surroundings())
+        self.store = Store(folder, settings.to_json(), surroundings(settings.device))
 
     def tasks(self, case: Case) -> list[Task]:
         """The work of a case that is not finished: time first."""
         settings, engines = self.settings, self.settings.engines_of(case)
         found = [Task(f"time--{case.name}", time_case, (case, engines, settings.repeats, settings.threads), True)]
-        for peer in peers_of(case, engines) if settings.memory else ():
-            if peer.name != ROOFLINE:
+        for peer in peers_of(case, engines) if settings.memory and case.device == "cpu" else ():
+            if peer.name not in CEILINGS:
                 arguments = (case, peer.name, engines, settings.threads)
                 found.append(Task(_memory_name(case, peer.name), memory_of, arguments))
         return [task for task in found if not self.store.has(task.name)]
@@ -202,7 +226,7 @@ class Bench:
             "cases": {case.name: asdict(case) for case in self.settings.cases},
             "entries": entries,
             "targets": judge(entries, engine),
-            "memory_fits": memory_fits(entries, LENGTHS),
+            "memory_fits": memory_fits(entries, sorted({*LENGTHS, *GPU_LENGTHS})),
         }
 
     def _write(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 Results = Mapping[str, Any]
-_NAME = 38
+_NAME = 40
 """Letters of the longest case's name."""
 
 

@@ -1,4 +1,7 @@
-"""What relpos must reach, and whether a run reached it. Ratios are medians over the rounds of one run on two cores."""
+"""What relpos must reach, and whether a run reached it. Ratios are medians over the rounds of one run.
+
+The CPU's are for two cores, the GPU's for an H200.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from relpos.attention import backends
 from relpos.bench.cases import families
+from relpos.bench.peers import DENSE, FLEX, FREE, FREE_CUDNN, FREE_OURS
 
 Entry = Mapping[str, Any]
+_ENGINES = tuple(f"relpos-{name}" for name in backends())
 
 
 @dataclass(frozen=True)
@@ -19,19 +25,27 @@ class Target:
     """One line of the table.
 
     Attributes:
-        measure: "ratio" to the case's own peer; "best", to the fastest engine; "memory", extra GiB.
+        peers: whose time, or memory, it is a ratio to: the least of theirs. Where there are none, every engine by name.
+        measure: time, memory, or extra GiB by themselves.
     """
 
     case: str
     words: str
     against: str
     at_most: float
-    measure: Literal["ratio", "best", "memory"] = "ratio"
+    peers: tuple[str, ...] = (FREE,)
+    measure: Literal["time", "memory", "GiB"] = "time"
 
 
 def targets() -> tuple[Target, ...]:
-    """All that is asked: 8 heads of 64, batch 1."""
+    """All that is asked."""
+    return (*_on_cpu(), *_on_gpu())
+
+
+def _on_cpu() -> tuple[Target, ...]:
+    """8 heads of 64, batch 1."""
     free, deberta = "bias-free SDPA", "transformers DeBERTa-v2"
+    layer = "training step of a layer, N = 2,048"
     vectors = {"shaw": "Shaw key and value", "transformer_xl": "Transformer-XL", "deberta": "DeBERTa"}
     return (
         Target("line-4096-float32-forward", "forward, line bias, N = 4,096", free, 1.05),
@@ -41,17 +55,43 @@ def targets() -> tuple[Target, ...]:
         Target("line-4096-bfloat16-forward", "forward, line bias, N = 4,096, bfloat16", f"{free}, bfloat16", 0.5),
         Target("line-4096-bfloat16-step", "training step, line bias, N = 4,096, bfloat16", f"{free}, bfloat16", 0.7),
         *(
-            Target(f"layer-{name}-2048-float32-step", f"training step of a layer, N = 2,048, {title}", deberta, 0.5)
+            Target(f"layer-{name}-2048-float32-step", f"{layer}, {title}", deberta, 0.5, ("deberta-v2",))
             for name, title in vectors.items()
         ),
         *(
-            Target(
-                case.name, f"auto, {case.batch:,} windows of {case.count}, {case.what}", "the best engine", 1.05, "best"
-            )
+            Target(case.name, f"auto, {case.batch:,} windows of {case.count}, {case.what}", "the best engine", 1.05, ())
             for case in families()["windows"]
         ),
-        Target("line-16384-float32-step", "extra memory in GiB, training step, N = 16,384", "", 0.6, "memory"),
+        Target("line-16384-float32-step", "extra memory in GiB, training step, N = 16,384", "", 0.6, (), "GiB"),
     )
+
+
+def _on_gpu() -> tuple[Target, ...]:
+    """8 heads, bfloat16."""
+    found: list[Target] = []
+    ours, flash, best = "our kernel without bias", "bias-free SDPA, flash", "bias-free SDPA, the best"
+    for what, words, of_ours, of_flash, of_best in (
+        ("forward", "forward", 1.2, 1.15, 1.5),
+        ("step", "training step", 1.3, 1.4, 1.9),
+    ):
+        for width in ("", "-d128"):
+            case = f"line-8192-bfloat16-{what}{width}-cuda"
+            line = f"{words}, line bias, N = 8,192, D = {128 if width else 64}"
+            found += [
+                Target(case, line, ours, of_ours, (FREE_OURS,)),
+                Target(case, line, flash, of_flash),
+                Target(case, line, best, of_best, (FREE, FREE_CUDNN)),
+            ]
+    step = "line-8192-bfloat16-step-cuda"
+    found += [
+        Target(step, "training step, N = 8,192", "compiled FlexAttention, learned table", 0.5, (FLEX,)),
+        Target("grid-64x64+1-bfloat16-step-cuda", "training step, 64 x 64 grid with class token", flash, 1.6),
+        Target(step, "memory, training step, N = 8,192", flash, 1.1, (FREE,), "memory"),
+    ]
+    for side in (7, 8):
+        case = f"grid-{side}x{side}-bfloat16-step-b4096-cuda"
+        found.append(Target(case, f"training step, 4,096 windows of {side**2}", "SDPA, dense bias", 0.7, (DENSE,)))
+    return tuple(found)
 
 
 def judge(entries: Sequence[Entry], engine: str = "auto") -> list[dict[str, Any]]:
@@ -78,25 +118,31 @@ def judge(entries: Sequence[Entry], engine: str = "auto") -> list[dict[str, Any]
 
 
 def _reached(target: Target, entries: Sequence[Entry], name: str) -> tuple[float | None, str | None]:
+    """The figure, or why there is none."""
     own = next((entry for entry in entries if entry["peer"] == name), None)
     if own is None:
         return None, f"{name} was not run"
-    if target.measure == "memory":
-        extra = own["extra_mib"]
-        return (None, own["reason"] or "memory was not measured") if extra is None else (round(extra / 1024, 3), None)
-    if own["ms"] is None:
+    if own["reason"] is not None and own["ms"] is None:
         return None, own["reason"]
-    if target.measure == "ratio":
-        return (None, f"{own['against']} did not run") if own["ratio"] is None else (own["ratio"]["median"], None)
-    engines = [entry for entry in entries if entry["peer"].startswith("relpos-") and entry["ms"] and entry is not own]
-    if not engines:
-        return None, "no engine was run by name"
-    best = min(engines, key=lambda entry: entry["ms"]["median"])
+    if target.measure != "time" and own["extra_mib"] is None:
+        return None, own["reason"] or "memory was not measured"
+    if target.measure == "GiB":
+        return round(own["extra_mib"] / 1024, 3), None
+    if target.peers:
+        rivals = [entry for entry in entries if entry["peer"] in target.peers]
+    else:
+        rivals = [entry for entry in entries if entry["peer"] in _ENGINES and entry is not own]
+    rivals = [entry for entry in rivals if entry["ms"]]
+    if not rivals:
+        return None, f"{' and '.join(target.peers) or 'other engines'} did not run"
+    if target.measure == "memory":
+        return round(own["extra_mib"] / min(entry["extra_mib"] for entry in rivals), 3), None
+    best = min(rivals, key=lambda entry: entry["ms"]["median"])
     pairs = zip(own["rounds_ms"], best["rounds_ms"], strict=True)
     return round(statistics.median(a / b for a, b in pairs), 3), None
 
 
-FITTED = "line-{}-float32-step"
+FITTED = "line-{}-float32-step", "line-{}-bfloat16-step-cuda"
 _FEWEST = 3
 
 
@@ -108,7 +154,7 @@ def memory_fits(entries: Sequence[Entry], lengths: Sequence[int]) -> dict[str, d
     points: dict[str, list[tuple[int, float]]] = {}
     for n in lengths:
         for entry in entries:
-            if entry["case"] == FITTED.format(n) and entry["extra_mib"] is not None:
+            if entry["case"] in (name.format(n) for name in FITTED) and entry["extra_mib"] is not None:
                 points.setdefault(entry["peer"], []).append((n, entry["extra_mib"]))
     fits = {}
     for peer, measured in points.items():

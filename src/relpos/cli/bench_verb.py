@@ -41,7 +41,7 @@ def default_folder(settings: Settings) -> Path:
     """A folder named by settings, source and machine, so that the same call finds its results again."""
     from relpos.bench.run import surroundings
 
-    whole = json.dumps([settings.to_json(), surroundings()], sort_keys=True)
+    whole = json.dumps([settings.to_json(), surroundings(settings.device)], sort_keys=True)
     quick = "-quick" if settings.quick else ""
     return Path("runs") / f"bench{quick}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
@@ -51,12 +51,12 @@ def _list() -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from relpos.bench.cases import families
+    from relpos.bench.cases import all_families
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("family", no_wrap=True, style="bold")
     table.add_column("cases")
-    for family, cases in families().items():
+    for family, cases in all_families().items():
         table.add_row(family, Text("\n".join(case.name for case in cases)))
         table.add_section()
     Console().print(table)

@@ -1,0 +1,105 @@
+"""Write the README's tables of speed from the results that are there.
+
+    python benchmarks/readme.py [--check]
+
+A block between `<!-- benchmark cpu -->` and `<!-- end -->` becomes the table of `results/attention-cpu.json`, one of
+`cuda` that of `results/attention-cuda.json`; without results it says so. --check writes nothing and exits with 1 where
+README and results differ.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from relpos.bench.cases import Case, families, gpu_families
+from relpos.bench.peers import DENSE, FLEX, FREE, FREE_CUDNN, FREE_OURS, ROOFLINE, TRAFFIC
+from relpos.bench.picture import where
+from relpos.bench.targets import targets
+
+HERE = Path(__file__).parent
+README = HERE.parent / "README.md"
+BLOCK = re.compile(r"(<!-- benchmark (cpu|cuda) -->\n).*?(<!-- end -->)", re.DOTALL)
+COLUMNS = {
+    "cpu": {"relpos-auto": "relpos", DENSE: "a dense bias, gathered"},
+    "cuda": {
+        "relpos-auto": "relpos", FREE_OURS: "its kernels without a bias", FREE_CUDNN: "SDPA without a bias, cuDNN",
+        FLEX: "FlexAttention", DENSE: "a dense bias, gathered",
+    },
+}  # fmt: skip
+UNMEASURED = (
+    "*Unmeasured as yet: `python benchmarks/attention.py --device cuda` on a GPU, "
+    "then `python benchmarks/readme.py`.*\n"
+)
+
+
+def rows(device: str) -> tuple[Case, ...]:
+    """The cases of the table: those with a target, but for windows and layers, which have other yardsticks."""
+    found = families()["target"] if device == "cpu" else gpu_families()["gpu-target"]
+    return tuple(case for case in found if not case.layer and case.batch == 1 and case.sizes != (16384,))
+
+
+def cell(entry: Mapping[str, Any] | None) -> str:
+    """A ratio with its quartiles."""
+    if entry is None or entry["ratio"] is None:
+        return ""
+    ratio = entry["ratio"]
+    return f"{ratio['median']:.2f} ({ratio['q1']:.2f} to {ratio['q3']:.2f})"
+
+
+def table(results: Mapping[str, Any], device: str) -> str:
+    """The results in Markdown."""
+    columns = COLUMNS[device]
+    words = {target.case: target.words for target in reversed(targets())}
+    found = {(entry["case"], entry["peer"]): entry for entry in results["entries"]}
+    lines = [f"| case | {' | '.join(columns.values())} |", "|---" * (len(columns) + 1) + "|"]
+    for case in rows(device):
+        if (case.name, FREE) in found:
+            cells = (cell(found.get((case.name, peer))) for peer in columns)
+            lines.append(f"| {words[case.name]} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"*{where(results)}.{ceilings(results, found)}*", ""])
+
+
+def ceilings(results: Mapping[str, Any], found: Mapping[tuple[str, str], Mapping[str, Any]]) -> str:
+    """What a GPU reaches at the longest forward, by products alone and by copies alone."""
+    lines = [
+        (case["sizes"][0], name, case["batch"] * case["heads"] * case["head_dim"])
+        for name, case in results["cases"].items()
+        if case["position"] == "line" and case["what"] == "forward" and not case["causal"] and not case["layer"]
+    ]
+    if (max(lines)[1], TRAFFIC) not in found:
+        return ""
+    count, name, width = max(lines)
+    products, copies = (found[name, peer]["ms"]["median"] / 1e3 for peer in (ROOFLINE, TRAFFIC))
+    return (
+        f" At {count:,} tokens products alone reach {4 * count**2 * width / products / 1e12:,.0f} TFLOP/s, "
+        f"copies {8 * count * width / copies / 1e9:,.0f} GB/s."
+    )
+
+
+def written(text: str) -> str:
+    """README with the tables of today's results."""
+
+    def block(match: re.Match[str]) -> str:
+        path = HERE / "results" / f"attention-{match[2]}.json"
+        inside = table(json.loads(path.read_text()), match[2]) if path.exists() else UNMEASURED
+        return f"{match[1]}{inside}{match[3]}"
+
+    return BLOCK.sub(block, text)
+
+
+def main() -> int:
+    """Write it, or with --check say whether it is written."""
+    text = README.read_text(encoding="utf-8")
+    if sys.argv[1:] == ["--check"]:
+        return int(written(text) != text)
+    README.write_text(written(text), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
