@@ -31,6 +31,7 @@ class _AsTheyAre(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, _AsTheyAre())
 
+import gc  # noqa: E402
 import importlib.metadata  # noqa: E402
 import pathlib  # noqa: E402
 import random  # noqa: E402
@@ -43,6 +44,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 torch.set_num_threads(1)
+gc.set_threshold(100_000, 50, 1000)  # every full collection walks all that was collected to be run: a tenth of the time
 
 hypothesis.settings.register_profile(
     "relpos",

@@ -54,7 +54,7 @@ def signature(x: Any, path: tuple[int, ...], constants: dict[Any, Any], attribut
 
 def compiled(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """The kernel, compiled for an H200."""
-    settings = {name: options.pop(name) for name in ("num_warps", "num_stages")}
+    settings = {name: options.pop(name) for name in ("num_warps", "num_stages") if name in options}
     constants: dict[Any, Any] = {}
     attributes: dict[Any, Any] = {}
     types = {
@@ -75,7 +75,8 @@ class Recorder:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def run(*arguments: Any, **options: Any) -> None:
-            options["PRECISION"] = "ieee"
+            if "PRECISION" in options:
+                options["PRECISION"] = "ieee"
             try:
                 code = compiled(self.kernel, arguments, options)
             except Exception as error:
@@ -108,7 +109,7 @@ def spills(binary: bytes) -> str:
 def run(label: str, work: Work) -> int:
     """Forward and backward of a call, compiled; the number that failed."""
     recorders = []
-    for name in ("forward", "backward_keys", "backward_queries", "backward_table"):
+    for name in ("forward", "backward_rows", "backward_keys", "backward_queries", "backward_table"):
         recorder = Recorder(getattr(kernels, name), label)
         recorders.append(recorder)
         setattr(launch.kernels, name, recorder)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import oracle
 import relpos
+from conformance import devices
 from conformance.engines import engines, lacking
 from relpos import (
     AxisVectors,
@@ -321,7 +322,7 @@ def test_values_and_gradients(name: str, backend: str, dtype: torch.dtype) -> No
     tensors, leaves, upstream = inputs(case, dtype)
 
     def ours(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> tuple[Tensor, None]:
-        output = relpos.attention(q, k, v, position=case.terms(*rest), mask=case.mask, backend=backend)
+        output = devices.attention(q, k, v, position=case.terms(*rest), mask=case.mask, backend=backend)
         assert isinstance(output, Tensor)
         return output, None
 
@@ -363,7 +364,7 @@ def test_the_same_on_every_run(name: str, backend: str) -> None:
         backend = "reference"
 
     def ours(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> tuple[Tensor, None]:
-        output = relpos.attention(q, k, v, position=case.terms(*rest), mask=case.mask, backend=backend)
+        output = devices.attention(q, k, v, position=case.terms(*rest), mask=case.mask, backend=backend)
         assert isinstance(output, Tensor)
         return output, None
 

@@ -46,6 +46,7 @@ from torch import Tensor
 import oracle
 import parity
 import relpos
+from conformance import devices
 from conformance.cases import CASES, Case
 from conformance.engines import dtypes, engines_of, finest, lacking
 from relpos import Grid, Mask, Mechanism, Positions, Sequence, Site
@@ -64,7 +65,7 @@ def attention(*tensors: Tensor, position: Mechanism, **arguments: Any) -> Tensor
         with pytest.raises(ValueError, match=r"embed\(\)"):
             relpos.attention(*tensors, position=position, **arguments)  # type: ignore[arg-type]
         given = position.terms(arguments.pop("queries"), arguments.pop("keys", None))
-    output = relpos.attention(*tensors, position=given, **arguments)  # type: ignore[arg-type]
+    output = devices.attention(*tensors, position=given, **arguments)
     assert isinstance(output, Tensor)
     return output
 
@@ -112,7 +113,7 @@ def gradients(output: Tensor, given: Inputs, module: Mechanism, leaves: list[Ten
     tensors = [*leaves, *module.parameters()]
     found = torch.autograd.grad(output, tensors, given.upstream.to(output.dtype), allow_unused=True)
     return {
-        name: torch.zeros_like(x) if gradient is None else gradient
+        name: (torch.zeros_like(x) if gradient is None else gradient).cpu()
         for name, x, gradient in zip(names, tensors, found, strict=True)
     }
 
@@ -538,7 +539,7 @@ class MechanismSuite:
                 for engine in engines_of(type(self)):
                     if engine not in self.lacks and lacking(engine, both) is None:
                         cast = given.to(finest(engine))
-                        results[engine] = relpos.attention(cast.q, cast.k, cast.v, position=both, backend=engine)
+                        results[engine] = devices.attention(cast.q, cast.k, cast.v, position=both, backend=engine)
                 for result in results.values():
                     assert isinstance(result, Tensor)
                     _near(result, results["reference"].to(result.dtype))  # type: ignore[union-attr]

@@ -41,11 +41,11 @@ def forward(
     """Output and log-sum-exp of ROWS queries of one head."""
     start, number = _place(size.n, ROWS)
     batch, head = number // size.heads, number % size.heads
-    line, far = number.to(tl.int64), batch.to(tl.int64)
+    line, far, wide = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
     qi = start + tl.arange(0, ROWS)
-    query = rows(sides.q + far * sides.q_b + head * sides.q_h, qi, sides.q_n, size.n, D, D_PAD)
-    own_k = sides.k + far * sides.k_b + head // size.groups * sides.k_h
-    own_v = sides.v + far * sides.v_b + head // size.groups * sides.v_h
+    query = rows(sides.q + far * sides.q_b + wide * sides.q_h, qi, sides.q_n, size.n, D, D_PAD)
+    own_k = sides.k + far * sides.k_b + wide // size.groups * sides.k_h
+    own_v = sides.v + far * sides.v_b + wide // size.groups * sides.v_h
     peak = tl.full([ROWS], NEGATIVE, SUM)
     total = tl.zeros([ROWS], SUM)
     if sink is not None:
@@ -78,8 +78,26 @@ def forward(
 
 
 @triton.jit
+def backward_rows(
+    delta, out, up, d_lse, size,
+    V: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr, SUM: tl.constexpr,
+):  # fmt: skip
+    """Of ROWS queries of one head, what every gradient of a score has less: the output times its gradient."""
+    start, number = _place(size.n, ROWS)
+    batch, head = number // size.heads, number % size.heads
+    line, far, wide = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
+    qi = start + tl.arange(0, ROWS)
+    upstream = rows(up.at + far * up.at_b + wide * up.at_h, qi, up.at_n, size.n, V, V_PAD)
+    own = rows(out + line * size.n * V, qi, V, size.n, V, V_PAD)
+    product = tl.sum(upstream.to(SUM) * own.to(SUM), axis=1)
+    inside = qi < size.n
+    product -= tl.load(d_lse + line * size.n + qi, mask=inside, other=0.0)
+    tl.store(delta + line * size.n + qi, product, mask=inside)
+
+
+@triton.jit
 def backward_keys(
-    d_k, d_v, d_out, lse, delta, sides, size, bias, allowed, spans, dropout,
+    d_k, d_v, up, sides, size, bias, allowed, spans, dropout,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, COARSE: tl.constexpr, FREE: tl.constexpr, PRECISION: tl.constexpr,
     SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
@@ -88,20 +106,22 @@ def backward_keys(
     start, number = _place(size.m, COLUMNS)
     owners = size.heads // size.groups
     batch, own = number // owners, number % owners
-    far = batch.to(tl.int64)
+    far, wide_own = batch.to(tl.int64), own.to(tl.int64)
     kj = start + tl.arange(0, COLUMNS)
-    key = rows(sides.k + far * sides.k_b + own * sides.k_h, kj, sides.k_n, size.m, D, D_PAD)
-    value = rows(sides.v + far * sides.v_b + own * sides.v_h, kj, sides.v_n, size.m, V, V_PAD)
+    key = rows(sides.k + far * sides.k_b + wide_own * sides.k_h, kj, sides.k_n, size.m, D, D_PAD)
+    value = rows(sides.v + far * sides.v_b + wide_own * sides.v_h, kj, sides.v_n, size.m, V, V_PAD)
     into_k = tl.zeros([COLUMNS, D_PAD], SUM)
     into_v = tl.zeros([COLUMNS, V_PAD], SUM)
     first, stop = span(start, COLUMNS, allowed.right, allowed.left, size.n, batch, spans, COARSE)
-    for head in range(own * size.groups, (own + 1) * size.groups):
-        line = far * size.heads + head
+    for member in range(size.groups):
+        head = own * size.groups + member
+        wide = head.to(tl.int64)
+        line = far * size.heads + wide
         for begin in range(tl.maximum(first, 0) // ROWS * ROWS, stop, ROWS):
             qi = begin + tl.arange(0, ROWS)
-            query = rows(sides.q + far * sides.q_b + head * sides.q_h, qi, sides.q_n, size.n, D, D_PAD)
-            upstream = rows(d_out + line * size.n * V, qi, V, size.n, V, V_PAD)
-            shift, less = sums_of_rows(lse, delta, line, qi, size.n, UNIT)
+            query = rows(sides.q + far * sides.q_b + wide * sides.q_h, qi, sides.q_n, size.n, D, D_PAD)
+            upstream = rows(up.at + far * up.at_b + wide * up.at_h, qi, up.at_n, size.n, V, V_PAD)
+            shift, less = sums_of_rows(up, line, qi, size.n, UNIT)
             product = dot(key, tl.trans(query), PRECISION)
             score = scores(product, qi[None, :], kj[:, None], batch, head, size, bias, allowed, SCALE * UNIT, FREE)
             weight = exp(score - shift[None, :], UNIT)
@@ -121,7 +141,7 @@ def backward_keys(
 
 @triton.jit
 def backward_queries(
-    d_q, d_out, lse, delta, sides, size, bias, allowed, spans, dropout,
+    d_q, up, sides, size, bias, allowed, spans, dropout,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, COARSE: tl.constexpr, FREE: tl.constexpr, PRECISION: tl.constexpr,
     SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
@@ -129,13 +149,13 @@ def backward_queries(
     """The gradient of ROWS queries of one head."""
     start, number = _place(size.n, ROWS)
     batch, head = number // size.heads, number % size.heads
-    line, far = number.to(tl.int64), batch.to(tl.int64)
+    line, far, wide = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
     qi = start + tl.arange(0, ROWS)
-    query = rows(sides.q + far * sides.q_b + head * sides.q_h, qi, sides.q_n, size.n, D, D_PAD)
-    own_k = sides.k + far * sides.k_b + head // size.groups * sides.k_h
-    own_v = sides.v + far * sides.v_b + head // size.groups * sides.v_h
-    upstream = rows(d_out + line * size.n * V, qi, V, size.n, V, V_PAD)
-    shift, less = sums_of_rows(lse, delta, line, qi, size.n, UNIT)
+    query = rows(sides.q + far * sides.q_b + wide * sides.q_h, qi, sides.q_n, size.n, D, D_PAD)
+    own_k = sides.k + far * sides.k_b + wide // size.groups * sides.k_h
+    own_v = sides.v + far * sides.v_b + wide // size.groups * sides.v_h
+    upstream = rows(up.at + far * up.at_b + wide * up.at_h, qi, up.at_n, size.n, V, V_PAD)
+    shift, less = sums_of_rows(up, line, qi, size.n, UNIT)
     into = tl.zeros([ROWS, D_PAD], SUM)
     first, stop = span(start, ROWS, allowed.left, allowed.right, size.m, batch, spans, COARSE)
     for begin in range(tl.maximum(first, 0) // COLUMNS * COLUMNS, stop, COLUMNS):
@@ -156,16 +176,17 @@ def backward_queries(
 
 @triton.jit
 def backward_table(
-    partial, d_out, lse, delta, sides, size, bias, allowed, dropout, batches, queries, keys,
+    partial, up, sides, size, bias, allowed, dropout, batches, queries, keys,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr,
-    SIDE: tl.constexpr, PRECISION: tl.constexpr,
+    SIDE: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
     SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a line bias between tokens, for one head and one difference of cells.
 
     Behind its prefix each side is cells of SIDE tokens at most (a row of a grid, a stretch of a sequence), which stand
     on three axes. All pairs of cells with one difference along the axes read the same entries of the table, token by
-    token; so their tiles are added up, over cells and batch, and the sum's diagonals are the gradient.
+    token; so their tiles are added up, over cells and batch, and the sum's diagonals are the gradient. EVEN: such pairs
+    are also equally far apart in numbers of tokens, so that a mask by numbers may forbid them all, and nothing is added.
     """
     number, head = tl.program_id(0), tl.program_id(1)
     span_2, span_3 = queries.second + keys.second - 1, queries.third + keys.third - 1
@@ -176,9 +197,17 @@ def backward_table(
     count_1 = tl.minimum(queries.first, keys.first + ahead_1) - first_1
     count_2 = tl.minimum(queries.second, keys.second + ahead_2) - first_2
     count_3 = tl.minimum(queries.third, keys.third + ahead_3) - first_3
+    steps = batches * count_1 * count_2 * count_3
+    if EVEN:
+        apart = (ahead_1 * keys.second + ahead_2) * keys.inner + ahead_3 * SIDE + queries.prefix - keys.prefix
+        if allowed.left is not None:
+            steps = tl.where(apart - SIDE < allowed.left, steps, 0)
+        if allowed.right is not None:
+            steps = tl.where(apart + SIDE > -allowed.right, steps, 0)
     tokens = tl.arange(0, SIDE)
+    wide = head.to(tl.int64)
     summed = tl.zeros([SIDE, SIDE], SUM)
-    for step in range(batches * count_1 * count_2 * count_3):
+    for step in range(steps):
         cell_3 = first_3 + step % count_3
         cell_2 = first_2 + step // count_3 % count_2
         cell_1 = first_1 + step // (count_3 * count_2) % count_1
@@ -190,13 +219,13 @@ def backward_table(
         qi = tl.where(query_at < queries.inner, query_row + query_at, size.n)
         kj = tl.where(key_at < keys.inner, key_row + key_at, size.m)
         far = batch.to(tl.int64)
-        line = far * size.heads + head
-        shared = head // size.groups
-        query = rows(sides.q + far * sides.q_b + head * sides.q_h, qi, sides.q_n, size.n, D, D_PAD)
+        line = far * size.heads + wide
+        shared = wide // size.groups
+        query = rows(sides.q + far * sides.q_b + wide * sides.q_h, qi, sides.q_n, size.n, D, D_PAD)
         key = rows(sides.k + far * sides.k_b + shared * sides.k_h, kj, sides.k_n, size.m, D, D_PAD)
         value = rows(sides.v + far * sides.v_b + shared * sides.v_h, kj, sides.v_n, size.m, V, V_PAD)
-        upstream = rows(d_out + line * size.n * V, qi, V, size.n, V, V_PAD)
-        shift, less = sums_of_rows(lse, delta, line, qi, size.n, UNIT)
+        upstream = rows(up.at + far * up.at_b + wide * up.at_h, qi, up.at_n, size.n, V, V_PAD)
+        shift, less = sums_of_rows(up, line, qi, size.n, UNIT)
         product = dot(query, tl.trans(key), PRECISION)
         score = scores(product, qi[:, None], kj[None, :], batch, head, size, bias, allowed, SCALE * UNIT, False)
         weight = exp(score - shift[:, None], UNIT)

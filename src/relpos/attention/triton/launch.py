@@ -95,14 +95,20 @@ class Launch:
     ) -> dict[int, Tensor]:
         """The gradients by the `id` of their tensors."""
         work, wanted = self.work, {id(x) for x in needed}
-        d_out, lse = d_out.contiguous(), lse.contiguous()
-        delta = (d_out.to(self.wide) * out.to(self.wide)).sum(dim=-1) - d_lse
+        d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
+        out, lse, d_lse = out.contiguous(), lse.contiguous(), d_lse.contiguous()
+        up = tiles.Upstream(*_side(d_out), lse, torch.empty_like(lse))
+        constants = self.constants()
+        kernels.backward_rows[(triton.cdiv(self.n, _ROWS) * self.batch * self.heads,)](
+            up.delta, out, up, d_lse, self.size,
+            **{name: constants[name] for name in ("V", "V_PAD", "SUM")}, ROWS=_ROWS,
+        )  # fmt: skip
         found: dict[int, Tensor] = {}
 
         def add(x: Tensor, gradient: Tensor) -> None:  # one tensor may serve in several places
             found[id(x)] = found[id(x)] + gradient if id(x) in found else gradient
 
-        rows = d_out, lse, delta, self.sides, self.size, self.bias, self.allowed
+        rows = up, self.sides, self.size, self.bias, self.allowed
         if id(work.q) in wanted:
             shape = self.shape("queries")
             d_q = torch.empty(work.q.shape, dtype=work.q.dtype, device=work.q.device)
@@ -126,9 +132,13 @@ class Launch:
         sinks = work.terms.one(Sinks)
         if sinks is not None and id(sinks.logits) in wanted:
             shift = torch.where(lse == -torch.inf, torch.inf, lse)
-            share = torch.exp(sinks.logits.detach().to(self.wide)[:, None] - shift) * delta
+            share = torch.exp(sinks.logits.detach().to(self.wide)[:, None] - shift) * up.delta
             add(sinks.logits, -share.sum(dim=(0, 2)))
         return found
+
+
+_ROWS = 64
+"""Of a program that only goes over the output once."""
 
 
 def _side(x: Tensor) -> tuple[Tensor, int, int, int]:

@@ -51,9 +51,10 @@ def _between_tokens(call: Launch, rows: tuple[Any, ...], query: Ramp, key: Ramp,
     side = min(shape["ROWS"], max(16, triton.next_power_of_2(wider)))
     queries, keys = _cells(query.prefix, query_sizes, side), _cells(key.prefix, key_sizes, side)
     spans = [a + b - 1 for a, b in zip(queries[2:], keys[2:], strict=True)]
+    even = queries.second == keys.second and (queries.inner == keys.inner or spans[:2] == [1, 1])
     partial = result.new_empty(call.heads, math.prod(spans[:2]), spans[2], 2, side)
     kernels.backward_table[math.prod(spans), call.heads](
-        partial, *rows, call.dropout, call.batch, queries, keys, **call.constants(), SIDE=side,
+        partial, *rows, call.dropout, call.batch, queries, keys, **call.constants(), SIDE=side, EVEN=even,
         num_warps=shape["num_warps"], num_stages=shape["num_stages"],
     )  # fmt: skip
     # neighbouring stretches of the last axis overlap by half: its offsets, from -SIDE times the key stretches on
@@ -82,23 +83,23 @@ def _of_prefix(
     """The pairs of some queries and keys of which one side is a prefix: O(N) of them, by plain products."""
     work, line = call.work, call.line
     assert line is not None
-    d_out, lse, delta = rows[:3]
+    up = rows[0]
     groups = call.heads // call.own_heads
-    q, upstream = work.q.detach()[:, :, queries].to(call.wide), d_out[:, :, queries].to(call.wide)
+    q, upstream = work.q.detach()[:, :, queries].to(call.wide), up.at[:, :, queries].to(call.wide)
     k, v = (x.detach()[:, :, keys].to(call.wide).repeat_interleave(groups, dim=1) for x in (work.k, work.v))
     places = line.lines.query[queries, None] - line.lines.key[None, keys] + line.lines.origin
     score = (q @ k.mT) * work.scale + line.values.detach().to(call.wide)[:, places]
     numbers = torch.arange(queries.start, queries.stop, device=q.device)
     if work.mask is not None:
         score = score.masked_fill(~work.mask.pairs(numbers, keys), -torch.inf)
-    shift = lse[:, :, queries, None]
+    shift = up.lse[:, :, queries, None]
     weight = torch.exp(score - torch.where(shift == -torch.inf, 0, shift))
     d = upstream @ v.mT
     if work.seed is not None:
         columns = torch.arange(keys.start, keys.stop, device=q.device)
         kept = keep(work.seed, call.batch, call.heads, numbers, columns, work.dropout)
         d = d * kept / (1 - work.dropout)
-    d = (weight * (d - delta[:, :, queries, None])).sum(dim=0)
+    d = (weight * (d - up.delta[:, :, queries, None])).sum(dim=0)
     if queries.start == 0 and prefixes[0]:  # all these queries stand at one place
         split = prefixes[1]
         result[:, places[0, split:]] = d[:, :, split:].sum(dim=1)

@@ -36,6 +36,17 @@ class Sides(NamedTuple):
     v_n: Any
 
 
+class Upstream(NamedTuple):
+    """The gradient of the output with the strides of batch, head and token, and two numbers a row of the scores."""
+
+    at: Any
+    at_b: Any
+    at_h: Any
+    at_n: Any
+    lse: Any
+    delta: Any
+
+
 class Size(NamedTuple):
     """Query heads, how many share a key head, and the tokens of both sides."""
 
@@ -225,8 +236,8 @@ def write(pointer, x, numbers, row, count, WIDTH: tl.constexpr, PADDED: tl.const
 
 
 @triton.jit
-def sums_of_rows(lse, delta, line, qi, n, UNIT: tl.constexpr):
+def sums_of_rows(upstream, line, qi, n, UNIT: tl.constexpr):
     """The shift of each row, 0 where it sees nothing, and its delta."""
-    sums = tl.load(lse + line * n + qi, mask=qi < n, other=0.0)
+    sums = tl.load(upstream.lse + line * n + qi, mask=qi < n, other=0.0)
     shift = tl.where(sums == NEGATIVE, 0.0, sums * UNIT)
-    return shift, tl.load(delta + line * n + qi, mask=qi < n, other=0.0)
+    return shift, tl.load(upstream.delta + line * n + qi, mask=qi < n, other=0.0)

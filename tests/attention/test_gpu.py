@@ -1,0 +1,170 @@
+"""What only a GPU can show: real sizes, the same bits twice, captured graphs, 65,536 tokens, a clean sanitizer.
+
+    python -m pytest -m gpu
+
+The other tests run Triton's kernels there too, on small calls (`conformance/devices.py`).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_flex import SERVED
+from test_streaming import run
+from test_terms_in_engines import CASES, inputs
+
+from relpos import LineBias, Mask, RelativePositionBias, Sequence, attention, lines
+from relpos.bench.cases import Case
+from relpos.bench.check import faults
+from relpos.bench.peers import engine_peer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+DTYPES = ("float64", "float32", "bfloat16")
+REAL = (
+    Case("line", (4096,), "step", head_dim=128, device="cuda"),
+    Case("line", (2047,), "step", batch=2, causal=True, device="cuda"),
+    Case("line", (1000,), "step", prefix=3, head_dim=80, device="cuda"),
+    Case("grid", (33, 57), "step", prefix=1, device="cuda"),
+    Case("grid", (7, 7), "step", batch=64, head_dim=32, device="cuda"),
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", REAL, ids=lambda case: case.name)
+def test_real_sizes_against_the_definition(case: Case, dtype: Any) -> None:
+    """Output and gradients by the rule of the benchmark, which is that of the tests."""
+    assert faults(replace(case, dtype=dtype), [engine_peer("triton")], ["triton"]) == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mask", [None, Mask.causal()], ids=["all", "causal"])
+def test_two_runs_give_the_same_bits(mask: Mask | None, dtype: torch.dtype) -> None:
+    line = lines(Sequence(4096))
+    tensors = [torch.randn(2, 8, 4096, 64, dtype=dtype) for _ in range(3)]
+    upstream = [torch.randn(2, 8, 4096, 64), torch.randn(2, 8, 4096)]
+
+    def once() -> list[torch.Tensor]:
+        return run(
+            "triton", lambda x: LineBias(x, line), {"mask": mask}, [*tensors, torch.randn(8, line.length)], upstream
+        )
+
+    torch.manual_seed(1)
+    first = once()
+    torch.manual_seed(1)
+    assert all(torch.equal(a, b) for a, b in zip(first, once(), strict=True))
+
+
+def step(length: int, dtype: torch.dtype) -> tuple[list[torch.Tensor], Any]:
+    """The leaves of a training step, and what computes their gradients."""
+    bias = RelativePositionBias(8, seq_len=length, init_std=0.5).cuda()
+    q, k, v = (torch.randn(1, 8, length, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
+    leaves = [q, k, v, *bias.parameters()]
+
+    def gradients() -> list[torch.Tensor]:
+        output = attention(q, k, v, position=bias, queries=Sequence(length), mask=Mask.causal(), backend="triton")
+        assert isinstance(output, torch.Tensor)
+        return [output.detach(), *torch.autograd.grad(output, leaves, torch.ones_like(output))]
+
+    return leaves, gradients
+
+
+def test_a_step_of_65536_tokens_in_linear_memory() -> None:
+    _, gradients = step(65_536, torch.bfloat16)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = gradients()
+    assert all(bool(x.isfinite().all()) for x in found)
+    assert torch.cuda.max_memory_allocated() - before < 2**30, "one head's scores would be 8 GiB"
+
+
+def test_a_captured_graph_gives_the_same_bits() -> None:
+    leaves, gradients = step(1024, torch.bfloat16)
+    wanted = gradients()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        gradients()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = gradients()
+    for x in found:
+        x.zero_()
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    with torch.no_grad():
+        leaves[0].copy_(torch.randn_like(leaves[0]))
+    graph.replay()
+    assert not torch.equal(found[0], wanted[0])
+    assert all(torch.equal(a, b) for a, b in zip(found, gradients(), strict=True))
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_compiled_in_one_graph(mode: str | None, unchecked: None) -> None:
+    bias = RelativePositionBias(4, seq_len=600, init_std=0.5).cuda()
+    q = torch.randn(1, 4, 600, 64, device="cuda", requires_grad=True)
+
+    def attend(x: torch.Tensor) -> Any:
+        return attention(x, x, x, position=bias, queries=Sequence(600), backend="triton")
+
+    compiled = torch.compile(attend, fullgraph=True, mode=mode)
+    leaves = [q, *bias.parameters()]
+    for _ in range(3):
+        mine, theirs = compiled(q).clone(), attend(q)
+        for a, b in zip(
+            torch.autograd.grad(mine.square().sum(), leaves),
+            torch.autograd.grad(theirs.square().sum(), leaves),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b)
+
+
+def test_autocast_is_a_cast() -> None:
+    bias = RelativePositionBias(4, seq_len=512, init_std=0.5).cuda()
+    q = torch.randn(1, 4, 512, 64, device="cuda")
+    given: dict[str, Any] = {"position": bias, "queries": Sequence(512), "backend": "triton"}
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        cast = attention(q, q, q, **given)
+    half = q.bfloat16()
+    assert torch.equal(cast, attention(half, half, half, **given))
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_flex_compiled_is_what_the_definition_says(name: str, unchecked: None) -> None:
+    case = CASES[name]
+    tensors, leaves, upstream = inputs(case, torch.float32)
+    found = []
+    for backend in ("flex", "reference"):
+        own = [x.detach().cuda().requires_grad_() for x in [*tensors, *leaves]]
+        terms = case.terms(*own[3:]).to("cuda")
+        mask = None if case.mask is None else case.mask.to("cuda")
+        output = attention(*own[:3], position=terms, mask=mask, backend=backend)
+        assert isinstance(output, torch.Tensor)
+        found.append([output, *torch.autograd.grad(output, own, upstream.cuda(), allow_unused=True)])
+    for ours, theirs in zip(*found, strict=True):
+        if ours is not None or theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck"])
+def test_the_sanitizer_finds_nothing(tool: str) -> None:
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if sanitizer is None:
+        pytest.skip("compute-sanitizer is not installed")
+    script = Path(__file__).with_name("smallest_kernels.py")
+    done = subprocess.run(
+        [sanitizer, "--tool", tool, "--error-exitcode", "1", sys.executable, str(script)],
+        capture_output=True, text=True, check=False, timeout=1200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
