@@ -67,6 +67,14 @@ def test_every_layout(name: str, small_tiles: None) -> None:
     same(position, shapes, queries.count, m, dtypes=DTYPES[::2] if name == "prefix" else DTYPES[:1])
 
 
+def test_grids_of_other_shapes(small_tiles: None) -> None:
+    """A window by numbers over grids whose rows are not equally long; axes of one, on one side and on both."""
+    same(*biased(Grid(3, 4), Grid(4, 3)), 12, 12, mask=Mask.window(2, 1), dtypes=DTYPES[:1])
+    same(*biased(Grid(1, 5), Grid(3, 4)), 5, 12, dtypes=DTYPES[:1])
+    same(*biased(Grid(5, 1), Grid(4, 1, prefix=1)), 5, 5, dtypes=DTYPES[:1])
+    same(*biased(Grid(1, 1), Grid(1, 1)), 1, 1, dtypes=DTYPES[:1])
+
+
 def test_one_row_for_all_heads_in_every_dtype(small_tiles: None) -> None:
     line = lines(Sequence(N))
     same(lambda values: LineBias(values, line), [(1, line.length)], N, N, dtypes=DTYPES)
@@ -146,6 +154,18 @@ def test_queries_and_keys_in_other_memory(small_tiles: None) -> None:
     assert torch.equal(attention(*behind, position=position(values), backend="triton"), wanted)
     across = [x.mT.contiguous().mT for x in plain]
     assert torch.equal(attention(*across, position=position(values), backend="triton"), wanted)
+
+
+def test_gradients_that_come_in_other_memory(small_tiles: None) -> None:
+    """As the output projection leaves them, heads behind tokens; spread out of one number; and columns first."""
+    position, shapes = biased(Sequence(N))
+    leaves = [*(torch.randn(B, H, N, D) for _ in range(3)), torch.randn(shapes[0])]
+    plain, one = torch.randn(B, H, N, D), torch.ones(()).expand(B, H, N, D)
+    behind = plain.transpose(1, 2).contiguous().transpose(1, 2)
+    across = plain.mT.contiguous().mT
+    for strange, usual in ((behind, plain), (across, plain), (one, one.contiguous())):
+        ours, wanted = (run("triton", position, {}, leaves, [x, torch.zeros(B, H, N)]) for x in (strange, usual))
+        assert all(torch.equal(a, b) for a, b in zip(ours, wanted, strict=True))
 
 
 @pytest.mark.parametrize("name", [name for name in MASKS if name not in ("globals", "blocks")])

@@ -32,7 +32,7 @@ def kinds() -> list[Case]:
 @pytest.mark.parametrize("case", kinds(), ids=lambda case: case.name)
 def test_every_engine_is_green_on_every_kind_of_case(engine: str, case: Case) -> None:
     if engine in INTERPRETED:
-        case = replace(case.shrunk(9), heads=2)
+        case = replace(case.shrunk(16), heads=4)  # of fewer numbers an RMS says little
     if taken(case, engine) is None:
         with pytest.raises(NotImplementedError):
             engine_peer(engine).build(make(case))()

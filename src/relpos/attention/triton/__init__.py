@@ -87,6 +87,8 @@ def lacks(call: Call) -> str | None:
     if mask is not None and mask.blocks is not None:
         return "a mask with blocks"
     biases = call.terms.of(LineBias)
+    if biases and call.scale == 0:
+        return "a scale of 0 beside a bias"
     if len(biases) > 1:
         return "several line biases on different lines"
     if any(_is_irregular(term) for term in biases):

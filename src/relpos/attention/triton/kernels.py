@@ -11,6 +11,7 @@ import triton.language as tl
 
 from relpos.attention.triton.tiles import (
     NEGATIVE,
+    added,
     dot,
     exp,
     kept_pairs,
@@ -56,8 +57,9 @@ def forward(
     for begin in range(tl.maximum(first, 0) // COLUMNS * COLUMNS, stop, COLUMNS):
         kj = begin + tl.arange(0, COLUMNS)
         key = rows(own_k, kj, sides.k_n, size.m, D, D_PAD)
-        product = dot(query, tl.trans(key), PRECISION)
-        score = scores(product, qi[:, None], kj[None, :], batch, head, size, bias, allowed, SCALE * UNIT, FREE)
+        above = added(qi[:, None], kj[None, :], batch, head, size, bias, SUM)
+        product = dot(query, tl.trans(key), PRECISION, above)
+        score = scores(product, qi[:, None], kj[None, :], batch, head, size, allowed, SCALE * UNIT, FREE)
         higher = tl.maximum(peak, tl.max(score, axis=1))
         shift = tl.where(higher == NEGATIVE, 0.0, higher)
         weight = exp(score - shift[:, None], UNIT)
@@ -122,8 +124,9 @@ def backward_keys(
             query = rows(sides.q + far * sides.q_b + wide * sides.q_h, qi, sides.q_n, size.n, D, D_PAD)
             upstream = rows(up.at + far * up.at_b + wide * up.at_h, qi, up.at_n, size.n, V, V_PAD)
             shift, less = sums_of_rows(up, line, qi, size.n, UNIT)
-            product = dot(key, tl.trans(query), PRECISION)
-            score = scores(product, qi[None, :], kj[:, None], batch, head, size, bias, allowed, SCALE * UNIT, FREE)
+            above = added(qi[None, :], kj[:, None], batch, head, size, bias, SUM)
+            product = dot(key, tl.trans(query), PRECISION, above)
+            score = scores(product, qi[None, :], kj[:, None], batch, head, size, allowed, SCALE * UNIT, FREE)
             weight = exp(score - shift[None, :], UNIT)
             d_weight = dot(value, tl.trans(upstream), PRECISION)
             used = weight
@@ -162,8 +165,9 @@ def backward_queries(
         kj = begin + tl.arange(0, COLUMNS)
         key = rows(own_k, kj, sides.k_n, size.m, D, D_PAD)
         value = rows(own_v, kj, sides.v_n, size.m, V, V_PAD)
-        product = dot(query, tl.trans(key), PRECISION)
-        score = scores(product, qi[:, None], kj[None, :], batch, head, size, bias, allowed, SCALE * UNIT, FREE)
+        above = added(qi[:, None], kj[None, :], batch, head, size, bias, SUM)
+        product = dot(query, tl.trans(key), PRECISION, above)
+        score = scores(product, qi[:, None], kj[None, :], batch, head, size, allowed, SCALE * UNIT, FREE)
         weight = exp(score - shift[:, None], UNIT)
         d_weight = dot(upstream, tl.trans(value), PRECISION)
         if dropout is not None:
@@ -186,7 +190,7 @@ def backward_table(
     Behind its prefix each side is cells of SIDE tokens at most (a row of a grid, a stretch of a sequence), which stand
     on three axes. All pairs of cells with one difference along the axes read the same entries of the table, token by
     token; so their tiles are added up, over cells and batch, and the sum's diagonals are the gradient. EVEN: such pairs
-    are also equally far apart in numbers of tokens, so that a mask by numbers may forbid them all, and nothing is added.
+    are also equally far apart in numbers of tokens, so that a mask by numbers may forbid them all.
     """
     number, head = tl.program_id(0), tl.program_id(1)
     span_2, span_3 = queries.second + keys.second - 1, queries.third + keys.third - 1
@@ -226,8 +230,9 @@ def backward_table(
         value = rows(sides.v + far * sides.v_b + shared * sides.v_h, kj, sides.v_n, size.m, V, V_PAD)
         upstream = rows(up.at + far * up.at_b + wide * up.at_h, qi, up.at_n, size.n, V, V_PAD)
         shift, less = sums_of_rows(up, line, qi, size.n, UNIT)
-        product = dot(query, tl.trans(key), PRECISION)
-        score = scores(product, qi[:, None], kj[None, :], batch, head, size, bias, allowed, SCALE * UNIT, False)
+        above = added(qi[:, None], kj[None, :], batch, head, size, bias, SUM)
+        product = dot(query, tl.trans(key), PRECISION, above)
+        score = scores(product, qi[:, None], kj[None, :], batch, head, size, allowed, SCALE * UNIT, False)
         weight = exp(score - shift[:, None], UNIT)
         d_weight = dot(upstream, tl.trans(value), PRECISION)
         if dropout is not None:

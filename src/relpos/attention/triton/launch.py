@@ -44,7 +44,7 @@ class Launch:
 
     def _bias(self, line: LineBias) -> tiles.Bias:
         lines, layout = line.lines, line.lines.layout
-        values = (line.values.detach().to(self.wide) * self.unit).contiguous()
+        values = (line.values.detach().to(self.wide) / self.work.scale).contiguous()
         head = 0 if values.shape[0] == 1 else values.stride(0)
         if layout.kind == "affine":
             assert layout.query is not None

@@ -1,7 +1,7 @@
 """What the kernels share: how a tile is loaded, scored and written.
 
 Scores are multiplied by UNIT: in half precision log2(e) for exp2, which is what the hardware has, else 1, which spares
-a rounding; so are, by the caller, the table and the sinks. A tile is computed the same way in every kernel, by
+a rounding; so are, by the caller, the sinks. A tile is computed the same way in every kernel, by `added`, `dot` and
 `scores`; `qi` and `kj` are the numbers of its queries and keys, one of them along rows and the other along columns, so
 that a kernel takes its tile either way round. What is outside the tensors is clamped where it is read and masked where
 it counts.
@@ -57,7 +57,7 @@ class Size(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """A line bias: the table, in the kernels' unit, and the lines of both sides, with strides of head and batch.
+    """A line bias: the table over the scale, and the lines of both sides, with strides of head and batch.
 
     Without lines, both sides are consecutive integers, and `origin` is the entry of the first query and first key.
     """
@@ -117,12 +117,12 @@ class Cells(NamedTuple):
 
 
 @triton.jit
-def dot(a, b, PRECISION: tl.constexpr):
-    """a @ b, summed in float32 or wider. "widened" is for Triton's interpreter, which cannot multiply bfloat16."""
+def dot(a, b, PRECISION: tl.constexpr, above=None):
+    """a @ b + above, summed in float32 or wider. "widened" is for Triton's interpreter, which lacks bfloat16."""
     if PRECISION == "widened":
         a, b = (a.to(tl.float32), b.to(tl.float32)) if a.dtype == tl.bfloat16 else (a, b)
-        return tl.dot(a, b, input_precision="ieee")
-    return tl.dot(a, b, input_precision=PRECISION)
+        return tl.dot(a, b, above, input_precision="ieee")
+    return tl.dot(a, b, above, input_precision=PRECISION)
 
 
 @triton.jit
@@ -167,18 +167,28 @@ def kept_pairs(dropout, batch, head, qi, kj):
 
 
 @triton.jit
-def scores(product, qi, kj, batch, head, size, bias, allowed, FACTOR: tl.constexpr, FREE: tl.constexpr):
+def added(qi, kj, batch, head, size, bias, SUM: tl.constexpr):
+    """The bias of a tile, to be added to its product before both are scaled; None where there is no bias.
+
+    It starts the product's sum, instead of following it, because Triton's pipeline would copy it to shared memory
+    number by number if it were in the way of an operand.
+    """
+    tile = None
+    if bias is not None:
+        row, column = tl.minimum(qi, size.n - 1), tl.minimum(kj, size.m - 1)
+        if bias.query is not None:
+            row = tl.load(bias.query + batch * bias.query_b + row)
+            column = tl.load(bias.key + batch * bias.key_b + column)
+        tile = tl.load(bias.table + head * bias.table_h + bias.origin + (row - column)).to(SUM)
+    return tile
+
+
+@triton.jit
+def scores(product, qi, kj, batch, head, size, allowed, FACTOR: tl.constexpr, FREE: tl.constexpr):
     """The scores of a tile, -inf where a pair is not allowed. FREE: nothing is forbidden or outside."""
     score = product * FACTOR
-    query = tl.minimum(qi, size.n - 1)
-    key = tl.minimum(kj, size.m - 1)
-    if bias is not None:
-        row, column = query, key
-        if bias.query is not None:
-            row = tl.load(bias.query + batch * bias.query_b + query)
-            column = tl.load(bias.key + batch * bias.key_b + key)
-        score += tl.load(bias.table + head * bias.table_h + bias.origin + (row - column))
     if not FREE:
+        query, key = tl.minimum(qi, size.n - 1), tl.minimum(kj, size.m - 1)
         seen = (kj < size.m) & (qi < size.n)
         if allowed.left is not None:
             seen = seen & (kj >= qi - allowed.left)
