@@ -7,7 +7,7 @@
 `offset = query - key` everywhere. Shapes are PyTorch SDPA's: [batch, heads, tokens, width].
 """
 
-from relpos.attention import Explanation, attention, attention_weights, backends, explain
+from relpos.attention import Explanation, attention, attention_weights, backends, explain, linear_attention
 from relpos.core import (
     AxisVectors,
     Blocks,
@@ -33,14 +33,19 @@ from relpos.core import (
 )
 from relpos.layers import (
     GatedMlp,
+    GroupNorm,
     KeyValueCache,
+    LinearAttention,
     Mlp,
     MultiHeadAttention,
+    MultiQueryAttention,
     PatchEmbedding,
+    RMSNorm,
     ScaledDotProductAttention,
     TransformerBlock,
 )
 from relpos.models import LanguageModel, VisionTransformer, count_parameters
+from relpos.optim import Lion, Sophia, sampled_loss
 from relpos.position import (
     ALiBi,
     ClippedBias,
@@ -96,6 +101,7 @@ __all__ = [
     "FactoredBias",
     "GatedMlp",
     "Grid",
+    "GroupNorm",
     "ImageRelativePosition",
     "Kerple",
     "KeyValueCache",
@@ -103,8 +109,10 @@ __all__ = [
     "LearnedPositionEmbedding",
     "LineBias",
     "LineVectors",
+    "LinearAttention",
     "LinearScaling",
     "Lines",
+    "Lion",
     "Llama3Scaling",
     "LogContinuousBias",
     "LongRoPE",
@@ -113,6 +121,7 @@ __all__ = [
     "Mechanism",
     "Mlp",
     "MultiHeadAttention",
+    "MultiQueryAttention",
     "MultimodalRotary",
     "NTKScaling",
     "NoPosition",
@@ -120,6 +129,7 @@ __all__ = [
     "PatchEmbedding",
     "Positions",
     "QueryBias",
+    "RMSNorm",
     "RelativePositionBias",
     "RotaryEmbedding",
     "RotaryMixed",
@@ -134,6 +144,7 @@ __all__ = [
     "SinusoidalPositionEmbedding",
     "Site",
     "Softcap",
+    "Sophia",
     "T5Bias",
     "TUPEPosition",
     "Terms",
@@ -150,7 +161,9 @@ __all__ = [
     "explain",
     "get_relative_position_index_1d",
     "get_relative_position_index_2d",
+    "linear_attention",
     "lines",
     "lookup",
     "rotate",
+    "sampled_loss",
 ]

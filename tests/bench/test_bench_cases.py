@@ -159,6 +159,16 @@ def test_inputs_are_the_same_numbers_in_every_dtype_and_process() -> None:
     assert not any(x.requires_grad for x in make(replace(case, what="forward")).qkv)
 
 
+def test_the_engine_that_is_named_is_the_one_that_runs() -> None:
+    """Which depends on whether there is anything to learn."""
+    for what, engine in (("forward", "sdpa"), ("step", "streaming")):
+        case = Case("grid", (14, 14), what, batch=256)  # type: ignore[arg-type]
+        assert taken(case, "auto") == engine
+        inputs = make(case.shrunk(200))
+        assert inputs.position is not None
+        assert all(p.requires_grad is (what == "step") for p in inputs.position.parameters())
+
+
 def test_who_runs_what() -> None:
     def names(case: Case) -> list[str]:
         return [peer.name for peer in peers_of(case, ("auto", "streaming"))]

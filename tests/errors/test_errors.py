@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import cases_around
 import cases_attention
 import cases_biases
 import cases_content
@@ -32,6 +33,7 @@ MODULES = (
     cases_content,
     cases_vectors,
     cases_rotary,
+    cases_around,
 )
 CASES = [case for module in MODULES for case in module.CASES]
 

@@ -78,7 +78,7 @@ def setting(case: Case) -> tuple[Mechanism | None, Sequence | Grid, Mask | None]
     if case.position == "grid":
         tokens = Grid(*case.sizes, prefix=case.prefix)
     position = mechanism(case)
-    position = None if position is None else position.to(case.device)
+    position = None if position is None else position.to(case.device).requires_grad_(case.what == "step")
     return position, tokens, Mask.causal() if case.causal else None
 
 
@@ -94,7 +94,7 @@ def make(case: Case, dtype: torch.dtype | None = None) -> Inputs:
 
     position, tokens, mask = setting(case)
     if position is not None:
-        position = position.to(dtype or torch.float32).requires_grad_(learns)
+        position = position.to(dtype or torch.float32)
     q = k = v = x = None
     if case.layer:
         x = random(case.batch, case.count, case.width).requires_grad_(learns)

@@ -1,18 +1,25 @@
 """Layers built on attention and position: everything a model is made of."""
 
-from relpos.layers.attention import MultiHeadAttention, ScaledDotProductAttention
+from relpos.layers.attention import MultiHeadAttention, MultiQueryAttention, ScaledDotProductAttention
 from relpos.layers.block import TransformerBlock
 from relpos.layers.cache import KeyValueCache, LayerCache
+from relpos.layers.linear import LinearAttention
 from relpos.layers.mlp import GatedMlp, Mlp
+from relpos.layers.norms import GroupNorm, QueryKeyNorm, RMSNorm
 from relpos.layers.patch import PatchEmbedding
 
 __all__ = [
     "GatedMlp",
+    "GroupNorm",
     "KeyValueCache",
     "LayerCache",
+    "LinearAttention",
     "Mlp",
     "MultiHeadAttention",
+    "MultiQueryAttention",
     "PatchEmbedding",
+    "QueryKeyNorm",
+    "RMSNorm",
     "ScaledDotProductAttention",
     "TransformerBlock",
 ]

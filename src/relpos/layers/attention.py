@@ -2,11 +2,15 @@
 
     x -> qkv = Linear(x) -> heads -> relpos.attention(q, k, v, position, mask) -> heads joined -> proj
 
-Q, K and V come from one fused linear layer: the same number of parameters as three, fewer kernel launches.
+Q, K and V come from one fused linear layer: the same number of parameters as three, fewer kernel launches. Fewer key
+heads than query heads make it grouped-query attention (Ainslie et al. 2023), one makes it multi-query (Shazeer 2019).
 """
 
 from __future__ import annotations
 
+import copy
+
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -14,6 +18,7 @@ from relpos.attention import attention, attention_weights, require_backend
 from relpos.core import Coordinates, DenseBias, Mask, Sequence, Term, Terms
 from relpos.core.checks import fail, require_floating, require_int, require_probability, require_tokens, shape_of
 from relpos.layers.cache import LayerCache
+from relpos.layers.norms import NormChoice, QueryKeyNorm
 from relpos.position import Mechanism
 
 
@@ -77,6 +82,7 @@ class MultiHeadAttention(nn.Module):
         num_heads: query heads, H.
         num_kv_heads: key/value heads, G, dividing H; None for H (1: multi-query).
         qkv_bias, proj_bias: whether the two projections have biases.
+        qk_norm: "rmsnorm" or "layernorm" normalises queries and keys head by head, before any rotation.
         attn_drop, proj_drop: dropout of attention weights and of the output.
         position: a mechanism of this layer's own; terms may also come from outside, in `forward`.
         backend: an engine's name, or "auto".
@@ -90,6 +96,7 @@ class MultiHeadAttention(nn.Module):
         num_kv_heads: int | None = None,
         qkv_bias: bool = True,
         proj_bias: bool = True,
+        qk_norm: NormChoice | None = None,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         position: Mechanism | None = None,
@@ -119,9 +126,15 @@ class MultiHeadAttention(nn.Module):
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, dim // num_heads
         self.attn_drop, self.backend = attn_drop, backend
         self.qkv = nn.Linear(dim, (num_heads + 2 * num_kv_heads) * self.head_dim, bias=qkv_bias)
+        self.qk_norm = None if qk_norm is None else QueryKeyNorm(self.head_dim, qk_norm)
         self.proj = nn.Linear(dim, dim, bias=proj_bias)
         self.proj_drop = nn.Dropout(proj_drop)
         self.position = position
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory that the keys and values of one token take in a cache, in the weights' dtype."""
+        return 2 * self.num_kv_heads * self.head_dim * self.qkv.weight.element_size()
 
     def _heads(
         self, x: Float[Tensor, "B N E"]
@@ -129,6 +142,8 @@ class MultiHeadAttention(nn.Module):
         require_tokens(x, self.qkv.in_features, self.qkv.weight)
         counts = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
         q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2).split(counts, dim=1)
+        if self.qk_norm is not None:
+            q, k = self.qk_norm(q, k)
         return q, k, v
 
     def _terms(
@@ -176,6 +191,31 @@ class MultiHeadAttention(nn.Module):
         projected: Tensor = self.proj_drop(self.proj(attended.transpose(1, 2).flatten(2)))
         return projected
 
+    def grouped(self, num_kv_heads: int) -> MultiHeadAttention:
+        """A copy with fewer key/value heads, each the mean of those it replaces (Ainslie et al. 2023, section 2.1).
+
+        Where the heads of a group are equal it computes the same; else it is where training goes on from.
+
+        Raises:
+            ValueError: `num_kv_heads` does not divide this layer's.
+        """
+        require_int(num_kv_heads, "num_kv_heads", at_least=1)
+        if self.num_kv_heads % num_kv_heads:
+            fail("num_kv_heads to divide the layer's", f"{num_kv_heads} and {self.num_kv_heads}", "Choose a divisor.")
+        layer = copy.deepcopy(self)
+        layer.num_kv_heads = num_kv_heads
+        counts = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+
+        def mean(x: Tensor) -> nn.Parameter:
+            q, k, v = x.detach().unflatten(0, (-1, self.head_dim)).split(counts)
+            k, v = (heads.unflatten(0, (num_kv_heads, -1)).mean(dim=1) for heads in (k, v))
+            return nn.Parameter(torch.cat([q, k, v]).flatten(0, 1), requires_grad=x.requires_grad)
+
+        layer.qkv.weight = mean(self.qkv.weight)
+        layer.qkv.bias = None if self.qkv.bias is None else mean(self.qkv.bias)
+        layer.qkv.out_features = layer.qkv.weight.shape[0]
+        return layer
+
     def weights(
         self,
         x: Float[Tensor, "B N E"],
@@ -188,3 +228,41 @@ class MultiHeadAttention(nn.Module):
         q, k, _ = self._heads(x)
         terms = self._terms(q.shape[2], k.shape[2], position, coordinates)
         return attention_weights(q, k, position=terms, mask=mask)
+
+
+class MultiQueryAttention(MultiHeadAttention):
+    """Multi-head attention whose query heads share one head of keys and values (Shazeer 2019).
+
+    The cache of its keys and values is as many times smaller as there are heads.
+
+    Args:
+        d_model: width of a token, E; a multiple of `num_heads`.
+        num_heads: query heads, H.
+        qkv_bias, proj_bias, qk_norm, attn_drop, proj_drop, position, backend: as `MultiHeadAttention` takes them.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        qkv_bias: bool = True,
+        proj_bias: bool = True,
+        qk_norm: NormChoice | None = None,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        position: Mechanism | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(
+            d_model,
+            num_heads,
+            num_kv_heads=1,
+            qkv_bias=qkv_bias,
+            proj_bias=proj_bias,
+            qk_norm=qk_norm,
+            attn_drop=attn_drop,
+            proj_drop=proj_drop,
+            position=position,
+            backend=backend,
+        )

@@ -12,16 +12,10 @@ from relpos.core.checks import require_choice, require_int, require_number, requ
 from relpos.layers.attention import MultiHeadAttention
 from relpos.layers.cache import LayerCache
 from relpos.layers.mlp import GatedMlp, Mlp, gated_width
+from relpos.layers.norms import NormChoice, norm_layer
 from relpos.position import Mechanism
 
-NormChoice = Literal["layernorm", "rmsnorm"]
 MlpChoice = Literal["gelu", "swiglu"]
-
-
-def norm_layer(norm: NormChoice, dim: int) -> nn.LayerNorm | nn.RMSNorm:
-    """The norm of a name: PyTorch's LayerNorm, or RMSNorm (Zhang and Sennrich 2019) with an epsilon of 1e-6."""
-    require_choice(norm, "norm", ("layernorm", "rmsnorm"))
-    return nn.LayerNorm(dim) if norm == "layernorm" else nn.RMSNorm(dim, eps=1e-6)
 
 
 class TransformerBlock(nn.Module):
@@ -29,7 +23,8 @@ class TransformerBlock(nn.Module):
 
     Args:
         dim: width of a token, E.
-        num_heads, num_kv_heads, qkv_bias, proj_bias, attn_drop, position, backend: as `MultiHeadAttention` takes them.
+        num_heads, num_kv_heads, qkv_bias, proj_bias, qk_norm, attn_drop, position, backend: as `MultiHeadAttention`
+            takes them.
         mlp_ratio: hidden width of the MLP over `dim`; "swiglu" has two thirds of it, for as many parameters.
         mlp: "gelu" (`Mlp`) or "swiglu" (`GatedMlp`).
         norm: "layernorm" or "rmsnorm".
@@ -47,6 +42,7 @@ class TransformerBlock(nn.Module):
         norm: NormChoice = "layernorm",
         qkv_bias: bool = True,
         proj_bias: bool = True,
+        qk_norm: NormChoice | None = None,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         position: Mechanism | None = None,
@@ -63,6 +59,7 @@ class TransformerBlock(nn.Module):
             num_kv_heads=num_kv_heads,
             qkv_bias=qkv_bias,
             proj_bias=proj_bias,
+            qk_norm=qk_norm,
             attn_drop=attn_drop,
             proj_drop=proj_drop,
             position=position,

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from relpos.core import Coordinates, Mask, Positions, Sequence, Terms
 from relpos.core.checks import fail, require_device, require_int, require_probability, shape_of
 from relpos.layers import KeyValueCache, TransformerBlock
-from relpos.layers.block import MlpChoice, NormChoice, norm_layer
+from relpos.layers.block import MlpChoice
+from relpos.layers.norms import NormChoice, norm_layer
 from relpos.models.positions import LayerPositions, PositionChoice
 from relpos.models.sampling import require_sampling, sample
 from relpos.position import Site, Sum
@@ -41,7 +42,7 @@ class LanguageModel(nn.Module):
     Args:
         vocab_size: number of different tokens, V.
         context: length it is built for; mechanisms that are defined anywhere go on beyond it.
-        embed_dim, depth, num_heads, num_kv_heads, mlp_ratio, mlp, norm: the blocks; see `TransformerBlock`.
+        embed_dim, depth, num_heads, num_kv_heads, mlp_ratio, mlp, norm, qk_norm: the blocks; see `TransformerBlock`.
         qkv_bias: whether the attention's two projections have biases.
         tie_embeddings: whether the head is the token embedding itself.
         drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: dropout before the head, after the embedding, in
@@ -65,6 +66,7 @@ class LanguageModel(nn.Module):
         mlp_ratio: float = 4.0,
         mlp: MlpChoice = "swiglu",
         norm: NormChoice = "rmsnorm",
+        qk_norm: NormChoice | None = None,
         qkv_bias: bool = False,
         tie_embeddings: bool = True,
         drop_rate: float = 0.0,
@@ -93,6 +95,7 @@ class LanguageModel(nn.Module):
                 num_kv_heads=num_kv_heads,
                 mlp=mlp,
                 norm=norm,
+                qk_norm=qk_norm,
                 qkv_bias=qkv_bias,
                 proj_bias=qkv_bias,
                 attn_drop=attn_drop_rate,
@@ -124,6 +127,11 @@ class LanguageModel(nn.Module):
     def coordinates(self) -> Sequence:
         """Where the tokens of the length it was built for are."""
         return Sequence(self.context)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory that one token takes in a `KeyValueCache`, in all layers, in the weights' dtype."""
+        return sum(block.attn.cache_bytes for block in self.blocks)  # type: ignore[union-attr,misc]
 
     @property
     def token_position(self) -> Sum:

@@ -1,0 +1,88 @@
+"""Norms: LayerNorm, RMSNorm and GroupNorm over the channels of tokens `[B, N, E]`, and the norm of queries and keys.
+
+A norm whose statistics cross tokens tells every token about all the others, later ones too: `GroupNorm` therefore
+takes its statistics token by token unless it is told otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from relpos.core.checks import fail, require_choice, require_int, require_number, require_tokens, shape_of
+
+NormChoice = Literal["layernorm", "rmsnorm"]
+
+
+def norm_layer(norm: NormChoice, dim: int) -> nn.LayerNorm | nn.RMSNorm:
+    """The norm of a name: PyTorch's LayerNorm, or RMSNorm."""
+    require_choice(norm, "norm", ("layernorm", "rmsnorm"))
+    return nn.LayerNorm(dim) if norm == "layernorm" else RMSNorm(dim)
+
+
+class RMSNorm(nn.RMSNorm):
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last axis (Zhang and Sennrich 2019): PyTorch's, with an epsilon.
+
+    Args:
+        d_model: width of what is normalised.
+        eps: added to the mean square.
+    """
+
+    def __init__(self, d_model: int, eps: float = 1e-6) -> None:
+        require_int(d_model, "d_model", at_least=1)
+        require_number(eps, "eps", "above 0", "It keeps a token of zeros from dividing by 0.")
+        super().__init__(d_model, eps=eps)
+
+
+class GroupNorm(nn.Module):
+    """Group normalisation (Wu and He 2018) of the channels of tokens.
+
+    Args:
+        d_model: width of a token, E; a multiple of `num_groups`.
+        num_groups: stretches of neighbouring channels with statistics of their own.
+        eps: added to the variance.
+        across_tokens: whether a group's mean and variance are over all tokens of a sequence, as over all pixels of an
+            image. A causal model must not: its tokens would see the future.
+    """
+
+    def __init__(self, d_model: int, num_groups: int = 32, eps: float = 1e-6, *, across_tokens: bool = False) -> None:
+        super().__init__()
+        require_int(d_model, "d_model", at_least=1)
+        require_int(num_groups, "num_groups", at_least=1)
+        require_number(eps, "eps", "above 0", "It keeps equal channels from dividing by 0.")
+        if d_model % num_groups:
+            fail("d_model to be a multiple of num_groups", f"{d_model} and {num_groups}", "Change one of them.")
+        if not isinstance(across_tokens, bool):
+            fail("across_tokens to be True or False", shape_of(across_tokens), "False is safe for causal models.")
+        self.num_groups, self.eps, self.across_tokens = num_groups, eps, across_tokens
+        self.norm = nn.GroupNorm(num_groups, d_model, eps)
+
+    def forward(self, x: Float[Tensor, "B N E"]) -> Float[Tensor, "B N E"]:
+        require_tokens(x, self.norm.num_channels, self.norm.weight)
+        if self.across_tokens:
+            together: Tensor = self.norm(x.mT)
+            return together.mT
+        each: Tensor = self.norm(x.flatten(0, 1))
+        return each.view(x.shape)
+
+
+class QueryKeyNorm(nn.Module):
+    """Queries and keys normalised head by head, each by its own norm (Dehghani et al. 2023, "ViT-22B", section 2).
+
+    It stands before any rotation, which keeps lengths, and before the cache.
+
+    Args:
+        head_dim: width of a head, D.
+        norm: "layernorm" or "rmsnorm".
+    """
+
+    def __init__(self, head_dim: int, norm: NormChoice = "rmsnorm") -> None:
+        super().__init__()
+        self.query, self.key = norm_layer(norm, head_dim), norm_layer(norm, head_dim)
+
+    def forward(
+        self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B G N D"]
+    ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B G N D"]]:
+        return self.query(q), self.key(k)

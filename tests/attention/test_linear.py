@@ -1,0 +1,213 @@
+"""Linear attention: against its definition by loops, one form against another, linear time, and as a layer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import oracle
+from relpos import ALiBi, LinearAttention, RotaryEmbedding, Sequence, XPos, linear_attention
+from relpos.layers.linear import retention_decay
+
+B, H, N, D, V = 2, 4, 11, 6, 5
+FORMS = ("quadratic", "recurrent", "chunked")
+
+
+def phi(x: Tensor, name: str, axis: int) -> Tensor:
+    """By loops over numbers."""
+    if name == "softmax":
+        weights = x.exp()
+        return weights / weights.sum(dim=axis, keepdim=True)
+    one = {"elu": lambda y: y + 1 if y > 0 else math.exp(y), "relu": lambda y: max(y, 0.0), "identity": lambda y: y}
+    return torch.tensor([one[name](y) for y in x.flatten().tolist()], dtype=x.dtype).view_as(x)
+
+
+def by_loops(
+    q: Tensor, k: Tensor, v: Tensor, name: str, causal: bool, decay: list[float] | None, normalize: bool, turn: Any
+) -> Tensor:
+    q, k = phi(q, name, 3), phi(k, name, 2)
+    turned_q, turned_k = turn(q), turn(k)
+    out = torch.zeros(*q.shape[:3], v.shape[3], dtype=q.dtype)
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            g = h // (q.shape[1] // k.shape[1])
+            for i in range(q.shape[2]):
+                total, row = 0.0, torch.zeros(v.shape[3], dtype=q.dtype)
+                for j in range(i + 1 if causal else k.shape[2]):
+                    fade = 1.0 if decay is None else decay[h] ** (i - j)
+                    total += fade * float(q[b, h, i] @ k[b, g, j])
+                    row += fade * float(turned_q[b, h, i] @ turned_k[b, g, j]) * v[b, g, j]
+                out[b, h, i] = row / total if normalize and total != 0 else row
+    return out
+
+
+def inputs(groups: int = H, n: int = N) -> list[Tensor]:
+    torch.manual_seed(1)
+    shapes = (B, H, n, D), (B, groups, n, D), (B, groups, n, V)
+    return [torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+@pytest.mark.parametrize(
+    ("name", "causal", "decay", "normalize"),
+    [
+        ("elu", False, False, True), ("relu", False, False, True), ("softmax", False, False, True),
+        ("elu", True, False, True), ("relu", True, True, True), ("identity", True, True, False),
+        ("elu", True, True, False), ("elu", False, False, False),
+    ],
+)  # fmt: skip
+def test_the_definition(name: Any, causal: bool, decay: bool, normalize: bool, rotated: bool) -> None:
+    q, k, v = (x.detach() for x in inputs(groups=2))
+    rates = [0.9, 0.5, 1.0, 0.99] if decay else None
+    places = oracle.places(Sequence(N))
+
+    def turn(x: Tensor) -> Tensor:
+        return oracle.rotated(x, places, 1, D // 2, 10000.0, "half") if rotated else x
+
+    wanted = by_loops(q, k, v, name, causal, rates, normalize, turn)
+    position = RotaryEmbedding(D, axes=1).terms(Sequence(N)) if rotated else None
+    for form in FORMS if causal else FORMS[-1:]:
+        found = linear_attention(
+            q, k, v, feature_map=name, causal=causal, position=position, normalize=normalize, form=form, chunk=4,
+            decay=None if rates is None else torch.tensor(rates, dtype=torch.float64),
+        )  # fmt: skip
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 11, 64])
+@pytest.mark.parametrize("decays", [False, True])
+@pytest.mark.parametrize("position", [None, "rotary", "xpos"])
+def test_all_forms_are_the_same_with_their_gradients(chunk: int, decays: bool, position: str | None) -> None:
+    q, k, v = inputs()
+    mechanism = {"rotary": RotaryEmbedding(D, axes=1), "xpos": XPos(D)}[position] if position else None
+    terms = None if mechanism is None else mechanism.terms(Sequence(N))
+    rate = torch.tensor([0.9, 0.5, 1.0, 0.97], dtype=torch.float64, requires_grad=True)
+    leaves = [q, k, v, *([rate] if decays else [])]
+    found = []
+    for form in FORMS:
+        out = linear_attention(
+            q, k, v, causal=True, position=terms, decay=rate if decays else None, form=form, chunk=chunk
+        )
+        upstream = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+        found.append([out, *torch.autograd.grad(out, leaves, upstream)])
+    for other in found[1:]:
+        for ours, theirs in zip(other, found[0], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+def test_numerical_derivatives() -> None:
+    q, k, v = (x[:1, :2, :5].detach().requires_grad_() for x in inputs())
+    rate = torch.tensor([0.9, 0.5], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda *x: linear_attention(*x[:3], causal=True, decay=x[3], chunk=2), (q, k, v, rate)
+    )
+    assert torch.autograd.gradcheck(lambda *x: linear_attention(*x), (q, k, v))
+
+
+def test_causal_sees_no_future() -> None:
+    q, k, v = (x.detach() for x in inputs())
+    one = linear_attention(q, k, v, causal=True, chunk=3)
+    for x in (q, k, v):
+        x[:, :, 6:] = 7.0
+    assert torch.equal(linear_attention(q, k, v, causal=True, chunk=3)[:, :, :6], one[:, :, :6])
+
+
+def test_cost_is_linear_in_the_tokens() -> None:
+    """Numbers that operations touch, counted: twice the tokens, twice the numbers, forward and backward."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            for x in torch.utils._pytree.tree_leaves(out):
+                self.numbers += x.numel() if isinstance(x, Tensor) else 0
+            return out
+
+    counts = []
+    for n in (512, 1024, 2048):
+        q, k, v = inputs(n=n)
+        with Count() as count:
+            linear_attention(q, k, v, causal=True).sum().backward()
+        counts.append(count.numbers)
+    assert counts[1] / counts[0] == pytest.approx(2, rel=0.02)
+    assert counts[2] / counts[1] == pytest.approx(2, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
+    q, k, v = (x.detach().to(dtype) for x in inputs())
+    out = linear_attention(q, k, v, causal=True)
+    assert out.dtype == dtype
+    wide = linear_attention(q.float(), k.float(), v.float(), causal=True)
+    assert torch.equal(out, wide.to(dtype))
+
+
+def test_nothing_and_weights_of_nothing() -> None:
+    q, k, v = (x.detach() for x in inputs())
+    assert linear_attention(q[:, :, :0], k[:, :, :0], v[:, :, :0], causal=True).shape == (B, H, 0, V)
+    zero = linear_attention(-q.abs(), k, v, feature_map="relu")
+    assert torch.equal(zero, torch.zeros_like(zero)), "no weight at all gives 0, not NaN"
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"decay": torch.ones(4)}, "decay only in a causal call"),
+        ({"causal": True, "decay": torch.ones(3)}, r"one decay a query head, \[4\]"),
+        ({"causal": True, "feature_map": "softmax"}, "a feature map of each token alone"),
+        ({"feature_map": "exp"}, "feature_map to be one of"),
+        ({"causal": True, "form": "parallel"}, "form to be one of"),
+        ({"chunk": 0}, "chunk to be an integer of at least 1"),
+    ],
+)
+def test_wrong_arguments_are_refused(more: dict[str, Any], says: str, unchecked: None) -> None:
+    q, k, v = (x.detach() for x in inputs())
+    with pytest.raises(ValueError, match=says):
+        linear_attention(q, k, v, **more)
+
+
+def test_what_needs_a_softmax_is_named() -> None:
+    q, k, v = (x.detach() for x in inputs())
+    with pytest.raises(NotImplementedError, match="got LineBias, which linear attention lacks"):
+        linear_attention(q, k, v, position=ALiBi(H).terms(Sequence(N)))
+    with pytest.raises(ValueError, match="as many queries as keys in a causal call; got 5 and 11"):
+        linear_attention(q[:, :, :5], k, v, causal=True)
+
+
+def test_the_layer_by_hand() -> None:
+    layer = LinearAttention(12, 3, causal=True, position=RotaryEmbedding(4)).double()
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    q, k, v = layer.qkv(x).view(2, 7, 3, 3, 4).permute(2, 0, 3, 1, 4)
+    wanted = linear_attention(q, k, v, causal=True, position=RotaryEmbedding(4).terms(Sequence(7)), form="quadratic")
+    torch.testing.assert_close(layer(x), layer.proj(wanted.transpose(1, 2).reshape(2, 7, 12)))
+
+
+def test_retention_is_its_equation() -> None:
+    """(Q K^T * D) V with D = decay^(n - m), each head normalised."""
+    layer = LinearAttention(8, 2, feature_map="identity", causal=True, retention=True).double()
+    x = torch.randn(1, 6, 8, dtype=torch.float64)
+    q, k, v = layer.qkv(x).view(1, 6, 3, 2, 4).permute(2, 0, 3, 1, 4)
+    apart = torch.arange(6)[:, None] - torch.arange(6)
+    wanted = []
+    for h, decay in enumerate((1 - 1 / 32, 1 - 1 / 64)):
+        weights = torch.where(apart >= 0, decay ** apart.double(), 0.0)
+        wanted.append((q[:, h] @ k[:, h].mT * weights) @ v[:, h])
+    out = torch.stack(wanted, dim=1)
+    out = out / (out.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    torch.testing.assert_close(layer(x), layer.proj(out.transpose(1, 2).flatten(2)))
+    assert retention_decay(2).tolist() == [1 - 1 / 32, 1 - 1 / 64]
+
+
+def test_a_layer_checks_its_arguments(unchecked: None) -> None:
+    with pytest.raises(ValueError, match="retention only in a causal layer"):
+        LinearAttention(8, 2, retention=True)
+    with pytest.raises(ValueError, match="d_model to be a multiple of num_heads; got 9 and 2"):
+        LinearAttention(9, 2)
+    with pytest.raises(ValueError, match="position to be a mechanism"):
+        LinearAttention(8, 2, position="rotary_1d")  # type: ignore[arg-type]

@@ -1,0 +1,67 @@
+"""Wrong calls of what stands around positions: linear attention, norms, grouped heads, optimizers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from ingredients import Case
+from torch import nn
+
+import relpos
+
+x = torch.randn(1, 2, 5, 4)
+tokens = torch.randn(1, 5, 8)
+weight = nn.Parameter(torch.ones(3))
+
+
+def linear(**more: Any) -> Any:
+    return relpos.linear_attention(x, x, x, **more)
+
+
+# fmt: off
+CASES: list[Case] = [
+    ("linear_attention: decay both ways", ValueError,
+     lambda: linear(decay=torch.ones(2)),
+     "decay only in a causal call", "causal=False", "has no direction"),
+    ("linear_attention: keys of another width", ValueError,
+     lambda: relpos.linear_attention(x, x[..., :3], x),
+     "q [B, H, N, D]", "(1, 2, 5, 3)", "the same width"),
+    ("linear_attention: heads", ValueError,
+     lambda: relpos.linear_attention(x[:, :1], x, x),
+     "query heads to be a multiple of key heads", "1 and 2", "Change one"),
+    ("LinearAttention: heads", ValueError,
+     lambda: relpos.LinearAttention(9, 2),
+     "d_model to be a multiple of num_heads", "9 and 2", "Change one"),
+    ("LinearAttention: tokens", ValueError,
+     lambda: relpos.LinearAttention(6, 2)(tokens),
+     "[B, N, 6]", "(1, 5, 8)", "Layout is"),
+    ("MultiQueryAttention: heads", ValueError,
+     lambda: relpos.MultiQueryAttention(9, 2),
+     "dim to be a multiple of num_heads", "9 and 2", "Change one"),
+    ("RMSNorm: width", ValueError,
+     lambda: relpos.RMSNorm(0),
+     "d_model to be an integer of at least 1", "int 0", "Its smallest value is 1."),
+    ("GroupNorm: groups", ValueError,
+     lambda: relpos.GroupNorm(6, 4),
+     "d_model to be a multiple of num_groups", "6 and 4", "Change one"),
+    ("GroupNorm: tokens", ValueError,
+     lambda: relpos.GroupNorm(6, 2)(tokens),
+     "[B, N, 6]", "(1, 5, 8)", "Layout is"),
+    ("Lion: betas", ValueError,
+     lambda: relpos.Lion([weight], betas=(0.9, 1.0)),
+     "two betas", "(0.9, 1.0)", "betas=("),
+    ("Lion: rate", ValueError,
+     lambda: relpos.Lion([weight], lr=-1.0),
+     "lr to be a number of at least 0", "-1.0", "rate"),
+    ("Sophia: rho", ValueError,
+     lambda: relpos.Sophia([weight], rho=0.0),
+     "rho to be a number above 0", "0.0", "paper"),
+    ("Sophia: no gradients", ValueError,
+     lambda: relpos.Sophia([weight]).update_hessian(4),
+     "gradients of sampled_loss", "none", "backward()"),
+    ("sampled_loss: integers", ValueError,
+     lambda: relpos.sampled_loss(torch.ones(2, 3, dtype=torch.long)),
+     "scores to be floating point", "int64", "float()"),
+]
+# fmt: on
