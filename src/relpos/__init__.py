@@ -7,7 +7,15 @@
 `offset = query - key` everywhere. Shapes are PyTorch SDPA's: [batch, heads, tokens, width].
 """
 
-from relpos.attention import Explanation, attention, attention_weights, backends, explain, linear_attention
+from relpos.attention import (
+    Explanation,
+    attention,
+    attention_weights,
+    backends,
+    explain,
+    flash_attention,
+    linear_attention,
+)
 from relpos.core import (
     AxisVectors,
     Blocks,
@@ -32,10 +40,12 @@ from relpos.core import (
     rotate,
 )
 from relpos.layers import (
+    FlashAttention,
     GatedMlp,
     GroupNorm,
     KeyValueCache,
     LinearAttention,
+    LocalAttention,
     Mlp,
     MultiHeadAttention,
     MultiQueryAttention,
@@ -99,6 +109,7 @@ __all__ = [
     "Explanation",
     "FIREBias",
     "FactoredBias",
+    "FlashAttention",
     "GatedMlp",
     "Grid",
     "GroupNorm",
@@ -114,6 +125,7 @@ __all__ = [
     "Lines",
     "Lion",
     "Llama3Scaling",
+    "LocalAttention",
     "LogContinuousBias",
     "LongRoPE",
     "LowRank",
@@ -159,6 +171,7 @@ __all__ = [
     "backends",
     "count_parameters",
     "explain",
+    "flash_attention",
     "get_relative_position_index_1d",
     "get_relative_position_index_2d",
     "linear_attention",

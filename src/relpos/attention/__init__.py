@@ -2,6 +2,7 @@
 
 from relpos.attention.api import Explanation, attention, attention_weights, backends, explain, require_backend
 from relpos.attention.linear import linear_attention
+from relpos.attention.tiled import flash_attention
 
 __all__ = [
     "Explanation",
@@ -9,6 +10,7 @@ __all__ = [
     "attention_weights",
     "backends",
     "explain",
+    "flash_attention",
     "linear_attention",
     "require_backend",
 ]

@@ -1,0 +1,12 @@
+"""Which pairs attend, by name: each function gives a `Mask`, structure of O(N) that composes with any position.
+
+local       a window around each token, also dilated
+sparse      Sparse Transformer, Longformer, BigBird, any block layout
+windows     Swin's windows on a grid, shifted or not
+"""
+
+from relpos.patterns.local import dilated, local
+from relpos.patterns.sparse import big_bird, block_sparse, fixed, longformer
+from relpos.patterns.windows import windows
+
+__all__ = ["big_bird", "block_sparse", "dilated", "fixed", "local", "longformer", "windows"]

@@ -1,0 +1,37 @@
+"""Windows around each token of a sequence: as they are, and with gaps."""
+
+from __future__ import annotations
+
+import torch
+
+from relpos.core import Mask
+from relpos.core.checks import fail, require_int
+
+
+def _reach(window_size: int, causal: bool) -> tuple[int, int]:
+    """How far a window goes back and ahead, in its own steps."""
+    require_int(window_size, "window_size", at_least=1)
+    if causal:
+        return window_size - 1, 0
+    if window_size % 2 == 0:
+        fail("an odd window_size, half of it on each side", str(window_size), "Add one, or pass causal=True.")
+    return window_size // 2, window_size // 2
+
+
+def local(window_size: int, *, causal: bool = False) -> Mask:
+    """Each token sees `window_size` tokens: itself in the middle of them, or, causal, at their end.
+
+    At the ends of a sequence there are fewer. (Beltagy et al. 2020, "Longformer", section 3.1)
+    """
+    return Mask.window(*_reach(window_size, causal))
+
+
+def dilated(length: int, window_size: int, dilation: int, *, causal: bool = False) -> Mask:
+    """The same with `dilation - 1` tokens left out between any two that are seen (section 3.1 there).
+
+    Tokens that differ in their remainder by `dilation` never meet, in this layer or by stacking it alone.
+    """
+    require_int(length, "length", at_least=0)
+    require_int(dilation, "dilation", at_least=1)
+    back, ahead = (dilation * steps for steps in _reach(window_size, causal))
+    return Mask.window(back, ahead) & Mask.packed(torch.arange(length) % dilation)

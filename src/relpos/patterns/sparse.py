@@ -1,0 +1,87 @@
+"""Sparse patterns on sequences: fixed strides, global tokens beside a window, and layouts of blocks."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from relpos.core import Blocks, Mask
+from relpos.core.checks import fail, require_int, shape_of
+from relpos.patterns.local import local
+
+
+def fixed(length: int, stride: int) -> Mask:
+    """Each token sees the block of `stride` tokens it stands in, and the last token of every block.
+
+    The fixed pattern of Child et al. 2019, "Sparse Transformer", section 4.3, with c = 1, both ways: the last tokens
+    sum up their blocks for all others. With `stride` near sqrt(length) a token sees O(sqrt(length)) others. The paper's
+    is causal, which `Mask`'s globals, that lift all order, cannot say.
+    """
+    require_int(length, "length", at_least=0)
+    require_int(stride, "stride", at_least=1)
+    numbers = torch.arange(length)
+    start = numbers // stride * stride
+    return Mask(low=start, high=start + stride - 1, key_global=numbers % stride == stride - 1)
+
+
+def longformer(length: int, window_size: int, global_tokens: Int[Tensor, " g"] | list[int]) -> Mask:
+    """A window around each token, and global tokens that see all and are seen by all (Beltagy et al. 2020).
+
+    Args:
+        global_tokens: their numbers, such as `[0]` for a class token.
+    """
+    require_int(length, "length", at_least=0)
+    numbers = torch.as_tensor(global_tokens, dtype=torch.long)
+    if numbers.numel() and not (int(numbers.min()) >= 0 and int(numbers.max()) < length):
+        fail(f"global_tokens of 0 to {length - 1}", str(numbers.tolist()), "They are numbers of tokens.")
+    chosen = torch.zeros(length, dtype=torch.bool)
+    chosen[numbers] = True
+    window = local(window_size)
+    return Mask(left=window.left, right=window.right, query_global=chosen, key_global=chosen)
+
+
+def block_sparse(layout: Bool[Tensor, "... n m"], size: int) -> Mask:
+    """Blocks of `size` by `size` pairs, those that `layout` (`[n, m]`, or one a head) has True."""
+    if not isinstance(layout, Tensor) or layout.dtype != torch.bool or layout.dim() not in (2, 3):
+        fail("a boolean layout [blocks, blocks], or one a head", shape_of(layout), "True is a block that attends.")
+    return Mask(blocks=Blocks(layout if layout.dim() == 3 else layout[None], size))
+
+
+def big_bird(
+    length: int,
+    size: int = 64,
+    *,
+    window: int = 3,
+    global_blocks: int = 2,
+    random_blocks: int = 3,
+    heads: int = 1,
+    seed: int = 0,
+) -> Mask:
+    """Blocks next to each other, the first ones for all and all for them, and random ones a head (Zaheer et al. 2020).
+
+    Args:
+        size: tokens of a block.
+        window: blocks of the band, an odd number. global_blocks: at the beginning (the internal construction, ITC).
+        random_blocks: for each block of queries, of the rest, drawn for each head.
+        seed: of the draw, which is then the same on every machine.
+    """
+    require_int(length, "length", at_least=1)
+    for name, number in (("size", size), ("window", window), ("heads", heads)):
+        require_int(number, name, at_least=1)
+    for name, number in (("global_blocks", global_blocks), ("random_blocks", random_blocks)):
+        require_int(number, name, at_least=0)
+    if window % 2 == 0:
+        fail("an odd window", str(window), "Half of it stands on each side.")
+    count = -(-length // size)
+    numbers = torch.arange(count)
+    layout = ((numbers[:, None] - numbers).abs() <= window // 2).repeat(heads, 1, 1)
+    layout[:, :global_blocks] = True
+    layout[:, :, :global_blocks] = True
+    generator = torch.Generator().manual_seed(seed)
+    for head in range(heads):
+        for row in range(global_blocks, count):
+            rest = (~layout[head, row]).nonzero()[:, 0]
+            drawn = rest[torch.randperm(len(rest), generator=generator)[:random_blocks]]
+            layout[head, row, drawn] = True
+    return Mask(blocks=Blocks(layout, size))

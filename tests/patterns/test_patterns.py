@@ -1,0 +1,131 @@
+"""Each pattern against its definition pair by pair, and attention under it against dense attention with that mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import oracle
+from relpos import Grid, LocalAttention, Mask, RelativePositionBias, RotaryEmbedding, Sequence, attention
+from relpos.patterns import big_bird, block_sparse, dilated, fixed, local, longformer, windows
+
+N = 24
+ROWS, COLUMNS = 4, 6
+LAYOUT = torch.tensor([[True, False, True], [False, True, False], [True, True, True]])
+
+
+def window_of(n: int, size: int, shift: int) -> tuple[int, int]:
+    row, column = divmod(n, COLUMNS)
+    return (row + shift) // size, (column + shift) // size
+
+
+def swin(i: int, j: int, size: int, shift: int) -> bool:
+    """As Swin has it: the grid rolled back by the shift and cut into windows, and what met over an edge kept apart."""
+
+    def rolled(n: int) -> tuple[tuple[int, int], tuple[bool, bool]]:
+        cell = divmod(n, COLUMNS)
+        at = [(x - shift) % total for x, total in zip(cell, (ROWS, COLUMNS), strict=True)]
+        wrapped = tuple(x < shift for x in cell)
+        return tuple(x // size for x in at), wrapped  # type: ignore[return-value]
+
+    return rolled(i) == rolled(j)
+
+
+PATTERNS: dict[str, tuple[Mask, Callable[[int, int], bool]]] = {
+    "local": (local(7), lambda i, j: abs(i - j) <= 3),
+    "local, causal": (local(4, causal=True), lambda i, j: 0 <= i - j <= 3),
+    "dilated": (dilated(N, 5, 3), lambda i, j: abs(i - j) in (0, 3, 6)),
+    "dilated, causal": (dilated(N, 3, 2, causal=True), lambda i, j: i - j in (0, 2, 4)),
+    "fixed": (fixed(N, 5), lambda i, j: i // 5 == j // 5 or j % 5 == 4),
+    "longformer": (longformer(N, 5, [0, 9]), lambda i, j: abs(i - j) <= 2 or i in (0, 9) or j in (0, 9)),
+    "block sparse": (block_sparse(LAYOUT, 8), lambda i, j: bool(LAYOUT[i // 8, j // 8])),
+    "windows": (windows(Grid(ROWS, COLUMNS), 2), lambda i, j: window_of(i, 2, 0) == window_of(j, 2, 0)),
+    "shifted windows": (windows(Grid(ROWS, COLUMNS), 2, 1), lambda i, j: swin(i, j, 2, 1)),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_the_pairs_are_those_of_the_definition(name: str) -> None:
+    mask, allowed = PATTERNS[name]
+    wanted = torch.tensor([[allowed(i, j) for j in range(N)] for i in range(N)])
+    assert torch.equal(mask.dense(N, N)[0, 0], wanted)
+    assert not wanted.all()
+
+
+@pytest.mark.parametrize("position", ["none", "a table", "a rotation"])
+@pytest.mark.parametrize("backend", ["reference", "streaming", "auto"])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_attention_under_it_is_dense_attention_with_its_mask(name: str, backend: str, position: str) -> None:
+    torch.manual_seed(0)
+    mask = PATTERNS[name][0]
+    q, k, v = (torch.randn(2, 2, N, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    table = RelativePositionBias(2, seq_len=N, init_std=1.0).double()
+    given: dict[str, Any] = {}
+    leaves, bias = [q, k, v], None
+    turned = [q, k]
+    if position == "a table":
+        given = {"position": table, "queries": Sequence(N)}
+        offsets = torch.arange(N)[:, None] - torch.arange(N) + N - 1
+        bias = table.relative_position_bias_table[offsets].permute(2, 0, 1)[None]
+        leaves = [*leaves, table.relative_position_bias_table]
+    elif position == "a rotation":
+        given = {"position": RotaryEmbedding(4), "queries": Sequence(N)}
+        turned = [oracle.rotated(x, oracle.places(Sequence(N)), 1, 2, 10000.0, "half") for x in turned]
+    ours = attention(q, k, v, mask=mask, backend=backend, **given)
+    assert isinstance(ours, torch.Tensor)
+    wanted = oracle.attention(*turned, v, bias=bias, allowed=mask.dense(N, N)[:, :1])[0]
+    torch.testing.assert_close(ours, wanted)
+    upstream = torch.randn_like(ours)
+    for a, b in zip(*(torch.autograd.grad(x, leaves, upstream) for x in (ours, wanted)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_big_bird_has_its_three_parts() -> None:
+    mask = big_bird(100, 8, window=3, global_blocks=2, random_blocks=3, heads=4, seed=5)
+    assert mask.blocks is not None
+    layout = mask.blocks.layout
+    assert layout.shape == (4, 13, 13)
+    assert layout[:, :2].all()
+    assert layout[:, :, :2].all()
+    for head in range(4):
+        for row in range(2, 13):
+            near = {x for x in (row - 1, row, row + 1) if 2 <= x < 13}
+            seen = {x for x in layout[head, row].nonzero()[:, 0].tolist() if x >= 2}
+            assert near <= seen
+            assert len(seen - near) == 3
+    assert not all(torch.equal(layout[0], layout[head]) for head in (1, 2, 3)), "each head draws its own"
+    again = big_bird(100, 8, window=3, global_blocks=2, random_blocks=3, heads=4, seed=5)
+    assert again.blocks is not None
+    assert torch.equal(again.blocks.layout, layout)
+
+
+def test_the_local_layer() -> None:
+    layer = LocalAttention(8, 2, 5, position=RelativePositionBias(2, seq_len=N, init_std=1.0))
+    x = torch.randn(2, N, 8)
+    plain = layer.attn(x, mask=Mask.window(2, 2))
+    assert torch.equal(layer(x), plain)
+    changed = x.clone()
+    changed[:, 12] = 0.0
+    same = (layer(changed) == layer(x)).all(dim=(0, 2))
+    assert same.nonzero()[:, 0].tolist() == [n for n in range(N) if abs(n - 12) > 2]
+    causal = LocalAttention(8, 2, 4, causal=True)
+    same = (causal(changed) == causal(x)).all(dim=(0, 2))
+    assert same.nonzero()[:, 0].tolist() == [n for n in range(N) if not 12 <= n <= 15]
+
+
+def test_what_does_not_fit_is_said(unchecked: None) -> None:
+    for call, says in (
+        (lambda: local(4), "an odd window_size"),
+        (lambda: local(0), "window_size to be an integer of at least 1"),
+        (lambda: dilated(8, 3, 0), "dilation to be an integer of at least 1"),
+        (lambda: longformer(8, 3, [8]), r"global_tokens of 0 to 7; got \[8\]"),
+        (lambda: block_sparse(torch.ones(2, 2), 4), "a boolean layout"),
+        (lambda: big_bird(64, 8, window=2), "an odd window; got 2"),
+        (lambda: windows(Grid(4, 4, prefix=1), 2), "a grid without a prefix"),
+        (lambda: windows(Grid(4, 4), 2, 2), "a shift below the window's size; got 2 and 2"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            call()
