@@ -1,4 +1,4 @@
-"""What every test runs under: shapes and types enforced (in part of the conformance suites), one thread, fixed seeds, a deterministic hypothesis."""
+"""What every test runs under: shapes and types enforced, one thread, fixed seeds, a deterministic hypothesis."""
 
 from __future__ import annotations
 
