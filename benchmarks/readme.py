@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from relpos.bench.cases import Case, families, gpu_families
-from relpos.bench.peers import DENSE, FLEX, FREE, FREE_CUDNN, FREE_OURS, ROOFLINE, TRAFFIC
+from relpos.bench.peers import DENSE, FLEX, FREE, FREE_CUDNN, FREE_OURS
 from relpos.bench.picture import where
 from relpos.bench.targets import targets
 
@@ -61,24 +61,15 @@ def table(results: Mapping[str, Any], device: str) -> str:
         if (case.name, FREE) in found:
             cells = (cell(found.get((case.name, peer))) for peer in columns)
             lines.append(f"| {words[case.name]} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", f"*{where(results)}.{ceilings(results, found)}*", ""])
+    return "\n".join([*lines, "", f"*{where(results)}.{ceilings(results)}*", ""])
 
 
-def ceilings(results: Mapping[str, Any], found: Mapping[tuple[str, str], Mapping[str, Any]]) -> str:
-    """What a GPU reaches at the longest forward, by products alone and by copies alone."""
-    lines = [
-        (case["sizes"][0], name, case["batch"] * case["heads"] * case["head_dim"])
-        for name, case in results["cases"].items()
-        if case["position"] == "line" and case["what"] == "forward" and not case["causal"] and not case["layer"]
-    ]
-    if (max(lines)[1], TRAFFIC) not in found:
+def ceilings(results: Mapping[str, Any]) -> str:
+    """What the GPU reached by a product and by a copy alone."""
+    found = results.get("ceilings")
+    if found is None:
         return ""
-    count, name, width = max(lines)
-    products, copies = (found[name, peer]["ms"]["median"] / 1e3 for peer in (ROOFLINE, TRAFFIC))
-    return (
-        f" At {count:,} tokens products alone reach {4 * count**2 * width / products / 1e12:,.0f} TFLOP/s, "
-        f"copies {8 * count * width / copies / 1e9:,.0f} GB/s."
-    )
+    return f" One product alone reaches {found['tflop_a_second']:,} TFLOP/s, a copy {found['gb_a_second']:,} GB/s."
 
 
 def written(text: str) -> str:

@@ -73,7 +73,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 pytest.register_assert_rewrite("oracle", "tolerance", "parity", "conformance.suite")
 
 
-FAST_SHARE = 40
+FAST_SHARE = 150
 """One in so many of the conformance suites' tests belongs to the fast part, always the same ones."""
 
 

@@ -60,7 +60,7 @@ def test_every_mask(name: str) -> None:
 
 
 def test_it_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    q = torch.randn(1, 2, 6, 4)
+    q = torch.randn(1, 2, 6, 16)
     line = lines(Sequence(6))
     if not torch.cuda.is_available():
         with pytest.raises(NotImplementedError, match="a CUDA device"):
@@ -78,13 +78,14 @@ def test_it_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
         return flex.lacks(call)
 
     many = lines(Sequence(300))
-    long = torch.randn(1, 2, 300, 4)
+    long = torch.randn(1, 2, 300, 16)
     assert lacks() is None
     assert lacks(position=LineBias(torch.randn(2, 11), line)) is None
     assert lacks(dropout=0.1) == "dropout"
     assert lacks(q.double()) == "float64"
-    assert lacks(position=LineVectors(torch.randn(1, 11, 4), None, line, "value")) == "LineVectors on the value side"
-    assert "more than 512" in str(lacks(long, position=LineVectors(torch.randn(1, 599, 4), None, many, "query")))
+    assert lacks(q[..., :8]) == "head widths below 16"
+    assert lacks(position=LineVectors(torch.randn(1, 11, 16), None, line, "value")) == "LineVectors on the value side"
+    assert "more than 512" in str(lacks(long, position=LineVectors(torch.randn(1, 599, 16), None, many, "query")))
     assert lacks(position=relpos.DenseBias(torch.randn(1, 1, 6, 6))) == "DenseBias"
 
 

@@ -270,7 +270,7 @@ class MechanismSuite:
         found = {"output": output, **gradients(output, given, mechanism, leaves)}
 
         def by_loops(wide: torch.dtype) -> dict[str, Tensor]:
-            own, twin = given.to(wide), copy.deepcopy(mechanism).to(wide)
+            own, twin = given.to(wide), copy.deepcopy(mechanism).cpu().to(wide)
             leaves = [x.detach().requires_grad_() for x in (own.q, own.k, own.v)]
             output = self.oracle_attention(twin, *leaves, case.queries, keys, None)
             return {"output": output, **gradients(output, own, twin, leaves)}

@@ -25,6 +25,8 @@ SUMMARY = (
     "PyTorch's FlexAttention, compiled, for line biases and vectors on few rows; CUDA, gradients in no fixed order"
 )
 
+NARROWEST = 16
+"""Head width that its compiler takes."""
 MOST_ROWS = 512
 """Rows of vectors: as many numbers a query or key are stored."""
 _SERVED = (LineBias, LineVectors, Rotation, QueryBias, Scale, Softcap, Sinks)
@@ -39,6 +41,8 @@ def lacks(call: Call) -> str | None:
         return f"a CUDA device (q is on {call.q.device.type})"
     if call.q.dtype == torch.float64:
         return "float64"
+    if min(call.q.shape[3], call.v.shape[3]) < NARROWEST:
+        return f"head widths below {NARROWEST}"
     if call.dropout > 0:
         return "dropout"
     for term in call.terms:

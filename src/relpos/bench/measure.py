@@ -19,13 +19,14 @@ from relpos.bench.cases import Case
 from relpos.bench.check import faults, first_line
 from relpos.bench.inputs import make
 from relpos.bench.modules import baseline, peers_of
-from relpos.bench.peers import CEILINGS, Peer, Work
+from relpos.bench.peers import Peer, Work
 from relpos.compare.memory import PeakMemory
 
 _GIB = 2**30
 _SHARE = 0.7
 _LONG = 8192
 _SHORT, _MORE = 512, 3
+_BUSY_CYCLES = 20_000_000  # about 10 ms of a GPU, more than launching any call takes
 _WARM_TOKENS = 64
 
 
@@ -74,10 +75,11 @@ def unable(peer: Peer, case: Case, available: int | None) -> str | None:
 
 
 def _elapsed(work: Work, device: str) -> float:
-    """Milliseconds; on a GPU between two events on its stream, so with the gaps that launching leaves."""
+    """Milliseconds; on a GPU between two events on its stream, behind work that lasts while the call is launched."""
     if device == "cuda":
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
+        torch.cuda._sleep(_BUSY_CYCLES)
         first.record()
         work()
         last.record()
@@ -140,7 +142,7 @@ def time_case(
     if case.device == "cuda":  # PyTorch counts its memory, work by work
         report("memory")
         for entry in entries:
-            if entry["reason"] is None and entry["peer"] not in CEILINGS:
+            if entry["reason"] is None:
                 entry["extra_mib"] = _extra_mib(works[entry["peer"]], case.device)
     return entries
 
@@ -188,6 +190,18 @@ def memory_of(case: Case, name: str, engines: tuple[str, ...], threads: int) -> 
         return _extra_mib(work, case.device)
     except Exception as error:
         return first_line(error)
+
+
+def ceilings(report: Callable[[str], None]) -> dict[str, float]:
+    """What the GPU reaches: TFLOP/s of one large bfloat16 product, GB/s of one large copy, read and written."""
+    report("product and copy")
+    a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
+    source = torch.empty(2**30, device="cuda", dtype=torch.uint8)
+    target = torch.empty_like(source)
+    works = {"product": Work(lambda: a @ b), "copy": Work(lambda: target.copy_(source))}
+    milliseconds, _ = interleaved(works, _MORE, 7 * _MORE, "cuda")
+    product, copy = (statistics.median(milliseconds[name]) / 1e3 for name in works)
+    return {"tflop_a_second": round(2 * 8192**3 / product / 1e12, 1), "gb_a_second": round(2 * 2**30 / copy / 1e9, 1)}
 
 
 def _extra_mib(work: Work, device: str) -> float:

@@ -25,7 +25,6 @@ LOOKS = {
     "sdpa-dense": ("#c2570c", (), "D"),
     "flex": ("#a63a8c", (), "^"),
     "matmul": ("#b9a44c", (1, 2), "X"),
-    "copy": ("#8a8f3a", (1, 3), "X"),
 }
 """Colour, dash and marker of a peer, so that colour alone is never needed."""
 Points = list[tuple[int, float]]

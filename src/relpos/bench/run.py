@@ -19,9 +19,9 @@ import torch
 
 import relpos
 from relpos.bench.cases import GPU_LENGTHS, LENGTHS, Case, families, gpu_families
-from relpos.bench.measure import memory_of, time_case
+from relpos.bench.measure import ceilings, memory_of, time_case
 from relpos.bench.modules import peers_of
-from relpos.bench.peers import CEILINGS, all_engines, engines_here
+from relpos.bench.peers import ROOFLINE, all_engines, engines_here
 from relpos.bench.targets import judge, memory_fits
 from relpos.compare.settings import environment
 from relpos.compare.store import Store, write_whole
@@ -29,6 +29,7 @@ from relpos.compare.workers import Event, Task, WorkerError, run_tasks
 from relpos.core.checks import fail, require_int, require_name
 
 QUICK_TOKENS = 256
+CEILINGS = "ceilings"
 _PARTS = ("attention", "bench", "core", "layers", "position")
 
 
@@ -151,13 +152,15 @@ class Bench:
         settings, engines = self.settings, self.settings.engines_of(case)
         found = [Task(f"time--{case.name}", time_case, (case, engines, settings.repeats, settings.threads), True)]
         for peer in peers_of(case, engines) if settings.memory and case.device == "cpu" else ():
-            if peer.name not in CEILINGS:
+            if peer.name != ROOFLINE:
                 arguments = (case, peer.name, engines, settings.threads)
                 found.append(Task(_memory_name(case, peer.name), memory_of, arguments))
         return [task for task in found if not self.store.has(task.name)]
 
     def run(self, watch: Callable[[Event], None] | None = None) -> dict[str, Any]:
         """Do what is left and return the results; memory is not measured of a peer that is red or was not tried."""
+        if self.settings.device == "cuda" and not self.store.has(CEILINGS):
+            self._do(Task(CEILINGS, ceilings, ()), watch)
         for case in self.settings.cases:
             for task in self.tasks(case):
                 self._do(task, watch)
@@ -209,7 +212,7 @@ class Bench:
                 continue
             for entry in self.store.get(f"time--{case.name}"):
                 name = _memory_name(case, entry["peer"])
-                memory = self.store.get(name) if self.store.has(name) else None
+                memory = self.store.get(name) if self.store.has(name) else entry["extra_mib"]
                 if isinstance(memory, str):
                     entry["reason"] = entry["reason"] or f"memory: {memory}"
                 else:
@@ -225,6 +228,7 @@ class Bench:
             **self.store.head,
             "cases": {case.name: asdict(case) for case in self.settings.cases},
             "entries": entries,
+            "ceilings": self.store.get(CEILINGS) if self.store.has(CEILINGS) else None,
             "targets": judge(entries, engine),
             "memory_fits": memory_fits(entries, sorted({*LENGTHS, *GPU_LENGTHS})),
         }

@@ -136,6 +136,9 @@ def _reached(target: Target, entries: Sequence[Entry], name: str) -> tuple[float
     if not rivals:
         return None, f"{' and '.join(target.peers) or 'other engines'} did not run"
     if target.measure == "memory":
+        rivals = [entry for entry in rivals if entry["extra_mib"]]
+        if not rivals:
+            return None, "their memory was not measured"
         return round(own["extra_mib"] / min(entry["extra_mib"] for entry in rivals), 3), None
     best = min(rivals, key=lambda entry: entry["ms"]["median"])
     pairs = zip(own["rounds_ms"], best["rounds_ms"], strict=True)

@@ -22,14 +22,19 @@ _SCORES = 2**25
 """Scores of all heads from which any other term goes block by block, at no gain in time: a dense engine holds several
 such tensors of 128 MiB."""
 
+_SCORES_ELSEWHERE = 2**31
+"""Scores of all heads from which a GPU would not hold a dense engine's tensors, of 8 GiB each, for long."""
+
 
 def slower(call: Call) -> str | None:
     """Why another engine is faster for this call, or None. Sizes stay out of the words: torch.compile would make a
     constant of each."""
-    if call.q.device.type != "cpu":
-        return f"it has not been measured faster on {call.q.device.type}"
     n, m = call.q.shape[2], call.k.shape[2]
     border, kind = _border(call)
+    if call.q.device.type != "cpu":
+        scores = call.q.shape[0] * call.q.shape[1] * n * m
+        fits = border is None or scores < _SCORES_ELSEWHERE
+        return f"it has not been measured faster on {call.q.device.type}" if fits else None
     if border is None:
         return "without a bias, PyTorch's own kernel is faster"
     heads = call.q.shape[0] * call.q.shape[1]

@@ -11,11 +11,11 @@ import triton.language as tl
 
 from relpos.attention.triton.tiles import (
     NEGATIVE,
-    added,
     dot,
     exp,
     kept_pairs,
     log,
+    product,
     rows,
     scores,
     span,
@@ -57,15 +57,14 @@ def forward(
     for begin in range(tl.maximum(first, 0) // COLUMNS * COLUMNS, stop, COLUMNS):
         kj = begin + tl.arange(0, COLUMNS)
         key = rows(own_k, kj, sides.k_n, size.m, D, D_PAD)
-        above = added(qi[:, None], kj[None, :], batch, head, size, bias, SUM)
-        product = dot(query, tl.trans(key), PRECISION, above)
-        score = scores(product, qi[:, None], kj[None, :], batch, head, size, allowed, SCALE * UNIT, FREE)
+        raw = product(query, tl.trans(key), qi[:, None], kj[None, :], batch, head, size, bias, PRECISION)
+        score = scores(raw, qi[:, None], kj[None, :], batch, head, size, allowed, SCALE * UNIT, FREE)
         higher = tl.maximum(peak, tl.max(score, axis=1))
         shift = tl.where(higher == NEGATIVE, 0.0, higher)
         weight = exp(score - shift[:, None], UNIT)
         shrink = exp(peak - shift, UNIT)
         total = total * shrink + tl.sum(weight, axis=1)
-        if dropout is not None:
+        if dropout.seed is not None:
             kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
             weight = tl.where(kept, weight * tl.load(dropout.factor), 0.0)
         value = rows(own_v, kj, sides.v_n, size.m, V, V_PAD)
@@ -91,10 +90,10 @@ def backward_rows(
     qi = start + tl.arange(0, ROWS)
     upstream = rows(up.at + far * up.at_b + wide * up.at_h, qi, up.at_n, size.n, V, V_PAD)
     own = rows(out + line * size.n * V, qi, V, size.n, V, V_PAD)
-    product = tl.sum(upstream.to(SUM) * own.to(SUM), axis=1)
+    less = tl.sum(upstream.to(SUM) * own.to(SUM), axis=1)
     inside = qi < size.n
-    product -= tl.load(d_lse + line * size.n + qi, mask=inside, other=0.0)
-    tl.store(delta + line * size.n + qi, product, mask=inside)
+    less -= tl.load(d_lse + line * size.n + qi, mask=inside, other=0.0)
+    tl.store(delta + line * size.n + qi, less, mask=inside)
 
 
 @triton.jit
@@ -124,13 +123,12 @@ def backward_keys(
             query = rows(sides.q + far * sides.q_b + wide * sides.q_h, qi, sides.q_n, size.n, D, D_PAD)
             upstream = rows(up.at + far * up.at_b + wide * up.at_h, qi, up.at_n, size.n, V, V_PAD)
             shift, less = sums_of_rows(up, line, qi, size.n, UNIT)
-            above = added(qi[None, :], kj[:, None], batch, head, size, bias, SUM)
-            product = dot(key, tl.trans(query), PRECISION, above)
-            score = scores(product, qi[None, :], kj[:, None], batch, head, size, allowed, SCALE * UNIT, FREE)
+            raw = product(key, tl.trans(query), qi[None, :], kj[:, None], batch, head, size, bias, PRECISION)
+            score = scores(raw, qi[None, :], kj[:, None], batch, head, size, allowed, SCALE * UNIT, FREE)
             weight = exp(score - shift[None, :], UNIT)
             d_weight = dot(value, tl.trans(upstream), PRECISION)
             used = weight
-            if dropout is not None:
+            if dropout.seed is not None:
                 kept = kept_pairs(dropout, batch, head, qi[None, :], kj[:, None])
                 used = tl.where(kept, weight * tl.load(dropout.factor), 0.0)
                 d_weight = tl.where(kept, d_weight * tl.load(dropout.factor), 0.0)
@@ -165,12 +163,11 @@ def backward_queries(
         kj = begin + tl.arange(0, COLUMNS)
         key = rows(own_k, kj, sides.k_n, size.m, D, D_PAD)
         value = rows(own_v, kj, sides.v_n, size.m, V, V_PAD)
-        above = added(qi[:, None], kj[None, :], batch, head, size, bias, SUM)
-        product = dot(query, tl.trans(key), PRECISION, above)
-        score = scores(product, qi[:, None], kj[None, :], batch, head, size, allowed, SCALE * UNIT, FREE)
+        raw = product(query, tl.trans(key), qi[:, None], kj[None, :], batch, head, size, bias, PRECISION)
+        score = scores(raw, qi[:, None], kj[None, :], batch, head, size, allowed, SCALE * UNIT, FREE)
         weight = exp(score - shift[:, None], UNIT)
         d_weight = dot(upstream, tl.trans(value), PRECISION)
-        if dropout is not None:
+        if dropout.seed is not None:
             kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
             d_weight = tl.where(kept, d_weight * tl.load(dropout.factor), 0.0)
         d_score = weight * (d_weight - less[:, None])
@@ -230,12 +227,11 @@ def backward_table(
         value = rows(sides.v + far * sides.v_b + shared * sides.v_h, kj, sides.v_n, size.m, V, V_PAD)
         upstream = rows(up.at + far * up.at_b + wide * up.at_h, qi, up.at_n, size.n, V, V_PAD)
         shift, less = sums_of_rows(up, line, qi, size.n, UNIT)
-        above = added(qi[:, None], kj[None, :], batch, head, size, bias, SUM)
-        product = dot(query, tl.trans(key), PRECISION, above)
-        score = scores(product, qi[:, None], kj[None, :], batch, head, size, allowed, SCALE * UNIT, False)
+        raw = product(query, tl.trans(key), qi[:, None], kj[None, :], batch, head, size, bias, PRECISION)
+        score = scores(raw, qi[:, None], kj[None, :], batch, head, size, allowed, SCALE * UNIT, False)
         weight = exp(score - shift[:, None], UNIT)
         d_weight = dot(upstream, tl.trans(value), PRECISION)
-        if dropout is not None:
+        if dropout.seed is not None:
             kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
             d_weight = tl.where(kept, d_weight * tl.load(dropout.factor), 0.0)
         summed += weight * (d_weight - less[:, None])

@@ -32,11 +32,11 @@ class Launch:
         self.wide = torch.promote_types(q.dtype, torch.float32)
         self.unit = 1.0 if q.dtype == self.wide else math.log2(math.e)
         self.line = next(iter(work.terms.of(LineBias)), None)
-        self.bias = None if self.line is None else self._bias(self.line)
+        self.bias = tiles.Bias(None, 0, None, 0, None, 0, 0) if self.line is None else self._bias(self.line)
         self.allowed, self.queries, self.keys = spans.allowed(work.mask, self.n, self.m, q.device)
         sinks = work.terms.one(Sinks)
         self.sink = None if sinks is None else sinks.logits.detach().to(self.wide) * self.unit
-        self.dropout = None
+        self.dropout = tiles.Dropout(None, 0, None)
         if work.seed is not None:
             threshold = int(work.dropout * 2**32)
             factor = torch.full((1,), 1 / (1 - work.dropout), dtype=self.wide, device=q.device)

@@ -12,15 +12,17 @@ from relpos.core import Mask
 COARSE = 128
 """Tokens of a stretch; a multiple of the rows and columns of every tile."""
 
+_UNKNOWN = Spans(None, 0)
 
-def allowed(mask: Mask | None, n: int, m: int, device: torch.device) -> tuple[Allowed, Spans | None, Spans | None]:
-    """The mask's parts, and the spans of its queries and of its keys: None where every tile knows them by itself."""
+
+def allowed(mask: Mask | None, n: int, m: int, device: torch.device) -> tuple[Allowed, Spans, Spans]:
+    """The mask's parts, and the spans of its queries and of its keys: empty where every tile knows them by itself."""
     if mask is None:
-        return Allowed(*[None] * 12), None, None
+        return Allowed(*[None] * 12), _UNKNOWN, _UNKNOWN
     if mask.is_interval:  # no further than there are tokens, so that sums stay within 32 bits
         most = max(n, m)
         left, right = (None if x is None else max(-most, min(x, most)) for x in (mask.left, mask.right))
-        return Allowed(left, right, *[None] * 10), None, None
+        return Allowed(left, right, *[None] * 10), _UNKNOWN, _UNKNOWN
     low, high = mask.interval(torch.arange(n, device=device))
     order, mine, theirs = mask.key_order, mask.query_segments, mask.key_segments
     parts: list[Tensor | int | None] = []

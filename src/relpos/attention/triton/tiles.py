@@ -1,12 +1,13 @@
 """What the kernels share: how a tile is loaded, scored and written.
 
 Scores are multiplied by UNIT: in half precision log2(e) for exp2, which is what the hardware has, else 1, which spares
-a rounding; so are, by the caller, the sinks. A tile is computed the same way in every kernel, by `added`, `dot` and
+a rounding; so are, by the caller, the sinks. A tile is computed the same way in every kernel, by `product` and
 `scores`; `qi` and `kj` are the numbers of its queries and keys, one of them along rows and the other along columns, so
 that a kernel takes its tile either way round. What is outside the tensors is clamped where it is read and masked where
 it counts.
 
-Arguments that belong together travel as named tuples; a pointer that is None leaves its part out of the compiled code.
+Arguments that belong together travel as named tuples; a pointer in one that is None leaves its part out of the compiled
+code. (A whole tuple that is None, or is compared with None, Triton 3.6 cannot compile.)
 """
 
 from __future__ import annotations
@@ -117,12 +118,25 @@ class Cells(NamedTuple):
 
 
 @triton.jit
-def dot(a, b, PRECISION: tl.constexpr, above=None):
-    """a @ b + above, summed in float32 or wider. "widened" is for Triton's interpreter, which lacks bfloat16."""
+def dot(a, b, PRECISION: tl.constexpr):
+    """a @ b, summed in float32 or wider. "widened" is for Triton's interpreter, which lacks bfloat16."""
+    OUT: tl.constexpr = tl.float64 if a.dtype == tl.float64 else tl.float32
     if PRECISION == "widened":
         a, b = (a.to(tl.float32), b.to(tl.float32)) if a.dtype == tl.bfloat16 else (a, b)
-        return tl.dot(a, b, above, input_precision="ieee")
-    return tl.dot(a, b, above, input_precision=PRECISION)
+        return tl.dot(a, b, input_precision="ieee", out_dtype=OUT)
+    else:
+        return tl.dot(a, b, input_precision=PRECISION, out_dtype=OUT)
+
+
+@triton.jit
+def dot_onto(a, b, start, PRECISION: tl.constexpr):
+    """start + a @ b, summed as `dot` does."""
+    OUT: tl.constexpr = tl.float64 if a.dtype == tl.float64 else tl.float32
+    if PRECISION == "widened":
+        a, b = (a.to(tl.float32), b.to(tl.float32)) if a.dtype == tl.bfloat16 else (a, b)
+        return tl.dot(a, b, start, input_precision="ieee", out_dtype=OUT)
+    else:
+        return tl.dot(a, b, start, input_precision=PRECISION, out_dtype=OUT)
 
 
 @triton.jit
@@ -167,20 +181,21 @@ def kept_pairs(dropout, batch, head, qi, kj):
 
 
 @triton.jit
-def added(qi, kj, batch, head, size, bias, SUM: tl.constexpr):
-    """The bias of a tile, to be added to its product before both are scaled; None where there is no bias.
+def product(a, b, qi, kj, batch, head, size, bias, PRECISION: tl.constexpr):
+    """a @ b, and where there is a bias that of the tile, which is to be scaled with it.
 
     It starts the product's sum, instead of following it, because Triton's pipeline would copy it to shared memory
     number by number if it were in the way of an operand.
     """
-    tile = None
-    if bias is not None:
+    if bias.table is None:
+        return dot(a, b, PRECISION)
+    else:
         row, column = tl.minimum(qi, size.n - 1), tl.minimum(kj, size.m - 1)
         if bias.query is not None:
             row = tl.load(bias.query + batch * bias.query_b + row)
             column = tl.load(bias.key + batch * bias.key_b + column)
-        tile = tl.load(bias.table + head * bias.table_h + bias.origin + (row - column)).to(SUM)
-    return tile
+        tile = tl.load(bias.table + head * bias.table_h + bias.origin + (row - column))
+        return dot_onto(a, b, tile, PRECISION)
 
 
 @triton.jit
@@ -214,7 +229,7 @@ def scores(product, qi, kj, batch, head, size, allowed, FACTOR: tl.constexpr, FR
 def span(start, size, before, after, end, batch, spans, COARSE: tl.constexpr):
     """The tokens of the other side that `size` tokens from `start` on may meet."""
     first, stop = 0, end
-    if spans is not None:
+    if spans.at is not None:
         at = spans.at + batch * spans.at_b + start // COARSE * 2
         first, stop = tl.load(at), tl.load(at + 1)
     if before is not None:
