@@ -136,7 +136,7 @@ def _a_bias(case: Case) -> bool:
 def _for_flex(case: Case) -> bool:
     if case.device == "cpu":
         return _a_bias(case) and case.what == "forward"  # it has no backward there
-    return _a_bias(case) and case.count <= _FLEX_AT_MOST  # every shape is compiled, for a quarter of a minute
+    return _a_bias(case) and case.count <= _FLEX_AT_MOST  # every shape is compiled
 
 
 def _values(inputs: Inputs) -> tuple[Tensor, LineBias]:

@@ -9,6 +9,7 @@ heads than query heads make it grouped-query attention (Ainslie et al. 2023), on
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -238,31 +239,8 @@ class MultiQueryAttention(MultiHeadAttention):
     Args:
         d_model: width of a token, E; a multiple of `num_heads`.
         num_heads: query heads, H.
-        qkv_bias, proj_bias, qk_norm, attn_drop, proj_drop, position, backend: as `MultiHeadAttention` takes them.
+        options: whatever else `MultiHeadAttention` takes, but for `num_kv_heads`.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        num_heads: int,
-        *,
-        qkv_bias: bool = True,
-        proj_bias: bool = True,
-        qk_norm: NormChoice | None = None,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
-        position: Mechanism | None = None,
-        backend: str = "auto",
-    ) -> None:
-        super().__init__(
-            d_model,
-            num_heads,
-            num_kv_heads=1,
-            qkv_bias=qkv_bias,
-            proj_bias=proj_bias,
-            qk_norm=qk_norm,
-            attn_drop=attn_drop,
-            proj_drop=proj_drop,
-            position=position,
-            backend=backend,
-        )
+    def __init__(self, d_model: int, num_heads: int, **options: Any) -> None:
+        super().__init__(d_model, num_heads, num_kv_heads=1, **options)
