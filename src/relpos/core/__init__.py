@@ -5,6 +5,7 @@ share below them.
 """
 
 from relpos.core.algebra import Term, Terms
+from relpos.core.constant import constant
 from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence, require_coordinates
 from relpos.core.expand import contract, expand
 from relpos.core.lines import Kind, Layout, Lines, Offsets, Ramp, axis_lines, lines
@@ -52,6 +53,7 @@ __all__ = [
     "Terms",
     "at_least_float32",
     "axis_lines",
+    "constant",
     "contract",
     "expand",
     "lines",

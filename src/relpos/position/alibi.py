@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.core import Offsets, at_least_float32
+from relpos.core import Offsets, at_least_float32, constant
 from relpos.core.checks import fail, require_choice, require_int
 from relpos.position.mechanism import AS_IS, OffsetBias, Site, require_flag
 from relpos.position.preset import Preset
@@ -99,7 +99,7 @@ class ALiBi(OffsetBias):
         else:
             distances = steps.square().sum(dim=1).sqrt()[None]
         if self.log_slopes is None:
-            slopes = torch.tensor(self.slopes, dtype=torch.float64, device=steps.device)
+            slopes = constant(self.slopes, torch.float64, steps.device)
             return (-slopes[:, None] * distances).float()
         slopes = at_least_float32(self.log_slopes).exp()
         return -(slopes[:, :, None] * distances[:, None].to(slopes.dtype)).sum(dim=0)  # no product that TF32 rounds

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import Coordinates
+from relpos.core import Coordinates, constant
 
 WaveLayout = Literal["interleaved", "half", "grouped"]
 
@@ -38,7 +38,7 @@ def places(coordinates: Coordinates, device: torch.device) -> Float[Tensor, "_ N
 
 def turned(places: Float[Tensor, "*N A"], bands: tuple[float, ...]) -> Float[Tensor, "*N A P"]:
     """`place[axis] * bands[p]`, of places in float64."""
-    return places[..., None] * torch.tensor(bands, dtype=torch.float64, device=places.device)
+    return places[..., None] * constant(bands, torch.float64, places.device)
 
 
 def waves(angle: Float[Tensor, "*N A P"], layout: WaveLayout) -> Float[Tensor, "*N W"]:

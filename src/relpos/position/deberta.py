@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, Kind, LineVectors, Scale, Terms, at_least_float32
+from relpos.core import Coordinates, Kind, LineVectors, Scale, Terms, at_least_float32, constant
 from relpos.core.checks import fail, require_int
 from relpos.position.mechanism import AS_IS, Mechanism, Site, raster_lines, require_flag, require_std, start_table
 from relpos.position.preset import Preset
@@ -95,7 +95,7 @@ class DisentangledPosition(Mechanism):
 
     def bucket(self, offsets: Int[Tensor, "*L"]) -> Int[Tensor, "*L"]:
         """The row of the table that each offset (query - key) reads."""
-        edges = torch.tensor(self._edges, device=offsets.device)
+        edges = constant(self._edges, torch.int64, offsets.device)
         bucket = torch.bucketize(offsets.abs(), edges, right=True) * offsets.sign()
         return (bucket + self.span).clamp(0, 2 * self.span - 1)
 

@@ -41,6 +41,7 @@ from relpos.core import (
     Offsets,
     Terms,
     at_least_float32,
+    constant,
     lines,
     lookup,
     require_coordinates,
@@ -118,7 +119,7 @@ class ImageRelativePosition(Mechanism):
 
     def piecewise(self, x: Int[Tensor, "*L"]) -> Int[Tensor, "*L"]:
         """g of whole numbers, from -beta to beta."""
-        edges = torch.tensor(self._edges, dtype=torch.long, device=x.device)
+        edges = constant(self._edges, torch.int64, x.device)
         return torch.bucketize(x.abs(), edges, right=True) * x.sign()
 
     def bucket(self, offsets: Offsets) -> Int[Tensor, " L"]:

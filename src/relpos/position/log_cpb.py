@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.core import Grid, Offsets, at_least_float32
+from relpos.core import Grid, Offsets, at_least_float32, constant
 from relpos.core.checks import fail, require_int
 from relpos.position.mechanism import AS_IS, OffsetBias, Site, require_window
 from relpos.position.preset import Preset
@@ -64,8 +64,8 @@ class LogContinuousBias(OffsetBias):
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
         if len(offsets.low) != len(self.sizes):
             fail(f"coordinates with {len(self.sizes)} axes", str(len(offsets.low)), "Build it for as many.")
-        unit = torch.tensor([8 / max(size - 1, 1) for size in self.sizes], dtype=torch.float64)
-        spread = offsets.axes.double() * unit.to(offsets.axes.device)
+        units = tuple(8 / max(size - 1, 1) for size in self.sizes)
+        spread = offsets.axes.double() * constant(units, torch.float64, offsets.axes.device)
         first, _, last = self.cpb_mlp
         weight, bias, out = (at_least_float32(x) for x in (first.weight, first.bias, last.weight))  # type: ignore[arg-type]
         x = (spread.sign() * spread.abs().log1p() / math.log(8)).to(weight.dtype)

@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import Coordinates, Rotation, Terms, require_coordinates
+from relpos.core import Coordinates, Rotation, Terms, constant, require_coordinates
 from relpos.core.checks import fail, require_choice, require_int, require_number, shape_of
 from relpos.position.angles import frequencies, places
 from relpos.position.mechanism import AS_IS, Mechanism, Site
@@ -96,8 +96,8 @@ class MultimodalRotary(Mechanism):
             own = own.expand(-1, -1, 3)
         elif coordinates.axes == 2:
             own = torch.nn.functional.pad(own, (1, 0))
-        bands = torch.tensor(frequencies(len(self._axis), self.base), dtype=torch.float64, device=own.device)
-        return (own[..., list(self._axis)] * bands)[:, None]
+        bands = constant(frequencies(len(self._axis), self.base), torch.float64, own.device)
+        return (own[..., constant(tuple(self._axis), torch.int64, own.device)] * bands)[:, None]
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         query = self.angles(queries)

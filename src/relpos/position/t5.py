@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, Offsets, Scale, Terms, at_least_float32, lookup
+from relpos.core import Coordinates, Offsets, Scale, Terms, at_least_float32, constant, lookup
 from relpos.core.checks import fail, require_int
 from relpos.position.mechanism import AS_IS, OffsetBias, Site, require_flag, require_std, start_table
 from relpos.position.preset import Preset
@@ -104,7 +104,7 @@ class T5Bias(OffsetBias):
 
     def bucket(self, offsets: Int[Tensor, "*L"]) -> Int[Tensor, "*L"]:
         """The row of the table that each offset (query - key) reads."""
-        edges = torch.tensor(self._edges, device=offsets.device)
+        edges = constant(self._edges, torch.int64, offsets.device)
         distance = offsets.abs() if self.bidirectional else offsets.clamp(min=0)
         bucket = torch.bucketize(distance, edges, right=True)
         return bucket + (offsets < 0) * (len(self._edges) + 1) if self.bidirectional else bucket

@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import Coordinates, Rotation, Terms
+from relpos.core import Coordinates, Rotation, Terms, constant
 from relpos.core.checks import fail, require_choice, require_number, shape_of
 from relpos.position.angles import places
 from relpos.position.mechanism import AS_IS, Site
@@ -95,7 +95,7 @@ class XPos(RotaryEmbedding):
         self._require_span(own, own, centre)
         steps = places(own, self.device)[:, None] - centre  # [_, 1, N, 1]
         exponent = steps / self.scale_base * (1 if side == "query" else -1)
-        return torch.tensor(self._fading(), dtype=torch.float64, device=steps.device) ** exponent
+        return constant(self._fading(), torch.float64, steps.device) ** exponent
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         rotation = super().terms(queries, keys).one(Rotation)

@@ -1,0 +1,27 @@
+"""Numbers that a host knows, as a tensor on a device: bucket edges, slopes, frequencies.
+
+A copy from the host makes a GPU wait, and a CUDA graph refuses it while it is captured. So on other devices than the
+CPU the tensor is kept, by its numbers, dtype and device, and is there from the second call on: it is never written to.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+
+def constant(numbers: tuple[int | float, ...], dtype: torch.dtype, device: torch.device) -> Shaped[Tensor, " n"]:
+    """A tensor of `numbers`, for reading only."""
+    if device.type == "cpu" or torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        return torch.tensor(numbers, dtype=dtype, device=device)
+    return _kept(numbers, dtype, device)
+
+
+@lru_cache(maxsize=256)
+def _kept(numbers: tuple[int | float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # whoever asks first, autograd may save it later
+        return torch.tensor(numbers, dtype=dtype, device=device)
