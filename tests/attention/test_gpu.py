@@ -19,7 +19,20 @@ import pytest
 import torch
 from test_streaming import MASKS, B, H, N, run
 
-from relpos import LineBias, Mask, RelativePositionBias, Sequence, attention, lines
+from relpos import (
+    ALiBi,
+    LineBias,
+    Mask,
+    Mechanism,
+    MultimodalRotary,
+    RelativePositionBias,
+    RotaryEmbedding,
+    Sequence,
+    T5Bias,
+    XPos,
+    attention,
+    lines,
+)
 from relpos.bench.cases import Case
 from relpos.bench.check import faults
 from relpos.bench.peers import engine_peer
@@ -29,7 +42,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-DTYPES = ("float64", "float32", "bfloat16")
+DTYPES = ("float64", "float32", "bfloat16", "float16")
 REAL = (
     Case("line", (4096,), "step", head_dim=128, device="cuda"),
     Case("line", (2047,), "step", batch=2, causal=True, device="cuda"),
@@ -64,9 +77,9 @@ def test_two_runs_give_the_same_bits(mask: Mask | None, dtype: torch.dtype) -> N
     assert all(torch.equal(a, b) for a, b in zip(first, once(), strict=True))
 
 
-def step(length: int, dtype: torch.dtype) -> tuple[list[torch.Tensor], Any]:
+def step(length: int, dtype: torch.dtype, position: Mechanism | None = None) -> tuple[list[torch.Tensor], Any]:
     """The leaves of a training step, and what computes their gradients."""
-    bias = RelativePositionBias(8, seq_len=length, init_std=0.5).cuda()
+    bias = (RelativePositionBias(8, seq_len=length, init_std=0.5) if position is None else position).cuda()
     q, k, v = (torch.randn(1, 8, length, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
     leaves = [q, k, v, *bias.parameters()]
 
@@ -87,8 +100,18 @@ def test_a_step_of_65536_tokens_in_linear_memory() -> None:
     assert torch.cuda.max_memory_allocated() - before < 2**30, "one head's scores would be 8 GiB"
 
 
-def test_a_captured_graph_gives_the_same_bits() -> None:
-    leaves, gradients = step(1024, torch.bfloat16)
+@pytest.mark.parametrize(
+    "position",
+    [
+        RelativePositionBias(8, seq_len=1024, init_std=0.5),
+        T5Bias(8) + RotaryEmbedding(64),
+        ALiBi(8) + XPos(64),
+        MultimodalRotary(64, (8, 12, 12)),
+    ],
+    ids=lambda position: type(position).__name__,
+)
+def test_a_captured_graph_gives_the_same_bits(position: Mechanism) -> None:
+    leaves, gradients = step(1024, torch.bfloat16, position)
     wanted = gradients()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

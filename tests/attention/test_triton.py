@@ -37,8 +37,10 @@ from relpos.attention.call import prepare
 from relpos.attention.triton import _operator
 from relpos.attention.work import pack, work_of
 
+engine = importlib.import_module("relpos.attention.triton")
 launch = importlib.import_module("relpos.attention.triton.launch")
 spans = importlib.import_module("relpos.attention.triton.spans")
+table = importlib.import_module("relpos.attention.triton.table")
 H = 2
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -46,7 +48,8 @@ HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smallest tiles there are, so that small calls have many of each."""
+    """The smallest tiles there are, so that small calls have many of each, and no tokens are few."""
+    monkeypatch.setattr(engine, "FEW", 0)
     for key in launch.SHAPES:
         monkeypatch.setitem(launch.SHAPES, key, launch._shape(16, 16, 4, 1))
     monkeypatch.setattr(spans, "COARSE", 16)
@@ -65,6 +68,28 @@ def test_every_layout(name: str, small_tiles: None) -> None:
     position, shapes = biased(queries, keys)
     m = (queries if keys is None else keys).count
     same(position, shapes, queries.count, m, dtypes=DTYPES[::2] if name == "prefix" else DTYPES[:1])
+
+
+@pytest.fixture
+def few_tokens(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few that the table's gradient is summed pair by pair, by more programs than one."""
+    monkeypatch.setattr(engine, "FEW", 256)
+    monkeypatch.setattr(table, "_PROGRAMS", 12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grid", "prefix", "irregular"])
+def test_few_tokens_of_every_layout(name: str, few_tokens: None) -> None:
+    queries, keys = COORDINATES[name]
+    position, shapes = biased(queries, keys)
+    m = (queries if keys is None else keys).count
+    same(position, shapes, queries.count, m, dtypes=DTYPES[::2] if name == "grid" else DTYPES[:1])
+
+
+def test_few_tokens_packed_with_grouped_keys(few_tokens: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_streaming, "B", 3)
+    mask = Mask.packed(torch.arange(10) // 4) & Mask.causal()
+    same(*biased(Sequence(10)), 10, 10, 1, mask=mask, dtypes=DTYPES[:2])
 
 
 @pytest.mark.slow
@@ -203,15 +228,17 @@ def test_it_says_what_it_lacks() -> None:
     globals_ = Mask(left=1, query_global=torch.arange(6) == 0)
     blocks = Mask(blocks=Blocks(torch.ones(1, 2, 2, dtype=torch.bool), 3))
     places = lines(Positions(torch.arange(6).flip(0), low=0, high=5))
+    many = lines(Positions(torch.arange(300).flip(0), low=0, high=299))
     for given, words in (
         ({"position": Softcap(2.0)}, "Softcap"),
         ({"mask": globals_}, "globals"),
         ({"mask": blocks}, "blocks"),
         ({"position": LineBias(values, line) + LineBias(values, places)}, "several line biases"),
-        ({"position": LineBias(values.clone().requires_grad_(), places)}, "irregular lines"),
+        ({"position": LineBias(torch.zeros(2, 599, requires_grad=True), many)}, "irregular lines of over 256 tokens"),
     ):
+        x = torch.randn(1, 2, 300, 4) if words.startswith("irregular") else q
         with pytest.raises(NotImplementedError, match=words):
-            attention(q, q, q, backend="triton", **given)  # type: ignore[arg-type]
+            attention(x, x, x, backend="triton", **given)  # type: ignore[arg-type]
     wide = torch.randn(1, 1, 3, 320)
     with pytest.raises(NotImplementedError, match="above 256"):
         attention(wide, wide, wide, backend="triton")

@@ -68,6 +68,7 @@ def test_families_have_what_was_promised() -> None:
         *itertools.product((64, 128), (False, True), ("forward", "step"))
     }
     assert {(case.count, case.batch) for case in on_gpu["gpu-windows"]} == {(49, 4096), (64, 4096)}
+    assert {case.count * case.batch for case in on_gpu["gpu-short"]} == {65536}
     assert {(case.device, case.dtype) for cases in on_gpu.values() for case in cases} == {("cuda", "bfloat16")}
 
 

@@ -42,8 +42,8 @@ def lacking(
     biases = terms.of(relpos.LineBias)
     if len(biases) > 1:
         return "several line biases"
-    learned = any(term.values.requires_grad and term.lines.layout.kind == "irregular" for term in biases)
-    return "irregular lines" if learned else None
+    learned = [term.lines for term in biases if term.values.requires_grad and term.lines.layout.kind == "irregular"]
+    return "irregular lines" if any(x.shape[0] > 1 for a in learned for x in (a.query, a.key) if x.dim() == 2) else None
 
 
 def dtypes(engine: str) -> tuple[torch.dtype, ...]:

@@ -22,7 +22,7 @@ from relpos.core.checks import fail, require_choice, require_int, shape_of
 
 Kind = Literal["none", "line", "grid", "t5", "shaw", "transformer_xl", "deberta"]
 What = Literal["forward", "step"]
-Precision = Literal["float32", "bfloat16", "float64"]
+Precision = Literal["float32", "bfloat16", "float16", "float64"]
 Device = Literal["cpu", "cuda"]
 
 BIASES: tuple[Kind, ...] = ("line", "grid", "t5")
@@ -121,6 +121,9 @@ EVERY, EVERY_GPU = "all", "gpu"
 GPU_LENGTHS = (512, 2048, 8192, 32768, 65536)
 _GPU_WINDOWS = (7, 8)
 _GPU_BATCH = 4096
+_GPU_SHORT = (64, 128, 256)
+_GPU_TOKENS = 65536
+"""Of a whole batch of short sequences."""
 
 
 @cache
@@ -191,6 +194,9 @@ def gpu_families() -> dict[str, tuple[Case, ...]]:
             *(case for case in windows if case.what == "step"),
         ),
         "gpu-lengths": lengths,
+        "gpu-short": tuple(
+            Case("line", (n,), what, batch=_GPU_TOKENS // n, **half) for n in _GPU_SHORT for what in both
+        ),
         "gpu-grids": grids,
         "gpu-windows": windows,
         "gpu-layers": tuple(

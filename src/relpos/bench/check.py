@@ -26,7 +26,7 @@ from relpos.bench.modules import op_case
 from relpos.bench.peers import Peer, engine_peer, taken
 
 SMALL, LARGE = 512, 4096
-_FACTOR = {torch.float32: 2.0, torch.float64: 2.0, torch.bfloat16: 1.1}
+_FACTOR = {torch.float32: 2.0, torch.float64: 2.0, torch.bfloat16: 1.1, torch.float16: 1.1}
 
 
 class Exact:

@@ -90,8 +90,8 @@ class Settings:
         """The engines that run a case."""
         if self.engines is not None:
             return self.engines
-        windows = families()["windows"] + gpu_families()["gpu-windows"]
-        return engines_here(case.device) if case in windows else ("auto",)
+        borders = families()["windows"] + gpu_families()["gpu-windows"] + gpu_families()["gpu-short"]
+        return engines_here(case.device) if case in borders else ("auto",)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with a fingerprint of the source that is measured."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from relpos.attention.call import Call
 from relpos.attention.operators import lacks_transform, make_operator
 from relpos.attention.work import Work, of_nothing, pack, work_of
-from relpos.core import LineBias, QueryBias, Rotation, Scale, Sinks
+from relpos.core import LineBias, Lines, QueryBias, Rotation, Scale, Sinks
 
 NAME = "triton"
 SUMMARY = "fused kernels for a line bias on GPU, with a gradient in a fixed order"
@@ -26,8 +26,12 @@ SUMMARY = "fused kernels for a line bias on GPU, with a gradient in a fixed orde
 _SERVED = (LineBias, Rotation, QueryBias, Scale, Sinks)
 MOST_AXES = 3
 """Of regular lines, for the gradient of their bias."""
+FEW = 256
+"""Tokens up to which the gradient of a bias may be summed pair by pair, whatever the lines."""
 _WIDEST = 256
-_SHARED = 227 * 1024
+HOPPERS = 227 * 1024
+"""Bytes of shared memory that a program may have on the GPUs that tiles are sized for."""
+_LEAST = 99 * 1024
 _SHORT = 512
 
 
@@ -49,12 +53,12 @@ _operator = make_operator(NAME, _forward, _backward)
 
 
 @cache
-def _shared(device: torch.device) -> int:
+def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that a program may have."""
     if not torch.cuda.is_available():  # a tensor that only says it is there
-        return _SHARED
+        return HOPPERS
     properties: Any = torch.cuda.get_device_properties(device)
-    known = _SHARED if properties.major in (9, 10) else 0  # where PyTorch does not say
+    known = HOPPERS if properties.major in (9, 10) else _LEAST if properties.major >= 8 else 0  # if PyTorch is silent
     return int(getattr(properties, "shared_memory_per_block_optin", known))
 
 
@@ -73,8 +77,8 @@ def lacks(call: Call) -> str | None:
     q, mask = call.q, call.mask
     if q.device.type != "cuda" and not interpreting():
         return f"a CUDA device (q is on {q.device.type})"
-    if q.device.type == "cuda" and _shared(q.device) < _SHARED:
-        return "the shared memory that its tiles are sized for, Hopper's 227 KiB"
+    if q.device.type == "cuda" and shared_memory(q.device) < _LEAST:
+        return f"{_LEAST // 1024} KiB of shared memory for a program, which GPUs have from Ampere on"
     if not _installed():
         return "Triton, which is not installed"
     for term in call.terms:
@@ -92,7 +96,7 @@ def lacks(call: Call) -> str | None:
     if len(biases) > 1:
         return "several line biases on different lines"
     if any(_is_irregular(term) for term in biases):
-        return "the gradient of a bias on irregular lines"
+        return f"the gradient of a bias on irregular lines of over {FEW} tokens, or that differ within a batch"
     return lacks_transform()
 
 
@@ -100,10 +104,18 @@ def _is_irregular(term: LineBias) -> bool:
     """Whether a gradient is wanted that the kernel has no order for."""
     if not (torch.is_grad_enabled() and term.values.requires_grad):
         return False
+    if are_few(term.lines):
+        return False
     query, key = term.lines.layout.query, term.lines.layout.key
     if query is None or key is None:
         return True
     return query.strides != key.strides or len(query.sizes) > MOST_AXES
+
+
+def are_few(lines: Lines) -> bool:
+    """Whether no side has more than a few tokens, at the same places throughout the batch."""
+    sides = lines.query, lines.key
+    return all(x.shape[-1] <= FEW and (x.dim() == 1 or x.shape[0] == 1) for x in sides)
 
 
 def slower(call: Call) -> str | None:

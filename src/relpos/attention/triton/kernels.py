@@ -176,6 +176,54 @@ def backward_queries(
 
 
 @triton.jit
+def _d_scores(
+    up, sides, size, bias, allowed, dropout, batch, head, qi, kj,
+    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, PRECISION: tl.constexpr,
+    SCALE: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the scores of one tile, whose queries and keys are given by number."""
+    far, wide = batch.to(tl.int64), head.to(tl.int64)
+    line = far * size.heads + wide
+    shared = wide // size.groups
+    query = rows(sides.q + far * sides.q_b + wide * sides.q_h, qi, sides.q_n, size.n, D, D_PAD)
+    key = rows(sides.k + far * sides.k_b + shared * sides.k_h, kj, sides.k_n, size.m, D, D_PAD)
+    value = rows(sides.v + far * sides.v_b + shared * sides.v_h, kj, sides.v_n, size.m, V, V_PAD)
+    upstream = rows(up.at + far * up.at_b + wide * up.at_h, qi, up.at_n, size.n, V, V_PAD)
+    shift, less = sums_of_rows(up, line, qi, size.n, UNIT)
+    raw = product(query, tl.trans(key), qi[:, None], kj[None, :], batch, head, size, bias, PRECISION)
+    score = scores(raw, qi[:, None], kj[None, :], batch, head, size, allowed, SCALE * UNIT, False)
+    weight = exp(score - shift[:, None], UNIT)
+    d_weight = dot(upstream, tl.trans(value), PRECISION)
+    if dropout.seed is not None:
+        kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
+        d_weight = tl.where(kept, d_weight * tl.load(dropout.factor), 0.0)
+    return weight * (d_weight - less[:, None])
+
+
+@triton.jit
+def backward_pairs(
+    partial, up, sides, size, bias, allowed, dropout, batches, share,
+    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr,
+    SIDE: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the scores of SIDE queries and keys of one head, added up over `share` elements of the batch."""
+    across = tl.cdiv(size.m, SIDE)
+    tile, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    qi = tile // across * SIDE + tl.arange(0, SIDE)
+    kj = tile % across * SIDE + tl.arange(0, SIDE)
+    summed = tl.zeros([SIDE, SIDE], SUM)
+    first = part * share
+    for step in range(tl.minimum(share, batches - first)):
+        batch = first + step
+        summed += _d_scores(
+            up, sides, size, bias, allowed, dropout, batch, head, qi, kj, D, V, D_PAD, V_PAD, PRECISION, SCALE, UNIT
+        )  # fmt: skip
+    place = partial + (part * size.heads + head).to(tl.int64) * size.n * size.m
+    inside = (qi[:, None] < size.n) & (kj[None, :] < size.m)
+    tl.store(place + qi[:, None] * size.m + kj[None, :], summed, mask=inside)
+
+
+@triton.jit
 def backward_table(
     partial, up, sides, size, bias, allowed, dropout, batches, queries, keys,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr,
@@ -206,7 +254,6 @@ def backward_table(
         if allowed.right is not None:
             steps = tl.where(apart + SIDE > -allowed.right, steps, 0)
     tokens = tl.arange(0, SIDE)
-    wide = head.to(tl.int64)
     summed = tl.zeros([SIDE, SIDE], SUM)
     for step in range(steps):
         cell_3 = first_3 + step % count_3
@@ -219,22 +266,9 @@ def backward_table(
         key_row = keys.prefix + ((cell_1 - ahead_1) * keys.second + cell_2 - ahead_2) * keys.inner
         qi = tl.where(query_at < queries.inner, query_row + query_at, size.n)
         kj = tl.where(key_at < keys.inner, key_row + key_at, size.m)
-        far = batch.to(tl.int64)
-        line = far * size.heads + wide
-        shared = wide // size.groups
-        query = rows(sides.q + far * sides.q_b + wide * sides.q_h, qi, sides.q_n, size.n, D, D_PAD)
-        key = rows(sides.k + far * sides.k_b + shared * sides.k_h, kj, sides.k_n, size.m, D, D_PAD)
-        value = rows(sides.v + far * sides.v_b + shared * sides.v_h, kj, sides.v_n, size.m, V, V_PAD)
-        upstream = rows(up.at + far * up.at_b + wide * up.at_h, qi, up.at_n, size.n, V, V_PAD)
-        shift, less = sums_of_rows(up, line, qi, size.n, UNIT)
-        raw = product(query, tl.trans(key), qi[:, None], kj[None, :], batch, head, size, bias, PRECISION)
-        score = scores(raw, qi[:, None], kj[None, :], batch, head, size, allowed, SCALE * UNIT, False)
-        weight = exp(score - shift[:, None], UNIT)
-        d_weight = dot(upstream, tl.trans(value), PRECISION)
-        if dropout.seed is not None:
-            kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
-            d_weight = tl.where(kept, d_weight * tl.load(dropout.factor), 0.0)
-        summed += weight * (d_weight - less[:, None])
+        summed += _d_scores(
+            up, sides, size, bias, allowed, dropout, batch, head, qi, kj, D, V, D_PAD, V_PAD, PRECISION, SCALE, UNIT
+        )  # fmt: skip
     # diagonals become columns: column x of row r holds key r + SIDE - x, which is at offset x - SIDE
     at = tokens[:, None] + SIDE - tl.arange(0, 2 * SIDE)[None, :]
     sheared = tl.gather(summed, tl.minimum(tl.maximum(at, 0), SIDE - 1), axis=1)

@@ -14,7 +14,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.attention.triton import interpreting, kernels, spans, table, tiles
+from relpos.attention.triton import HOPPERS, interpreting, kernels, shared_memory, spans, table, tiles
 from relpos.attention.work import Work
 from relpos.core import LineBias, Sinks
 
@@ -70,9 +70,15 @@ class Launch:
 
     def shape(self, kind: str) -> dict[str, int]:
         """Rows, columns, warps and stages: a fixed choice, so that sums run in one order on every run."""
-        width = max(self.d, self.v)
         half = self.work.q.dtype in (torch.float16, torch.bfloat16)
-        return SHAPES[kind, "half" if half else "full", 64 if width <= 64 else 128 if width <= 128 else 256]
+        classes = [width for width in _CLASSES if width >= max(self.d, self.v)]
+        roomy = shared_memory(self.work.q.device) >= HOPPERS
+        found = dict(SHAPES[kind, "half" if half else "full", classes[0 if roomy else min(1, len(classes) - 1)]])
+        if not roomy:  # the tiles of wider heads, one at a time
+            found["num_stages"] = 1
+        for side, count in (("ROWS", self.n), ("COLUMNS", self.m)):  # a window needs no more
+            found[side] = min(found[side], max(16, triton.next_power_of_2(count)))
+        return found
 
     def free(self, shape: dict[str, int]) -> bool:
         """Whether no pair is forbidden and every tile full."""
@@ -137,6 +143,7 @@ class Launch:
         return found
 
 
+_CLASSES = (64, 128, 256)
 _ROWS = 64
 """Of a program that only goes over the output once."""
 

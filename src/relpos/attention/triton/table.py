@@ -1,4 +1,8 @@
-"""The gradient of a line bias: a kernel for pairs of tokens, plain products for those that a prefix takes part in."""
+"""The gradient of a line bias.
+
+Of few tokens, as in windows, the pairs of a head are added up over the batch and sorted into the line afterwards. Of
+many a kernel walks along lines, which takes regular ones; the pairs that a prefix takes part in are plain products.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ import triton
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.attention.triton import MOST_AXES, kernels, tiles
+from relpos.attention.triton import MOST_AXES, are_few, kernels, tiles
+from relpos.core import segment_sum
 from relpos.core.lines import Ramp
 from relpos.core.random import keep
 
@@ -22,6 +27,8 @@ def gradient(call: Launch, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:
     """d(values), in values' shape; `rows` are the arguments that every backward kernel takes."""
     assert call.line is not None
     lines = call.line.lines
+    if are_few(lines):
+        return _of_pairs(call, rows).sum_to_size(call.line.values.shape)
     query, key = lines.layout.query, lines.layout.key
     assert query is not None
     assert key is not None
@@ -35,6 +42,28 @@ def gradient(call: Launch, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:
         if first.stop > first.start and second.stop > second.start:
             _of_prefix(call, rows, first, second, prefixes, result)
     return result.sum_to_size(call.line.values.shape)
+
+
+_PROGRAMS = 1024
+"""Enough to fill a GPU several times over; how the batch is shared out decides the order of sums, so it is fixed."""
+
+
+def _of_pairs(call: Launch, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:
+    """By way of the gradient of every pair's score, added up over the batch."""
+    assert call.line is not None
+    lines = call.line.lines
+    shape = call.shape("table")
+    side = min(shape["ROWS"], max(16, triton.next_power_of_2(max(call.n, call.m))))
+    across = triton.cdiv(call.n, side) * triton.cdiv(call.m, side)
+    share = triton.cdiv(call.batch, triton.cdiv(_PROGRAMS, across * call.heads))
+    parts = triton.cdiv(call.batch, share)
+    partial = torch.empty(parts, call.heads, call.n, call.m, dtype=call.wide, device=call.work.q.device)
+    kernels.backward_pairs[across, call.heads, parts](
+        partial, *rows, call.dropout, call.batch, share, **call.constants(), SIDE=side,
+        num_warps=shape["num_warps"], num_stages=shape["num_stages"],
+    )  # fmt: skip
+    index = lines.index()
+    return segment_sum(partial.sum(dim=0).permute(1, 2, 0), index if index.dim() == 2 else index[0], lines.length).T
 
 
 def _cells(prefix: int, sizes: tuple[int, ...], side: int) -> tiles.Cells:
