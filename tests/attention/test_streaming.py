@@ -118,6 +118,7 @@ COORDINATES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [3, 11])  # a part of a strip, or several strips together
 @pytest.mark.parametrize("name", COORDINATES)
 def test_tiles_of_every_layout(name: str, rows: int, small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +170,7 @@ def vectors(n: int, sides: tuple[str, ...]) -> tuple[Callable[..., Any], list[tu
     return made, [(H, D), (1, line.length, D), (H, 7, D), (H, D)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sides", [("query",), ("key",), ("value",), ("query", "key", "value"), ("query", "query")])
 def test_tiles_with_vectors(sides: tuple[str, ...], small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from relpos.attention.streaming import vectors as module

@@ -354,6 +354,7 @@ def test_log_sum_exp(name: str) -> None:
         relpos.attention(*tensors, position=case.terms(*leaves), return_lse=True, mask=case.mask, backend="sdpa")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("backend", engines())
 def test_the_same_on_every_run(name: str, backend: str) -> None:

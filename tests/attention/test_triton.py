@@ -53,7 +53,12 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in launch.SHAPES:
         monkeypatch.setitem(launch.SHAPES, key, launch._shape(16, 16, 4, 1))
     monkeypatch.setattr(spans, "COARSE", 16)
-    monkeypatch.setattr(test_streaming, "H", H)  # the interpreter takes 20 ms a tile
+    monkeypatch.setattr(test_streaming, "H", 1)  # the interpreter takes 20 ms a tile
+
+
+@pytest.fixture
+def two_heads(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_streaming, "H", H)
 
 
 def same(*arguments: Any, **given: Any) -> None:
@@ -62,7 +67,8 @@ def same(*arguments: Any, **given: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*(name for name in COORDINATES if name != "irregular"), "long", "wide rows"])
-def test_every_layout(name: str, small_tiles: None) -> None:
+def test_every_layout(name: str, small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_streaming, "H", H if name in ("prefix", "long") else 1)
     more = {"long": (Sequence(50), Sequence(37, prefix=1)), "wide rows": (Grid(2, 19), None)}
     queries, keys = (COORDINATES | more)[name]
     position, shapes = biased(queries, keys)
@@ -71,7 +77,7 @@ def test_every_layout(name: str, small_tiles: None) -> None:
 
 
 @pytest.fixture
-def few_tokens(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def few_tokens(two_heads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """So few that the table's gradient is summed pair by pair, by more programs than one."""
     monkeypatch.setattr(engine, "FEW", 256)
     monkeypatch.setattr(table, "_PROGRAMS", 12)
@@ -99,7 +105,6 @@ def test_a_window_over_grids_of_other_shapes(
 ) -> None:
     """By numbers, which are then not equally far apart where cells are."""
     monkeypatch.setattr(test_streaming, "B", 1)
-    monkeypatch.setattr(test_streaming, "H", 1)
     same(*biased(queries, keys), queries.count, keys.count, mask=Mask.window(2, 1), dtypes=DTYPES[:1])
 
 
@@ -110,7 +115,7 @@ def test_axes_of_one(small_tiles: None) -> None:
     same(*biased(Grid(1, 1), Grid(1, 1)), 1, 1, dtypes=DTYPES[:1])
 
 
-def test_one_row_for_all_heads_in_every_dtype(small_tiles: None) -> None:
+def test_one_row_for_all_heads_in_every_dtype(two_heads: None) -> None:
     line = lines(Sequence(N))
     same(lambda values: LineBias(values, line), [(1, line.length)], N, N, dtypes=DTYPES)
 
@@ -124,22 +129,26 @@ def test_full_tiles_and_the_shapes_that_users_get(monkeypatch: pytest.MonkeyPatc
     same(position, shapes, 153, 153, dtypes=DTYPES[2:3], mask=Mask.causal())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MASKS if name not in ("globals", "blocks")])
 def test_every_mask(name: str, small_tiles: None) -> None:
     same(*biased(Grid(3, 9, prefix=2)), N, N, mask=MASKS[name], dtypes=DTYPES[:1])
     same(lambda: Terms(), [], N, N, mask=MASKS[name], dtypes=DTYPES[1:2])
 
 
-def test_grouped_keys(small_tiles: None) -> None:
+@pytest.mark.slow
+def test_grouped_keys(two_heads: None) -> None:
     same(*biased(Sequence(N)), N, N, 1, dtypes=DTYPES[:2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [3, 24])
 def test_widths_are_padded(width: int, small_tiles: None) -> None:
     same(*biased(Sequence(N)), N, N, dtypes=DTYPES[1:2], width=width)
 
 
-def test_what_stands_beside_a_bias(small_tiles: None) -> None:
+@pytest.mark.slow
+def test_what_stands_beside_a_bias(two_heads: None) -> None:
     line = lines(Sequence(N))
     shapes = [(H, line.length), (H,), (1, 1, N, D // 2), (1, D)]
     same(
@@ -150,6 +159,7 @@ def test_what_stands_beside_a_bias(small_tiles: None) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_dropout_drops_the_pairs_that_the_definition_drops(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "randint", lambda *_, device: torch.tensor(12345, device=device))  # the same on a GPU
     position, shapes = biased(Sequence(N - 2, prefix=2))
@@ -191,6 +201,7 @@ def test_queries_and_keys_in_other_memory(small_tiles: None) -> None:
     assert torch.equal(attention(*across, position=position(values), backend="triton"), wanted)
 
 
+@pytest.mark.slow
 def test_gradients_that_come_in_other_memory(small_tiles: None) -> None:
     """As the output projection leaves them, heads behind tokens; spread out of one number; and columns first."""
     position, shapes = biased(Sequence(N))

@@ -28,6 +28,7 @@ def kinds() -> list[Case]:
     return list(found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["auto", *backends()])
 @pytest.mark.parametrize("case", kinds(), ids=lambda case: case.name)
 def test_every_engine_is_green_on_every_kind_of_case(engine: str, case: Case) -> None:

@@ -59,6 +59,7 @@ def test_it_lists_every_case_and_runs_none(capsys: Captured, tmp_path: Path, mon
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_quick_run_from_end_to_end(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "QUICK_TOKENS", 32)

@@ -127,6 +127,7 @@ def test_the_roofline_has_two_products_forward_and_seven_a_step(what: Any, produ
     assert counter.get_total_flops() == products * 2 * 2 * 600 * 600 * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", ["shaw", "transformer_xl", "deberta", "t5", "grid"])
 def test_layers_of_other_libraries_run(position: Any, timm: object) -> None:
     case = Case(position, (3, 4) if position == "grid" else (12,), "step", batch=2, layer=True)
@@ -221,6 +222,7 @@ print(memory_of(case, "sdpa-free", ("auto",), 1), memory_of(case, "sdpa-dense", 
 """
 
 
+@pytest.mark.slow
 def test_memory_counts_what_a_call_makes_and_not_its_inputs() -> None:
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     free, dense = map(float, done.stdout.split())

@@ -224,6 +224,7 @@ def test_train_saves_a_model_and_never_overwrites_it(
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_train_repeats(tmp_path: Path) -> None:
     for name in ("a", "b"):
         main(["train", "--position", "learned", "--out", str(tmp_path / name), "--steps", "2", "--device", "cpu"])

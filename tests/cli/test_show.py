@@ -24,7 +24,12 @@ def size(path: Path) -> tuple[int, int]:
     return wide, high
 
 
-@pytest.mark.parametrize("name", list(presets()))
+FAST = ("learned+relative_2d", "t5")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in presets()]
+)
 def test_every_position_is_drawn(name: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     main(["show", name])
@@ -36,6 +41,7 @@ def test_every_position_is_drawn(name: str, tmp_path: Path, capsys: Captured, mo
     assert 400 <= high <= 2600
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "where"),
     [
@@ -54,6 +60,7 @@ def test_what_is_asked_for_is_drawn(typed: str, where: str, tmp_path: Path, caps
     assert size(out)[0] >= 900
 
 
+@pytest.mark.slow
 def test_other_endings(tmp_path: Path) -> None:
     for name, begins in (("a.svg", b"<?xml"), ("b.pdf", b"%PDF"), ("c.PNG", b"\x89PNG")):
         main(["show", "alibi", "--length", "4", "--heads", "1", "--out", str(tmp_path / name)])
@@ -72,6 +79,7 @@ def test_the_picture_says_whether_anything_is_learned(tmp_path: Path) -> None:
     assert "Nothing is learned" in re.sub(r"<[^>]+>\s*", "", texts["alibi"])
 
 
+@pytest.mark.slow
 def test_the_seed_decides_and_repeats(tmp_path: Path) -> None:
     for name, seed in (("a", "0"), ("b", "0"), ("c", "1")):
         main(["show", "relative_1d", "--length", "4", "--seed", seed, "--out", str(tmp_path / f"{name}.png")])
@@ -156,6 +164,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_what_a_trained_model_learned(
     trained: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

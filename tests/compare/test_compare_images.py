@@ -69,6 +69,7 @@ def results(finished: tuple[Path, str]) -> dict[str, Any]:
     return json.loads((finished[0] / "results.json").read_text())
 
 
+@pytest.mark.slow
 def test_results_are_what_the_page_on_them_says(results: dict[str, Any], finished: tuple[Path, str]) -> None:
     check(results)
     assert (finished[0] / "report.html").exists()

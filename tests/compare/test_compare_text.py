@@ -110,6 +110,7 @@ def test_a_sequence_of_vectors_is_thinned() -> None:
     torch.testing.assert_close(torch.tensor(entry["similarity"]), unit @ unit.T, rtol=0, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", ["alibi", "learned", "rotary_yarn"])
 def test_a_sample_is_the_trained_models_and_goes_on_beyond_by_its_first_rule(position: str) -> None:
     task, model = Text(), tiny(position).eval()

@@ -69,6 +69,7 @@ def build(position: PositionChoice, **changes: Any) -> VisionTransformer:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("position", "rules"),
     [
@@ -91,6 +92,7 @@ def test_every_probe_by_every_rule_the_mechanisms_have(position: str, rules: lis
         assert one["accuracy"] == pytest.approx(sum(one["correct"]) / (40 * one["trials"]), abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe_id", ["test", "shift/2", "canvas/20/anywhere", "canvas/24/zoomed"])
 def test_counts_are_what_the_model_says_image_by_image(probe_id: str) -> None:
     task, model = Few(), build("relative_2d")

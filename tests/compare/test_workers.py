@@ -12,6 +12,7 @@ import work
 from relpos.compare.workers import Event, Task, WorkerError, run_tasks
 
 
+@pytest.mark.slow
 def test_events_come_in_order_and_results_come_back() -> None:
     tasks = [Task("count", work.count, (3,), reports=True), Task("double", work.double, (21,))]
     events = list(run_tasks(tasks, 1))

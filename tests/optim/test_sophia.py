@@ -66,6 +66,7 @@ def test_a_hundred_steps_are_the_papers() -> None:
     assert (moved.abs() < 1).any(), "and some is not"
 
 
+@pytest.mark.slow
 def test_the_sampled_estimate_is_the_gauss_newton_diagonal() -> None:
     """In the mean over draws: J^T (diag(p) - p p^T) J of the scores, averaged over the batch, by loops."""
     torch.manual_seed(0)
@@ -95,6 +96,7 @@ def test_the_sampled_estimate_is_the_gauss_newton_diagonal() -> None:
         assert wanted.abs().max() > 0.05, "the tolerance means something"
 
 
+@pytest.mark.slow
 def test_hutchinsons_estimate_is_the_hessians_diagonal() -> None:
     torch.manual_seed(0)
     weight = nn.Parameter(torch.randn(4, dtype=torch.float64))

@@ -164,6 +164,7 @@ def by_hand(site: Site) -> Mechanism:
     return RotaryEmbedding(site.head_dim, axes=2, base=100.0) + RelativePositionBias(site.num_heads, (4, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "position",
     ["learned+relative_2d", "rotary_2d+relative_2d", by_hand, "none"],

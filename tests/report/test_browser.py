@@ -94,6 +94,7 @@ def mechanisms(page: Any) -> list[str]:
     return [text.replace("\n", "") for text in shown(page, "table.sortable >> nth=0 >> tbody th")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_complaint_no_request_and_nothing_beside_the_page(visit: Open, width: int, scheme: str) -> None:

@@ -98,6 +98,7 @@ def test_terminal_cuts_no_name_and_no_figure(make: Any, width: int) -> None:
     assert "Left out for width" in text or width == 140
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 120])
 def test_eleven_mechanisms_stand_in_a_terminal(make: Any, width: int) -> None:
     text = printed(make(make.__globals__["ELEVEN"]), width, asked=width)
@@ -111,6 +112,7 @@ def test_eleven_mechanisms_stand_in_a_terminal(make: Any, width: int) -> None:
     assert len(text.splitlines()) < (75 if width == 80 else 60)
 
 
+@pytest.mark.slow
 def test_narrow_terminals_lose_the_small_shifts_first_then_memory_then_the_middle_step(make: Any) -> None:
     results = make(("none", "learned", "relative_2d"))
     lost: list[str] = []
