@@ -6,6 +6,7 @@ broadcasts to `[B, H, N, M]`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 
 import torch
@@ -32,10 +33,10 @@ from relpos.core import (
 
 
 def content(
-    terms: Terms, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B G M D"]
+    terms: Terms, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B G M D"], rotate: Callable[..., Tensor] = rotate
 ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B G M D"]]:
     """`rotate(q) + u` and `rotate(k)`: what meets in the content product. Grouped keys may stay so where every head
-    rotates alike."""
+    rotates alike. An engine may bring its own `rotate`."""
     rotation = terms.one(Rotation)
     if rotation is not None:
         magnitude = rotation.magnitude

@@ -9,6 +9,7 @@ symbols. Rotations and query biases are applied before.
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Any
@@ -37,6 +38,7 @@ from relpos.core import (
     Softcap,
     Terms,
     at_least_float32,
+    rotate,
 )
 from relpos.core.lines import Layout, Ramp
 
@@ -72,8 +74,12 @@ _APPLIED = (Rotation, QueryBias, Scale, RowRule)
 _MEETS_PLAIN = (LineVectors, AxisVectors)
 
 
-def work_of(call: Call) -> Work:
-    """The call with its rotation and query bias applied; its rules by row are left to the engine."""
+def work_of(call: Call, rotate: Callable[..., Tensor] = rotate) -> Work:
+    """The call with its rotation and query bias applied; its rules by row are left to the engine.
+
+    Args:
+        rotate: what applies the rotation, for an engine that has its own.
+    """
     q, k, v = call.q, call.k, call.v
     plain_q = plain_k = None
     rotation = call.terms.one(Rotation)
@@ -84,7 +90,7 @@ def work_of(call: Call) -> Work:
         magnitudes = None if rotation is None else rotation.key_magnitude
         if a_head or (magnitudes is not None and magnitudes.shape[1] != 1):
             k, v = k.repeat_interleave(call.groups, dim=1), v.repeat_interleave(call.groups, dim=1)
-        q, k = dense.content(call.terms, q, k)
+        q, k = dense.content(call.terms, q, k, rotate)
     terms = Terms(*(term for term in call.terms if not isinstance(term, _APPLIED)))
     return Work(q, k, v, plain_q, plain_k, terms, call.mask, call.scale, call.dropout, call.seed, 0)
 

@@ -11,7 +11,7 @@ from relpos.core.expand import contract, expand
 from relpos.core.lines import Kind, Layout, Lines, Offsets, Ramp, axis_lines, lines
 from relpos.core.lookup import at_least_float32, lookup, segment_sum
 from relpos.core.mask import Blocks, Mask
-from relpos.core.rotation import rotate
+from relpos.core.rotation import cosines, rotate
 from relpos.core.terms import (
     AxisVectors,
     DenseBias,
@@ -55,6 +55,7 @@ __all__ = [
     "axis_lines",
     "constant",
     "contract",
+    "cosines",
     "expand",
     "lines",
     "lookup",

@@ -38,24 +38,14 @@ def _fits(angles: Tensor, shape: tuple[int, int, int], most: int) -> bool:
     return fits and angles.shape[2] == n and angles.shape[3] <= most
 
 
-def rotate(
+def cosines(
     x: Float[Tensor, "B H N D"],
     angles: Float[Tensor, "#B #H N P"],
     *,
     layout: RotationLayout,
     magnitude: float | Float[Tensor, "#B #H N P"] = 1.0,
-) -> Float[Tensor, "B H N D"]:
-    """Turn the first `2 * P` dimensions of `x` by `angles` (radians).
-
-    Args:
-        x: queries or keys, also keys that go into a cache.
-        angles: one an adjacent pair, in float32 or wider.
-        layout: `"half"` or `"interleaved"`.
-        magnitude: multiplies the rotated dimensions: a number (YaRN's attention factor) or one an angle (xPos).
-
-    Raises:
-        ValueError: the angles do not fit `x`, or are in a half precision.
-    """
+) -> tuple[Float[Tensor, "#B #H N P"], Float[Tensor, "#B #H N P"]]:
+    """Cosines and sines times the magnitude, in x's dtype or float32; arguments and errors are those of `rotate`."""
     require_choice(layout, "layout", ("half", "interleaved"))
     require_floating(x, "x", dims=4)
     batch, heads, n, width = x.shape
@@ -79,9 +69,30 @@ def rotate(
         require_number(magnitude, "magnitude", "above 0", "Leave it out for 1.")
     if angles.dtype not in (torch.float32, torch.float64):
         fail("angles in float32 or float64", shape_of(angles), "Half precision rounds 1995 to 1992; use float32.")
-    wide = at_least_float32(x)
-    cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
-    cos, sin = cos.to(wide.dtype), sin.to(wide.dtype)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return (angles.cos() * magnitude).to(wide), (angles.sin() * magnitude).to(wide)
+
+
+def rotate(
+    x: Float[Tensor, "B H N D"],
+    angles: Float[Tensor, "#B #H N P"],
+    *,
+    layout: RotationLayout,
+    magnitude: float | Float[Tensor, "#B #H N P"] = 1.0,
+) -> Float[Tensor, "B H N D"]:
+    """Turn the first `2 * P` dimensions of `x` by `angles` (radians).
+
+    Args:
+        x: queries or keys, also keys that go into a cache.
+        angles: one an adjacent pair, in float32 or wider.
+        layout: `"half"` or `"interleaved"`.
+        magnitude: multiplies the rotated dimensions: a number (YaRN's attention factor) or one an angle (xPos).
+
+    Raises:
+        ValueError: the angles do not fit `x`, or are in a half precision.
+    """
+    cos, sin = cosines(x, angles, layout=layout, magnitude=magnitude)
+    wide, pairs = at_least_float32(x), angles.shape[-1]
     turned, rest = wide[..., : 2 * pairs], wide[..., 2 * pairs :]
     if layout == "half":
         first, second = turned[..., :pairs], turned[..., pairs:]

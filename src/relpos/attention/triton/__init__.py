@@ -1,7 +1,7 @@
 """Fused kernels on GPU: a line bias read inside the tile, its gradient summed along lines in a fixed order.
 
-The path of a call: the rotation is applied before, by PyTorch; `launch` says sizes and strides, and `kernels` does the
-rest. Triton itself is imported with the first call. With TRITON_INTERPRET=1 the kernels run on CPU, for tests.
+The path of a call: `rotation` is applied before, `launch` says sizes and strides, and `kernels` does the rest. Triton
+itself is imported with the first call. With TRITON_INTERPRET=1 the kernels run on CPU, for tests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ FEW = 256
 _WIDEST = 256
 HOPPERS = 227 * 1024
 """Bytes of shared memory that a program may have on the GPUs that tiles are sized for."""
-_LEAST = 99 * 1024
+_LEAST, _AMPLE = 99 * 1024, 160 * 1024
+"""The least that any call takes, and what wide heads and float64 take."""
 _SHORT = 512
 
 
@@ -79,6 +80,9 @@ def lacks(call: Call) -> str | None:
         return f"a CUDA device (q is on {q.device.type})"
     if q.device.type == "cuda" and shared_memory(q.device) < _LEAST:
         return f"{_LEAST // 1024} KiB of shared memory for a program, which GPUs have from Ampere on"
+    large = max(q.shape[3], call.v.shape[3]) > 128 or q.dtype == torch.float64
+    if q.device.type == "cuda" and large and shared_memory(q.device) < _AMPLE:
+        return f"{_AMPLE // 1024} KiB of shared memory for a program, which wide heads and float64 take"
     if not _installed():
         return "Triton, which is not installed"
     for term in call.terms:
@@ -135,5 +139,7 @@ def run(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """Output and log-sum-exp."""
     if 0 in (*call.q.shape[:3], call.k.shape[2]):
         return of_nothing(call)
-    out, lse = _operator(*pack(work_of(call)))
+    from relpos.attention.triton.rotation import rotate
+
+    out, lse = _operator(*pack(work_of(call, rotate)))
     return out, lse

@@ -1,4 +1,4 @@
-"""The kernels: attention in tiles with an online softmax, its gradients, and the gradient of a line bias.
+"""The kernels: attention in tiles with an online softmax, its gradients, that of a line bias; and the rotation.
 
 Sums are of dtype SUM: float32, or float64 where that is q's. No atomics: every number is written by one program, and
 every sum runs in one order. `tiles` has what they share, and the meaning of their arguments.
@@ -275,3 +275,35 @@ def backward_table(
     columns = tl.sum(tl.where((at >= 0) & (at < SIDE), sheared, 0.0), axis=0)
     place = (head * tl.num_programs(0) + number).to(tl.int64) * 2 * SIDE
     tl.store(partial + place + tl.arange(0, 2 * SIDE), columns)
+
+
+@triton.jit
+def turn(
+    out, x, x_b, x_h, x_n, cos, sin, angles_b, angles_h, heads, n,
+    D: tl.constexpr, PAIRS: tl.constexpr, PAIRS_PAD: tl.constexpr, REST_PAD: tl.constexpr, ROWS: tl.constexpr,
+    HALF: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """ROWS tokens of one head, turned by their angles, or BACK."""
+    start, number = _place(n, ROWS)
+    far, wide = (number // heads).to(tl.int64), (number % heads).to(tl.int64)
+    row = (start + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    pair = tl.arange(0, PAIRS_PAD)[None, :]
+    inside = (row < n) & (pair < PAIRS)
+    at = far * angles_b + wide * angles_h + row * PAIRS + pair
+    c = tl.load(cos + at, mask=inside, other=0.0)
+    s = tl.load(sin + at, mask=inside, other=0.0)
+    if BACK:
+        s = -s
+    first = pair if HALF else 2 * pair
+    second = first + (PAIRS if HALF else 1)
+    source = x + far * x_b + wide * x_h + row * x_n
+    a = tl.load(source + first, mask=inside, other=0.0).to(c.dtype)
+    b = tl.load(source + second, mask=inside, other=0.0).to(c.dtype)
+    target = out + (number.to(tl.int64) * n + row) * D
+    like: tl.constexpr = out.dtype.element_ty
+    tl.store(target + first, to(a * c - b * s, like, PRECISION), mask=inside)
+    tl.store(target + second, to(a * s + b * c, like, PRECISION), mask=inside)
+    if REST_PAD > 0:
+        column = 2 * PAIRS + tl.arange(0, REST_PAD)[None, :]
+        inside = (row < n) & (column < D)
+        tl.store(target + column, tl.load(source + column, mask=inside, other=0.0), mask=inside)
