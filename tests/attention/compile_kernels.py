@@ -29,6 +29,7 @@ from relpos.attention.work import Work
 
 engine = importlib.import_module("relpos.attention.triton")
 launch = importlib.import_module("relpos.attention.triton.launch")
+rotation = importlib.import_module("relpos.attention.triton.rotation")
 kernels = importlib.import_module("relpos.attention.triton.kernels")
 ROOM = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """KiB of shared memory that a program may have, by compute capability (CUDA C++ Programming Guide, table 30)."""
@@ -156,6 +157,17 @@ def calls(everything: bool) -> Any:
         yield f"{name}, width {width}, {str(dtype)[6:]}{word and ' '}{word},", work
 
 
+def turns(arch: int) -> int:
+    """The rotation's kernel, compiled both ways."""
+    recorder = Recorder(kernels.turn, "rotation, bfloat16,", arch)
+    rotation.kernels.turn = recorder
+    x, angle = torch.zeros(2, 4, 64, 128, dtype=torch.bfloat16), torch.zeros(1, 1, 64, 48)
+    for half, back in ((True, False), (False, True)):
+        rotation._rotate(x, angle, angle, half, back)
+    rotation.kernels.turn = recorder.kernel
+    return recorder.failed
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--all", action="store_true")
@@ -163,7 +175,7 @@ def main() -> int:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    return sum(run(label, work, asked.arch) for label, work in calls(asked.all))
+    return turns(asked.arch) + sum(run(label, work, asked.arch) for label, work in calls(asked.all))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_streaming import COORDINATES, MASKS, B, H, N, biased
 from test_terms_in_engines import CASES, inputs
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import relpos
 from relpos import LineBias, LineVectors, Mask, Sequence, attention, lines
@@ -32,7 +32,7 @@ def both(*tensors: torch.Tensor, position: Any, mask: Mask | None = None) -> Non
         *tensors, position=position, queries=None, keys=None, mask=mask, scale=None, dropout=0.0, return_lse=True
     )
     with torch.no_grad():
-        ours = flex.attend(work_of(call), flex_attention)
+        ours = flex.attend(work_of(call), flex_attention, create_block_mask)
         theirs = attention(*tensors, position=position, mask=mask, backend="reference", return_lse=True)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)

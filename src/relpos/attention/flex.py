@@ -61,22 +61,23 @@ def slower(call: Call) -> str | None:
 
 
 @cache
-def _compiled() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
+def _compiled() -> tuple[Any, Any]:
+    """What attends, and what makes a `BlockMask`: as it is, that would form the mask of all pairs first."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    return torch.compile(flex_attention)
+    return torch.compile(flex_attention), torch.compile(create_block_mask)
 
 
 def run(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """Output and log-sum-exp."""
     if 0 in (*call.q.shape[:3], call.k.shape[2]):
         return of_nothing(call)
-    return attend(work_of(call), _compiled())
+    return attend(work_of(call), *_compiled())
 
 
-def attend(work: Work, flex: Any) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
-    """The call by `flex_attention`, compiled or as it is."""
-    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+def attend(work: Work, flex: Any, create_block_mask: Any) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
+    """The call by `flex_attention` and `create_block_mask`, compiled or as they are."""
+    from torch.nn.attention.flex_attention import AuxRequest
 
     seen = None
     if work.mask is not None:
