@@ -16,6 +16,7 @@ from relpos.attention import (
     flash_attention,
     linear_attention,
 )
+from relpos.compat import AdamW, ALiBiPositionalEmbedding, RotaryPositionalEmbedding
 from relpos.core import (
     AxisVectors,
     Blocks,
@@ -98,6 +99,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ALiBi",
+    "ALiBiPositionalEmbedding",
+    "AdamW",
     "AxisVectors",
     "Blocks",
     "ClippedBias",
@@ -145,6 +148,7 @@ __all__ = [
     "RelativePositionBias",
     "RotaryEmbedding",
     "RotaryMixed",
+    "RotaryPositionalEmbedding",
     "Rotation",
     "RowRule",
     "Sandwich",

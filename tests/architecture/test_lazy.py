@@ -36,7 +36,7 @@ def test_import_relpos_loads_no_optional_part(by_torch: set[str]) -> None:
 
 def test_import_relpos_loads_no_part_that_only_the_command_needs() -> None:
     parts = {name.split(".")[1] for name in loaded_by("import relpos") if name.startswith("relpos.")}
-    assert parts == {"attention", "core", "layers", "models", "optim", "patterns", "position"}
+    assert parts == {"attention", "compat", "core", "layers", "models", "optim", "patterns", "position"}
 
 
 def test_the_command_starts_without_what_its_verbs_need(by_torch: set[str]) -> None:

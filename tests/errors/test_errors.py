@@ -38,6 +38,7 @@ MODULES = (
 CASES = [case for module in MODULES for case in module.CASES]
 
 NOTHING_TO_GET_WRONG = {
+    "AdamW",  # PyTorch says what is wrong
     "Explanation",  # what explain returns
     "Mechanism",  # a base without arguments
     "backends",  # takes none
