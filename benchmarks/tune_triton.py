@@ -4,7 +4,8 @@
 
 It prints a line a kernel that can take the place of one in `SHAPES` of `relpos/attention/triton/launch.py`, with the
 time of the tiles that stand there now over the best's. The choice is made here and not at run time, since the size of a
-tile decides the order of sums: two runs of one version must agree bit for bit. Takes a few minutes and a CUDA device.
+tile decides the order of sums: two runs of one version must agree bit for bit. It compiles several hundred kernels. A
+GPU with less shared memory than Hopper's takes the tiles of wider heads and has nothing to choose.
 """
 
 from __future__ import annotations
@@ -89,8 +90,12 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("expected a CUDA device; got none. Tiles are measured on the GPU that they are for.", file=sys.stderr)
         return 2
-    from relpos.attention.triton import launch
+    from relpos.attention.triton import HOPPERS, launch, shared_memory
 
+    if shared_memory(torch.device("cuda")) < HOPPERS:
+        came = f"{shared_memory(torch.device('cuda')) // 1024} KiB"
+        print(f"expected a GPU with 227 KiB of shared memory; got {came}. Use a Hopper.", file=sys.stderr)
+        return 2
     print(torch.cuda.get_device_name(), flush=True)
     dtype, precision = getattr(torch, asked.dtype), "full" if asked.dtype == "float32" else "half"
     for width in (64, 128, 256) if asked.width is None else (asked.width,):

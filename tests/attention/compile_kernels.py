@@ -143,9 +143,10 @@ def calls(everything: bool) -> Any:
             continue  # half of them hold every pair of width, mask and place
         if dtype == torch.float64 and (width > 128 or word == "packed"):
             continue
-        n = 256 if where is None else where.count
+        n, batch = 256 if where is None else where.count, 512 if name == "window" else 1
         groups = 1 if name == "no bias" else 2
-        q, k, v = torch.zeros(1, 4, n, width, dtype=dtype), *torch.zeros(2, 1, 4 // groups, n, width, dtype=dtype)
+        q = torch.zeros(batch, 4, n, width, dtype=dtype)
+        k, v = torch.zeros(2, batch, 4 // groups, n, width, dtype=dtype)
         terms = Terms(Sinks(torch.zeros(4)))
         if where is not None:
             line = lines(where)
@@ -161,8 +162,9 @@ def turns(arch: int) -> int:
     """The rotation's kernel, compiled both ways."""
     recorder = Recorder(kernels.turn, "rotation, bfloat16,", arch)
     rotation.kernels.turn = recorder
-    x, angle = torch.zeros(2, 4, 64, 128, dtype=torch.bfloat16), torch.zeros(1, 1, 64, 48)
-    for half, back in ((True, False), (False, True)):
+    x = torch.zeros(2, 4, 64, 128, dtype=torch.bfloat16)
+    for pairs, half, back in ((48, True, False), (64, False, True)):
+        angle = torch.zeros(1, 1, 64, pairs)
         rotation._rotate(x, angle, angle, half, back)
     rotation.kernels.turn = recorder.kernel
     return recorder.failed

@@ -21,6 +21,7 @@ from test_streaming import MASKS, B, H, N, run
 
 from relpos import (
     ALiBi,
+    Grid,
     LineBias,
     Mask,
     Mechanism,
@@ -57,6 +58,21 @@ REAL = (
 def test_real_sizes_against_the_definition(case: Case, dtype: Any) -> None:
     """Output and gradients by the rule of the benchmark, which is that of the tests."""
     assert faults(replace(case, dtype=dtype), [engine_peer("triton")], ["triton"]) == {}
+
+
+def test_many_windows_against_the_definition() -> None:
+    """So many that a program sums several of them."""
+    line = lines(Grid(7, 7))
+    q, k, v, upstream = (torch.randn(1200, 2, 49, 32) for _ in range(4))
+    found = []
+    for backend, device in (("reference", "cpu"), ("triton", "cuda")):
+        own = [x.to(device, torch.float64) for x in (q, k, v)]
+        values = torch.linspace(-1, 1, 2 * line.length, dtype=torch.float64, device=device).view(2, -1).requires_grad_()
+        output = attention(*own, position=LineBias(values, line.to(device)), backend=backend)
+        assert isinstance(output, torch.Tensor)
+        (gradient,) = torch.autograd.grad(output, values, upstream.to(device, torch.float64))
+        found.append(gradient.cpu())
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -135,7 +151,7 @@ def test_a_captured_graph_gives_the_same_bits(position: Mechanism) -> None:
 @pytest.mark.filterwarnings("ignore")  # of the compiler itself
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 def test_compiled_in_one_graph(mode: str | None, unchecked: None) -> None:
-    bias = RelativePositionBias(4, seq_len=600, init_std=0.5).cuda()
+    bias = (T5Bias(4, init_std=0.5, scaled=True) + RotaryEmbedding(64)).cuda()
     q = torch.randn(1, 4, 600, 64, device="cuda", requires_grad=True)
 
     def attend(x: torch.Tensor) -> Any:

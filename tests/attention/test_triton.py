@@ -94,7 +94,9 @@ def test_few_tokens_of_every_layout(name: str, few_tokens: None) -> None:
 
 
 def test_few_tokens_packed_with_grouped_keys(few_tokens: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_streaming, "B", 3)
+    """By programs that take several elements of the batch, the last ones fewer."""
+    monkeypatch.setattr(test_streaming, "B", 5)
+    monkeypatch.setattr(table, "_PROGRAMS", 4)
     mask = Mask.packed(torch.arange(10) // 4) & Mask.causal()
     same(*biased(Sequence(10)), 10, 10, 1, mask=mask, dtypes=DTYPES[:2])
 
@@ -116,6 +118,7 @@ def test_axes_of_one(small_tiles: None) -> None:
     same(*biased(Grid(1, 1), Grid(1, 1)), 1, 1, dtypes=DTYPES[:1])
 
 
+@pytest.mark.slow
 def test_one_row_for_all_heads_in_every_dtype(two_heads: None) -> None:
     line = lines(Sequence(N))
     same(lambda values: LineBias(values, line), [(1, line.length)], N, N, dtypes=DTYPES)
@@ -308,6 +311,14 @@ def test_operators_are_sound(small_tiles: None) -> None:
         dropout=0.0, return_lse=False,
     )  # fmt: skip
     torch.library.opcheck(_operator, pack(work_of(call)), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_every_kernel_runs_in_the_smallest_calls() -> None:
+    """What a tool that watches memory is given on a GPU."""
+    script = Path(__file__).with_name("smallest_kernels.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every kernel has run" in done.stdout
 
 
 @pytest.mark.slow

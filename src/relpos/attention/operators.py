@@ -30,6 +30,16 @@ def lacks_transform() -> str | None:
     return "forward-mode derivatives" if forward_ad._current_level >= 0 else None
 
 
+def _apart(tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors, each place with an identity of its own: a compiler may find that two places hold the same."""
+    known: set[int] = set()
+    apart = []
+    for x in tensors:
+        apart.append(x.detach() if id(x) in known else x)
+        known.add(id(x))
+    return apart
+
+
 def make_operator(engine: str, forward: Forward, backward: Backward) -> Callable[[list[Tensor], list[int], str], Any]:
     """`relpos::<engine>`, which takes a packed call and gives output and log-sum-exp, with its gradient registered."""
 
@@ -65,6 +75,7 @@ def make_operator(engine: str, forward: Forward, backward: Backward) -> Callable
         d_lse: Tensor,
         needed: list[int],
     ) -> list[Tensor]:
+        tensors = _apart(tensors)
         wanted = [tensors[place] for place in needed]
         with torch.autocast(out.device.type, enabled=False):
             found = backward(unpack(tensors, numbers, structure), out, lse, d_out, d_lse, wanted)

@@ -2,11 +2,12 @@
 
 A copy from the host makes a GPU wait, and a CUDA graph refuses it while it is captured. So on other devices than the
 CPU the tensor is kept, by its numbers, dtype and device, and is there from the second call on: it is never written to.
+A compiled graph copies them in every call: its numbers may be symbols, of which nothing can be kept.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 from jaxtyping import Shaped
@@ -21,7 +22,7 @@ def constant(numbers: tuple[int | float, ...], dtype: torch.dtype, device: torch
     return _kept(numbers, dtype, device)
 
 
-@lru_cache(maxsize=256)
+@cache  # and never dropped: a captured graph may read any of them, at any time
 def _kept(numbers: tuple[int | float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # whoever asks first, autograd may save it later
         return torch.tensor(numbers, dtype=dtype, device=device)

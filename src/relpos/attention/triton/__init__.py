@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from functools import cache
 from typing import Any
 
 import torch
@@ -50,10 +49,10 @@ def _backward(work: Work, *results: Any) -> dict[int, Tensor]:
         return Launch(work).backward(*results)
 
 
+_INSTALLED = importlib.util.find_spec("triton") is not None
 _operator = make_operator(NAME, _forward, _backward)
 
 
-@cache
 def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that a program may have."""
     if not torch.cuda.is_available():  # a tensor that only says it is there
@@ -61,11 +60,6 @@ def shared_memory(device: torch.device) -> int:
     properties: Any = torch.cuda.get_device_properties(device)
     known = HOPPERS if properties.major in (9, 10) else _LEAST if properties.major >= 8 else 0  # if PyTorch is silent
     return int(getattr(properties, "shared_memory_per_block_optin", known))
-
-
-@cache
-def _installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def interpreting() -> bool:
@@ -83,7 +77,7 @@ def lacks(call: Call) -> str | None:
     large = max(q.shape[3], call.v.shape[3]) > 128 or q.dtype == torch.float64
     if q.device.type == "cuda" and large and shared_memory(q.device) < _AMPLE:
         return f"{_AMPLE // 1024} KiB of shared memory for a program, which wide heads and float64 take"
-    if not _installed():
+    if not _INSTALLED:
         return "Triton, which is not installed"
     for term in call.terms:
         if not isinstance(term, _SERVED):

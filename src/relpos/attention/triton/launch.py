@@ -178,8 +178,8 @@ SHAPES: dict[tuple[str, str, int], dict[str, int]] = {
     ("table", "half", 64): _shape(64, 64, 4, 2),
     ("table", "half", 128): _shape(64, 64, 8, 2),
     ("table", "half", 256): _shape(32, 32, 4, 1),
-    ("table", "full", 64): _shape(32, 32, 4, 1),
-    ("table", "full", 128): _shape(32, 32, 4, 1),
+    ("table", "full", 64): _shape(32, 32, 8, 1),
+    ("table", "full", 128): _shape(32, 32, 8, 1),
     ("table", "full", 256): _shape(16, 16, 4, 1),
 }
 """By kernel, precision and head width, for Hopper; powers of two that divide `spans.COARSE`. Unmeasured as yet."""
