@@ -10,7 +10,7 @@ import torch
 
 import oracle
 from relpos import Grid, LocalAttention, Mask, RelativePositionBias, RotaryEmbedding, Sequence, attention
-from relpos.patterns import big_bird, block_sparse, dilated, fixed, local, longformer, windows
+from relpos.patterns import big_bird, block_sparse, dilated, fixed, local, longformer, strided, windows
 
 N = 24
 ROWS, COLUMNS = 4, 6
@@ -40,6 +40,16 @@ PATTERNS: dict[str, tuple[Mask, Callable[[int, int], bool]]] = {
     "dilated": (dilated(N, 5, 3), lambda i, j: abs(i - j) in (0, 3, 6)),
     "dilated, causal": (dilated(N, 3, 2, causal=True), lambda i, j: i - j in (0, 2, 4)),
     "fixed": (fixed(N, 5), lambda i, j: i // 5 == j // 5 or j % 5 == 4),
+    "fixed, causal": (
+        fixed(N, 6, summaries=2, causal=True),
+        lambda i, j: j <= i and (i // 6 == j // 6 or j % 6 in (4, 5)),
+    ),
+    "strided": (strided(N, 4), lambda i, j: (i - j) % 4 == 0),
+    "strided, causal": (strided(N, 5, causal=True), lambda i, j: i >= j and (i - j) % 5 == 0),
+    "longformer, causal": (
+        longformer(N, 5, [0, 9]) & Mask.causal(),
+        lambda i, j: j <= i and (abs(i - j) <= 2 or i in (0, 9) or j in (0, 9)),
+    ),
     "longformer": (longformer(N, 5, [0, 9]), lambda i, j: abs(i - j) <= 2 or i in (0, 9) or j in (0, 9)),
     "block sparse": (block_sparse(LAYOUT, 8), lambda i, j: bool(LAYOUT[i // 8, j // 8])),
     "windows": (windows(Grid(ROWS, COLUMNS), 2), lambda i, j: window_of(i, 2, 0) == window_of(j, 2, 0)),
@@ -121,6 +131,9 @@ def test_what_does_not_fit_is_said(unchecked: None) -> None:
         (lambda: local(4), "an odd window_size"),
         (lambda: local(0), "window_size to be an integer of at least 1"),
         (lambda: dilated(8, 3, 0), "dilation to be an integer of at least 1"),
+        (lambda: fixed(8, 4, summaries=5), "at most 4 summaries, a whole block; got 5"),
+        (lambda: fixed(8, 0), "stride to be an integer of at least 1"),
+        (lambda: strided(8, 0), "stride to be an integer of at least 1"),
         (lambda: longformer(8, 3, [8]), r"global_tokens of 0 to 7; got \[8\]"),
         (lambda: block_sparse(torch.ones(2, 2), 4), "a boolean layout"),
         (lambda: big_bird(64, 8, window=2), "an odd window; got 2"),

@@ -6,7 +6,7 @@ windows     Swin's windows on a grid, shifted or not
 """
 
 from relpos.patterns.local import dilated, local
-from relpos.patterns.sparse import big_bird, block_sparse, fixed, longformer
+from relpos.patterns.sparse import big_bird, block_sparse, fixed, longformer, strided
 from relpos.patterns.windows import windows
 
-__all__ = ["big_bird", "block_sparse", "dilated", "fixed", "local", "longformer", "windows"]
+__all__ = ["big_bird", "block_sparse", "dilated", "fixed", "local", "longformer", "strided", "windows"]
