@@ -317,13 +317,14 @@ class Mask(Movable):
         return self.pairs(torch.arange(queries, device=device), slice(0, keys))
 
     def pairs(self, rows: Int[Tensor, " n"], keys: slice) -> Bool[Tensor, "#B #H n m"]:
-        """The same for some queries, by number in any order, and a stretch of the keys. What fits is not checked."""
-        allowed = torch.ones(1, rows.shape[0], keys.stop - keys.start, dtype=torch.bool, device=rows.device)
+        """The same for some queries, by number in any order, and keys from a start to a stop, which are not checked."""
+        columns = torch.arange(keys.start, keys.stop, keys.step or 1, device=rows.device)
+        allowed = torch.ones(1, rows.shape[0], columns.shape[0], dtype=torch.bool, device=rows.device)
         low, high = self.interval(rows)
         order = _at(self.key_order, keys)
         if low is not None or high is not None:
             if order is None:
-                order = torch.arange(keys.start, keys.stop, device=rows.device)[None]
+                order = columns[None]
             if low is not None:
                 allowed = allowed & (low[:, :, None] <= order[:, None, :])
             if high is not None:
@@ -341,6 +342,6 @@ class Mask(Movable):
             allowed = allowed & equal & (query_segments >= 0)[:, :, None]
         result = allowed[:, None]
         if self.blocks is not None:
-            columns = torch.arange(keys.start, keys.stop, device=rows.device) // self.blocks.size
-            result = result & self.blocks.layout[:, rows // self.blocks.size][:, :, columns][None]
+            size = self.blocks.size
+            result = result & self.blocks.layout[:, rows // size][:, :, columns // size][None]
         return result
