@@ -12,18 +12,27 @@ from test_patterns import COLUMNS, PATTERNS, ROWS, N
 from torch import Tensor
 
 from relpos import (
+    ALiBi,
+    AxisVectors,
     DenseBias,
     Grid,
+    LineBias,
     LineVectors,
     LowRank,
     Mask,
+    RelativePositionBias,
+    RotaryEmbedding,
     Sequence,
+    ShawPosition,
     Sinks,
+    T5Bias,
     Terms,
     attention,
     lines,
 )
+from relpos.core import Coordinates, axis_lines
 from relpos.patterns import big_bird, longformer
+from relpos.position import Mechanism
 
 B, H, G, D = 2, 4, 2, 4
 HEADS_APART = big_bird(N, 4, window=1, global_blocks=1, random_blocks=1, heads=H)
@@ -57,46 +66,69 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(importlib.import_module(streaming + module), name, value)
 
 
+MECHANISMS: dict[str, tuple[Callable[[], Mechanism], Coordinates]] = {
+    "T5": (lambda: T5Bias(H, num_buckets=8, max_distance=16, init_std=1.0), Sequence(N)),
+    "ALiBi": (lambda: ALiBi(H), Sequence(N)),
+    "ALiBi on a grid": (lambda: ALiBi(H), Grid(ROWS, COLUMNS)),
+    "a table of two axes": (lambda: RelativePositionBias(H, (ROWS, COLUMNS), init_std=1.0), Grid(ROWS, COLUMNS)),
+    "RoPE": (lambda: RotaryEmbedding(D), Sequence(N)),
+    "Shaw": (lambda: ShawPosition(D, 5, init_std=1.0), Sequence(N)),
+}
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_pattern_is_dense_attention_with_its_dense_mask(name: str, mechanism: str) -> None:
+    """Against the definition without a mask, and -inf wherever the pattern's own definition forbids a pair."""
+    torch.manual_seed(0)
+    mask, allowed = PATTERNS[name]
+    make, coordinates = MECHANISMS[mechanism]
+    position = make().double()
+    leaves = [torch.randn(B, heads, N, D, dtype=torch.float64, requires_grad=True) for heads in (H, G, G)]
+    forbidden = [[0.0 if allowed(i, j) else -torch.inf for j in range(N)] for i in range(N)]
+    dense = DenseBias(torch.tensor(forbidden, dtype=torch.float64)[None, None])
+    wanted = attention(*leaves, position=position.terms(coordinates) + dense, backend="reference")
+    assert isinstance(wanted, Tensor)
+    of, upstream = [*leaves, *position.parameters()], torch.randn_like(wanted)
+    gradients = torch.autograd.grad(wanted, of, upstream)
+    for backend in ("reference", "sdpa", "streaming"):
+        if backend == "sdpa" and mechanism == "Shaw":  # it lacks value vectors
+            continue
+        ours = attention(*leaves, position=position, queries=coordinates, mask=mask, backend=backend)
+        assert isinstance(ours, Tensor)
+        torch.testing.assert_close(ours, wanted)
+        for mine, theirs in zip(torch.autograd.grad(ours, of, upstream), gradients, strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
 Made = Callable[..., Any]
 
 
 def positions() -> dict[str, tuple[Made, list[tuple[int, ...]]]]:
     """Terms of some learned tensors, and their shapes."""
     line, grid = lines(Sequence(N)), lines(Grid(ROWS, COLUMNS))
-    few = torch.arange(line.length) % 5 - 1
+    few = torch.arange(grid.length) % 5 - 1
 
-    def biased(on: Any) -> Made:
-        return lambda values: importlib.import_module("relpos").LineBias(values, on)
+    def vectors(q: Tensor, k: Tensor, v: Tensor) -> Terms:
+        return Terms(*(LineVectors(x, None, line, side) for x, side in ((q, "query"), (k, "key"), (v, "value"))))  # type: ignore[arg-type]
 
     return {
         "nothing": (lambda: None, []),
-        "a line": (biased(line), [(H, line.length)]),
-        "a grid": (biased(grid), [(H, grid.length)]),
-        "vectors": (
-            lambda q, k, v: Terms(
-                LineVectors(q, None, line, "query"),
-                LineVectors(k, None, line, "key"),
-                LineVectors(v, None, line, "value"),
-            ),
-            [(1, line.length, D), (H, line.length, D), (1, line.length, D)],
-        ),
+        "a line": (lambda values: LineBias(values, line), [(H, line.length)]),
+        "a grid": (lambda values: LineBias(values, grid), [(H, grid.length)]),
+        "vectors": (vectors, [(1, line.length, D), (H, line.length, D), (1, line.length, D)]),
         "vectors of few rows": (
-            lambda one, bias: Terms(LineVectors(one, few, grid_line(few, line), "query", bias=bias)),
+            lambda x, bias: Terms(LineVectors(x, few, grid, "query", bias=bias), LineVectors(x, few, grid, "value")),
             [(1, 4, D), (H, D)],
         ),
-        "other terms": (
-            lambda x, y, sinks: Terms(LowRank(x, y), Sinks(sinks)),
-            [(H, N, 2), (B, 1, N, 2), (H,)],
+        "a tensor of two terms": (
+            lambda x: Terms(LineVectors(x, None, grid, "query"), LineVectors(x, None, grid, "key")),
+            [(H, grid.length - 9, D)],
         ),
+        "other terms": (lambda x, y, sinks: Terms(LowRank(x, y), Sinks(sinks)), [(H, N, 2), (B, 1, N, 2), (H,)]),
+        "axes": (lambda x, y: AxisVectors((x, y), axis_lines(Grid(ROWS, COLUMNS))), [(1, 7, D), (H, 11, D)]),
         "a dense bias": (lambda x: DenseBias(x), [(1, H, N, N)]),
     }
-
-
-def grid_line(index: Tensor, line: Any) -> Any:
-    """A line of no regular layout, from one that has."""
-    from dataclasses import replace
-
-    return replace(line, layout=replace(line.layout, query=None, key=None))
 
 
 def step(backend: str, made: Made, inputs: list[Tensor], upstream: list[Tensor], **given: Any) -> list[Tensor]:
@@ -111,20 +143,30 @@ def step(backend: str, made: Made, inputs: list[Tensor], upstream: list[Tensor],
     return [out, lse, *(torch.zeros_like(x) if g is None else g for x, g in zip(own, found, strict=True))]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-@pytest.mark.parametrize("position", list(positions()))
+ALWAYS = (("a line", 0.0), ("other terms", 0.4))
+"""Positions, and the probability of dropout, that are quick enough to look at on every run."""
+CASES = [
+    *(pytest.param(*one, id=f"{one[0]}, {one[1]}") for one in ALWAYS),
+    *(
+        pytest.param(name, dropout, id=f"{name}, {dropout}", marks=pytest.mark.slow)
+        for name, dropout in [*((name, 0.0) for name in positions()), ("a grid", 0.4)]
+        if (name, dropout) not in ALWAYS
+    ),
+]
+
+
+@pytest.mark.parametrize(("position", "dropout"), CASES)
 @pytest.mark.parametrize("name", MASKS)
 def test_streaming_is_the_definition(name: str, position: str, dropout: float) -> None:
-    """Blocks, stretches and segments of every kind; the definition is held against loops elsewhere."""
-    if dropout and position not in ("a line", "other terms"):
-        pytest.skip("dropout with two of them")
+    """Blocks, stretches and segments of every kind, all terms and dropout; the same bits on every run."""
     torch.manual_seed(0)
     made, shapes = positions()[position]
     inputs = [torch.randn(shape, dtype=torch.float64) for shape in ((B, H, N, D), *[(B, G, N, D)] * 2, *shapes)]
     upstream = [torch.randn(B, H, N, D).double(), torch.randn(B, H, N).double()]
     given = {"mask": MASKS[name], "dropout": dropout}
-    mine, theirs = (step(backend, made, inputs, upstream, **given) for backend in ("streaming", "reference"))
-    for number, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+    mine, theirs, again = (
+        step(backend, made, inputs, upstream, **given) for backend in ("streaming", "reference", "streaming")
+    )
+    for number, (a, b, same) in enumerate(zip(mine, theirs, again, strict=True)):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10, msg=lambda text, n=number: f"{n}: {text}")
-    again = step("streaming", made, inputs, upstream, **given)
-    assert all(torch.equal(a, b) for a, b in zip(mine, again, strict=True)), "the same bits on every run"
+        assert torch.equal(a, same)

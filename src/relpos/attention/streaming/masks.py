@@ -13,7 +13,7 @@ GAP = 32
 _FEWEST = 4
 """Stretches at equal distances that are worth a step."""
 ALIGNED = 64
-"""Rows of a block at least, where it is cut at the borders of a block layout."""
+"""Rows of a block in the mean at least, where it is cut at the borders of a block layout or where intervals begin."""
 _OFTEN = 16
 """Rows in the mean between global ones and others, below which rows are not cut there."""
 
@@ -44,18 +44,12 @@ def _seen(mask: Mask, rows: Int[Tensor, " n"], keys: int) -> Bool[Tensor, " M"]:
     order = torch.arange(keys)[None] if mask.key_order is None else torch.atleast_2d(mask.key_order)
     low, high = mask.interval(rows)
     seen = torch.ones(1, keys, dtype=torch.bool)
-    everything = None
-    if mask.query_global is not None:
-        lifted = torch.atleast_2d(mask.query_global)[:, rows]
-        everything = lifted.any(dim=1, keepdim=True)
-        low = None if low is None else low.masked_fill(lifted, torch.iinfo(low.dtype).max)
-        high = None if high is None else high.masked_fill(lifted, torch.iinfo(high.dtype).min)
     if low is not None:
         seen = seen & (order >= low.amin(dim=1, keepdim=True))
     if high is not None:
         seen = seen & (order <= high.amax(dim=1, keepdim=True))
-    if everything is not None:
-        seen = seen | everything
+    if mask.query_global is not None:
+        seen = seen | torch.atleast_2d(mask.query_global)[:, rows].any(dim=1, keepdim=True)
     if mask.key_global is not None:
         seen = seen | torch.atleast_2d(mask.key_global)
     if mask.limit is not None and mask.has_globals:
@@ -115,15 +109,16 @@ def _alike(runs: list[tuple[int, int]], place: int) -> int:
 
 
 def cuts(mask: Mask | None, rows: int, device: torch.device) -> list[int]:
-    """Numbers of query rows at which a block had better begin: where global ones begin and end, and blocks' borders."""
+    """Numbers of query rows at which a block had better begin: where global ones begin and end, where the beginning of
+    an interval jumps, and at blocks' borders."""
     if mask is None or device.type != "cpu":
         return []
     found: set[int] = set()
-    if mask.query_global is not None:
-        lifted = torch.atleast_2d(mask.query_global)
-        changes = (lifted[:, 1:] != lifted[:, :-1]).any(dim=0).nonzero()[:, 0] + 1
-        if len(changes) * _OFTEN <= rows:
-            found |= set(changes.tolist())
+    for x, least, often in ((mask.query_global, 0, _OFTEN), (mask.low, 1, ALIGNED)):
+        if x is not None:
+            changes = (torch.atleast_2d(x).int().diff(dim=1).abs() > least).any(dim=0).nonzero()[:, 0] + 1
+            if len(changes) * often <= rows:
+                found |= set(changes.tolist())
     if mask.blocks is not None:
         size = mask.blocks.size
         found |= set(range(0, rows, size * -(-ALIGNED // size)))
