@@ -52,6 +52,7 @@ from relpos.layers import (
     PatchEmbedding,
     RMSNorm,
     ScaledDotProductAttention,
+    SparseAttention,
     TransformerBlock,
 )
 from relpos.models import LanguageModel, VisionTransformer, count_parameters
@@ -157,6 +158,7 @@ __all__ = [
     "Site",
     "Softcap",
     "Sophia",
+    "SparseAttention",
     "T5Bias",
     "TUPEPosition",
     "Terms",

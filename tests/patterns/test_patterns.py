@@ -9,17 +9,17 @@ import pytest
 import torch
 
 import oracle
-from relpos import Grid, LocalAttention, Mask, RelativePositionBias, Sequence, attention
-from relpos.patterns import big_bird, block_sparse, dilated, fixed, local, longformer, strided, windows
+from relpos import Grid, LocalAttention, Mask, RelativePositionBias, Sequence, SparseAttention, attention
+from relpos.patterns import big_bird, block_sparse, dilated, fixed, join, local, longformer, partition, strided, windows
 
 N = 24
 ROWS, COLUMNS = 4, 6
 LAYOUT = torch.tensor([[True, False, True], [False, True, False], [True, True, True]])
 
 
-def window_of(n: int, size: int, shift: int) -> tuple[int, int]:
+def window_of(n: int, size: int) -> tuple[int, int]:
     row, column = divmod(n, COLUMNS)
-    return (row + shift) // size, (column + shift) // size
+    return row // size, column // size
 
 
 def swin(i: int, j: int, size: int, shift: int) -> bool:
@@ -27,7 +27,8 @@ def swin(i: int, j: int, size: int, shift: int) -> bool:
 
     def rolled(n: int) -> tuple[tuple[int, int], tuple[bool, bool]]:
         cell = divmod(n, COLUMNS)
-        at = [(x - shift) % total for x, total in zip(cell, (ROWS, COLUMNS), strict=True)]
+        padded = (-(-x // size) * size for x in (ROWS, COLUMNS))
+        at = [(x - shift) % total for x, total in zip(cell, padded, strict=True)]
         wrapped = tuple(x < shift for x in cell)
         return tuple(x // size for x in at), wrapped  # type: ignore[return-value]
 
@@ -52,8 +53,9 @@ PATTERNS: dict[str, tuple[Mask, Callable[[int, int], bool]]] = {
     ),
     "longformer": (longformer(N, 5, [0, 9]), lambda i, j: abs(i - j) <= 2 or i in (0, 9) or j in (0, 9)),
     "block sparse": (block_sparse(LAYOUT, 8), lambda i, j: bool(LAYOUT[i // 8, j // 8])),
-    "windows": (windows(Grid(ROWS, COLUMNS), 2), lambda i, j: window_of(i, 2, 0) == window_of(j, 2, 0)),
+    "windows": (windows(Grid(ROWS, COLUMNS), 2), lambda i, j: window_of(i, 2) == window_of(j, 2)),
     "shifted windows": (windows(Grid(ROWS, COLUMNS), 2, 1), lambda i, j: swin(i, j, 2, 1)),
+    "shifted windows, odd": (windows(Grid(ROWS, COLUMNS), 3, 1), lambda i, j: swin(i, j, 3, 1)),
 }
 
 
@@ -122,6 +124,48 @@ def test_the_local_layer() -> None:
     assert same.nonzero()[:, 0].tolist() == [n for n in range(N) if not 12 <= n <= 15]
 
 
+def test_the_sparse_layer() -> None:
+    x, changed = torch.randn(2, 2, N, 8).unbind()
+    layer = SparseAttention(8, 2, position=RelativePositionBias(2, seq_len=N, init_std=1.0))
+    assert torch.equal(layer(x), layer.attn(x, mask=fixed(N, 4)))
+    mixed = x.clone()
+    mixed[:, 9] = changed[:, 9]
+    same = (layer(mixed) == layer(x)).all(dim=(0, 2))
+    assert same.nonzero()[:, 0].tolist() == [n for n in range(N) if n // 4 != 2]
+    causal = SparseAttention(8, 2, 6, causal=True)
+    mixed[:, 11] = changed[:, 11]
+    same = (causal(mixed) == causal(x)).all(dim=(0, 2))
+    assert same.nonzero()[:, 0].tolist() == list(range(9)), "token 11 is the last of its block: all after it see it"
+
+
+@pytest.mark.parametrize(("size", "shift"), [(2, 0), (2, 1), (3, 0), (3, 1), ((3, 2), (2, 0)), (5, 2)])
+def test_windows_taken_apart_are_the_mask(size: Any, shift: Any) -> None:
+    """One call a window with the table of a window equals one call of all tokens under the mask, gradients and all."""
+    torch.manual_seed(0)
+    grid, (rows, columns) = Grid(ROWS, COLUMNS), (size, size) if isinstance(size, int) else size
+    x = torch.randn(2, ROWS, COLUMNS, 6, dtype=torch.float64, requires_grad=True)
+    table = RelativePositionBias(3, (rows, columns), init_std=1.0).double()
+    tokens, apart = partition(x, size, shift)
+    q = tokens.unflatten(-1, (3, 2)).transpose(1, 2)
+    out = attention(q, q, q, position=table, queries=Grid(rows, columns), mask=apart)
+    assert isinstance(out, torch.Tensor)
+    ours = join(out.transpose(1, 2).flatten(2), grid, size, shift)
+    allowed = windows(grid, size, shift).dense(N, N)
+    cells = [divmod(n, COLUMNS) for n in range(N)]
+    offsets = [[(a[0] - b[0] + rows - 1, a[1] - b[1] + columns - 1) for b in cells] for a in cells]
+    entries = torch.tensor([[r * (2 * columns - 1) + c for r, c in row] for row in offsets])
+    inside = torch.where(allowed[0, 0], entries, 0)
+    bias = table.relative_position_bias_table[inside].permute(2, 0, 1)[None]
+    whole = x.flatten(1, 2).unflatten(-1, (3, 2)).transpose(1, 2)
+    wanted = oracle.attention(whole, whole, whole, bias=bias, allowed=allowed)[0].transpose(1, 2).flatten(2).view_as(x)
+    torch.testing.assert_close(ours, wanted)
+    leaves, upstream = [x, table.relative_position_bias_table], torch.randn_like(x)
+    for a, b in zip(*(torch.autograd.grad(y, leaves, upstream) for y in (ours, wanted)), strict=True):
+        torch.testing.assert_close(a, b)
+    assert (apart is None) == (shift == 0 and ROWS % rows == 0 and COLUMNS % columns == 0)
+    assert torch.equal(join(tokens, grid, size, shift), x)
+
+
 def test_what_does_not_fit_is_said(unchecked: None) -> None:
     for call, says in (
         (lambda: local(4), "an odd window_size"),
@@ -134,6 +178,8 @@ def test_what_does_not_fit_is_said(unchecked: None) -> None:
         (lambda: block_sparse(torch.ones(2, 2), 4), "a boolean layout"),
         (lambda: big_bird(64, 8, window=2), "an odd window; got 2"),
         (lambda: windows(Grid(4, 4, prefix=1), 2), "a grid without a prefix"),
+        (lambda: windows(Grid(4, 4), (2, 2, 2)), "a size for each of 2 axes"),
+        (lambda: partition(torch.ones(4, 4), 2), r"tokens \[B, rows, columns, E\]"),
         (lambda: windows(Grid(4, 4), 2, 2), "a shift below the window's size; got 2 and 2"),
     ):
         with pytest.raises(ValueError, match=says):
