@@ -102,7 +102,7 @@ class Step:
 
     def results(self) -> list[Tensor]:
         """The output and all gradients."""
-        out = relpos.attention(*self.qkv, backend=self.backend, **self.given)  # type: ignore[misc]
+        out = relpos.attention(*self.qkv, backend=self.backend, **self.given)
         assert isinstance(out, Tensor)
         leaves = [*self.qkv, *(() if self.position is None else self.position.parameters())]
         return [out, *torch.autograd.grad(out, leaves, self.upstream)]
@@ -141,12 +141,13 @@ def measure(name: str, n: int, threads: int, repeats: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     Step(name, TINY, "streaming")()
     step = Step(name, n, "auto")
-    backend = relpos.explain(*step.qkv, **step.given).backend  # type: ignore[misc]
+    backend = relpos.explain(*step.qkv, **step.given).backend
     memory = PeakMemory(torch.device("cpu"))
     step()
     extra = memory.mib()
     rounds = min(repeats, 3) if n >= LONG else repeats
-    times, failed = interleaved({"pattern": step, "dense": step.dense}, 1, rounds)
+    works: dict[str, Any] = {"pattern": step, "dense": step.dense}
+    times, failed = interleaved(works, 1, rounds)
     if failed:
         raise RuntimeError(f"{name} at {n}: {failed}")
     ratios = [a / b for a, b in zip(times["pattern"], times["dense"], strict=True)]
