@@ -53,6 +53,7 @@ from relpos.layers import (
     PatchEmbedding,
     RMSNorm,
     ScaledDotProductAttention,
+    SparseAttention,
     TransformerBlock,
 )
 from relpos.models import LanguageModel, VisionTransformer, count_parameters
@@ -161,6 +162,7 @@ __all__ = [
     "Site",
     "Softcap",
     "Sophia",
+    "SparseAttention",
     "T5Bias",
     "TUPEPosition",
     "Terms",

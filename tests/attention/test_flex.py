@@ -59,6 +59,12 @@ def test_every_mask(name: str) -> None:
     both(*(torch.randn(B, H, N, 8) for _ in range(3)), position=position(torch.randn(shapes[0])), mask=MASKS[name])
 
 
+def test_globals_within_a_limit() -> None:
+    chosen = torch.arange(N) % 5 == 0
+    mask = Mask(left=2, right=2, query_global=chosen, key_global=chosen) & Mask.causal()
+    both(*(torch.randn(B, H, N, 8) for _ in range(3)), position=None, mask=mask)
+
+
 def test_it_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.randn(1, 2, 6, 16)
     line = lines(Sequence(6))

@@ -32,7 +32,7 @@ from relpos import (
     lines,
 )
 from relpos.attention.call import prepare
-from relpos.attention.streaming import _work, flash, forward, loop, products, streaming
+from relpos.attention.streaming import _work, flash, forward, loop, masks, products, segments, streaming
 from relpos.attention.work import Packed, pack, unpack
 from relpos.core import Coordinates
 from tolerance import assert_close
@@ -51,6 +51,9 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "PAIRS", 60)
     monkeypatch.setattr(flash, "_ROWS", 8)
     monkeypatch.setattr(flash, "_CAUSAL_ROWS", 5)
+    monkeypatch.setattr(masks, "GAP", 2)
+    monkeypatch.setattr(masks, "ALIGNED", 8)
+    monkeypatch.setattr(segments, "_LEAST", 1)
 
 
 def run(
@@ -143,6 +146,11 @@ MASKS = {
     "orders": Mask.causal(torch.arange(N).flip(0), torch.arange(N)),
     "intervals": Mask(low=torch.arange(N) // 3, high=torch.arange(N) // 2 + 1),
     "globals": Mask(left=2, right=2, query_global=torch.arange(N) == 4, key_global=torch.arange(N) == 0),
+    "scattered segments": Mask.packed(torch.arange(N) % 3) & Mask.window(9, 6),
+    "steps": Mask(left=1, right=1, key_global=torch.arange(N) % 5 == 4) & Mask.causal(),
+    "blocks a head": Mask(
+        blocks=Blocks((torch.arange(4) + torch.arange(H)[:, None, None]) % 4 <= torch.arange(4)[:, None], 8)
+    ),
     "blocks": Mask(blocks=Blocks(torch.eye(4, dtype=torch.bool).expand(H, 4, 4) | (torch.arange(4) == 2), 8)),
 }
 

@@ -134,7 +134,7 @@ def test_full_tiles_and_the_shapes_that_users_get(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in MASKS if name not in ("globals", "blocks")])
+@pytest.mark.parametrize("name", [name for name in MASKS if not MASKS[name].has_globals and MASKS[name].blocks is None])
 def test_every_mask(name: str, small_tiles: None) -> None:
     same(*biased(Grid(3, 9, prefix=2)), N, N, mask=MASKS[name], dtypes=DTYPES[:1])
     same(lambda: Terms(), [], N, N, mask=MASKS[name], dtypes=DTYPES[1:2])
@@ -218,7 +218,7 @@ def test_gradients_that_come_in_other_memory(small_tiles: None) -> None:
         assert all(torch.equal(a, b) for a, b in zip(ours, wanted, strict=True))
 
 
-@pytest.mark.parametrize("name", [name for name in MASKS if name not in ("globals", "blocks")])
+@pytest.mark.parametrize("name", [name for name in MASKS if not MASKS[name].has_globals and MASKS[name].blocks is None])
 def test_spans_hold_all_that_is_allowed_and_skip_the_rest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans, "COARSE", 4)
     mask = MASKS[name]

@@ -42,11 +42,12 @@ def meaning(mask: Mask, queries: int, keys: int, batch: int, heads: int) -> torc
                     low, high = read(mask.low, b, i, None), read(mask.high, b, i, None)
                     inside = inside and (low is None or low <= order) and (high is None or order <= high)
                     lifted = read(mask.query_global, b, i, 0) or read(mask.key_global, b, j, 0)
+                    within = mask.limit is None or order <= own + mask.limit
                     block = True
                     if mask.blocks is not None:
                         layout, size = mask.blocks.layout, mask.blocks.size
                         block = bool(layout[0 if layout.shape[0] == 1 else h, i // size, j // size])
-                    out[b, h, i, j] = segment and (inside or bool(lifted)) and block
+                    out[b, h, i, j] = segment and (inside or bool(lifted)) and within and block
     return out
 
 
@@ -74,6 +75,7 @@ def masks(draw: st.DrawFn) -> tuple[dict[str, Any], int, int]:
     arguments = {
         "left": draw(bound),
         "right": draw(bound),
+        "limit": draw(bound),
         "low": maybe(queries, -3, 6),
         "high": maybe(queries, -3, 6),
         "query_order": tensor(queries, -3, 6) if unequal or draw(st.booleans()) else None,
@@ -165,6 +167,18 @@ def test_and_is_both(data: st.DataObject) -> None:
     assert torch.equal(joined.dense(n, n), wanted)
 
 
+@given(st.data())
+def test_a_bound_on_the_right_holds_for_the_globals_of_another_mask(data: st.DataObject) -> None:
+    n, bound = data.draw(st.integers(1, 6)), st.none() | st.integers(0, 3)
+    bits = st.lists(st.booleans(), min_size=n, max_size=n)
+    rows, columns = torch.tensor(data.draw(bits)), torch.tensor(data.draw(bits))
+    with_globals = Mask(left=data.draw(bound), right=data.draw(bound), query_global=rows, key_global=columns)
+    ahead = Mask.window(None, data.draw(st.integers(0, 3)))
+    wanted = with_globals.dense(n, n) & ahead.dense(n, n)
+    for joined in (with_globals & ahead, ahead & with_globals, ahead & with_globals & ahead):
+        assert torch.equal(joined.dense(n, n), wanted)
+
+
 def test_named_masks() -> None:
     n = 5
     i, j = torch.arange(n)[:, None], torch.arange(n)
@@ -222,7 +236,8 @@ def test_plain_causal_and_blank_rows() -> None:
         lambda: Mask.window(-1, 0),
         lambda: Mask.padding(torch.ones(3)),
         lambda: Mask.causal() & Mask(right=0, query_order=torch.arange(3), key_order=torch.arange(3)),
-        lambda: Mask.causal() & Mask(key_global=torch.ones(3).bool()),
+        lambda: Mask.window(2, 0) & Mask(key_global=torch.ones(3).bool()),
+        lambda: Mask(limit=0.0),
         lambda: Mask.packed(torch.zeros(3).int()) & Mask.packed(torch.zeros(3).int()),
         lambda: Mask(blocks=Blocks(torch.ones(1, 2, 2).bool(), 2)).dense(6, 6),
         lambda: Mask.packed(torch.zeros(4).int()).dense(3, 3),

@@ -237,7 +237,7 @@ CASES: list[Case] = [
      lambda: Mask.padding(torch.ones(6, dtype=torch.bool), queries=torch.ones(6, dtype=torch.long)),
      "a boolean tensor, True at real tokens", "a tensor of shape (6,) and dtype int64", "Pass attention_mask.bool()."),
     ("Mask: and globals", ValueError,
-     lambda: Mask(query_global=torch.ones(6, dtype=torch.bool)) & Mask.causal(),
+     lambda: Mask(query_global=torch.ones(6, dtype=torch.bool)) & Mask.window(2, 0),
      "globals and intervals on the same mask",
      "one mask with globals and another with an", "Build one Mask with both: globals lift its"),
     ("Mask: and order", ValueError,

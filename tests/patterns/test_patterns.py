@@ -9,17 +9,17 @@ import pytest
 import torch
 
 import oracle
-from relpos import Grid, LocalAttention, Mask, RelativePositionBias, RotaryEmbedding, Sequence, attention
-from relpos.patterns import big_bird, block_sparse, dilated, fixed, local, longformer, windows
+from relpos import Grid, LocalAttention, Mask, RelativePositionBias, Sequence, SparseAttention, attention
+from relpos.patterns import big_bird, block_sparse, dilated, fixed, join, local, longformer, partition, strided, windows
 
 N = 24
 ROWS, COLUMNS = 4, 6
 LAYOUT = torch.tensor([[True, False, True], [False, True, False], [True, True, True]])
 
 
-def window_of(n: int, size: int, shift: int) -> tuple[int, int]:
+def window_of(n: int, size: int) -> tuple[int, int]:
     row, column = divmod(n, COLUMNS)
-    return (row + shift) // size, (column + shift) // size
+    return row // size, column // size
 
 
 def swin(i: int, j: int, size: int, shift: int) -> bool:
@@ -27,7 +27,8 @@ def swin(i: int, j: int, size: int, shift: int) -> bool:
 
     def rolled(n: int) -> tuple[tuple[int, int], tuple[bool, bool]]:
         cell = divmod(n, COLUMNS)
-        at = [(x - shift) % total for x, total in zip(cell, (ROWS, COLUMNS), strict=True)]
+        padded = (-(-x // size) * size for x in (ROWS, COLUMNS))
+        at = [(x - shift) % total for x, total in zip(cell, padded, strict=True)]
         wrapped = tuple(x < shift for x in cell)
         return tuple(x // size for x in at), wrapped  # type: ignore[return-value]
 
@@ -40,10 +41,21 @@ PATTERNS: dict[str, tuple[Mask, Callable[[int, int], bool]]] = {
     "dilated": (dilated(N, 5, 3), lambda i, j: abs(i - j) in (0, 3, 6)),
     "dilated, causal": (dilated(N, 3, 2, causal=True), lambda i, j: i - j in (0, 2, 4)),
     "fixed": (fixed(N, 5), lambda i, j: i // 5 == j // 5 or j % 5 == 4),
+    "fixed, causal": (
+        fixed(N, 6, summaries=2, causal=True),
+        lambda i, j: j <= i and (i // 6 == j // 6 or j % 6 in (4, 5)),
+    ),
+    "strided": (strided(N, 4), lambda i, j: (i - j) % 4 == 0),
+    "strided, causal": (strided(N, 5, causal=True), lambda i, j: i >= j and (i - j) % 5 == 0),
+    "longformer, causal": (
+        longformer(N, 5, [0, 9]) & Mask.causal(),
+        lambda i, j: j <= i and (abs(i - j) <= 2 or i in (0, 9) or j in (0, 9)),
+    ),
     "longformer": (longformer(N, 5, [0, 9]), lambda i, j: abs(i - j) <= 2 or i in (0, 9) or j in (0, 9)),
     "block sparse": (block_sparse(LAYOUT, 8), lambda i, j: bool(LAYOUT[i // 8, j // 8])),
-    "windows": (windows(Grid(ROWS, COLUMNS), 2), lambda i, j: window_of(i, 2, 0) == window_of(j, 2, 0)),
+    "windows": (windows(Grid(ROWS, COLUMNS), 2), lambda i, j: window_of(i, 2) == window_of(j, 2)),
     "shifted windows": (windows(Grid(ROWS, COLUMNS), 2, 1), lambda i, j: swin(i, j, 2, 1)),
+    "shifted windows, odd": (windows(Grid(ROWS, COLUMNS), 3, 1), lambda i, j: swin(i, j, 3, 1)),
 }
 
 
@@ -55,7 +67,7 @@ def test_the_pairs_are_those_of_the_definition(name: str) -> None:
     assert not wanted.all()
 
 
-@pytest.mark.parametrize("position", ["none", "a table", "a rotation"])
+@pytest.mark.parametrize("position", ["none", "a table"])
 @pytest.mark.parametrize("backend", ["reference", "streaming", "auto"])
 @pytest.mark.parametrize("name", PATTERNS)
 def test_attention_under_it_is_dense_attention_with_its_mask(name: str, backend: str, position: str) -> None:
@@ -65,18 +77,14 @@ def test_attention_under_it_is_dense_attention_with_its_mask(name: str, backend:
     table = RelativePositionBias(2, seq_len=N, init_std=1.0).double()
     given: dict[str, Any] = {}
     leaves, bias = [q, k, v], None
-    turned = [q, k]
     if position == "a table":
         given = {"position": table, "queries": Sequence(N)}
         offsets = torch.arange(N)[:, None] - torch.arange(N) + N - 1
         bias = table.relative_position_bias_table[offsets].permute(2, 0, 1)[None]
         leaves = [*leaves, table.relative_position_bias_table]
-    elif position == "a rotation":
-        given = {"position": RotaryEmbedding(4), "queries": Sequence(N)}
-        turned = [oracle.rotated(x, oracle.places(Sequence(N)), 1, 2, 10000.0, "half") for x in turned]
     ours = attention(q, k, v, mask=mask, backend=backend, **given)
     assert isinstance(ours, torch.Tensor)
-    wanted = oracle.attention(*turned, v, bias=bias, allowed=mask.dense(N, N)[:, :1])[0]
+    wanted = oracle.attention(q, k, v, bias=bias, allowed=mask.dense(N, N)[:, :1])[0]
     torch.testing.assert_close(ours, wanted)
     upstream = torch.randn_like(ours)
     for a, b in zip(*(torch.autograd.grad(x, leaves, upstream) for x in (ours, wanted)), strict=True):
@@ -116,15 +124,62 @@ def test_the_local_layer() -> None:
     assert same.nonzero()[:, 0].tolist() == [n for n in range(N) if not 12 <= n <= 15]
 
 
+def test_the_sparse_layer() -> None:
+    x, changed = torch.randn(2, 2, N, 8).unbind()
+    layer = SparseAttention(8, 2, position=RelativePositionBias(2, seq_len=N, init_std=1.0))
+    assert torch.equal(layer(x), layer.attn(x, mask=fixed(N, 4)))
+    mixed = x.clone()
+    mixed[:, 9] = changed[:, 9]
+    same = (layer(mixed) == layer(x)).all(dim=(0, 2))
+    assert same.nonzero()[:, 0].tolist() == [n for n in range(N) if n // 4 != 2]
+    causal = SparseAttention(8, 2, 6, causal=True)
+    mixed[:, 11] = changed[:, 11]
+    same = (causal(mixed) == causal(x)).all(dim=(0, 2))
+    assert same.nonzero()[:, 0].tolist() == list(range(9)), "token 11 is the last of its block: all after it see it"
+
+
+@pytest.mark.parametrize(("size", "shift"), [(2, 0), (2, 1), (3, 0), (3, 1), ((3, 2), (2, 0)), (5, 2)])
+def test_windows_taken_apart_are_the_mask(size: Any, shift: Any) -> None:
+    """One call a window with the table of a window equals one call of all tokens under the mask, gradients and all."""
+    torch.manual_seed(0)
+    grid, (rows, columns) = Grid(ROWS, COLUMNS), (size, size) if isinstance(size, int) else size
+    x = torch.randn(2, ROWS, COLUMNS, 6, dtype=torch.float64, requires_grad=True)
+    table = RelativePositionBias(3, (rows, columns), init_std=1.0).double()
+    tokens, apart = partition(x, size, shift)
+    q = tokens.unflatten(-1, (3, 2)).transpose(1, 2)
+    out = attention(q, q, q, position=table, queries=Grid(rows, columns), mask=apart)
+    assert isinstance(out, torch.Tensor)
+    ours = join(out.transpose(1, 2).flatten(2), grid, size, shift)
+    allowed = windows(grid, size, shift).dense(N, N)
+    cells = [divmod(n, COLUMNS) for n in range(N)]
+    offsets = [[(a[0] - b[0] + rows - 1, a[1] - b[1] + columns - 1) for b in cells] for a in cells]
+    entries = torch.tensor([[r * (2 * columns - 1) + c for r, c in row] for row in offsets])
+    inside = torch.where(allowed[0, 0], entries, 0)
+    bias = table.relative_position_bias_table[inside].permute(2, 0, 1)[None]
+    whole = x.flatten(1, 2).unflatten(-1, (3, 2)).transpose(1, 2)
+    wanted = oracle.attention(whole, whole, whole, bias=bias, allowed=allowed)[0].transpose(1, 2).flatten(2).view_as(x)
+    torch.testing.assert_close(ours, wanted)
+    leaves, upstream = [x, table.relative_position_bias_table], torch.randn_like(x)
+    for a, b in zip(*(torch.autograd.grad(y, leaves, upstream) for y in (ours, wanted)), strict=True):
+        torch.testing.assert_close(a, b)
+    assert (apart is None) == (shift == 0 and ROWS % rows == 0 and COLUMNS % columns == 0)
+    assert torch.equal(join(tokens, grid, size, shift), x)
+
+
 def test_what_does_not_fit_is_said(unchecked: None) -> None:
     for call, says in (
         (lambda: local(4), "an odd window_size"),
         (lambda: local(0), "window_size to be an integer of at least 1"),
         (lambda: dilated(8, 3, 0), "dilation to be an integer of at least 1"),
+        (lambda: fixed(8, 4, summaries=5), "at most 4 summaries, a whole block; got 5"),
+        (lambda: fixed(8, 0), "stride to be an integer of at least 1"),
+        (lambda: strided(8, 0), "stride to be an integer of at least 1"),
         (lambda: longformer(8, 3, [8]), r"global_tokens of 0 to 7; got \[8\]"),
         (lambda: block_sparse(torch.ones(2, 2), 4), "a boolean layout"),
         (lambda: big_bird(64, 8, window=2), "an odd window; got 2"),
         (lambda: windows(Grid(4, 4, prefix=1), 2), "a grid without a prefix"),
+        (lambda: windows(Grid(4, 4), (2, 2, 2)), "a size for each of 2 axes"),
+        (lambda: partition(torch.ones(4, 4), 2), r"tokens \[B, rows, columns, E\]"),
         (lambda: windows(Grid(4, 4), 2, 2), "a shift below the window's size; got 2 and 2"),
     ):
         with pytest.raises(ValueError, match=says):

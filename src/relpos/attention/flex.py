@@ -160,6 +160,9 @@ def _allowed(work: Work) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         "low": low, "high": high, "order": order, "mine": mask.query_segments, "theirs": mask.key_segments,
         "query": mask.query_global, "key": mask.key_global,
     }  # fmt: skip
+    limit = mask.limit if mask.has_globals else None  # without globals, `high` has it
+    if limit is not None:
+        wide["most"] = limit + (torch.arange(n, device=device) if mask.query_order is None else mask.query_order)
     of = {name: _a_batch(x, batch) for name, x in wide.items() if x is not None}
     blocks = mask.blocks
     layout = None if blocks is None else blocks.layout.expand(work.q.shape[1], -1, -1)
@@ -174,6 +177,8 @@ def _allowed(work: Work) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
             seen = seen | of["query"][b, i]
         if "key" in of:
             seen = seen | of["key"][b, j]
+        if "most" in of:
+            seen = seen & (of["order"][b, j] <= of["most"][b, i])
         if "mine" in of:
             seen = seen & (of["mine"][b, i] == of["theirs"][b, j]) & (of["mine"][b, i] >= 0)
         if blocks is not None and layout is not None:

@@ -16,7 +16,9 @@ from relpos.attention.work import Packed, Work, unpack
 
 Forward = Callable[[Work], tuple[Tensor, Tensor]]
 """Output and log-sum-exp of a call."""
-Backward = Callable[[Work, Tensor, Tensor, Tensor, Tensor, list[Tensor]], dict[int, Tensor]]
+Gradients = dict[int, Tensor]
+"""By the `id` of a tensor."""
+Backward = Callable[[Work, Tensor, Tensor, Tensor, Tensor, list[Tensor]], Gradients]
 """Of a call, its output and log-sum-exp, their gradients and the tensors asked for: gradients by the `id` of a tensor;
 of one that is not there it is zero."""
 

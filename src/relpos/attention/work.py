@@ -55,6 +55,7 @@ class Work:
         scale: of the content product.
         dropout: probability; seed: or None.
         first_row: the number of the first query, for dropout.
+        tokens: where the batch is made of C stretches of n tokens for each of its elements, their numbers, for dropout.
     """
 
     q: Float[Tensor, "B H N D"]
@@ -68,6 +69,7 @@ class Work:
     dropout: float
     seed: Int[Tensor, ""] | None
     first_row: int
+    tokens: Int[Tensor, "C n"] | None = None
 
 
 _APPLIED = (Rotation, QueryBias, Scale, RowRule)

@@ -30,7 +30,7 @@ from relpos.core.checks import fail, require_int, require_name
 
 QUICK_TOKENS = 256
 CEILINGS = "ceilings"
-_PARTS = ("attention", "bench", "core", "layers", "position")
+_PARTS = ("attention", "bench", "core", "layers", "patterns", "position")
 
 
 @dataclass(frozen=True)

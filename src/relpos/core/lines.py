@@ -182,9 +182,11 @@ class Lines(Movable):
         return Offsets(torch.where(kind[:, None] == int(Kind.TOKENS), axes, 0), kind, layout.low, high)
 
     def narrow(self, queries: slice, keys: slice) -> Lines:
-        """The lines of some consecutive queries and keys; they read the same `values`."""
+        """The lines of some consecutive queries and keys; they read the same `values`. Keys may leave some out at equal
+        distances."""
         query, query_ramp = _narrow(self.query, self.layout.query, queries)
-        key, key_ramp = _narrow(self.key, self.layout.key, keys)
+        apart = keys.step is not None and keys.step > 1
+        key, key_ramp = (self.key[..., keys], None) if apart else _narrow(self.key, self.layout.key, keys)
         return replace(self, query=query, key=key, layout=replace(self.layout, query=query_ramp, key=key_ramp))
 
     def same_structure(self, other: Lines) -> bool:

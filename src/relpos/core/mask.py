@@ -4,10 +4,12 @@ A pair is allowed when
 
     query_segments[i] == key_segments[j] >= 0,  and
     low[i] <= key_order[j] <= high[i]  or  query i or key j is global,  and
+    key_order[j] <= query_order[i] + limit, global or not,  and
     the block layout, if any, allows the block that holds the pair.
 
 `low` and `high` come from `left` and `right`, plain numbers around `query_order[i]` (causal: right=0; a window:
-both), or are given as tensors, or both, and then both hold. Order is its own, apart from position: `query_order` and
+both), or are given as tensors, or both, and then both hold. Globals ignore all of these but `limit`, which keeps a
+pattern with globals causal: `mask & Mask.causal()` sets it. Order is its own, apart from position: `query_order` and
 `key_order` default to the index, which needs as many queries as keys. None of the fields is N x M.
 
 A row that may see nothing gives output 0 and gradient 0.
@@ -84,6 +86,7 @@ class Mask(Movable):
         query_segments, key_segments: `Int`; different or negative segments do not see each other.
         query_global, key_global: `Bool`; a global query or key ignores the interval.
         blocks: a block layout.
+        limit: how far after its own order a query sees at most, whatever is global, or None for no bound.
     """
 
     left: int | None = static(default=None)
@@ -97,13 +100,14 @@ class Mask(Movable):
     query_global: Bool[Tensor, "*#B N"] | None = None
     key_global: Bool[Tensor, "*#B M"] | None = None
     blocks: Blocks | None = None
+    limit: int | None = static(default=None)
 
     def __post_init__(self) -> None:
         for field in fields(self):
             x = getattr(self, field.name)
             if x is None:
                 continue
-            if field.name in ("left", "right"):
+            if field.name in ("left", "right", "limit"):
                 if not isinstance(x, int) or isinstance(x, bool):
                     fail(f"Mask {field.name} to be an integer", shape_of(x), "Leave it out for no bound on that side.")
             elif field.name == "blocks":
@@ -149,13 +153,12 @@ class Mask(Movable):
         """The pairs both allow. Both may bound intervals of one order; every other part may come from one side only."""
         if not isinstance(other, Mask):
             fail("a Mask on both sides of &", shape_of(other), "Use Mask.padding(valid), or a DenseBias term.")
-        if (self.has_globals and (other.has_interval or other.has_globals)) or (
-            other.has_globals and self.has_interval
-        ):
+        self, other = self._limited(other), other._limited(self)
+        if (self.has_globals and (other._is_lifted or other.has_globals)) or (other.has_globals and self._is_lifted):
             fail(
                 "globals and intervals on the same mask",
                 "one mask with globals and another with an interval",
-                "Build one Mask with both: globals lift its own interval alone.",
+                "Build one Mask with both: globals lift its own interval alone. Mask.causal() may stand beside it.",
             )
         orders = ((self.query_order, other.query_order), (self.key_order, other.key_order))
         if self.has_interval and other.has_interval and any(mine is not theirs for mine, theirs in orders):
@@ -168,7 +171,7 @@ class Mask(Movable):
             elif field.name in ("low", "high") and mine.shape[-1] != theirs.shape[-1]:
                 sizes = f"{mine.shape[-1]} and {theirs.shape[-1]}"
                 fail(f"{field.name} of as many queries in two masks", sizes, "Build both from the same tokens.")
-            elif field.name in ("left", "right"):
+            elif field.name in ("left", "right", "limit"):
                 merged[field.name] = min(mine, theirs)
             elif field.name == "low":
                 merged[field.name] = torch.maximum(mine, theirs)
@@ -178,10 +181,24 @@ class Mask(Movable):
                 fail(f"{field.name} from one of two masks", "both set it", "Combine that part before building masks.")
         return replace(self, **merged)
 
+    def _limited(self, other: Mask) -> Mask:
+        """This mask as it stands beside another: a bound on the right alone holds for that one's globals too."""
+        if self.right is None or not other.has_globals or self.has_globals or self.left is not None:
+            return self
+        if self.low is not None or self.high is not None:
+            return self
+        limit = self.right if self.limit is None else min(self.right, self.limit)
+        return replace(self, right=None, limit=limit)
+
+    @property
+    def _is_lifted(self) -> bool:
+        """Whether there is an interval that globals ignore."""
+        return any(x is not None for x in (self.left, self.right, self.low, self.high))
+
     @property
     def has_interval(self) -> bool:
         """Whether order matters at all."""
-        return any(x is not None for x in (self.left, self.right, self.low, self.high))
+        return self._is_lifted or self.limit is not None
 
     @property
     def has_globals(self) -> bool:
@@ -201,10 +218,15 @@ class Mask(Movable):
     @property
     def may_blank_rows(self) -> bool:
         """Whether some row may see nothing, as far as can be told without reading tensors."""
-        if any(bound is not None and bound < 0 for bound in (self.left, self.right)):
+        if any(bound is not None and bound < 0 for bound in (self.left, self.right, self.limit)):
             return True
-        plain = replace(self, left=None, right=None)
+        plain = replace(self, left=None, right=None, limit=None)
         return any(getattr(plain, field.name) is not None for field in fields(plain))
+
+    @property
+    def _is_relative(self) -> bool:
+        """Whether some bound goes by the order of the queries."""
+        return any(x is not None for x in (self.left, self.right, self.limit))
 
     def check(self, queries: int, keys: int) -> None:
         """Raise unless the mask fits this many queries and keys."""
@@ -213,7 +235,7 @@ class Mask(Movable):
             count = keys if field.name.startswith("key") else queries
             if isinstance(x, Tensor) and x.shape[-1] != count:
                 fail(f"Mask {field.name} for {count} tokens", shape_of(x), "Build the mask from the same tokens.")
-        needs_query_order = self.left is not None or self.right is not None
+        needs_query_order = self._is_relative
         if self.has_interval and queries != keys:
             missing = [
                 name
@@ -252,7 +274,7 @@ class Mask(Movable):
         if self.blocks is not None:
             known = (part if span is None else slice(*span) for part, span in zip((queries, keys), spans, strict=True))
             cut["blocks"] = self.blocks.narrow(*known)
-        bounded = self.left is not None or self.right is not None
+        bounded = self._is_relative
         absolute = any(x is not None for x in (self.low, self.high, self.query_order, self.key_order))
         if absolute or spans[0] is None or spans[0] != spans[1]:  # on the diagonal, indices are as far apart as before
             sides = (("query_order", queries, spans[0], bounded), ("key_order", keys, spans[1], self.has_interval))
@@ -270,17 +292,22 @@ class Mask(Movable):
         return {name: x for name, x in found.items() if isinstance(x, Tensor)}
 
     def interval(self, rows: Int[Tensor, " n"]) -> tuple[Int[Tensor, "*#B n"] | None, Int[Tensor, "*#B n"] | None]:
-        """The lowest and highest key order that some queries, by number, see: `[1 or B, n]`, or None for no bound."""
+        """The lowest and highest key order that some queries, by number, see where nothing is global: `[1 or B, n]`, or
+        None for no bound."""
         low, high = _at(self.low, rows), _at(self.high, rows)
-        if self.left is not None or self.right is not None:
-            order = _at(self.query_order, rows)
-            if order is None:
-                order = rows[None]
-            if self.left is not None:
-                low = order - self.left if low is None else torch.maximum(low, order - self.left)
-            if self.right is not None:
-                high = order + self.right if high is None else torch.minimum(high, order + self.right)
+        if self.left is not None:
+            least = self._order(rows) - self.left
+            low = least if low is None else torch.maximum(low, least)
+        for bound in (self.right, self.limit):
+            if bound is not None:
+                most = self._order(rows) + bound
+                high = most if high is None else torch.minimum(high, most)
         return low, high
+
+    def _order(self, rows: Int[Tensor, " n"]) -> Int[Tensor, "*#B n"]:
+        """The order of some queries, `[1 or B, n]`."""
+        order = _at(self.query_order, rows)
+        return rows[None] if order is None else order
 
     def dense(self, queries: int, keys: int, device: torch.device | None = None) -> Bool[Tensor, "#B #H N M"]:
         """True where a pair is allowed: the mask's meaning, `[1 or B, 1 or H, N, M]`."""
@@ -290,13 +317,14 @@ class Mask(Movable):
         return self.pairs(torch.arange(queries, device=device), slice(0, keys))
 
     def pairs(self, rows: Int[Tensor, " n"], keys: slice) -> Bool[Tensor, "#B #H n m"]:
-        """The same for some queries, by number in any order, and a stretch of the keys. What fits is not checked."""
-        allowed = torch.ones(1, rows.shape[0], keys.stop - keys.start, dtype=torch.bool, device=rows.device)
+        """The same for some queries, by number in any order, and keys from a start to a stop, which are not checked."""
+        columns = torch.arange(keys.start, keys.stop, keys.step or 1, device=rows.device)
+        allowed = torch.ones(1, rows.shape[0], columns.shape[0], dtype=torch.bool, device=rows.device)
         low, high = self.interval(rows)
+        order = _at(self.key_order, keys)
         if low is not None or high is not None:
-            order = _at(self.key_order, keys)
             if order is None:
-                order = torch.arange(keys.start, keys.stop, device=rows.device)[None]
+                order = columns[None]
             if low is not None:
                 allowed = allowed & (low[:, :, None] <= order[:, None, :])
             if high is not None:
@@ -306,12 +334,14 @@ class Mask(Movable):
             allowed = allowed | query_global[:, :, None]
         if key_global is not None:
             allowed = allowed | key_global[:, None, :]
+        if self.limit is not None and self.has_globals and order is not None:
+            allowed = allowed & (order[:, None, :] <= self._order(rows)[:, :, None] + self.limit)
         query_segments, key_segments = _at(self.query_segments, rows), _at(self.key_segments, keys)
         if query_segments is not None and key_segments is not None:
             equal = query_segments[:, :, None] == key_segments[:, None, :]
             allowed = allowed & equal & (query_segments >= 0)[:, :, None]
         result = allowed[:, None]
         if self.blocks is not None:
-            columns = torch.arange(keys.start, keys.stop, device=rows.device) // self.blocks.size
-            result = result & self.blocks.layout[:, rows // self.blocks.size][:, :, columns][None]
+            size = self.blocks.size
+            result = result & self.blocks.layout[:, rows // size][:, :, columns // size][None]
         return result

@@ -9,6 +9,7 @@ from relpos.layers.local import LocalAttention
 from relpos.layers.mlp import GatedMlp, Mlp
 from relpos.layers.norms import GroupNorm, QueryKeyNorm, RMSNorm
 from relpos.layers.patch import PatchEmbedding
+from relpos.layers.sparse import SparseAttention
 
 __all__ = [
     "FlashAttention",
@@ -25,5 +26,6 @@ __all__ = [
     "QueryKeyNorm",
     "RMSNorm",
     "ScaledDotProductAttention",
+    "SparseAttention",
     "TransformerBlock",
 ]

@@ -2,11 +2,22 @@
 
 local       a window around each token, also dilated
 sparse      Sparse Transformer, Longformer, BigBird, any block layout
-windows     Swin's windows on a grid, shifted or not
+windows     Swin's windows on a grid, shifted or not; `partition` and `join` take them apart and put them together
 """
 
 from relpos.patterns.local import dilated, local
-from relpos.patterns.sparse import big_bird, block_sparse, fixed, longformer
-from relpos.patterns.windows import windows
+from relpos.patterns.sparse import big_bird, block_sparse, fixed, longformer, strided
+from relpos.patterns.windows import join, partition, windows
 
-__all__ = ["big_bird", "block_sparse", "dilated", "fixed", "local", "longformer", "windows"]
+__all__ = [
+    "big_bird",
+    "block_sparse",
+    "dilated",
+    "fixed",
+    "join",
+    "local",
+    "longformer",
+    "partition",
+    "strided",
+    "windows",
+]

@@ -1,4 +1,4 @@
-"""Sparse patterns on sequences: fixed strides, global tokens beside a window, and layouts of blocks."""
+"""Sparse patterns on sequences: strides, global tokens beside a window, and layouts of blocks."""
 
 from __future__ import annotations
 
@@ -11,18 +11,35 @@ from relpos.core.checks import fail, require_int, shape_of
 from relpos.patterns.local import local
 
 
-def fixed(length: int, stride: int) -> Mask:
-    """Each token sees the block of `stride` tokens it stands in, and the last token of every block.
+def fixed(length: int, stride: int, *, summaries: int = 1, causal: bool = False) -> Mask:
+    """Each token sees the block of `stride` tokens it stands in, and the last `summaries` tokens of every block.
 
-    The fixed pattern of Child et al. 2019, "Sparse Transformer", section 4.3, with c = 1, both ways: the last tokens
-    sum up their blocks for all others. With `stride` near sqrt(length) a token sees O(sqrt(length)) others. The paper's
-    is causal, which `Mask`'s globals, that lift all order, cannot say.
+    The fixed pattern of Child et al. 2019, "Generating Long Sequences with Sparse Transformers", section 4.3, both of
+    its parts in one head; `summaries` is their c, with which the last tokens sum up their blocks for all others. Theirs
+    is causal. With `stride` near sqrt(length) a token sees O(sqrt(length)) others.
     """
     require_int(length, "length", at_least=0)
     require_int(stride, "stride", at_least=1)
+    require_int(summaries, "summaries", at_least=1)
+    if summaries > stride:
+        fail(f"at most {stride} summaries, a whole block", str(summaries), "The last tokens of a block sum it up.")
     numbers = torch.arange(length)
     start = numbers // stride * stride
-    return Mask(low=start, high=start + stride - 1, key_global=numbers % stride == stride - 1)
+    whole = Mask(low=start, high=start + stride - 1, key_global=numbers % stride >= stride - summaries)
+    return whole & Mask.causal() if causal else whole
+
+
+def strided(length: int, stride: int, *, causal: bool = False) -> Mask:
+    """Each token sees those whole strides away from it: the second part of Child's strided pattern.
+
+    The first part is `local(stride, causal=True)`. The paper gives the parts to layers in turn, or to heads of their
+    own, and so they are two masks here. One head with both would be a window joined to a class of remainders, which the
+    structure of a `Mask` (segments and intervals both hold) does not say; `fixed` is the paper's pattern for that.
+    """
+    require_int(length, "length", at_least=0)
+    require_int(stride, "stride", at_least=1)
+    columns = Mask.packed(torch.arange(length) % stride)
+    return columns & Mask.causal() if causal else columns
 
 
 def longformer(length: int, window_size: int, global_tokens: Int[Tensor, " g"] | list[int]) -> Mask:

@@ -1,8 +1,19 @@
-"""Swin's windows on a grid: tokens of one window see each other (Liu et al. 2021, section 3.2)."""
+"""Swin's windows on a grid: tokens of one window see each other (Liu et al. 2021, section 3.2).
+
+They are said in two ways that allow the same pairs. As a mask, `windows`, they stay tokens of one sequence, with any
+position and any other mask. Taken apart, `partition`, every window is an element of a batch of short sequences, which a
+dense engine handles fastest where windows are small; `join` puts them together again. This is the only place that cuts
+windows.
+"""
 
 from __future__ import annotations
 
+import itertools
+
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
 
 from relpos.core import Grid, Mask
 from relpos.core.checks import fail, require_int, shape_of
@@ -11,7 +22,7 @@ from relpos.core.checks import fail, require_int, shape_of
 def windows(grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ...] = 0) -> Mask:
     """Tokens see those of their own window, which has `size` cells along each axis.
 
-    Shifted, the windows' borders stand `shift` cells earlier. Swin rolls the grid round its edges and masks what then
+    Shifted, the windows' borders stand `shift` cells later. Swin rolls the grid round its edges and masks what then
     meets wrongly; here windows at the edges are simply smaller, which allows the same pairs.
 
     Raises:
@@ -21,14 +32,80 @@ def windows(grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ...
         fail("a Grid", shape_of(grid), "Write Grid(rows, columns).")
     if grid.prefix:
         fail("a grid without a prefix", repr(grid), "A prefix belongs to no window.")
-    sizes, shifts = ((x,) * grid.axes if isinstance(x, int) else tuple(x) for x in (size, shift))
+    sizes, shifts = _by_axis(grid, size, shift)
     segments = torch.zeros((), dtype=torch.long)
     for axis, (cells, one, ahead) in enumerate(zip(grid.sizes, sizes, shifts, strict=True)):
+        own = (torch.arange(cells) + (one - ahead) % one) // one
+        count = int(own[-1]) + 1
+        segments = segments[..., None] * count + own.view(*(1,) * axis, -1)
+    return Mask.packed(segments.flatten())
+
+
+def _by_axis(grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Size and shift of each axis, checked."""
+    sizes, shifts = ((x,) * grid.axes if isinstance(x, int) else tuple(x) for x in (size, shift))
+    for name, numbers in (("size", sizes), ("shift", shifts)):
+        if len(numbers) != grid.axes:
+            fail(f"a {name} for each of {grid.axes} axes", str(numbers), "Give one number for all of them, or a tuple.")
+    for one, ahead in zip(sizes, shifts, strict=True):
         require_int(one, "size", at_least=1)
         require_int(ahead, "shift", at_least=0)
         if ahead >= one:
             fail("a shift below the window's size", f"{ahead} and {one}", "Swin shifts by half a window.")
-        own = (torch.arange(cells) + ahead) // one
-        count = (cells - 1 + ahead) // one + 1
-        segments = segments[..., None] * count + own.view(*(1,) * axis, -1)
-    return Mask.packed(segments.flatten())
+    return sizes, shifts
+
+
+def partition(
+    x: Float[Tensor, "B *cells E"], size: int | tuple[int, ...], shift: int | tuple[int, ...] = 0
+) -> tuple[Float[Tensor, "W T E"], Mask | None]:
+    """Tokens on a grid as the tokens of its windows, window by window of each element of the batch.
+
+    The grid is padded with zeros at its far ends to whole windows and then rolled back by `shift`, as in Swin.
+
+    Returns:
+        The tokens, and the mask that keeps apart what met over an edge or is padding; None where there is neither. The
+        windows' coordinates are `Grid(*size)`.
+    """
+    if not isinstance(x, Tensor) or x.dim() < 3:
+        fail(
+            "tokens [B, rows, columns, E]",
+            shape_of(x),
+            "tokens.unflatten(1, (rows, columns)) has a grid's axes.",
+        )
+    grid = Grid(*x.shape[1:-1])
+    sizes, shifts = _by_axis(grid, size, shift)
+    apart = None
+    if any(shifts) or any(cells % one for cells, one in zip(grid.sizes, sizes, strict=True)):
+        own = windows(grid, size, shift).query_segments
+        assert own is not None
+        of_cells = _cut((own + 1).view(1, *grid.sizes, 1), sizes, shifts)[..., 0] - 1  # what pads is -1
+        apart = Mask.packed(of_cells.repeat(x.shape[0], 1).to(x.device))
+    return _cut(x, sizes, shifts), apart
+
+
+def _cut(x: Tensor, sizes: tuple[int, ...], shifts: tuple[int, ...]) -> Tensor:
+    axes = len(sizes)
+    ends = [-cells % one for cells, one in zip(x.shape[1:-1], sizes, strict=True)]
+    x = F.pad(x, (0, 0, *itertools.chain.from_iterable((0, end) for end in reversed(ends))))
+    x = x.roll([-shift for shift in shifts], dims=list(range(1, axes + 1)))
+    for axis in range(axes, 0, -1):
+        x = x.unflatten(axis, (-1, sizes[axis - 1]))
+    # [B, count, size, count, size, ..., E]
+    x = x.permute(0, *range(1, 2 * axes, 2), *range(2, 2 * axes + 1, 2), 2 * axes + 1)
+    return x.flatten(axes + 1, 2 * axes).flatten(0, axes)
+
+
+def join(
+    x: Float[Tensor, "W T E"], grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ...] = 0
+) -> Float[Tensor, "B *cells E"]:
+    """The tokens of windows on their grid again: `join(partition(x, size, shift)[0], grid, size, shift)` is x."""
+    sizes, shifts = _by_axis(grid, size, shift)
+    axes = grid.axes
+    counts = [-(-cells // one) for cells, one in zip(grid.sizes, sizes, strict=True)]
+    x = x.unflatten(1, sizes).unflatten(0, (-1, *counts))
+    pairs = itertools.chain.from_iterable((1 + axis, 1 + axes + axis) for axis in range(axes))
+    x = x.permute(0, *pairs, 2 * axes + 1)
+    for axis in range(1, axes + 1):
+        x = x.flatten(axis, axis + 1)
+    x = x.roll(shifts, dims=list(range(1, axes + 1)))
+    return x[(slice(None), *(slice(0, cells) for cells in grid.sizes))]

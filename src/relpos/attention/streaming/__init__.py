@@ -1,7 +1,8 @@
 """Exact attention in O(N) memory: blocks of query rows, every term, gradients recomputed block by block.
 
 The path of a call: `work` applies the rotation, rules by row become dense biases of one block of rows at a time, and
-everything else goes through the operators that `operators` makes to the loop of `loop`, which reads a regular line
+everything else goes through the operators that `operators` makes, scattered segments gathered (`segments`), to the loop
+of `loop`, which looks at the keys alone that a block's rows may see (`masks`), reads a regular line
 bias as views of one vector (`strips`) and any other term by its dense meaning on a block (`general`).
 """
 
@@ -17,21 +18,46 @@ from torch.utils.checkpoint import checkpoint
 
 from relpos.attention import dense
 from relpos.attention.call import Call
-from relpos.attention.operators import lacks_transform, make_operator
+from relpos.attention.operators import Gradients, lacks_transform, make_operator
 from relpos.attention.streaming.backward import Backward
 from relpos.attention.streaming.forward import Forward
 from relpos.attention.streaming.rules import slower as slower
+from relpos.attention.streaming.segments import split
 from relpos.attention.work import Work, of_nothing, pack, work_of
 from relpos.core import DenseBias, LineVectors, RowRule, Term, Terms, at_least_float32, lookup
 
 NAME = "streaming"
 SUMMARY = "blocks of rows in O(N) memory, with an exact gradient; every term, any device; fastest on CPU"
 
-streaming = make_operator(
-    NAME,
-    lambda work: Forward(work).run(),
-    lambda work, out, lse, d_out, d_lse, needed: Backward(work, out, lse, d_out, d_lse, needed).run(),
-)
+
+def _forward(work: Work) -> tuple[Tensor, Tensor]:
+    parts = split(work)
+    if parts is None:
+        return Forward(work).run()
+    out = work.q.new_empty(*work.q.shape[:3], work.v.shape[3])
+    lse = at_least_float32(work.q).new_empty(work.q.shape[:3])
+    for part in parts:
+        for into, own in zip((out, lse), Forward(part.work).run(), strict=True):
+            part.put(into, own)
+    return out, lse
+
+
+def _backward(work: Work, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, needed: list[Tensor]) -> Gradients:
+    parts = split(work)
+    if parts is None:
+        return Backward(work, out, lse, d_out, d_lse, needed).run()
+    found = {id(x): torch.zeros_like(at_least_float32(x)) for x in needed}
+    for part in parts:
+        own, sums, d_own, d_sums = (part.take(x) for x in (out, lse, d_out, d_lse))
+        wanted = [made for x, made, _ in part.links if id(x) in found]
+        gradients = Backward(part.work, own, sums, d_own, d_sums, wanted).run()
+        for x, made, add in part.links:
+            if id(x) in found and id(made) in gradients:
+                add(found[id(x)], gradients[id(made)])
+    return found
+
+
+streaming = make_operator(NAME, _forward, _backward)
 
 
 def lacks(call: Call) -> str | None:

@@ -7,20 +7,36 @@ stand side by side. Nothing of size N x M outlives its block.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from relpos.attention import dense
 from relpos.attention.streaming import masks
-from relpos.attention.streaming.strips import Block, log_base
+from relpos.attention.streaming.strips import Block, count_of, log_base
 from relpos.attention.work import Work
-from relpos.core import AxisVectors, DenseBias, LineBias, LineVectors, LowRank, Term, Terms, at_least_float32, contract
+from relpos.core import (
+    AxisVectors,
+    DenseBias,
+    LineBias,
+    LineVectors,
+    LowRank,
+    Mask,
+    Term,
+    Terms,
+    at_least_float32,
+    contract,
+)
+
+MOST_ROWS = 256
+"""Of a block under a mask."""
 
 
 @dataclass(eq=False)
@@ -28,7 +44,7 @@ class Cut:
     """The terms on one block.
 
     Attributes:
-        keys: which ones. masked, pairs: as of a tile of `Strips`.
+        keys: which ones. masked, mask, pairs: as of a tile of `Strips`.
         bias: what is added, in the units of `log_base`, `[BH, n, m]`, or None.
         terms: cut. q, k: the block's unrotated queries and keys, which vectors meet.
     """
@@ -39,7 +55,13 @@ class Cut:
     terms: Terms
     q: Float[Tensor, "B H n D"]
     k: Float[Tensor, "B H m D"]
+    mask: Mask | None
     pairs: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        """How many keys."""
+        return count_of(self.keys)
 
 
 class General:
@@ -50,6 +72,7 @@ class General:
         self.work, self.device = work, work.q.device
         self.shape = (batch, heads)
         self.keys = work.k.shape[2]
+        self.pairs = pairs
         self.rows = max(1, min(self.queries, pairs // max(1, batch * heads * self.keys)))
         self.dtype = torch.promote_types(work.q.dtype, torch.float32)
         self.unit = log_base(self.dtype)
@@ -63,9 +86,29 @@ class General:
 
     def blocks(self) -> Iterator[Block]:
         """All rows once."""
-        for start in range(0, self.queries, self.rows):
-            stop = min(start + self.rows, self.queries)
-            yield Block(slice(start, stop), torch.arange(start, stop, device=self.device), start)
+        borders = [0, *masks.cuts(self.work.mask, self.queries, self.device), self.queries]
+        for low, high in itertools.pairwise(borders):
+            start = low
+            while start < high:
+                numbers = self._numbers(start, high)
+                stop = start + len(numbers)
+                yield Block(slice(start, stop), numbers, start)
+                start = stop
+
+    def _numbers(self, start: int, most: int) -> Int[Tensor, " n"]:
+        """The rows of a block: more of them where a mask lets them see little."""
+        count = min(self.rows, most - start)
+        wide = torch.arange(start, most, device=self.device)
+        while self.work.mask is not None and count < min(most - start, MOST_ROWS):
+            twice = min(2 * count, most - start)
+            seen = sum(count_of(keys) for keys in self._spans(wide[:twice]))
+            if twice * seen * math.prod(self.shape) > self.pairs:
+                break
+            count = twice
+        return wide[:count]
+
+    def _spans(self, rows: Int[Tensor, " n"]) -> list[slice]:
+        return masks.spans(self.work.mask, rows, self.keys, stepped=True)
 
     def expect(self, needed: Set[int]) -> None:
         """Make room for the gradients of the tensors with these identities."""
@@ -87,20 +130,17 @@ class General:
         self.gradients = pytree.tree_map_only(Tensor, room, self.work.terms)
 
     def tiles(self, block: Block) -> Iterator[Cut]:
-        """The hull of what the rows may see, in one."""
-        mask = self.work.mask
-        found = masks.spans(mask, block.numbers, self.keys)
-        if not found:
-            return
-        rows, keys = block.rows, slice(found[0][0], found[-1][1])
-        terms = self.work.terms.narrow(rows, keys)
-        q, k = self.plain_q[:, :, rows], self.plain_k[:, :, keys]
-        natural = dense.bias(terms, q, k, self.work.scale, None)
-        bias = None
-        if natural is not None:
-            wide = (natural * self.unit).expand(*self.shape, -1, -1)
-            bias = wide.reshape(-1, *wide.shape[2:])
-        yield Cut(keys, bias, mask is not None, terms, q, k)
+        """What the rows may see, stretch by stretch."""
+        rows = block.rows
+        for keys in self._spans(block.numbers):
+            terms = self.work.terms.narrow(rows, keys)
+            q, k = self.plain_q[:, :, rows], self.plain_k[:, :, keys]
+            natural = dense.bias(terms, q, k, self.work.scale, None)
+            bias = None
+            if natural is not None:
+                wide = (natural * self.unit).expand(*self.shape, -1, -1)
+                bias = wide.reshape(-1, *wide.shape[2:])
+            yield Cut(keys, bias, self.work.mask is not None, terms, q, k, self.work.mask)
 
     def bias(self, block: Block, tile: Cut, heads: slice) -> Tensor | None:
         """What is added to the scores, of all heads."""

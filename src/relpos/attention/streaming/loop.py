@@ -9,6 +9,7 @@ Scores are kept in base 2, because exp2 is several times faster than exp on CPU 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from relpos.attention.streaming.general import General
 from relpos.attention.streaming.operands import Heads, Operands, Part
 from relpos.attention.streaming.products import add_product, native
 from relpos.attention.streaming.room import Room
-from relpos.attention.streaming.strips import ROWS, WIDTH, Strips, log_base
+from relpos.attention.streaming.strips import ROWS, WIDTH, Block, Strips, Tile, log_base
 from relpos.attention.streaming.vectors import Vectors
 from relpos.attention.work import Work
 from relpos.core import LineVectors, Sinks, Softcap
@@ -29,6 +30,15 @@ PAIRS = 2**18
 """Scores of several heads that are held at once, in a buffer, where one head has fewer."""
 _NATIVE_ROWS, _NATIVE_WIDTH = 512, 2048
 """Rows and keys of a tile in bfloat16, whose products are so fast that what surrounds each is spread over more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A block of rows with its tiles, of one head alone or of all."""
+
+    block: Block
+    tiles: list[Tile]
+    head: int | None
 
 
 class Loop:
@@ -54,10 +64,14 @@ class Loop:
             logits = sinks.logits.detach().to(self.dtype) * self.unit
             self.sink = logits.expand(self.batch, self.heads).reshape(-1, 1, 1)
         self.operands = Operands(work, self.dtype)
-        self.planned = []
+        self.planned: list[Planned] = []
         if isinstance(self.side, Strips):
-            self.planned = [(block, list(self.side.tiles(block))) for block in self.side.blocks()]
-        self.by_pairs = any(tile.masked for _, tiles in self.planned for tile in tiles)
+            alone = range(self.heads) if self.side.heads_apart else (None,)
+            blocks = list(self.side.blocks())
+            self.planned = [
+                Planned(block, list(self.side.tiles(block, head)), head) for block in blocks for head in alone
+            ]
+        self.by_pairs = any(tile.masked for planned in self.planned for tile in planned.tiles)
 
     def parts(self, prefix_only: bool = False) -> Iterator[Part]:
         """Every block of rows of every head, as many heads together as the buffers hold.
@@ -71,23 +85,23 @@ class Loop:
             for block in side.blocks():
                 yield whole.part(block, list(side.tiles(block)), heads)
             return
-        planned = [entry for entry in self.planned if entry[0].step == 0 or not prefix_only]
-        widest = max((tile.keys.stop - tile.keys.start for _, tiles in planned for tile in tiles), default=1)
-        tallest = max((block.rows.stop - block.rows.start for block, _ in planned), default=1)
-        at_once = 1 if self.vectors else max(1, PAIRS // (widest * tallest))
+        planned = [one for one in self.planned if one.block.step == 0 or not prefix_only]
+        widest = max((tile.count for one in planned for tile in one.tiles), default=1)
+        tallest = max((one.block.rows.stop - one.block.rows.start for one in planned), default=1)
+        at_once = 1 if self.vectors or side.heads_apart else max(1, PAIRS // (widest * tallest))
         chunks = [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
         if self.by_pairs:
             every = [Heads(whole, chunk) for chunk in chunks]
-            for block, tiles in planned:
-                for heads in every:
-                    yield whole.part(block, tiles, heads)
-                for tile in tiles:
+            for one in planned:
+                for heads in every if one.head is None else every[one.head :: self.heads]:
+                    yield whole.part(one.block, one.tiles, heads)
+                for tile in one.tiles:
                     tile.pairs = None
         else:
             for chunk in chunks:
                 heads = Heads(whole, chunk)
-                for block, tiles in planned:
-                    yield whole.part(block, tiles, heads)
+                for one in planned:
+                    yield whole.part(one.block, one.tiles, heads)
 
     # scores
 
@@ -100,7 +114,7 @@ class Loop:
         if self.vectors is not None:
             return self._masked(self._scores_with_vectors(room, part, tile, shift), part, tile)
         bias = self.side.bias(part.block, tile, part.which)
-        score = room.scores.rows(part.q.shape[0], part.q.shape[1], tile.keys.stop - tile.keys.start)
+        score = room.scores.rows(part.q.shape[0], part.q.shape[1], tile.count)
         q, k = part.q, part.heads.k[:, tile.keys].mT
         if self.cap is None:
             self._begin(score, bias, shift)
@@ -114,8 +128,7 @@ class Loop:
     def _masked(self, score: Tensor, part: Part, tile: Any) -> Tensor:
         if tile.masked:
             if tile.pairs is None:
-                assert self.work.mask is not None
-                tile.pairs = ~self.work.mask.pairs(part.block.numbers, tile.keys)
+                tile.pairs = ~tile.mask.pairs(part.block.numbers, tile.keys)
             score.masked_fill_(self._of_heads(tile.pairs, part.which), -torch.inf)
         return score
 
@@ -123,7 +136,7 @@ class Loop:
         """The same in the layout that vectors want; the whole of it is left in the room."""
         assert isinstance(self.side, Strips)
         assert self.vectors is not None
-        score, whole = room.scores.shifted_over_anything(1, part.q.shape[1], tile.keys.stop - tile.keys.start, 1)
+        score, whole = room.scores.shifted_over_anything(1, part.q.shape[1], tile.count, 1)
         room.whole = whole[:, 0]
         window = None
         if self.side.reversed is not None or tile.low > 0 or tile.high < tile.width:
@@ -158,7 +171,9 @@ class Loop:
         """Dropout's factors, of all heads."""
         if self.work.seed is None:
             return None
-        columns = torch.arange(tile.keys.start, tile.keys.stop, device=part.q.device)
-        rows = part.block.numbers + self.work.first_row
-        kept = keep(self.work.seed, self.batch, self.heads, rows, columns, self.work.dropout)
-        return kept.flatten(0, 1).to(self.dtype) / (1 - self.work.dropout)
+        columns = torch.arange(self.work.k.shape[2], device=part.q.device)[tile.keys]
+        rows, tokens = part.block.numbers + self.work.first_row, self.work.tokens
+        pairs = [(rows, columns)] if tokens is None else [(own[rows], own[columns]) for own in tokens]
+        batch, seed, dropout = self.batch // len(pairs), self.work.seed, self.work.dropout
+        kept = torch.stack([keep(seed, batch, self.heads, own, theirs, dropout) for own, theirs in pairs], dim=1)
+        return kept.flatten(0, 2).to(self.dtype) / (1 - self.work.dropout)

@@ -1,4 +1,4 @@
-"""Which stretches of the keys a mask lets some query rows see."""
+"""Which stretches of the keys a mask lets some query rows see, and where rows that see much else begin."""
 
 from __future__ import annotations
 
@@ -8,53 +8,118 @@ from torch import Tensor
 
 from relpos.core import Mask
 
-_TILE = 64
-"""Keys that are looked at or left out together where a mask has holes."""
+GAP = 32
+"""Keys between two stretches up to which they are one: more pairs to forbid cost less than one more product."""
+_FEWEST = 4
+"""Stretches at equal distances that are worth a step."""
+ALIGNED = 64
+"""Rows of a block in the mean at least, where it is cut at the borders of a block layout or where intervals begin."""
+_OFTEN = 16
+"""Rows in the mean between global ones and others, below which rows are not cut there."""
 
 
-def spans(mask: Mask | None, rows: Int[Tensor, " n"], keys: int) -> list[tuple[int, int]]:
-    """Stretches of keys that hold everything the rows may see. Tensors are read only on CPU.
+def spans(mask: Mask | None, rows: Int[Tensor, " n"], keys: int, *, stepped: bool = False) -> list[slice]:
+    """Stretches of keys, apart from each other, that hold everything the rows may see. Tensors are read only on CPU.
 
-    Intervals and segments give one stretch; a mask with globals or blocks is looked at tile by tile.
+    It is found in O(keys), pair by pair for none: of an interval and of segments the hull, of globals and blocks
+    exactly those that are.
+
+    Args:
+        stepped: whether a stretch may leave out keys at equal distances, as a slice with a step.
     """
     if mask is None or keys == 0:
-        return [(0, keys)] if keys else []
+        return [slice(0, keys)] if keys else []
     if rows.device.type != "cpu":
-        return [(0, keys)]
-    if mask.blocks is not None or mask.has_globals:
-        seen = mask.pairs(rows, slice(0, keys)).flatten(0, 2).any(dim=0)
-        return _runs(seen)
+        return [slice(0, keys)]
     if mask.is_interval:
         first, last = int(rows.min()), int(rows.max())
         start = 0 if mask.left is None else max(0, first - mask.left)
         stop = keys if mask.right is None else min(keys, last + mask.right + 1)
-        return [(start, stop)] if stop > start else []
-    seen = torch.ones(keys, dtype=torch.bool)
-    low, high = mask.interval(rows)
+        return [slice(start, stop)] if stop > start else []
+    return _stretches(_runs(_seen(mask, rows, keys)), stepped)
+
+
+def _seen(mask: Mask, rows: Int[Tensor, " n"], keys: int) -> Bool[Tensor, " M"]:
+    """The keys that some of the rows may see, and some more."""
     order = torch.arange(keys)[None] if mask.key_order is None else torch.atleast_2d(mask.key_order)
+    low, high = mask.interval(rows)
+    seen = torch.ones(1, keys, dtype=torch.bool)
     if low is not None:
-        seen = seen & (order >= low.amin(dim=1, keepdim=True)).any(dim=0)
+        seen = seen & (order >= low.amin(dim=1, keepdim=True))
     if high is not None:
-        seen = seen & (order <= high.amax(dim=1, keepdim=True)).any(dim=0)
+        seen = seen & (order <= high.amax(dim=1, keepdim=True))
+    if mask.query_global is not None:
+        seen = seen | torch.atleast_2d(mask.query_global)[:, rows].any(dim=1, keepdim=True)
+    if mask.key_global is not None:
+        seen = seen | torch.atleast_2d(mask.key_global)
+    if mask.limit is not None and mask.has_globals:
+        own = rows[None] if mask.query_order is None else torch.atleast_2d(mask.query_order)[:, rows]
+        seen = seen & (order <= own.amax(dim=1, keepdim=True) + mask.limit)
     if mask.query_segments is not None and mask.key_segments is not None:
         mine, theirs = torch.atleast_2d(mask.query_segments)[:, rows], torch.atleast_2d(mask.key_segments)
         most = torch.iinfo(mine.dtype).max
         lowest = torch.where(mine < 0, most, mine).amin(dim=1, keepdim=True)
-        seen = seen & ((theirs >= lowest.clamp(min=0)) & (theirs <= mine.amax(dim=1, keepdim=True))).any(dim=0)
-    places = seen.nonzero()
-    if not len(places):
-        return []
-    return [(int(places[0]), int(places[-1]) + 1)]
+        seen = seen & (theirs >= lowest.clamp(min=0)) & (theirs <= mine.amax(dim=1, keepdim=True))
+    together = seen.any(dim=0)
+    if mask.blocks is not None:
+        layout, size = mask.blocks.layout, mask.blocks.size
+        columns = layout[:, torch.unique(rows // size)].flatten(0, 1).any(dim=0)
+        together = together & columns.repeat_interleave(size)[:keys]
+    return together
 
 
 def _runs(seen: Bool[Tensor, " M"]) -> list[tuple[int, int]]:
-    """The stretches of tiles that hold a True."""
-    tile, keys = _TILE, len(seen)
-    tiles = torch.nn.functional.pad(seen, (0, -keys % tile)).view(-1, tile).any(dim=1).tolist()
-    found: list[tuple[int, int]] = []
-    for number, there in enumerate(tiles):
-        if there and found and found[-1][1] == number * tile:
-            found[-1] = (found[-1][0], (number + 1) * tile)
-        elif there:
-            found.append((number * tile, (number + 1) * tile))
-    return [(low, min(keys, high)) for low, high in found]
+    """The stretches of True."""
+    padded = torch.nn.functional.pad(seen, (1, 1)).int()
+    steps = padded.diff()
+    return list(zip((steps == 1).nonzero()[:, 0].tolist(), (steps == -1).nonzero()[:, 0].tolist(), strict=True))
+
+
+def _stretches(runs: list[tuple[int, int]], stepped: bool) -> list[slice]:
+    """The same with small gaps closed, and single keys at equal distances as one slice."""
+    found: list[slice] = []
+    place = 0
+    while place < len(runs):
+        many = _alike(runs, place) if stepped else 1
+        start, stop = runs[place]
+        if many >= _FEWEST:
+            step = runs[place + 1][0] - start
+            last = runs[place + many - 1][0]
+            found += [slice(one, one + last - start + 1, step) for one in range(start, stop)]
+        elif found and found[-1].step is None and start - found[-1].stop <= GAP:
+            found[-1] = slice(found[-1].start, stop)
+        else:
+            found.append(slice(start, stop))
+        place += many if many >= _FEWEST else 1
+    return found
+
+
+def _alike(runs: list[tuple[int, int]], place: int) -> int:
+    """How many stretches from this one on are as long as it and at one distance, which leaves out more than half."""
+    if place + 1 == len(runs):
+        return 1
+    start, stop = runs[place]
+    size, step = stop - start, runs[place + 1][0] - start
+    if 2 * size > step:
+        return 1
+    count = 1
+    while place + count < len(runs) and runs[place + count] == (start + count * step, stop + count * step):
+        count += 1
+    return count
+
+
+def cuts(mask: Mask | None, rows: int, device: torch.device) -> list[int]:
+    """Numbers of query rows at which a block had better begin: where global ones begin and end, where the beginning of
+    an interval jumps, and at blocks' borders."""
+    if mask is None or device.type != "cpu":
+        return []
+    found: set[int] = set()
+    for x, least, often in ((mask.query_global, 0, _OFTEN), (mask.low, 1, ALIGNED)):
+        if x is not None:
+            changes = (torch.atleast_2d(x).int().diff(dim=1).abs() > least).any(dim=0).nonzero()[:, 0] + 1
+            if len(changes) * often <= rows:
+                found |= set(changes.tolist())
+    if mask.blocks is not None:
+        size = mask.blocks.size
+        found |= set(range(0, rows, size * -(-ALIGNED // size)))
+    return sorted(found - {0})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from relpos.attention.call import Call
-from relpos.core import LineBias, LineVectors, QueryBias, Rotation, RowRule, Scale, Sinks
+from relpos.core import LineBias, LineVectors, Mask, QueryBias, Rotation, RowRule, Scale, Sinks
 
 _SEQUENCE, _GRID, _KEY_VECTORS = 2**16, 2**18, 2**20
 _SEQUENCE_WITHOUT_GRADIENT, _GRID_WITHOUT_GRADIENT = 2**18, 2**20
@@ -22,8 +22,21 @@ _SCORES = 2**25
 """Scores of all heads from which any other term goes block by block, at no gain in time: a dense engine holds several
 such tensors of 128 MiB."""
 
+_PATTERN = 2**20
+"""Pairs from which a mask that allows few of them is looked at by a dense engine for nothing; as of a window."""
+
 _SCORES_ELSEWHERE = 2**31
 """Scores of all heads from which a GPU would not hold a dense engine's tensors, of 8 GiB each, for long."""
+
+
+def is_pattern(mask: Mask | None) -> bool:
+    """Whether a mask looks as if it allowed few pairs, as far as can be told without reading tensors: it bounds what
+    lies before a query, has a block layout, or segments that all of the batch share, which padding seldom does."""
+    if mask is None:
+        return False
+    if mask.left is not None or mask.low is not None or mask.blocks is not None:
+        return True
+    return mask.query_segments is not None and mask.query_segments.dim() == 1
 
 
 def slower(call: Call) -> str | None:
@@ -55,8 +68,13 @@ def _border(call: Call) -> tuple[int | None, str]:
     if vectors:
         regular = all(layout.kind == "affine" for layout in lines)
     if not regular or call.dropout > 0 or any(not isinstance(term, strips) for term in call.terms):
-        return -(-_SCORES // batch), "a position that is no line bias" if not call.terms.of(RowRule) else "a row rule"
+        border = -(-_SCORES // batch)
+        if call.terms.of(RowRule):
+            return border, "a row rule"
+        return min(border, _PATTERN) if is_pattern(call.mask) else border, "a position that is no line bias"
     if not lines:
+        if is_pattern(call.mask):
+            return _PATTERN, "a pattern"
         if call.mask is None or call.mask.is_plain_causal or not call.mask.is_interval:
             return None, ""
         return _WINDOW, "a window"

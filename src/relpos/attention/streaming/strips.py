@@ -13,13 +13,18 @@ of its columns are the window's gradient. A mask by `left` and `right` around th
 too, and becomes -inf in the window.
 
 All prefix queries stand at one place and read one window unshifted; all prefix keys give a row one value.
+
+Under a mask, a block of rows has several tiles, one for each stretch of keys that it may see. Keys at equal distances e
+are one tile too: `window[r + j * e]` is a view as well, and its gradient comes e rows at a time, whose entries lie side
+by side.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -27,7 +32,7 @@ from torch import Tensor
 
 from relpos.attention.streaming import masks
 from relpos.attention.work import Work
-from relpos.core import LineBias, LineVectors, Sinks
+from relpos.core import LineBias, LineVectors, Mask, Sinks
 from relpos.core.lines import Ramp
 
 
@@ -68,10 +73,11 @@ class Tile:
     """A block's rows against some keys.
 
     Attributes:
-        keys: which ones.
+        keys: which ones, of a pattern at equal distances.
         masked: whether single pairs may be forbidden; pairs: which are not, once that was asked.
         first: where in the reversed values the window begins; of a prefix, -1. width: of the window.
         low, high: entries of the window outside which the mask forbids all.
+        mask: that of the tile's heads.
     """
 
     keys: slice
@@ -80,7 +86,18 @@ class Tile:
     width: int = 0
     low: int = 0
     high: int = 0
+    mask: Mask | None = None
     pairs: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        """How many keys."""
+        return count_of(self.keys)
+
+
+def count_of(keys: slice) -> int:
+    """How many keys a slice with a start and a stop has."""
+    return len(range(keys.start, keys.stop, keys.step or 1))
 
 
 class Strips:
@@ -113,6 +130,9 @@ class Strips:
         self.length = self.query.sizes[0]
         self.width = max(self.step, min(self.keys, width) // self.step * self.step)
         self.rows, self.most_rows = min(self.length, rows), rows
+        plain = self.columns == 1 and self.query.prefix == 0
+        self.cuts = masks.cuts(self.mask, self.length, self.device) if plain else []
+        self.stepped = len(self.key.sizes) == 1 and self.key.prefix == 0 and not work.terms.of(LineVectors)
 
     @staticmethod
     def serve(work: Work) -> bool:
@@ -138,8 +158,7 @@ class Strips:
         for column in range(0, self.columns, at_once):
             strips = range(column, min(column + at_once, self.columns))
             offsets = [self._offset(one) for one in strips]
-            for start in range(0, self.length, self.rows):
-                stop = min(start + self.rows, self.length)
+            for start, stop in self._stretches():
                 last = self.length - 1 - start
                 cells = self.length - 1 - torch.arange(start, stop, device=self.device)
                 numbers = torch.cat([prefix + cells * self.columns + one for one in strips])
@@ -153,6 +172,13 @@ class Strips:
                     strips=tuple(offset - offsets[0] for offset in offsets),
                 )
 
+    def _stretches(self) -> Iterator[tuple[int, int]]:
+        """A strip in stretches of at most `rows`, cut where the mask wants it, counted from its end."""
+        borders = [0, *(self.length - cut for cut in reversed(self.cuts)), self.length]
+        for low, high in itertools.pairwise(borders):
+            for start in range(low, high, self.rows):
+                yield start, min(start + self.rows, high)
+
     def _offset(self, column: int) -> int:
         """The line number of a column's cell in the first row."""
         offset = self.query.start
@@ -164,31 +190,42 @@ class Strips:
 
     # the bias
 
-    def tiles(self, block: Block) -> Iterator[Tile]:
-        """What the rows may see, in stretches of at most `width` keys."""
-        prefix = self.key.prefix
-        for low, high in masks.spans(self.mask, block.numbers, self.keys):
-            if low < prefix:
-                yield Tile(slice(low, min(high, prefix)), self.mask is not None)
-            start, stop = max(low - prefix, 0) // self.step * self.step, high - prefix
-            stop = min(self.keys - prefix, -(-stop // self.step) * self.step)
-            for first in range(start, stop, self.width):
-                yield self._tile(block, first, min(first + self.width, stop))
+    @property
+    def heads_apart(self) -> bool:
+        """Whether what may be seen differs from head to head, in blocks."""
+        own = self.mask is not None and self.mask.blocks is not None and self.mask.blocks.layout.shape[0] > 1
+        return own and self.device.type == "cpu"
 
-    def _tile(self, block: Block, start: int, stop: int) -> Tile:
-        keys = slice(self.key.prefix + start, self.key.prefix + stop)
-        width = stop - start + ((block.rows.stop - block.rows.start) // len(block.strips) - 1) * block.step
+    def tiles(self, block: Block, head: int | None = None) -> Iterator[Tile]:
+        """What the rows may see, of one head or of all, in stretches of at most `width` keys."""
+        mask, prefix, done = self.mask, self.key.prefix, 0
+        if head is not None and mask is not None and mask.blocks is not None:
+            mask = replace(mask, blocks=replace(mask.blocks, layout=mask.blocks.layout[head : head + 1]))
+        for span in masks.spans(mask, block.numbers, self.keys, stepped=self.stepped):
+            if span.step is not None:
+                yield self._tile(mask, block, span)
+                continue
+            if span.start < prefix:
+                yield Tile(slice(span.start, min(span.stop, prefix)), mask is not None, mask=mask)
+            start, stop = max(span.start - prefix, 0) // self.step * self.step, span.stop - prefix
+            stop = min(self.keys - prefix, -(-stop // self.step) * self.step)
+            start, done = max(start, done), max(stop, done)  # two stretches may end and begin in one row of the grid
+            for first in range(start, stop, self.width):
+                yield self._tile(mask, block, slice(prefix + first, prefix + min(first + self.width, stop)))
+
+    def _tile(self, mask: Mask | None, block: Block, keys: slice) -> Tile:
+        width = keys.stop - keys.start + ((block.rows.stop - block.rows.start) // len(block.strips) - 1) * block.step
         first = 0
         if self.line is not None and self.reversed is not None:
-            key_place = self.key.start + start // self.step * self.key.strides[0]
+            key_place = self.key.start + (keys.start - self.key.prefix) // self.step * self.key.strides[0]
             first = self.reversed.shape[1] - 1 - (block.place - key_place + self.line.lines.origin)
-        if self.mask is None:
+        if mask is None:
             return Tile(keys, False, first, width, 0, width)
-        if not self.mask.is_interval or block.step == 0 or self.columns != self.step:
-            return Tile(keys, True, first, width, 0, width)
+        if not mask.is_interval or block.step == 0 or self.columns != self.step:
+            return Tile(keys, True, first, width, 0, width, mask)
         ahead = block.head - keys.start  # the offset of order at the window's first entry; it falls by 1 an entry
-        low = 0 if self.mask.left is None else max(0, ahead - self.mask.left)
-        high = width if self.mask.right is None else min(width, ahead + self.mask.right + 1)
+        low = 0 if mask.left is None else max(0, ahead - mask.left)
+        high = width if mask.right is None else min(width, ahead + mask.right + 1)
         return Tile(keys, False, first, width, min(low, width), max(high, 0))
 
     def bias(self, block: Block, tile: Tile, heads: slice) -> Tensor | None:
@@ -201,8 +238,8 @@ class Strips:
             assert self.reversed is not None
             return self.reversed[heads][:, self.reversed.shape[1] - 1 - self._prefix_index(block), None]
         window = self.window(block, tile, heads)
-        n, m = (block.rows.stop - block.rows.start) // len(block.strips), tile.keys.stop - tile.keys.start
-        strides = *window.stride()[:-1], block.step, 1
+        n, m = (block.rows.stop - block.rows.start) // len(block.strips), tile.count
+        strides = *window.stride()[:-1], block.step, tile.keys.step or 1
         return window.as_strided((*window.shape[:-1], n, m), strides, window.storage_offset())
 
     def window(self, block: Block, tile: Tile, heads: slice) -> Float[Tensor, "#g *s W"]:
@@ -239,7 +276,7 @@ class Strips:
 
     def skew(self, block: Block, tile: Tile) -> int:
         """By how many entries each row of the gradient's buffer is shifted."""
-        return block.step if tile.first >= 0 else 0
+        return block.step if tile.first >= 0 and tile.keys.step is None else 0
 
     def collect(
         self,
@@ -251,6 +288,9 @@ class Strips:
         d: Tensor,
     ) -> None:
         """Add to the gradient of the reversed values: `columns` are the sums of the shifted rows of `d`, by strips."""
+        if tile.keys.step is not None:
+            self._collect_stepped(into[heads], tile, d)
+            return
         if tile.first >= 0:
             for number, strip in enumerate(block.strips):
                 view = self._windows(into[heads], tile.first - strip, columns.shape[2])
@@ -261,3 +301,12 @@ class Strips:
         if block.step == 0:
             place, sums = place[:1], sums.sum(dim=1, keepdim=True)
         into[heads, place] += sums
+
+    @staticmethod
+    def _collect_stepped(into: Float[Tensor, "g L"], tile: Tile, d: Float[Tensor, "g n m"]) -> None:
+        """The same of keys at equal distances: of as many rows as these, no two pairs read one entry."""
+        step, (g, n, m) = tile.keys.step, d.shape
+        for start in range(0, n, step):
+            some = d[:, start : start + step]
+            first = into.storage_offset() + tile.first + start
+            into.as_strided((g, some.shape[1], m), (into.stride(0), 1, step), first).add_(some)

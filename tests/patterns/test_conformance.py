@@ -1,0 +1,172 @@
+"""Every pattern with every kind of position equals dense attention with the dense mask: values and all gradients."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from test_patterns import COLUMNS, PATTERNS, ROWS, N
+from torch import Tensor
+
+from relpos import (
+    ALiBi,
+    AxisVectors,
+    DenseBias,
+    Grid,
+    LineBias,
+    LineVectors,
+    LowRank,
+    Mask,
+    RelativePositionBias,
+    RotaryEmbedding,
+    Sequence,
+    ShawPosition,
+    Sinks,
+    T5Bias,
+    Terms,
+    attention,
+    lines,
+)
+from relpos.core import Coordinates, axis_lines
+from relpos.patterns import big_bird, longformer
+from relpos.position import Mechanism
+
+B, H, G, D = 2, 4, 2, 4
+HEADS_APART = big_bird(N, 4, window=1, global_blocks=1, random_blocks=1, heads=H)
+MASKS: dict[str, Mask] = {name: mask for name, (mask, _) in PATTERNS.items()} | {
+    "BigBird, a head": HEADS_APART,
+    "BigBird": big_bird(N, 4, window=1, global_blocks=1, random_blocks=1),
+    "many globals": longformer(N, 3, [1, 2, 3, 8, 15, 16, 23]),
+    "dilated and padded": Mask(left=8, right=8)
+    & Mask.packed(torch.where(torch.arange(N) % 7 == 3, -1, torch.arange(N) % 4)),
+    "segments with globals": Mask(
+        low=torch.arange(N) - 3,
+        high=torch.arange(N) + torch.arange(N) % 3,
+        key_global=torch.arange(N) % 5 == 2,
+        query_segments=torch.arange(N) % 3,
+        key_segments=torch.arange(N) % 3,
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small blocks and gaps, so that a call of a few tokens is cut like a long one."""
+    streaming = "relpos.attention.streaming."
+    for module, values in {
+        "masks": {"GAP": 1, "_FEWEST": 2, "ALIGNED": 4, "_OFTEN": 1},
+        "loop": {"ROWS": 5, "WIDTH": 9, "PAIRS": 300},
+        "general": {"MOST_ROWS": 8},
+        "segments": {"_LEAST": 1},
+    }.items():
+        for name, value in values.items():
+            monkeypatch.setattr(importlib.import_module(streaming + module), name, value)
+
+
+MECHANISMS: dict[str, tuple[Callable[[], Mechanism], Coordinates]] = {
+    "T5": (lambda: T5Bias(H, num_buckets=8, max_distance=16, init_std=1.0), Sequence(N)),
+    "ALiBi": (lambda: ALiBi(H), Sequence(N)),
+    "ALiBi on a grid": (lambda: ALiBi(H), Grid(ROWS, COLUMNS)),
+    "a table of two axes": (lambda: RelativePositionBias(H, (ROWS, COLUMNS), init_std=1.0), Grid(ROWS, COLUMNS)),
+    "RoPE": (lambda: RotaryEmbedding(D), Sequence(N)),
+    "Shaw": (lambda: ShawPosition(D, 5, init_std=1.0), Sequence(N)),
+}
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_pattern_is_dense_attention_with_its_dense_mask(name: str, mechanism: str) -> None:
+    """Against the definition without a mask, and -inf wherever the pattern's own definition forbids a pair."""
+    torch.manual_seed(0)
+    mask, allowed = PATTERNS[name]
+    make, coordinates = MECHANISMS[mechanism]
+    position = make().double()
+    leaves = [torch.randn(B, heads, N, D, dtype=torch.float64, requires_grad=True) for heads in (H, G, G)]
+    forbidden = [[0.0 if allowed(i, j) else -torch.inf for j in range(N)] for i in range(N)]
+    dense = DenseBias(torch.tensor(forbidden, dtype=torch.float64)[None, None])
+    wanted = attention(*leaves, position=position.terms(coordinates) + dense, backend="reference")
+    assert isinstance(wanted, Tensor)
+    of, upstream = [*leaves, *position.parameters()], torch.randn_like(wanted)
+    gradients = torch.autograd.grad(wanted, of, upstream)
+    for backend in ("reference", "sdpa", "streaming"):
+        if backend == "sdpa" and mechanism == "Shaw":  # it lacks value vectors
+            continue
+        ours = attention(*leaves, position=position, queries=coordinates, mask=mask, backend=backend)
+        assert isinstance(ours, Tensor)
+        torch.testing.assert_close(ours, wanted)
+        for mine, theirs in zip(torch.autograd.grad(ours, of, upstream), gradients, strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+Made = Callable[..., Any]
+
+
+def positions() -> dict[str, tuple[Made, list[tuple[int, ...]]]]:
+    """Terms of some learned tensors, and their shapes."""
+    line, grid = lines(Sequence(N)), lines(Grid(ROWS, COLUMNS))
+    few = torch.arange(grid.length) % 5 - 1
+
+    def vectors(q: Tensor, k: Tensor, v: Tensor) -> Terms:
+        return Terms(*(LineVectors(x, None, line, side) for x, side in ((q, "query"), (k, "key"), (v, "value"))))  # type: ignore[arg-type]
+
+    return {
+        "nothing": (lambda: None, []),
+        "a line": (lambda values: LineBias(values, line), [(H, line.length)]),
+        "a grid": (lambda values: LineBias(values, grid), [(H, grid.length)]),
+        "vectors": (vectors, [(1, line.length, D), (H, line.length, D), (1, line.length, D)]),
+        "vectors of few rows": (
+            lambda x, bias: Terms(LineVectors(x, few, grid, "query", bias=bias), LineVectors(x, few, grid, "value")),
+            [(1, 4, D), (H, D)],
+        ),
+        "a tensor of two terms": (
+            lambda x: Terms(LineVectors(x, None, grid, "query"), LineVectors(x, None, grid, "key")),
+            [(H, grid.length - 9, D)],
+        ),
+        "other terms": (lambda x, y, sinks: Terms(LowRank(x, y), Sinks(sinks)), [(H, N, 2), (B, 1, N, 2), (H,)]),
+        "axes": (lambda x, y: AxisVectors((x, y), axis_lines(Grid(ROWS, COLUMNS))), [(1, 7, D), (H, 11, D)]),
+        "a dense bias": (lambda x: DenseBias(x), [(1, H, N, N)]),
+    }
+
+
+def step(backend: str, made: Made, inputs: list[Tensor], upstream: list[Tensor], **given: Any) -> list[Tensor]:
+    """Output, log-sum-exp and all gradients."""
+    own = [x.clone().requires_grad_() for x in inputs]
+    q, k, v, *rest = own
+    torch.manual_seed(1)
+    out, lse = attention(q, k, v, position=made(*rest), backend=backend, return_lse=True, **given)
+    blank = lse.isinf()
+    d_lse = torch.where(blank, 0, upstream[1])
+    found = torch.autograd.grad([out, torch.where(blank, 0, lse)], own, [upstream[0], d_lse], allow_unused=True)
+    return [out, lse, *(torch.zeros_like(x) if g is None else g for x, g in zip(own, found, strict=True))]
+
+
+ALWAYS = (("a line", 0.0), ("other terms", 0.4))
+"""Positions, and the probability of dropout, that are quick enough to look at on every run."""
+CASES = [
+    *(pytest.param(*one, id=f"{one[0]}, {one[1]}") for one in ALWAYS),
+    *(
+        pytest.param(name, dropout, id=f"{name}, {dropout}", marks=pytest.mark.slow)
+        for name, dropout in [*((name, 0.0) for name in positions()), ("a grid", 0.4)]
+        if (name, dropout) not in ALWAYS
+    ),
+]
+
+
+@pytest.mark.parametrize(("position", "dropout"), CASES)
+@pytest.mark.parametrize("name", MASKS)
+def test_streaming_is_the_definition(name: str, position: str, dropout: float) -> None:
+    """Blocks, stretches and segments of every kind, all terms and dropout; the same bits on every run."""
+    torch.manual_seed(0)
+    made, shapes = positions()[position]
+    inputs = [torch.randn(shape, dtype=torch.float64) for shape in ((B, H, N, D), *[(B, G, N, D)] * 2, *shapes)]
+    upstream = [torch.randn(B, H, N, D).double(), torch.randn(B, H, N).double()]
+    given = {"mask": MASKS[name], "dropout": dropout}
+    mine, theirs, again = (
+        step(backend, made, inputs, upstream, **given) for backend in ("streaming", "reference", "streaming")
+    )
+    for number, (a, b, same) in enumerate(zip(mine, theirs, again, strict=True)):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10, msg=lambda text, n=number: f"{n}: {text}")
+        assert torch.equal(a, same)
