@@ -82,7 +82,7 @@ def test_the_warm_up_is_shorter_than_training(steps: int) -> None:
         ({"positions": ()}, "expected at least one position; got none. Name some"),
         ({"seeds": 0}, "expected seeds to be an integer of at least 1; got int 0"),
         ({"steps": 0}, "expected steps to be an integer of at least 1; got int 0"),
-        ({"precision": "float16"}, "expected a precision among float32, bf16-mixed; got 'float16'"),
+        ({"precision": "float16"}, "expected a precision among float32, bf16-mixed, fp16-mixed; got 'float16'"),
         ({"device": "gpu"}, "expected a device (auto, cpu, cuda, cuda:0); got 'gpu'"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),

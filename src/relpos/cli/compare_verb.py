@@ -31,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--out", type=str | None, default=None, help="folder for results. Default: under runs/")
     parser.add_argument("--quick", action="store_true", help="a run of under a minute; no verdict")
     parser.add_argument("--device", type=str, default="auto", help="auto, cpu, cuda, cuda:0")
-    parser.add_argument("--precision", type=str, default="float32", help="float32 or bf16-mixed")
+    parser.add_argument("--precision", type=str, default="float32", help="float32, bf16-mixed or fp16-mixed")
 
 
 def default_folder(settings: Settings) -> Path:

@@ -22,7 +22,7 @@ from relpos.compare.run import warm_up
 from relpos.compare.settings import Settings
 from relpos.data import Task
 from relpos.position import Sum
-from relpos.train import Model, cross_entropy
+from relpos.train import AUTOCAST, Model, cross_entropy
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class _Step:
         recipe = settings.recipe
         self.depth = recipe.depth if size.depth is None else size.depth
         self.device = torch.device(settings.device)
-        self.half = settings.precision == "bf16-mixed"
+        self.dtype = AUTOCAST[settings.precision]
         torch.manual_seed(0)
         small = replace(recipe, depth=self.depth)
         self.model: Model = small.build(task, position, grid=size.grid).to(self.device)
@@ -60,7 +60,7 @@ class _Step:
         """Milliseconds of one step."""
         self._wait()
         started = time.perf_counter()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
             loss = cross_entropy(self.model(self.inputs), self.classes)
         loss.backward()
         self.optimizer.step()

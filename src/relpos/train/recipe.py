@@ -6,11 +6,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, cast
 
+from relpos.core.checks import require_choice
 from relpos.data import ImageTask, Task
 from relpos.data.text import VOCABULARY, Text
 from relpos.models import LanguageModel, VisionTransformer
+from relpos.train.optimizers import OPTIMIZERS, OptimizerName
 
 Model = VisionTransformer | LanguageModel
+Rates = dict[OptimizerName, tuple[float, float]]
+"""The learning rate and the decay of each optimizer."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,9 @@ class Recipe(ABC):
         learning_rate: the highest, reached after `warmup_steps` linear steps, then down a cosine to 0.
         position_learning_rate_multiplier: factor on it for the parameters that position mechanisms own.
         position_init_std: standard deviation those parameters start from.
-        weight_decay: of AdamW, on matrices that are not position's.
+        optimizer: its name; `by` gives a recipe the rate and decay that were chosen for another.
+        hessian_every: steps from one estimate of the Hessian to the next, where the optimizer takes any.
+        weight_decay: decoupled, on matrices that are not position's.
         gradient_clip: the largest norm of the gradient.
         embed_dim, depth, num_heads, mlp_ratio, shared_position: of the model.
     """
@@ -40,6 +46,20 @@ class Recipe(ABC):
     num_heads: int
     mlp_ratio: float
     shared_position: bool
+    optimizer: OptimizerName
+    hessian_every: int
+
+    @property
+    @abstractmethod
+    def rates(self) -> Rates:
+        """What was chosen for each optimizer."""
+
+    def by(self, optimizer: str) -> Self:
+        """This recipe with another optimizer, at the rate and decay that were chosen for it."""
+        require_choice(optimizer, "optimizer", OPTIMIZERS)
+        name = cast("OptimizerName", optimizer)
+        rate, decay = self.rates[name]
+        return replace(self, optimizer=name, learning_rate=rate, weight_decay=decay)
 
     @staticmethod
     def of(task: Task) -> Recipe:
@@ -63,6 +83,15 @@ class Recipe(ABC):
         """
 
 
+IMAGE_RATES: Rates = {
+    "adamw": (6e-3, 0.05),
+    "lion": (6e-4, 0.5),
+    "sophia-g": (6e-3, 0.05),
+    "sophia-h": (6e-3, 0.05),
+}
+"""Chosen on validation images: `recipes/optimizer_search.py`."""
+
+
 @dataclass(frozen=True)
 class ImageRecipe(Recipe):
     """A vision transformer on images: `recipes/digits_search.py`.
@@ -84,8 +113,14 @@ class ImageRecipe(Recipe):
     num_heads: int = 4
     mlp_ratio: float = 2.0
     shared_position: bool = True
+    optimizer: OptimizerName = "adamw"
+    hessian_every: int = 10
     global_pool: Literal["token", "avg", "max"] = "max"
     class_token: bool = False
+
+    @property
+    def rates(self) -> Rates:
+        return IMAGE_RATES
 
     def arguments(self, task: Task) -> dict[str, Any]:
         assert isinstance(task, ImageTask)
@@ -112,6 +147,15 @@ class ImageRecipe(Recipe):
         return VisionTransformer(**arguments, position=position)
 
 
+TEXT_RATES: Rates = {
+    "adamw": (6e-3, 0.1),
+    "lion": (6e-4, 1.0),
+    "sophia-g": (6e-3, 0.1),
+    "sophia-h": (6e-3, 0.1),
+}
+"""Chosen on validation text: `recipes/optimizer_search.py`."""
+
+
 @dataclass(frozen=True)
 class TextRecipe(Recipe):
     """A language model on bytes: `recipes/text_search.py`, with a fifth fewer steps so that a dozen take five minutes.
@@ -133,7 +177,13 @@ class TextRecipe(Recipe):
     num_heads: int = 4
     mlp_ratio: float = 4.0
     shared_position: bool = True
+    optimizer: OptimizerName = "adamw"
+    hessian_every: int = 10
     mlp: Literal["swiglu", "gelu"] = "swiglu"
+
+    @property
+    def rates(self) -> Rates:
+        return TEXT_RATES
 
     def arguments(self, task: Task) -> dict[str, Any]:
         assert isinstance(task, Text)
