@@ -9,7 +9,9 @@ from typing import Any, Literal, Self, cast
 from relpos.core.checks import require_choice
 from relpos.data import ImageTask, Task
 from relpos.data.text import VOCABULARY, Text
+from relpos.layers.norms import HeadNormChoice, NormChoice
 from relpos.models import LanguageModel, VisionTransformer
+from relpos.models.attending import AttentionChoice
 from relpos.train.optimizers import OPTIMIZERS, OptimizerName
 
 Model = VisionTransformer | LanguageModel
@@ -30,7 +32,7 @@ class Recipe(ABC):
         hessian_every: steps from one estimate of the Hessian to the next, where the optimizer takes any.
         weight_decay: decoupled, on matrices that are not position's.
         gradient_clip: the largest norm of the gradient.
-        embed_dim, depth, num_heads, mlp_ratio, shared_position: of the model.
+        embed_dim, depth, num_heads, num_kv_heads, mlp_ratio, attention, norm, qk_norm, shared_position: of the model.
     """
 
     steps: int
@@ -48,6 +50,10 @@ class Recipe(ABC):
     shared_position: bool
     optimizer: OptimizerName
     hessian_every: int
+    attention: AttentionChoice
+    num_kv_heads: int | None
+    norm: NormChoice
+    qk_norm: HeadNormChoice | None
 
     @property
     @abstractmethod
@@ -115,6 +121,10 @@ class ImageRecipe(Recipe):
     shared_position: bool = True
     optimizer: OptimizerName = "adamw"
     hessian_every: int = 10
+    attention: AttentionChoice = "full"
+    num_kv_heads: int | None = None
+    norm: NormChoice = "layernorm"
+    qk_norm: HeadNormChoice | None = None
     global_pool: Literal["token", "avg", "max"] = "max"
     class_token: bool = False
 
@@ -133,7 +143,11 @@ class ImageRecipe(Recipe):
             "embed_dim": self.embed_dim,
             "depth": self.depth,
             "num_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
             "mlp_ratio": self.mlp_ratio,
+            "attention": self.attention,
+            "norm": self.norm,
+            "qk_norm": self.qk_norm,
             "class_token": self.class_token,
             "shared_position": self.shared_position,
             "position_init_std": self.position_init_std,
@@ -179,6 +193,10 @@ class TextRecipe(Recipe):
     shared_position: bool = True
     optimizer: OptimizerName = "adamw"
     hessian_every: int = 10
+    attention: AttentionChoice = "full"
+    num_kv_heads: int | None = None
+    norm: NormChoice = "rmsnorm"
+    qk_norm: HeadNormChoice | None = None
     mlp: Literal["swiglu", "gelu"] = "swiglu"
 
     @property
@@ -193,7 +211,11 @@ class TextRecipe(Recipe):
             "embed_dim": self.embed_dim,
             "depth": self.depth,
             "num_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
             "mlp_ratio": self.mlp_ratio,
+            "attention": self.attention,
+            "norm": self.norm,
+            "qk_norm": self.qk_norm,
             "mlp": self.mlp,
             "shared_position": self.shared_position,
             "position_init_std": self.position_init_std,
