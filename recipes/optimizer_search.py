@@ -26,7 +26,18 @@ BASES: dict[str, Recipe] = {
     "digits": Recipe.of(find_task("digits")),
     "text": replace(Recipe.of(find_task("text")), steps=240, warmup_steps=24),
 }
-DIVISORS = {"adamw": (1,), "lion": (3, 6, 10, 20), "sophia-g": (1, 2, 4, 8), "sophia-h": (1, 2, 4, 8)}
+NUMBERS = (
+    "steps",
+    "batch_size",
+    "learning_rate",
+    "warmup_steps",
+    "weight_decay",
+    "gradient_clip",
+    "embed_dim",
+    "depth",
+)
+"""Of a recipe, those that a change of would make another search."""
+DIVISORS = {"adamw": (1,), "lion": (2, 3, 6, 10, 20), "sophia-g": (1, 2, 3, 4, 8), "sophia-h": (1, 2, 3, 4, 8)}
 """By how much AdamW's rate is divided, and its decay multiplied."""
 CHANGES: dict[str, Any] = {
     f"{task}: {name}, rate / {by}": {
@@ -74,7 +85,7 @@ def main() -> None:
         run,
         [(change, seed) for change, setting in CHANGES.items() for seed in SEEDS[setting["task"]]],
         fields=("change", "seed"),
-        base={task: asdict(base) for task, base in BASES.items()},
+        base={task: {name: asdict(base)[name] for name in NUMBERS} for task, base in BASES.items()},
         changes=CHANGES,
         score="validation accuracy of digits, higher is better; validation bits per byte of text, lower is better",
         scores=scores,
