@@ -37,7 +37,7 @@ NUMBERS = (
     "depth",
 )
 """Of a recipe, those that a change of would make another search."""
-DIVISORS = {"adamw": (1,), "lion": (2, 3, 6, 10, 20), "sophia-g": (1, 2, 3, 4, 8), "sophia-h": (1, 2, 3, 4, 8)}
+DIVISORS = {"adamw": (1,), "lion": (1, 1.5, 2, 3, 6, 10, 20), "sophia-g": (1, 2, 3, 4, 8), "sophia-h": (1, 2, 3, 4, 8)}
 """By how much AdamW's rate is divided, and its decay multiplied."""
 CHANGES: dict[str, Any] = {
     f"{task}: {name}, rate / {by}": {

@@ -23,7 +23,9 @@ from relpos.attention import explain
 from relpos.compare.memory import PeakMemory
 from relpos.compare.run import warm_up
 from relpos.compare.settings import Settings
+from relpos.core import Mask
 from relpos.data import Task
+from relpos.models import LanguageModel
 from relpos.models.attending import pattern
 from relpos.optim import Sophia
 from relpos.position import Sum
@@ -61,6 +63,7 @@ class _Step:
         self.model: Model = small.build(task, position, grid=size.grid).to(self.device)
         self.tokens = self.model.coordinates.count
         self.recipe = small
+        self.masked = settings.what != "position"  # those are named as if no token were masked
         self.optimizer: torch.optim.Optimizer
         if settings.what == "position":
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
@@ -103,9 +106,14 @@ class _Step:
         assert isinstance(position, Sum)
         if block.product != "softmax":  # type: ignore[union-attr]
             return str(block.product)  # type: ignore[union-attr]
-        # Of a comparison of positions as if no token were masked, as it has always been.
+        terms = position.terms(self.model.coordinates)
+        if not self.masked:
+            return explain(q, q, q, position=terms).backend
         mask = pattern(self.recipe.attention, self.model.coordinates, heads)
-        return explain(q, q, q, position=position.terms(self.model.coordinates), mask=mask).backend
+        if isinstance(self.model, LanguageModel):
+            mask = Mask.causal() if mask is None else Mask.causal() & mask
+        k = q[:, : int(block.num_kv_heads)]  # type: ignore[arg-type, union-attr]
+        return explain(q, k, k, position=terms, mask=mask).backend
 
     def state_per_parameter(self) -> float:
         """Numbers that the optimizer keeps for each parameter."""

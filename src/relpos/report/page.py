@@ -18,7 +18,10 @@ from markupsafe import Markup, escape
 
 from relpos.report.again import bibtex, citation, command_line
 from relpos.report.charts import ALL_IN_FRONT, front, robustness_charts, training_charts
-from relpos.report.claims import judge_claims
+from relpos.report.choice_claims import judge_choices
+from relpos.report.choice_words import NAMES, choice_cautions, choice_headline, choice_sentences
+from relpos.report.choices import grown_sizes, rows
+from relpos.report.claims import Outcome, judge_claims
 from relpos.report.explanations import explain_results
 from relpos.report.families import Family, kind, summands
 from relpos.report.measure import measure_of
@@ -36,10 +39,11 @@ from relpos.report.results import (
     probes,
     runs,
     token_counts,
+    what,
 )
 from relpos.report.table import Column, ComparisonTable, build_table
 from relpos.report.text_explanations import explain_text
-from relpos.report.verdict import ProbeVerdict, chance_of, judge
+from relpos.report.verdict import ProbeVerdict, chance_of, judge, judge_probe
 from relpos.report.wording import (
     QUICK,
     cautions,
@@ -136,7 +140,9 @@ def build_page(results: Results) -> str:
     )
     measure = measure_of(results)
     environment.filters.update(figure=measure.figure, gap=measure.gap, bounds=measure.bounds)
-    environment.filters.update(sourced=sourced, breakable=breakable, number=measure.number)
+    environment.filters.update(sourced=sourced, breakable=breakable, number=measure.number, size=measure.size)
+    if what(results) != "position":
+        return environment.get_template("choices.html.j2").render(_choice_context(results))
     return environment.get_template("report.html.j2").render(_context(results))
 
 
@@ -193,9 +199,7 @@ def _context(results: Results) -> dict[str, Any]:
         "verdict": verdict,
         "explanations": explain_results(results) if measure.is_share else explain_text(results),
         "claims": (claims := judge_claims(results)),
-        "claim_counts": listed(
-            [f"{count} {word}" for word, count in Counter(one.word for one in claims).most_common()]
-        ),
+        "claim_counts": _counts(claims),
         "families": _families(results),
         "places": {name: index for index, name in enumerate(positions(results))},
         "family_of": {name: kind(name).family for name in positions(results)},
@@ -236,6 +240,42 @@ def _context(results: Results) -> dict[str, Any]:
         "uplot_style": _asset("vendor/uplot/uPlot.min.css"),
         "uplot_licence": _asset("vendor/uplot/LICENSE"),
     }
+
+
+def _choice_context(results: Results) -> dict[str, Any]:
+    """What the page of anything but position needs: no pictures, no growth rules, no curves."""
+    measure, claims, counts = measure_of(results), judge_choices(results), token_counts(results)
+    verdict = judge_probe(results, probes(results, "test")[0])
+    names = positions(results)
+    return {
+        "results": results,
+        "settings": results["settings"],
+        "task": results["task"],
+        "environment": results["environment"],
+        "measure": measure,
+        "words": WORDS[measure.key],
+        "names": names,
+        "kinds": NAMES[what(results)],
+        "headline": choice_headline(results),
+        "cautions": choice_cautions(results),
+        "sentences": choice_sentences(results),
+        "standings": [_standings(results, verdict)] if verdict.standings else [],
+        "rows": rows(results),
+        "most": counts[-1] if counts else None,
+        "grown": [f"{tokens:,}" for tokens in grown_sizes(results)],
+        "claims": claims,
+        "claim_counts": _counts(claims),
+        "costs": _costs(results, names),
+        "command": command_line(results),
+        "citation": citation(results),
+        "bibtex": bibtex(results),
+        "style": _asset("templates/style.css"),
+    }
+
+
+def _counts(claims: list[Outcome]) -> str:
+    """ "2 held and 1 did not hold"."""
+    return listed([f"{count} {word}" for word, count in Counter(one.word for one in claims).most_common()])
 
 
 def _asset(name: str) -> Markup:
