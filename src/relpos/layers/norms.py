@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Literal, get_args
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -92,4 +93,6 @@ class QueryKeyNorm(nn.Module):
     def forward(
         self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B G N D"]
     ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B G N D"]]:
-        return self.query(q), self.key(k)
+        # Under autocast they come in half precision, and go on so; the norms work in that of their weights.
+        wide: torch.dtype = self.query.weight.dtype  # type: ignore[assignment]
+        return self.query(q.to(wide)).to(q.dtype), self.key(k.to(wide)).to(k.dtype)

@@ -156,7 +156,8 @@ class VisionTransformer(nn.Module):
         self, images: Float[Tensor, "B C height width"]
     ) -> tuple[Float[Tensor, "B N E"], list[Terms], Mask | None]:
         """Tokens ready for the first block, the terms of each layer, and which pairs may attend."""
-        x = self.patch_embed(images)
+        # Under autocast the convolution gives half precision; what blocks add to and norms read is as wide as weights.
+        x = self.patch_embed(images).to(self.patch_embed.proj.weight.dtype)
         coordinates = self.patch_embed.grid((images.shape[2], images.shape[3]), self.prefix)
         if self.prefix_tokens is not None:
             x = torch.cat([self.prefix_tokens.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)

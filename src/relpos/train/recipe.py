@@ -91,9 +91,9 @@ class Recipe(ABC):
 
 IMAGE_RATES: Rates = {
     "adamw": (6e-3, 0.05),
-    "lion": (6e-4, 0.5),
-    "sophia-g": (6e-3, 0.05),
-    "sophia-h": (6e-3, 0.05),
+    "lion": (3e-3, 0.1),
+    "sophia-g": (1.5e-3, 0.2),
+    "sophia-h": (1.5e-3, 0.2),
 }
 """Chosen on validation images: `recipes/optimizer_search.py`."""
 
@@ -163,9 +163,9 @@ class ImageRecipe(Recipe):
 
 TEXT_RATES: Rates = {
     "adamw": (6e-3, 0.1),
-    "lion": (6e-4, 1.0),
-    "sophia-g": (6e-3, 0.1),
-    "sophia-h": (6e-3, 0.1),
+    "lion": (3e-3, 0.2),
+    "sophia-g": (3e-3, 0.2),
+    "sophia-h": (1.5e-3, 0.4),
 }
 """Chosen on validation text: `recipes/optimizer_search.py`."""
 
