@@ -8,7 +8,6 @@ import json
 import os
 import re
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,49 +16,41 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from relpos.report.again import bibtex, citation, command_line
+from relpos.report.cards import costs, counts, standings
 from relpos.report.charts import ALL_IN_FRONT, front, robustness_charts, training_charts
-from relpos.report.choice_claims import judge_choices
-from relpos.report.choice_words import NAMES, choice_cautions, choice_headline, choice_sentences
-from relpos.report.choices import grown_sizes, rows
-from relpos.report.claims import Outcome, judge_claims
+from relpos.report.choice_page import choice_context
+from relpos.report.claims import judge_claims
 from relpos.report.explanations import explain_results
 from relpos.report.families import Family, kind, summands
 from relpos.report.measure import measure_of
-from relpos.report.palette import styles
 from relpos.report.plots import attention_svgs, learned_svgs
 from relpos.report.results import (
     Results,
     check_results,
     contenders,
-    cost,
     far_probe,
     largest_canvas,
     outcomes,
     positions,
     probes,
     runs,
-    token_counts,
     what,
 )
 from relpos.report.table import Column, ComparisonTable, build_table
 from relpos.report.text_explanations import explain_text
-from relpos.report.verdict import ProbeVerdict, chance_of, judge, judge_probe
+from relpos.report.verdict import chance_of, judge
 from relpos.report.wording import (
     QUICK,
     cautions,
     headline,
     listed,
-    place,
     sentences,
-    unmeasured_words,
 )
 
 HERE = Path(__file__).parent
 SCRIPTS = ("markers", "charts", "sort", "filter", "copy")
 OPEN_AT_MOST = 3
 """How many mechanisms' pictures stand open; the others wait behind their names."""
-STANDINGS_AT_MOST = 6
-"""How many contenders of a probe stand open."""
 SKIPPED_AT_MOST = 12
 """How many files that could not be used are named."""
 NO_PICTURE: dict[Family, str] = {
@@ -142,7 +133,9 @@ def build_page(results: Results) -> str:
     environment.filters.update(figure=measure.figure, gap=measure.gap, bounds=measure.bounds)
     environment.filters.update(sourced=sourced, breakable=breakable, number=measure.number, size=measure.size)
     if what(results) != "position":
-        return environment.get_template("choices.html.j2").render(_choice_context(results))
+        return environment.get_template("choices.html.j2").render(
+            {**choice_context(results), "words": WORDS[measure.key], "style": _asset("templates/style.css")}
+        )
     return environment.get_template("report.html.j2").render(_context(results))
 
 
@@ -199,14 +192,14 @@ def _context(results: Results) -> dict[str, Any]:
         "verdict": verdict,
         "explanations": explain_results(results) if measure.is_share else explain_text(results),
         "claims": (claims := judge_claims(results)),
-        "claim_counts": _counts(claims),
+        "claim_counts": counts(claims),
         "families": _families(results),
         "places": {name: index for index, name in enumerate(positions(results))},
         "family_of": {name: kind(name).family for name in positions(results)},
         "skipped": _skipped(results),
         "ignored": _few(results["task"].get("ignored") or []),
         "faded": len(ranked) > ALL_IN_FRONT,
-        "standings": [_standings(results, probe) for probe in verdict.probes if probe.standings],
+        "standings": [standings(results, probe) for probe in verdict.probes if probe.standings],
         "table": table,
         "main_columns": main_columns,
         "gaps": _gaps(table, main_columns),
@@ -228,7 +221,7 @@ def _context(results: Results) -> dict[str, Any]:
         "attention": _attention(results, ranked),
         "samples": _samples(results, ranked),
         "open_at_most": OPEN_AT_MOST,
-        "costs": _costs(results, ranked),
+        "costs": costs(results, ranked),
         "cost_threads": sorted({int(entry["threads"]) for entry in results["costs"] if entry.get("threads")}),
         "by_seed": _by_seed(results, ranked),
         "command": command_line(results),
@@ -240,42 +233,6 @@ def _context(results: Results) -> dict[str, Any]:
         "uplot_style": _asset("vendor/uplot/uPlot.min.css"),
         "uplot_licence": _asset("vendor/uplot/LICENSE"),
     }
-
-
-def _choice_context(results: Results) -> dict[str, Any]:
-    """What the page of anything but position needs: no pictures, no growth rules, no curves."""
-    measure, claims, counts = measure_of(results), judge_choices(results), token_counts(results)
-    verdict = judge_probe(results, probes(results, "test")[0])
-    names = positions(results)
-    return {
-        "results": results,
-        "settings": results["settings"],
-        "task": results["task"],
-        "environment": results["environment"],
-        "measure": measure,
-        "words": WORDS[measure.key],
-        "names": names,
-        "kinds": NAMES[what(results)],
-        "headline": choice_headline(results),
-        "cautions": choice_cautions(results),
-        "sentences": choice_sentences(results),
-        "standings": [_standings(results, verdict)] if verdict.standings else [],
-        "rows": rows(results),
-        "most": counts[-1] if counts else None,
-        "grown": [f"{tokens:,}" for tokens in grown_sizes(results)],
-        "claims": claims,
-        "claim_counts": _counts(claims),
-        "costs": _costs(results, names),
-        "command": command_line(results),
-        "citation": citation(results),
-        "bibtex": bibtex(results),
-        "style": _asset("templates/style.css"),
-    }
-
-
-def _counts(claims: list[Outcome]) -> str:
-    """ "2 held and 1 did not hold"."""
-    return listed([f"{count} {word}" for word, count in Counter(one.word for one in claims).most_common()])
 
 
 def _asset(name: str) -> Markup:
@@ -299,28 +256,6 @@ def _plain_needs_seeds(results: Results) -> bool:
     learns = any(record["parameters"]["position"] for record in records)
     differs = settings["recipe"]["position_learning_rate_multiplier"] != 1
     return settings["seeds"] == 1 and learns and differs and all(record["variant"] != "x1" for record in records)
-
-
-def _standings(results: Results, probe: ProbeVerdict) -> dict[str, Any]:
-    looks = styles(positions(results))
-    entries = [
-        {
-            "label": standing.contender.label,
-            "look": looks[standing.contender.position],
-            "reached": standing.reached,
-            "relation": standing.relation,
-            "difference": standing.difference,
-            "against_chance": standing.against_chance,
-        }
-        for standing in probe.standings
-    ]
-    where = place(probe)
-    title = where[:1].upper() + where[1:]
-    first, rest = entries[:STANDINGS_AT_MOST], entries[STANDINGS_AT_MOST:]
-    missing = unmeasured_words(probe)
-    most = 1.0 if probe.measure.is_share else max(standing.reached.high for standing in probe.standings)
-    found = {"title": title, "chance": probe.chance, "first": first, "rest": rest, "missing": missing}
-    return {**found, "scale": 100 / (most or 1.0)}
 
 
 def _families(results: Results) -> list[dict[str, Any]]:
@@ -393,18 +328,6 @@ def _samples(results: Results, ranked: list[str]) -> list[dict[str, str]]:
         finished = runs(results, position)
         if finished and finished[0].get("sample"):
             found.append({"position": position, **finished[0]["sample"]})
-    return found
-
-
-def _costs(results: Results, ranked: list[str]) -> list[dict[str, Any]]:
-    """One entry a mechanism and number of tokens that was asked for; what it does not have is None."""
-    nothing = {"step_ms": None, "ratio": None, "peak_memory_mib": None, "reason": None}
-    found = []
-    for tokens in token_counts(results):
-        for position in ranked:
-            entry = cost(results, position, tokens)
-            if entry is not None:
-                found.append({**nothing, **entry})
     return found
 
 
