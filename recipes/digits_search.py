@@ -9,13 +9,12 @@ robustness takes part in the choice. Test images are never loaded into a model h
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from driver import means, search
 
 from relpos.data import find_task
 from relpos.train import ImageRecipe, predict, train
@@ -70,45 +69,19 @@ def run(job: tuple[str, str, int]) -> dict[str, Any]:
     return {"change": change, "position": position, "seed": seed, "validation": accuracy}
 
 
-def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The runs, and the score of every setting whose runs are all there, best first."""
-    every = len(POSITIONS) * len(SEEDS)
-    scores = {}
-    for change in CHANGES:
-        found = [one["validation"]["test"] for one in runs if one["change"] == change]
-        if len(found) == every:
-            scores[change] = round(sum(found) / every, 4)
-    return {
-        "torch": torch.__version__,
-        "base": asdict(BASE),
-        "changes": CHANGES,
-        "score": "mean validation accuracy at the trained places over mechanisms and seeds",
-        "scores": dict(sorted(scores.items(), key=lambda item: -item[1])),
-        "runs": runs,
-    }
-
-
 def main() -> None:
-    """Run every job that the file does not have yet on two processes, and write what was found."""
-    path = Path(__file__).with_suffix(".json")
-    runs: list[dict[str, Any]] = []
-    if path.exists():
-        before = json.loads(path.read_text())
-        same = before["torch"] == torch.__version__ and before["base"] == asdict(BASE)
-        kept = [name for name, change in before["changes"].items() if same and change == CHANGES.get(name)]
-        runs = [run for run in before["runs"] if run["change"] in kept]
-    done = {(run["change"], run["position"], run["seed"]) for run in runs}
-    jobs = [(change, position, seed) for change in CHANGES for position in POSITIONS for seed in SEEDS]
-    jobs = [job for job in jobs if job not in done]
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        for result in pool.imap(run, jobs):
-            runs.append(result)
-            print(f"{len(runs)} of {len(done) + len(jobs)}: {result}", flush=True)
-            path.write_text(json.dumps(summary(runs), indent=1) + "\n")  # a search cut short goes on from here
-    found = summary(runs)
-    path.write_text(json.dumps(found, indent=1) + "\n")
-    for change, score in found["scores"].items():
-        print(f"{score:.4f}  {change}")
+    """Run every job that the file does not have yet, and write what was found."""
+    every = len(POSITIONS) * len(SEEDS)
+    search(
+        Path(__file__).with_suffix(".json"),
+        run,
+        [(change, position, seed) for change in CHANGES for position in POSITIONS for seed in SEEDS],
+        fields=("change", "position", "seed"),
+        base=asdict(BASE),
+        changes=CHANGES,
+        score="mean validation accuracy at the trained places over mechanisms and seeds",
+        scores=lambda runs: means([{**one, **one["validation"]} for one in runs], "test", every=every, higher=True),
+    )
 
 
 if __name__ == "__main__":

@@ -9,14 +9,13 @@ mechanism goes on to longer inputs takes no part in the choice. Test text is nev
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from driver import means, search
 
 from relpos.data import Text
 from relpos.train import TextRecipe, bits, train
@@ -85,45 +84,19 @@ def run(job: tuple[str, str, int]) -> dict[str, Any]:
     return {"change": change, "position": position, "seed": seed, "bits_per_byte": round(found, 4), "seconds": seconds}
 
 
-def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The runs, and the score of every setting whose runs are all there, best first."""
-    every = len(POSITIONS) * len(SEEDS)
-    scores = {}
-    for change in CHANGES:
-        found = [one["bits_per_byte"] for one in runs if one["change"] == change]
-        if len(found) == every:
-            scores[change] = round(sum(found) / every, 4)
-    return {
-        "torch": torch.__version__,
-        "base": asdict(BASE),
-        "changes": CHANGES,
-        "score": "mean bits per byte of the validation text at 256 bytes, over mechanisms and seeds; lower is better",
-        "scores": dict(sorted(scores.items(), key=lambda item: item[1])),
-        "runs": runs,
-    }
-
-
 def main() -> None:
-    """Run every job that the file does not have yet on two processes, and write what was found."""
-    path = Path(__file__).with_suffix(".json")
-    runs: list[dict[str, Any]] = []
-    if path.exists():
-        before = json.loads(path.read_text())
-        same = before["torch"] == torch.__version__ and before["base"] == asdict(BASE)
-        kept = [name for name, change in before["changes"].items() if same and change == CHANGES.get(name)]
-        runs = [run for run in before["runs"] if run["change"] in kept]
-    done = {(run["change"], run["position"], run["seed"]) for run in runs}
-    jobs = [(change, position, seed) for change in CHANGES for position in POSITIONS for seed in SEEDS]
-    jobs = [job for job in jobs if job not in done]
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        for result in pool.imap(run, jobs):
-            runs.append(result)
-            print(f"{len(runs)} of {len(done) + len(jobs)}: {result}", flush=True)
-            path.write_text(json.dumps(summary(runs), indent=1) + "\n")  # a search cut short goes on from here
-    found = summary(runs)
-    path.write_text(json.dumps(found, indent=1) + "\n")
-    for change, score in found["scores"].items():
-        print(f"{score:.4f}  {change}")
+    """Run every job that the file does not have yet, and write what was found."""
+    every = len(POSITIONS) * len(SEEDS)
+    search(
+        Path(__file__).with_suffix(".json"),
+        run,
+        [(change, position, seed) for change in CHANGES for position in POSITIONS for seed in SEEDS],
+        fields=("change", "position", "seed"),
+        base=asdict(BASE),
+        changes=CHANGES,
+        score="mean bits per byte of the validation text at 256 bytes, over mechanisms and seeds; lower is better",
+        scores=lambda runs: means(runs, "bits_per_byte", every=every, higher=False),
+    )
 
 
 if __name__ == "__main__":

@@ -52,7 +52,11 @@ USER_ERRORS: list[tuple[str, str]] = [
         "train --position none --out OUT --device gpu",
         r"expected a device \(auto, cpu, cuda, cuda:0\); got 'gpu'",
     ),
-    ("train --position none --out OUT --precision fp8", r"a precision among float32, bf16-mixed; got 'fp8'"),
+    ("train --position none --out OUT --optimizer sgd", r"--optimizer to be one of 'adamw', .*; got str 'sgd'"),
+    (
+        "train --position none --out OUT --precision fp8",
+        r"a precision among float32, bf16-mixed, fp16-mixed; got 'fp8'",
+    ),
     ("compare --positions relativ_2d", r"among .*; got 'relativ_2d'\. Did you mean 'relative_2d'\?"),
     ("compare --positions ,", r"expected at least one position; got none\. Name some"),
     ("compare --positions", r"argument --positions: expected one argument\. See relpos compare --help"),
@@ -62,7 +66,7 @@ USER_ERRORS: list[tuple[str, str]] = [
     ("compare --quick yes", r"expected options of relpos compare; got 'yes'"),
     ("compare --device gpu", r"expected a device \(auto, cpu, cuda, cuda:0\); got 'gpu'"),
     ("compare --device cuda", r"expected a device that this machine has; got 'cuda'\. .*use --device cpu"),
-    ("compare --precision fp8", r"a precision among float32, bf16-mixed; got 'fp8'"),
+    ("compare --precision fp8", r"a precision among float32, bf16-mixed, fp16-mixed; got 'fp8'"),
     ("compare --out OUT/thesis.tex", r"expected a folder for --out; .*thesis\.tex is a file\. Choose another --out"),
     ("compare --out OUT", r"expected an empty folder .*holds other files\. Choose another --out"),
 ]
@@ -201,11 +205,13 @@ def test_train_saves_a_model_and_never_overwrites_it(
 ) -> None:
     out = tmp_path / "model"
     typed = ["train", "--position", "learned+relative_2d", "--out", str(out), "--steps", "2", "--device", "cpu"]
-    main([*typed, "--seed", "5"])
+    main([*typed, "--seed", "5", "--optimizer", "lion"])
     printed = " ".join(capsys.readouterr().out.split())
     model, config = load(out)
     assert config["position"] == "learned+relative_2d"
     assert config["recipe"]["steps"] == 2
+    assert config["recipe"]["optimizer"] == "lion"
+    assert "by lion" in printed
     assert (config["seed"], config["threads"], config["precision"]) == (5, 1, "float32")
     assert config["relpos"] == relpos.__version__
     assert model(torch.zeros(1, 1, 16, 16)).shape == (1, 10)

@@ -223,7 +223,7 @@ def test_large_images_are_judged_a_few_at_a_time(tmp_path: Path, monkeypatch: py
 
     task = tiny(tmp_path, 3, (16, 16), (2, 2))
     model = replace(ImageRecipe(), depth=1).build(task, "relative_2d").eval()
-    whole = metrics(model, task, CPU)
+    whole = metrics(model, task, task.probes, CPU)
     for probe in task.probes:
         if probe.image_size == task.image_size:
             images, labels = task.examples(probe, "test")
@@ -241,5 +241,5 @@ def test_large_images_are_judged_a_few_at_a_time(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(evaluate, "predict", counted)
     monkeypatch.setattr(evaluate, "_SCORES", 64**2)  # as if 64 tokens were very many
-    assert metrics(model, task, CPU) == whole
+    assert metrics(model, task, task.probes, CPU) == whole
     assert max(seen) == 8, "one image in its eight placements"

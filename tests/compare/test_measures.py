@@ -81,7 +81,7 @@ def build(position: PositionChoice, **changes: Any) -> VisionTransformer:
     ],
 )
 def test_every_probe_by_every_rule_the_mechanisms_have(position: str, rules: list[str]) -> None:
-    found = metrics(build(position), Few(), CPU)
+    found = metrics(build(position), Few(), Few().probes, CPU)
     expected: list[tuple[str, str | None]] = []
     for probe in Few().probes:
         expected += [(probe.id, rule) for rule in (rules if probe.group == "canvas" else [None])]
@@ -98,7 +98,7 @@ def test_counts_are_what_the_model_says_image_by_image(probe_id: str) -> None:
     task, model = Few(), build("relative_2d")
     probe = next(one for one in task.probes if one.id == probe_id)
     images, labels = task.examples(probe, "test")
-    for one in metrics(model, task, CPU):
+    for one in metrics(model, task, task.probes, CPU):
         if one["probe"] != probe_id:
             continue
         tested = model if one["growth"] is None else model.grow(probe.image_size, one["growth"])
@@ -110,7 +110,7 @@ def test_counts_are_what_the_model_says_image_by_image(probe_id: str) -> None:
 def test_rules_differ_and_leave_the_model_alone() -> None:
     model = build("relative_2d")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    found = metrics(model, Few(), CPU)
+    found = metrics(model, Few(), Few().probes, CPU)
     stretched, clipped = (
         [one["correct"] for one in found if one["growth"] == rule] for rule in ("interpolated", "clipped")
     )
@@ -126,7 +126,7 @@ def fixed(site: Site) -> Fixed:
 
 @pytest.mark.parametrize("choice", [fixed, lambda site: fixed(site) + RelativePositionBias.from_site(site)])
 def test_a_mechanism_without_a_rule_gets_a_reason(choice: PositionChoice) -> None:
-    found = metrics(build(choice), Few(), CPU)
+    found = metrics(build(choice), Few(), Few().probes, CPU)
     canvases = [one for one in found if one["probe"].startswith("canvas/")]
     assert len(canvases) == 6
     for one in canvases:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from relpos.compare import Job, Settings
-from relpos.compare.settings import QUICK_STEPS, describe_mechanism, environment
+from relpos.compare.settings import QUICK_STEPS, describe, environment
 from relpos.data import COMPARED, find_task
 from relpos.position import find, presets
 from relpos.train import ImageRecipe
@@ -49,7 +49,7 @@ def test_positions_keep_their_order_and_come_once() -> None:
 def test_sums_are_positions() -> None:
     settings = make(positions=("learned+relative_2d",))
     assert settings.positions == ("learned+relative_2d",)
-    assert describe_mechanism("learned+relative_2d", settings, find_task("digits"))["growth"] == [
+    assert describe("learned+relative_2d", settings, find_task("digits"))["growth"] == [
         "interpolated",
         "clipped",
     ]
@@ -82,7 +82,7 @@ def test_the_warm_up_is_shorter_than_training(steps: int) -> None:
         ({"positions": ()}, "expected at least one position; got none. Name some"),
         ({"seeds": 0}, "expected seeds to be an integer of at least 1; got int 0"),
         ({"steps": 0}, "expected steps to be an integer of at least 1; got int 0"),
-        ({"precision": "float16"}, "expected a precision among float32, bf16-mixed; got 'float16'"),
+        ({"precision": "float16"}, "expected a precision among float32, bf16-mixed, fp16-mixed; got 'float16'"),
         ({"device": "gpu"}, "expected a device (auto, cpu, cuda, cuda:0); got 'gpu'"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
@@ -115,7 +115,10 @@ def test_settings_are_plain_values_and_whole() -> None:
     settings = make(positions=("none", "learned"))
     plain = settings.to_json()
     assert json.loads(json.dumps(plain)) == plain
-    assert set(plain) == set(Settings.__dataclass_fields__)
+    assert set(plain) == set(Settings.__dataclass_fields__) - {"what", "choices"}, "positions alone say no more"
+    other = make(positions=None, what="norm", choices=("rmsnorm",)).to_json()
+    assert json.loads(json.dumps(other)) == other
+    assert (other["what"], other["choices"], other["positions"]) == ("norm", ["rmsnorm"], ["rotary_2d"])
     assert set(plain["recipe"]) == set(ImageRecipe.__dataclass_fields__)
 
 
@@ -124,6 +127,6 @@ def test_descriptions_are_plain_values() -> None:
     for tree in (
         environment("cpu"),
         find_task("digits").describe(),
-        *(describe_mechanism(name, settings, find_task("digits")) for name in settings.positions),
+        *(describe(name, settings, find_task("digits")) for name in settings.positions),
     ):
         assert json.loads(json.dumps(tree)) == tree

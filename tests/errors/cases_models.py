@@ -161,7 +161,7 @@ CASES: list[Case] = [
      "mlp to be one of 'gelu', 'swiglu'", "str 'relu'", "Choose one of them for mlp."),
     ("TransformerBlock: norm", ValueError,
      lambda: TransformerBlock(32, 4, norm="rms"),
-     "norm to be one of 'layernorm', 'rmsnorm'", "str 'rms'", "Choose one of them for norm."),
+     "norm to be one of 'layernorm', 'rmsnorm', 'groupnorm'", "str 'rms'", "Choose one of them for norm."),
     ("TransformerBlock: width", ValueError,
      lambda: TransformerBlock(30, 4),
      "dim to be a multiple of num_heads", "30 and 4", "Change one of them."),

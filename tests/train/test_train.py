@@ -201,7 +201,7 @@ def test_bf16_mixed_keeps_weights_in_float32() -> None:
 
 
 def test_unknown_precisions_and_devices_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected a precision among float32, bf16-mixed; got 'fp8'"):
+    with pytest.raises(ValueError, match="expected a precision among float32, bf16-mixed, fp16-mixed; got 'fp8'"):
         run(precision="fp8")
     with pytest.raises(ValueError, match=r"expected a device .*; got 'gpu'. Leave --device out"):
         resolve_device("gpu")

@@ -63,7 +63,8 @@ def flash_attention(
         fail("bias to be a LineBias", shape_of(bias), "It is what an OffsetBias gives: mechanism.terms(...).")
     factor = q.shape[3] ** -0.5 if scale is None else scale
     values, lines = (None, None) if bias is None else (bias.values, bias.lines)
-    out: Tensor = _Flash.apply(q, k, v, values, lines, causal, factor, block_size)  # type: ignore[no-untyped-call]
+    with torch.autocast(q.device.type, enabled=False):  # which would round the scores that a softmax is taken of
+        out: Tensor = _Flash.apply(q, k, v, values, lines, causal, factor, block_size)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -26,12 +26,18 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="mechanisms, joined by commas; a+b is a sum (relpos list positions); all for every one that suits the "
         "task. Default: the task's own choice",
     )
+    parser.add_argument(
+        "--what", type=str, default="position", help="what is compared: position, attention, norm or optimizer"
+    )
+    parser.add_argument(
+        "--choices", type=str | None, default=None, help="of these, joined by commas; with --what. Default: all"
+    )
     parser.add_argument("--seeds", type=int, default=1, help="training runs of each mechanism")
     parser.add_argument("--steps", type=int | None, default=None, help="training steps. Default: the recipe's")
     parser.add_argument("--out", type=str | None, default=None, help="folder for results. Default: under runs/")
     parser.add_argument("--quick", action="store_true", help="a run of under a minute; no verdict")
     parser.add_argument("--device", type=str, default="auto", help="auto, cpu, cuda, cuda:0")
-    parser.add_argument("--precision", type=str, default="float32", help="float32 or bf16-mixed")
+    parser.add_argument("--precision", type=str, default="float32", help="float32, bf16-mixed or fp16-mixed")
 
 
 def default_folder(settings: Settings) -> Path:
@@ -44,6 +50,8 @@ def default_folder(settings: Settings) -> Path:
     for own in ("images", "text"):
         if own in settings.task_options:
             name = re.sub(r"[^\w.-]+", "-", Path(settings.task_options[own]).name) or name
+    if settings.what != "position":
+        name += f"-{settings.what}"
     return Path("runs") / f"{name}{'-quick' if settings.quick else ''}-{digest}"
 
 
@@ -55,19 +63,22 @@ def run(arguments: Namespace) -> None:
     from relpos.report import render_terminal, write_report
 
     console = Console()
-    named = arguments.positions
-    positions = None if named is None else tuple(name.strip() for name in named.split(",") if name.strip())
+    positions, choices = (
+        None if names is None else tuple(name.strip() for name in names.split(",") if name.strip())
+        for names in (arguments.positions, arguments.choices)
+    )
+    what: dict[str, Any] = {"what": arguments.what, "choices": choices}
     asked = (positions, arguments.seeds, arguments.steps, arguments.device, arguments.precision)
-    require_asked(*asked)
+    require_asked(*asked, **what)
     if arguments.out is not None:
         require_usable(Path(arguments.out))  # before many images are read
     task = choose_task(arguments, console)
-    settings = Settings.make(task, *asked, quick=arguments.quick)
+    settings = Settings.make(task, *asked, quick=arguments.quick, **what)
     folder = default_folder(settings) if arguments.out is None else Path(arguments.out)
     comparison = Comparison(settings, task, folder)
     note_on_batch(settings.recipe.batch_size, task, console)
     left = sum(len(stage) for stage in comparison.tasks())
-    names = ", ".join(settings.positions)
+    names = ", ".join(settings.names)
     line = f"Comparing {names} on {settings.task}: {left} pieces of work, in {folder}/"
     console.print(line, markup=False)
     results = _watched(comparison, left, console)

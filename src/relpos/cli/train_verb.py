@@ -19,8 +19,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--out", type=str, required=True, help="folder for model.safetensors and config.json")
     parser.add_argument("--seed", type=int, default=0, help="seed of initialisation and batches")
     parser.add_argument("--steps", type=int | None, default=None, help="training steps. Default: the recipe's")
+    parser.add_argument(
+        "--optimizer", type=str, default="adamw", help="adamw, lion, sophia-g or sophia-h, each at a rate of its own"
+    )
     parser.add_argument("--device", type=str, default="auto", help="auto, cpu, cuda, cuda:0")
-    parser.add_argument("--precision", type=str, default="float32", help="float32 or bf16-mixed")
+    parser.add_argument("--precision", type=str, default="float32", help="float32, bf16-mixed or fp16-mixed")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; figures repeat at an equal number")
 
 
@@ -31,10 +34,10 @@ def run(arguments: Namespace) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from relpos import __version__
-    from relpos.core.checks import require_int
+    from relpos.core.checks import require_choice, require_int
     from relpos.position import find
+    from relpos.train import OPTIMIZERS, Recipe, check_free, measured, require_precision, resolve_device, save, train
     from relpos.train import Progress as StepProgress
-    from relpos.train import Recipe, check_free, measured, require_precision, resolve_device, save, train
 
     console = Console()
     find(arguments.position)
@@ -46,8 +49,9 @@ def run(arguments: Namespace) -> None:
     torch.set_num_threads(arguments.threads)
     device = resolve_device(arguments.device)
     require_precision(arguments.precision)
+    require_choice(arguments.optimizer, "--optimizer", OPTIMIZERS)
     task = choose_task(arguments, console)
-    recipe = Recipe.of(task).within(task)
+    recipe = Recipe.of(task).by(arguments.optimizer).within(task)
     if arguments.steps is not None:
         recipe = replace(recipe, steps=arguments.steps, warmup_steps=min(recipe.warmup_steps, arguments.steps))
     note_on_batch(recipe.batch_size, task, console)
@@ -87,7 +91,8 @@ def run(arguments: Namespace) -> None:
     save(folder, model, task=task, position=arguments.position, recipe=recipe, about=about)
     figure, unit = ("{:.1%}", "") if task.measure == "accuracy" else ("{:.3f}", " bits per byte")
     words = ", ".join(f"{split} {figure.format(value)}{unit}" for split, value in reached.items())
+    by = "" if recipe.optimizer == "adamw" else f" by {recipe.optimizer}"
     console.print(
-        f"{arguments.position} on {task.name}: {words}. Saved in {folder}/",
+        f"{arguments.position} on {task.name}{by}: {words}. Saved in {folder}/",
         highlight=False,
     )

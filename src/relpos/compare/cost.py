@@ -1,8 +1,11 @@
-"""What position costs: time of a training step, mechanisms interleaved, and peak memory in a process of its own.
+"""What is compared costs: time of a training step, all interleaved, and peak memory in a process of its own.
 
 The models are the recipe's, first at the task's own number of tokens, then on larger images or longer texts that come
 nearest to 1,024 and 4,096. At more tokens the batch shrinks, and at 4,096 there is one block, so that the dense engines
 fit; every entry says its batch and depth. A figure is comparable with those of the same size only.
+
+Where it is not position that is compared, the larger sizes are three of one block and one input each, so that their
+figures tell how cost grows with N.
 """
 
 from __future__ import annotations
@@ -20,9 +23,13 @@ from relpos.attention import explain
 from relpos.compare.memory import PeakMemory
 from relpos.compare.run import warm_up
 from relpos.compare.settings import Settings
+from relpos.core import Mask
 from relpos.data import Task
+from relpos.models import LanguageModel
+from relpos.models.attending import pattern
+from relpos.optim import Sophia
 from relpos.position import Sum
-from relpos.train import Model, cross_entropy
+from relpos.train import AUTOCAST, Model, cross_entropy, estimate_hessian, make_optimizer, parameter_groups
 
 
 @dataclass(frozen=True)
@@ -38,35 +45,53 @@ class Size:
 
 LARGER = (1024, 4096)
 """Numbers of tokens that are timed besides the task's own; the last from two seeds on."""
+GROWING = (1024, 2048, 4096)
+"""The same where growth with N is asked for."""
 _TOKENS_AT_ONCE = 4096
 
 
 class _Step:
     """A model of one size with its optimizer: one call is one training step."""
 
-    def __init__(self, position: str, size: Size, settings: Settings, task: Task) -> None:
-        recipe = settings.recipe
+    def __init__(self, name: str, size: Size, settings: Settings, task: Task) -> None:
+        recipe, position = settings.of(name)
         self.depth = recipe.depth if size.depth is None else size.depth
         self.device = torch.device(settings.device)
-        self.half = settings.precision == "bf16-mixed"
+        self.dtype = AUTOCAST[settings.precision]
         torch.manual_seed(0)
         small = replace(recipe, depth=self.depth)
         self.model: Model = small.build(task, position, grid=size.grid).to(self.device)
         self.tokens = self.model.coordinates.count
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.recipe = small
+        self.masked = settings.what != "position"  # those are named as if no token were masked
+        self.optimizer: torch.optim.Optimizer
+        if settings.what == "position":
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        else:
+            self.optimizer = make_optimizer(small.optimizer, parameter_groups(self.model, small), 1e-4)
         self.inputs, self.classes = (x.to(self.device) for x in task.noise(size.grid, size.batch_size))
 
     def __call__(self) -> float:
-        """Milliseconds of one step."""
+        """Milliseconds of one step, with its share of Sophia's estimate, which is not made at every step."""
+        estimating = self._timed(self._estimate) if isinstance(self.optimizer, Sophia) else 0.0
+        return self._timed(self._step) + estimating / self.recipe.hessian_every
+
+    def _timed(self, work: Callable[[], None]) -> float:
         self._wait()
         started = time.perf_counter()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+        work()
+        self._wait()
+        return (time.perf_counter() - started) * 1e3
+
+    def _estimate(self) -> None:
+        estimate_hessian(self.recipe.optimizer, self.optimizer, self.model, self.inputs, self.classes)
+
+    def _step(self) -> None:
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
             loss = cross_entropy(self.model(self.inputs), self.classes)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self._wait()
-        return (time.perf_counter() - started) * 1e3
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -79,7 +104,23 @@ class _Step:
         q = torch.empty(1, heads, self.tokens, width, device=self.device)
         position = self.model.attention_position[0]
         assert isinstance(position, Sum)
-        return explain(q, q, q, position=position.terms(self.model.coordinates)).backend
+        if block.product != "softmax":  # type: ignore[union-attr]
+            return str(block.product)  # type: ignore[union-attr]
+        terms = position.terms(self.model.coordinates)
+        if not self.masked:
+            return explain(q, q, q, position=terms).backend
+        mask = pattern(self.recipe.attention, self.model.coordinates, heads)
+        if isinstance(self.model, LanguageModel):
+            mask = Mask.causal() if mask is None else Mask.causal() & mask
+        k = q[:, : int(block.num_kv_heads)]  # type: ignore[arg-type, union-attr]
+        return explain(q, k, k, position=terms, mask=mask).backend
+
+    def state_per_parameter(self) -> float:
+        """Numbers that the optimizer keeps for each parameter."""
+        kept = sum(
+            x.numel() for state in self.optimizer.state.values() for x in state.values() if isinstance(x, torch.Tensor)
+        )
+        return kept / sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
 
 def _size(grid: tuple[int, ...]) -> Size:
@@ -97,19 +138,22 @@ def sizes(settings: Settings, task: Task) -> tuple[Size, ...]:
 
     The largest takes as long as all others together, and comes from two seeds on: one seed is a first look.
     """
-    grids = [task.grid]
-    for tokens in () if settings.quick else LARGER[:1] if settings.seeds == 1 else LARGER:
+    grids, growing = [task.grid], settings.what != "position"
+    larger: tuple[int, ...] = () if settings.quick else LARGER[:1] if settings.seeds == 1 else LARGER
+    for tokens in GROWING if growing and not settings.quick else larger:
         by = tokens / math.prod(task.grid)
         if by > 2:
             grids.append(tuple(max(1, round(side * by ** (1 / len(task.grid)))) for side in task.grid))
+    if growing:
+        return (_size(grids[0]), *(Size(grid, batch_size=1, depth=1, warm=1, rounds=5) for grid in grids[1:]))
     found = (_size(grid) for grid in grids)
     return tuple(replace(size, warm=1, rounds=2) if settings.quick else size for size in found)
 
 
 def memory_sizes(settings: Settings, task: Task) -> tuple[int, ...]:
-    """Which of `sizes` have their memory measured: with one seed the largest alone."""
+    """Which of `sizes` have their memory measured: of positions with one seed the largest alone."""
     every = range(len(sizes(settings, task)))
-    return tuple(every[-1:] if settings.seeds == 1 else every)
+    return tuple(every[-1:] if settings.seeds == 1 and settings.what == "position" else every)
 
 
 def _unable(error: Exception) -> str:
@@ -122,32 +166,33 @@ def _unable(error: Exception) -> str:
 
 
 def time_steps(settings: Settings, task: Task, watch: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
-    """Time of a training step of every mechanism at every size, without memory. On all cores, alone on the machine."""
+    """Time of a training step of everything at every size, without memory. On all cores, alone on the machine."""
     return [entry for size in sizes(settings, task) for entry in _time_size(size, settings, task, watch)]
 
 
 def _time_size(size: Size, settings: Settings, task: Task, watch: Callable[[str], None] | None) -> list[dict[str, Any]]:
-    steps = {position: _Step(position, size, settings, task) for position in settings.positions}
-    milliseconds: dict[str, list[float]] = {position: [] for position in steps}
+    steps = {name: _Step(name, size, settings, task) for name in settings.names}
+    milliseconds: dict[str, list[float]] = {name: [] for name in steps}
     reasons: dict[str, str] = {}
     for round_number in range(size.warm + size.rounds):
-        for position, step in steps.items():
-            if position in reasons:
+        for name, step in steps.items():
+            if name in reasons:
                 continue
             if watch is not None:
-                watch(f"{step.tokens} tokens, {position}")
+                watch(f"{step.tokens} tokens, {name}")
             try:
                 elapsed = step()
             except Exception as error:
-                reasons[position] = _unable(error)
+                reasons[name] = _unable(error)
                 continue
             if round_number >= size.warm:
-                milliseconds[position].append(elapsed)
-    control = milliseconds.get("none", []) if "none" not in reasons else []
+                milliseconds[name].append(elapsed)
+    first = "none" if settings.what == "position" else settings.names[0]
+    control = milliseconds.get(first, []) if first not in reasons else []
     entries = []
-    for position, step in steps.items():
+    for name, step in steps.items():
         entry: dict[str, Any] = {
-            "position": position,
+            settings.key: name,
             "tokens": step.tokens,
             "batch_size": size.batch_size,
             "depth": step.depth,
@@ -155,10 +200,12 @@ def _time_size(size: Size, settings: Settings, task: Task, watch: Callable[[str]
             "ratio": None,
             "backend": step.backend(),
         }
-        if position in reasons:
-            entry |= {"step_ms": None, "reason": reasons[position]}
+        if settings.what != "position":
+            entry["state_per_parameter"] = round(step.state_per_parameter(), 3)
+        if name in reasons:
+            entry |= {"step_ms": None, "reason": reasons[name]}
         else:
-            times = milliseconds[position]
+            times = milliseconds[name]
             low, median, high = (round(value, 2) for value in statistics.quantiles(times, n=4, method="inclusive"))
             entry["step_ms"] = {"median": median, "low": low, "high": high, "repeats": len(times)}
             if control:
@@ -167,7 +214,7 @@ def _time_size(size: Size, settings: Settings, task: Task, watch: Callable[[str]
     return entries
 
 
-def memory_of_step(position: str, index: int, settings: Settings, task: Task) -> float | None:
+def memory_of_step(name: str, index: int, settings: Settings, task: Task) -> float | None:
     """Peak memory of two training steps at a size, in MiB above the process's size before the model was built.
 
     Run it in a fresh process. None where memory does not suffice or no engine can do it.
@@ -177,7 +224,7 @@ def memory_of_step(position: str, index: int, settings: Settings, task: Task) ->
     warm_up(task, settings.recipe, device, settings.precision)
     memory = PeakMemory(device)
     try:
-        step = _Step(position, sizes(settings, task)[index], settings, task)
+        step = _Step(name, sizes(settings, task)[index], settings, task)
         step()
         step()
     except Exception as error:

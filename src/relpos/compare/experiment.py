@@ -17,7 +17,7 @@ from typing import Any
 from relpos import data
 from relpos.compare import cost
 from relpos.compare.run import run
-from relpos.compare.settings import Job, Settings, describe_mechanism, environment
+from relpos.compare.settings import Job, Settings, describe, environment
 from relpos.compare.store import Store, write_whole
 from relpos.compare.workers import Event, Task, run_tasks
 
@@ -26,8 +26,8 @@ def _train(job: Job, settings: Settings, packed: bytes, report: Callable[[Any], 
     return run(job, settings, pickle.loads(packed), watch=report)
 
 
-def _memory(position: str, index: int, settings: Settings, packed: bytes) -> float | None:
-    return cost.memory_of_step(position, index, settings, pickle.loads(packed))
+def _memory(name: str, index: int, settings: Settings, packed: bytes) -> float | None:
+    return cost.memory_of_step(name, index, settings, pickle.loads(packed))
 
 
 def _time(settings: Settings, packed: bytes, report: Callable[[Any], None]) -> list[dict[str, Any]]:
@@ -47,9 +47,10 @@ class Comparison:
         self.environment = environment(settings.device)
         self.store = Store(folder, settings.to_json(), self.environment)
         self.jobs = settings.jobs(task)
+        asked = task.describe()
         self.description = {
-            "task": task.describe(),
-            "mechanisms": [describe_mechanism(name, settings, task) for name in settings.positions],
+            "task": asked | {"probes": asked["probes"][: len(settings.probes(task))]},
+            "mechanisms": [describe(name, settings, task) for name in settings.names],
         }
 
     @cached_property
@@ -62,9 +63,9 @@ class Comparison:
         settings, packed = self.settings, self._packed
         training = [Task(job.id, _train, (job, settings, packed), reports=True) for job in self.jobs]
         memory = [
-            Task(f"memory--{position}--{index}", _memory, (position, index, settings, packed))
+            Task(f"memory--{name}--{index}", _memory, (name, index, settings, packed))
             for index in cost.memory_sizes(settings, self.task)
-            for position in settings.positions
+            for name in settings.names
         ]
         timing = [Task("timing", _time, (settings, packed), reports=True)]
         stages = (training + memory, timing)  # timings want the machine to themselves
@@ -95,9 +96,9 @@ class Comparison:
         if not self.store.has("timing"):
             return []
         entries: list[dict[str, Any]] = self.store.get("timing")
-        for number, entry in enumerate(entries):  # size by size, the mechanisms of each in order
-            index = number // len(self.settings.positions)
-            name = f"memory--{entry['position']}--{index}"
+        for number, entry in enumerate(entries):  # size by size, what is compared at each in order
+            index = number // len(self.settings.names)
+            name = f"memory--{entry[self.settings.key]}--{index}"
             entry["peak_memory_mib"] = self.store.get(name) if self.store.has(name) else None
         return entries
 

@@ -61,7 +61,8 @@ def learned(model: Model) -> list[dict[str, Any]]:
     grid, text = model.coordinates, isinstance(model, LanguageModel)
     found: list[dict[str, Any]] = []
     for part in model.token_position.parts() if grid.count <= TOKENS else ():
-        vectors = part.embed(torch.zeros(1, grid.count, model.norm.normalized_shape[0], device=part.device), grid)
+        width = int(model.blocks[0].attn.qkv.in_features)  # type: ignore[union-attr, arg-type]
+        vectors = part.embed(torch.zeros(1, grid.count, width, device=part.device), grid)
         places = vectors[0, grid.prefix :].float()
         every = 1 if isinstance(grid, Grid) else max(1, len(places) // PLACES)
         places = places[::every]

@@ -12,7 +12,7 @@ import torch
 from relpos.compare.learned import attention_over_examples, learned, sample
 from relpos.compare.memory import PeakMemory, keep_freed_memory
 from relpos.compare.settings import Job, Settings, environment
-from relpos.data import ImageTask, Task, Text
+from relpos.data import ImageTask, Probe, Task, Text
 from relpos.models import LanguageModel, VisionTransformer, count_parameters
 from relpos.train import Model, Progress, Recipe, measured, train
 
@@ -28,12 +28,13 @@ def run(job: Job, settings: Settings, task: Task, watch: Callable[[Progress], No
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
     device = torch.device(settings.device)
-    recipe = replace(settings.recipe, position_learning_rate_multiplier=job.multiplier)
+    recipe, position = settings.of(job.name)
+    recipe = replace(recipe, position_learning_rate_multiplier=job.multiplier)
     warm_up(task, recipe, device, settings.precision)
     memory = PeakMemory(device)
     started = time.perf_counter()
     model, curve = train(
-        task, job.position, recipe, seed=job.seed, device=device, precision=settings.precision, watch=watch
+        task, position, recipe, seed=job.seed, device=device, precision=settings.precision, watch=watch
     )
     seconds = time.perf_counter() - started
     peak = memory.mib()
@@ -41,7 +42,8 @@ def run(job: Job, settings: Settings, task: Task, watch: Callable[[Progress], No
     parts = {name: count.total for name, count in count_parameters(model).items()}
     return {
         "id": job.id,
-        "position": job.position,
+        **({} if settings.what == "position" else {"choice": job.name}),
+        "position": position,
         "seed": job.seed,
         "position_learning_rate_multiplier": job.multiplier,
         "variant": job.variant,
@@ -51,11 +53,10 @@ def run(job: Job, settings: Settings, task: Task, watch: Callable[[Progress], No
         "train_seconds": round(seconds, 2),
         "threads": settings.threads,
         "peak_memory_mib": peak,
-        "settings": {**settings.to_json(), "recipe": asdict(recipe), "position": job.position, "seed": job.seed},
+        "settings": {**settings.to_json(), "recipe": asdict(recipe), "position": position, "seed": job.seed},
         "environment": environment(settings.device),
-        "metrics": metrics(model, task, device, quick=settings.quick),
-        "learned": learned(model),
-        **_shown(model, task),
+        "metrics": metrics(model, task, settings.probes(task), device, quick=settings.quick),
+        **({"learned": learned(model), **_shown(model, task)} if settings.what == "position" else {}),
     }
 
 
@@ -70,11 +71,13 @@ def _shown(model: Model, task: Task) -> dict[str, Any]:
             return {}
 
 
-def metrics(model: Model, task: Task, device: torch.device, *, quick: bool = False) -> list[dict[str, Any]]:
-    """Every probe on the test data, by every growth rule where the size is not the trained one."""
+def metrics(
+    model: Model, task: Task, probes: tuple[Probe, ...], device: torch.device, *, quick: bool = False
+) -> list[dict[str, Any]]:
+    """Every one of these probes on the test data, by every growth rule where the size is not the trained one."""
     found: list[dict[str, Any]] = []
     grown: dict[tuple[Any, str], Model] = {}
-    for probe in task.probes:
+    for probe in probes:
         same = probe.size == task.size
         rules: tuple[str | None, ...] = (None,) if same else model.growth()
         if not rules:

@@ -6,13 +6,14 @@ import os
 import platform
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from relpos import __version__
-from relpos.core.checks import fail, require_int
-from relpos.data import Task
+from relpos.compare.choices import CHOICES, POSITIONS, WHATS, What, find_choice
+from relpos.core.checks import fail, require_choice, require_int
+from relpos.data import Probe, Task
 from relpos.position import find, presets
 from relpos.train import ImageRecipe, Recipe, require_precision, resolve_device
 
@@ -24,9 +25,9 @@ EVERY = "all"
 
 @dataclass(frozen=True)
 class Job:
-    """One training run: a mechanism, a seed, and the rate of its position parameters."""
+    """One training run: what is compared by name, a seed, and the rate of its position parameters."""
 
-    position: str
+    name: str
     seed: int
     variant: str
     multiplier: float
@@ -34,7 +35,7 @@ class Job:
     @property
     def id(self) -> str:
         """The record's name: `relative_2d--recipe--seed0`."""
-        return f"{self.position}--{self.variant}--seed{self.seed}"
+        return f"{self.name}--{self.variant}--seed{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Settings:
         recipe: the training recipe of all runs.
         quick: a short run to see that everything works; no verdict.
         device, precision, threads: how a run computes.
+        what: is compared. choices: their names where that is not position; `positions` is then the one of all models.
     """
 
     task: str
@@ -60,6 +62,28 @@ class Settings:
     device: str = "cpu"
     precision: str = "float32"
     threads: int = 1
+    what: What = "position"
+    choices: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is compared."""
+        return self.positions if self.what == "position" else self.choices
+
+    @property
+    def key(self) -> str:
+        """What records and costs call it."""
+        return "position" if self.what == "position" else "choice"
+
+    def of(self, name: str) -> tuple[Recipe, str]:
+        """The recipe and the position of what is compared under a name."""
+        if self.what == "position":
+            return self.recipe, name
+        return find_choice(self.what, name).change(self.recipe), self.positions[0]
+
+    def probes(self, task: Task) -> tuple[Probe, ...]:
+        """What trained models are asked: about position everything, else the plain test."""
+        return task.probes if self.what == "position" else task.probes[:1]
 
     @classmethod
     def make(
@@ -72,17 +96,22 @@ class Settings:
         precision: str,
         *,
         quick: bool = False,
+        what: str = "position",
+        choices: tuple[str, ...] | None = None,
     ) -> Settings:
         """Settings from what a person asks, checked.
 
         Args:
-            positions: None takes the task's own choice, `("all",)` every one that makes sense on it.
+            positions: None takes the task's own choice, `("all",)` every one that makes sense on it. Where something
+                else is compared, one, of all models; None for a rotation.
+            choices: where something else is compared, None for all that there are.
 
         The batch is no larger than what the task has to train on.
         """
-        require_asked(positions, seeds, steps, device, precision)
-        axes = len(task.grid)
-        chosen = task.positions if positions is None else tuple(dict.fromkeys(positions))
+        require_asked(positions, seeds, steps, device, precision, what=what, choices=choices)
+        kind, axes = cast("What", what), len(task.grid)
+        usual = task.positions if kind == "position" else (POSITIONS[axes],)
+        chosen = usual if positions is None else tuple(dict.fromkeys(positions))
         if chosen == (EVERY,):
             chosen = tuple(name for name, preset in presets().items() if axes in preset.token_axes)
         for name in chosen:
@@ -94,7 +123,9 @@ class Settings:
             count = quick_steps if steps is None else steps
             recipe = replace(recipe, steps=count, warmup_steps=min(recipe.warmup_steps, max(1, count // 5)))
         resolved = str(resolve_device(device))
-        return cls(task.name, chosen, seeds, task.options, recipe, quick, resolved, precision)
+        named = () if kind == "position" else tuple(CHOICES[kind] if choices is None else dict.fromkeys(choices))
+        options = task.options
+        return cls(task.name, chosen, seeds, options, recipe, quick, resolved, precision, what=kind, choices=named)
 
     def jobs(self, task: Task) -> list[Job]:
         """The training runs: every mechanism and seed by the recipe, then those with learned positions at rate x 1.
@@ -103,25 +134,45 @@ class Settings:
         runs at rate x 1, which ask how much the recipe decides, come from two seeds on.
         """
         usual = self.recipe.position_learning_rate_multiplier
-        learned = [name for name in self.positions if self.recipe.build(task, name).position_parameters()]
-        jobs = [Job(name, seed, "recipe", usual) for seed in range(self.seeds) for name in self.positions]
-        if usual != 1 and self.seeds > 1:
+        jobs = [Job(name, seed, "recipe", usual) for seed in range(self.seeds) for name in self.names]
+        if usual != 1 and self.seeds > 1 and self.what == "position":
+            learned = [name for name in self.positions if self.recipe.build(task, name).position_parameters()]
             jobs += [Job(name, seed, "x1", 1.0) for seed in range(self.seeds) for name in learned]
         return jobs
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as `results.json` has them."""
-        return {**asdict(self), "positions": list(self.positions), "recipe": asdict(self.recipe)}
+        """Plain values, as `results.json` has them: of a comparison of positions without what says nothing there."""
+        plain = {**asdict(self), "positions": list(self.positions), "choices": list(self.choices)}
+        left_out = ("what", "choices") if self.what == "position" else ()
+        return {name: value for name, value in plain.items() if name not in left_out}
 
 
 def require_asked(
-    positions: tuple[str, ...] | None, seeds: int, steps: int | None, device: str, precision: str
+    positions: tuple[str, ...] | None,
+    seeds: int,
+    steps: int | None,
+    device: str,
+    precision: str,
+    *,
+    what: str = "position",
+    choices: tuple[str, ...] | None = None,
 ) -> None:
     """Raise where `Settings.make` would, whatever the task: to be known before many images are read."""
     if positions == ():
         fail("at least one position", "none", "Name some, e.g. --positions none,learned,relative_2d.")
     for name in () if positions is None or positions == (EVERY,) else positions:
         find(name)
+    require_choice(what, "--what", WHATS)
+    if what == "position":
+        if choices is not None:
+            fail("--choices beside --what attention, norm or optimizer", "--what position", "Name --positions.")
+    else:
+        if positions is not None and (len(positions) != 1 or positions == (EVERY,)):
+            fail(f"one position for all models of --what {what}", ", ".join(positions), "Name one, or leave it out.")
+        if choices == ():
+            fail("at least one choice", "none", f"Name some, e.g. --choices {','.join(list(CHOICES[what])[:2])}.")
+        for name in () if choices is None else choices:
+            find_choice(what, name)
     require_int(seeds, "seeds", at_least=1)
     if steps is not None:
         require_int(steps, "steps", at_least=1)
@@ -150,8 +201,10 @@ def environment(device: str) -> dict[str, Any]:
     }
 
 
-def describe_mechanism(name: str, settings: Settings, task: Task) -> dict[str, Any]:
-    """A mechanism as `results.json` has it."""
+def describe(name: str, settings: Settings, task: Task) -> dict[str, Any]:
+    """What is compared under a name, as `results.json` has it."""
+    if settings.what != "position":
+        return find_choice(settings.what, name).describe()
     preset = find(name)
     model = settings.recipe.build(task, name)
     return {

@@ -17,9 +17,18 @@ from torch import Tensor, nn
 
 from relpos.attention import attention, attention_weights, require_backend
 from relpos.core import Coordinates, DenseBias, Mask, Sequence, Term, Terms
-from relpos.core.checks import fail, require_floating, require_int, require_probability, require_tokens, shape_of
+from relpos.core.checks import (
+    fail,
+    require_choice,
+    require_floating,
+    require_int,
+    require_probability,
+    require_tokens,
+    shape_of,
+)
 from relpos.layers.cache import LayerCache
-from relpos.layers.norms import NormChoice, QueryKeyNorm
+from relpos.layers.norms import HeadNormChoice, QueryKeyNorm
+from relpos.layers.products import PRODUCTS, Product, meet
 from relpos.position import Mechanism
 
 
@@ -86,6 +95,7 @@ class MultiHeadAttention(nn.Module):
         qk_norm: "rmsnorm" or "layernorm" normalises queries and keys head by head, before any rotation.
         attn_drop, proj_drop: dropout of attention weights and of the output.
         position: a mechanism of this layer's own; terms may also come from outside, in `forward`.
+        product: "softmax", or "linear" or "tiles", which take fewer positions and masks; see `layers/products.py`.
         backend: an engine's name, or "auto".
     """
 
@@ -97,13 +107,15 @@ class MultiHeadAttention(nn.Module):
         num_kv_heads: int | None = None,
         qkv_bias: bool = True,
         proj_bias: bool = True,
-        qk_norm: NormChoice | None = None,
+        qk_norm: HeadNormChoice | None = None,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         position: Mechanism | None = None,
+        product: Product = "softmax",
         backend: str = "auto",
     ) -> None:
         super().__init__()
+        require_choice(product, "product", PRODUCTS)
         require_int(num_heads, "num_heads", at_least=1)
         require_int(dim, "dim", at_least=1)
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -125,7 +137,7 @@ class MultiHeadAttention(nn.Module):
                     "Call its embed() on the tokens before the first layer, and leave it out here.",
                 )
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, dim // num_heads
-        self.attn_drop, self.backend = attn_drop, backend
+        self.attn_drop, self.product, self.backend = attn_drop, product, backend
         self.qkv = nn.Linear(dim, (num_heads + 2 * num_kv_heads) * self.head_dim, bias=qkv_bias)
         self.qk_norm = None if qk_norm is None else QueryKeyNorm(self.head_dim, qk_norm)
         self.proj = nn.Linear(dim, dim, bias=proj_bias)
@@ -187,8 +199,7 @@ class MultiHeadAttention(nn.Module):
         if cache is not None:
             k, v = cache.extend(k, v)
         dropout = self.attn_drop if self.training else 0.0
-        attended = attention(q, k, v, position=terms, mask=mask, dropout=dropout, backend=self.backend)
-        assert isinstance(attended, Tensor)
+        attended = meet(self.product, q, k, v, position=terms, mask=mask, dropout=dropout, backend=self.backend)
         projected: Tensor = self.proj_drop(self.proj(attended.transpose(1, 2).flatten(2)))
         return projected
 
@@ -225,7 +236,9 @@ class MultiHeadAttention(nn.Module):
         coordinates: Coordinates | None = None,
         mask: Mask | None = None,
     ) -> Float[Tensor, "B H N N"]:
-        """The attention weights of the same tokens, for pictures."""
+        """The attention weights of the same tokens, for pictures: those of a softmax."""
+        if self.product == "linear":
+            raise NotImplementedError("expected attention with a softmax to draw; got product='linear', without.")
         q, k, _ = self._heads(x)
         terms = self._terms(q.shape[2], k.shape[2], position, coordinates)
         return attention_weights(q, k, position=terms, mask=mask)

@@ -12,7 +12,8 @@ from relpos.core.checks import require_choice, require_int, require_number, requ
 from relpos.layers.attention import MultiHeadAttention
 from relpos.layers.cache import LayerCache
 from relpos.layers.mlp import GatedMlp, Mlp, gated_width
-from relpos.layers.norms import NormChoice, norm_layer
+from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
+from relpos.layers.products import Product
 from relpos.position import Mechanism
 
 MlpChoice = Literal["gelu", "swiglu"]
@@ -23,11 +24,11 @@ class TransformerBlock(nn.Module):
 
     Args:
         dim: width of a token, E.
-        num_heads, num_kv_heads, qkv_bias, proj_bias, qk_norm, attn_drop, position, backend: as `MultiHeadAttention`
-            takes them.
+        num_heads, num_kv_heads, qkv_bias, proj_bias, qk_norm, attn_drop, position, product, backend: as
+            `MultiHeadAttention` takes them.
         mlp_ratio: hidden width of the MLP over `dim`; "swiglu" has two thirds of it, for as many parameters.
         mlp: "gelu" (`Mlp`) or "swiglu" (`GatedMlp`).
-        norm: "layernorm" or "rmsnorm".
+        norm: "layernorm", "rmsnorm", or "groupnorm", whose statistics are those of one token.
         proj_drop: dropout of the attention's output and inside the MLP.
     """
 
@@ -42,10 +43,11 @@ class TransformerBlock(nn.Module):
         norm: NormChoice = "layernorm",
         qkv_bias: bool = True,
         proj_bias: bool = True,
-        qk_norm: NormChoice | None = None,
+        qk_norm: HeadNormChoice | None = None,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         position: Mechanism | None = None,
+        product: Product = "softmax",
         backend: str = "auto",
     ) -> None:
         super().__init__()
@@ -63,6 +65,7 @@ class TransformerBlock(nn.Module):
             attn_drop=attn_drop,
             proj_drop=proj_drop,
             position=position,
+            product=product,
             backend=backend,
         )
         self.norm2 = norm_layer(norm, dim)
@@ -82,7 +85,7 @@ class TransformerBlock(nn.Module):
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B N E"]:
         """Tokens after the block; arguments as `MultiHeadAttention.forward` takes them."""
-        require_tokens(x, self.norm2.normalized_shape[0], self.norm2.weight)
+        require_tokens(x, self.attn.qkv.in_features, self.attn.qkv.weight)
         x = x + self.attn(self.norm1(x), position=position, coordinates=coordinates, mask=mask, cache=cache)
         x = x + self.mlp(self.norm2(x))
         return x

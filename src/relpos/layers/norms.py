@@ -6,19 +6,26 @@ takes its statistics token by token unless it is told otherwise.
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Literal, get_args
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core.checks import fail, require_choice, require_int, require_number, require_tokens, shape_of
 
-NormChoice = Literal["layernorm", "rmsnorm"]
+NormChoice = Literal["layernorm", "rmsnorm", "groupnorm"]
+HeadNormChoice = Literal["layernorm", "rmsnorm"]
+GROUP = 16
+"""Channels of a group of a norm by name, where the width allows it (Wu and He 2018, section 4.1)."""
 
 
-def norm_layer(norm: NormChoice, dim: int) -> nn.LayerNorm | nn.RMSNorm:
-    """The norm of a name: PyTorch's LayerNorm, or RMSNorm."""
-    require_choice(norm, "norm", ("layernorm", "rmsnorm"))
+def norm_layer(norm: NormChoice, dim: int) -> nn.LayerNorm | nn.RMSNorm | GroupNorm:
+    """The norm of a name: PyTorch's LayerNorm, RMSNorm, or GroupNorm within each token."""
+    require_choice(norm, "norm", get_args(NormChoice))
+    if norm == "groupnorm":
+        return GroupNorm(dim, math.gcd(dim, max(1, dim // GROUP)))
     return nn.LayerNorm(dim) if norm == "layernorm" else RMSNorm(dim)
 
 
@@ -78,11 +85,14 @@ class QueryKeyNorm(nn.Module):
         norm: "layernorm" or "rmsnorm".
     """
 
-    def __init__(self, head_dim: int, norm: NormChoice = "rmsnorm") -> None:
+    def __init__(self, head_dim: int, norm: HeadNormChoice = "rmsnorm") -> None:
         super().__init__()
+        require_choice(norm, "qk_norm", get_args(HeadNormChoice))
         self.query, self.key = norm_layer(norm, head_dim), norm_layer(norm, head_dim)
 
     def forward(
         self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B G N D"]
     ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B G N D"]]:
-        return self.query(q), self.key(k)
+        # Under autocast they come in half precision, and go on so; the norms work in that of their weights.
+        wide: torch.dtype = self.query.weight.dtype  # type: ignore[assignment]
+        return self.query(q.to(wide)).to(q.dtype), self.key(k.to(wide)).to(k.dtype)

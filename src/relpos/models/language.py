@@ -26,10 +26,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Mask, Positions, Sequence, Terms
-from relpos.core.checks import fail, require_device, require_int, require_probability, shape_of
+from relpos.core.checks import fail, require_choice, require_device, require_int, require_probability, shape_of
 from relpos.layers import KeyValueCache, TransformerBlock
 from relpos.layers.block import MlpChoice
-from relpos.layers.norms import NormChoice, norm_layer
+from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
+from relpos.models.attending import ATTENTIONS, AttentionChoice, pattern, product_of
 from relpos.models.positions import LayerPositions, PositionChoice
 from relpos.models.sampling import require_sampling, sample
 from relpos.position import Site, Sum
@@ -43,6 +44,7 @@ class LanguageModel(nn.Module):
         vocab_size: number of different tokens, V.
         context: length it is built for; mechanisms that are defined anywhere go on beyond it.
         embed_dim, depth, num_heads, num_kv_heads, mlp_ratio, mlp, norm, qk_norm: the blocks; see `TransformerBlock`.
+        attention: "full", "local", "sparse", "linear" or "flash"; see `models/attending.py`.
         qkv_bias: whether the attention's two projections have biases.
         tie_embeddings: whether the head is the token embedding itself.
         drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: dropout before the head, after the embedding, in
@@ -66,7 +68,7 @@ class LanguageModel(nn.Module):
         mlp_ratio: float = 4.0,
         mlp: MlpChoice = "swiglu",
         norm: NormChoice = "rmsnorm",
-        qk_norm: NormChoice | None = None,
+        qk_norm: HeadNormChoice | None = None,
         qkv_bias: bool = False,
         tie_embeddings: bool = True,
         drop_rate: float = 0.0,
@@ -78,6 +80,8 @@ class LanguageModel(nn.Module):
         position_trainable: bool = True,
         position_init_std: float = 0.02,
         backend: str = "auto",
+        *,
+        attention: AttentionChoice = "full",
     ) -> None:
         super().__init__()
         for name, number in (("vocab_size", vocab_size), ("context", context), ("depth", depth)):
@@ -86,7 +90,9 @@ class LanguageModel(nn.Module):
         require_probability(drop_rate, "drop_rate")
         require_probability(pos_drop_rate, "pos_drop_rate")
         require_std(position_init_std, "position_init_std")
+        require_choice(attention, "attention", ATTENTIONS)
         self.context, self.shared_position = context, shared_position
+        self.attention: AttentionChoice = attention
         self.blocks = nn.ModuleList(
             TransformerBlock(
                 embed_dim,
@@ -100,6 +106,7 @@ class LanguageModel(nn.Module):
                 proj_bias=qkv_bias,
                 attn_drop=attn_drop_rate,
                 proj_drop=proj_drop_rate,
+                product=product_of(attention),
                 backend=backend,
             )
             for _ in range(depth)
@@ -157,8 +164,14 @@ class LanguageModel(nn.Module):
         elif before:
             keys, order = Sequence(before + n), torch.arange(before + n, device=tokens.device)
             mask = Mask.causal(order[before:], order) if n > 1 else None  # one token may see all before it
+        if (pairs := self._pattern(n)) is not None:
+            mask = pairs if mask is None else mask & pairs
         x = self.token_embed(tokens) * self.embed_scale
         return self.pos_drop(self.positions.embed(x, queries)), self.positions.terms(queries, keys), mask
+
+    def _pattern(self, n: int) -> Mask | None:
+        """Which pairs the model's kind of attention has, the future among them."""
+        return pattern(self.attention, Sequence(n), self.blocks[0].attn.num_heads)  # type: ignore[union-attr,arg-type]
 
     def _packed(self, segments: Int[Tensor, "B N"]) -> Positions:
         """Where the tokens of packed documents are, each of at most the context."""
@@ -189,6 +202,11 @@ class LanguageModel(nn.Module):
             depth = len(self.blocks)
             if not isinstance(cache, KeyValueCache) or len(cache.layers) != depth:
                 fail(f"a KeyValueCache of depth {depth}", shape_of(cache), f"Pass cache=KeyValueCache({depth}).")
+            if self._pattern(1) is not None:
+                raise NotImplementedError(
+                    f"expected attention that sees every token before beside a cache; got {self.attention!r}. "
+                    'Read the whole input again, or build the model with attention="full".'
+                )
         if segments is not None:
             if cache is not None:
                 fail("a cache or segments", "both", "Decode each document with a cache of its own.")

@@ -20,10 +20,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.core import Grid, Terms
+from relpos.core import Grid, Mask, Terms
 from relpos.core.checks import fail, require_choice, require_int, require_probability
 from relpos.layers import PatchEmbedding, TransformerBlock
+from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
 from relpos.layers.patch import pair
+from relpos.models.attending import ATTENTIONS, AttentionChoice, pattern, product_of
 from relpos.models.positions import LayerPositions, PositionChoice
 from relpos.position import Site, Sum
 from relpos.position.mechanism import require_std
@@ -37,7 +39,9 @@ class VisionTransformer(nn.Module):
         patch_size, in_chans, embed_dim: see `PatchEmbedding`.
         num_classes: outputs of the head; 0 for none (pooled features).
         global_pool: "token" (the class token), "avg" or "max" over the patches.
-        depth, num_heads, mlp_ratio, qkv_bias: the blocks.
+        depth, num_heads, num_kv_heads, mlp_ratio, norm, qk_norm, qkv_bias: the blocks; see `TransformerBlock`.
+        attention: "full", "local", "sparse", "linear" or "flash"; see `models/attending.py`. A pattern of pairs has
+            no room for prefix tokens.
         class_token: whether there is one; reg_tokens: further prefix tokens without a place (registers).
         drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: dropout before the head, after the embedding, in
             the blocks, and of attention weights.
@@ -73,6 +77,11 @@ class VisionTransformer(nn.Module):
         position_trainable: bool = True,
         position_init_std: float = 0.02,
         backend: str = "auto",
+        *,
+        attention: AttentionChoice = "full",
+        num_kv_heads: int | None = None,
+        norm: NormChoice = "layernorm",
+        qk_norm: HeadNormChoice | None = None,
     ) -> None:
         super().__init__()
         require_choice(global_pool, "global_pool", ("token", "avg", "max"))
@@ -84,7 +93,12 @@ class VisionTransformer(nn.Module):
         require_std(position_init_std, "position_init_std")
         if global_pool == "token" and not class_token:
             fail("a class token to pool", "class_token=False", 'Use global_pool="avg" or "max".')
+        require_choice(attention, "attention", ATTENTIONS)
+        if attention in ("local", "sparse") and (class_token or reg_tokens):
+            came = f"attention={attention!r} and {int(class_token) + reg_tokens} of them"
+            fail("no prefix tokens in a pattern of a grid", came, 'Pass class_token=False and global_pool="avg".')
         self.global_pool, self.shared_position = global_pool, shared_position
+        self.attention: AttentionChoice = attention
         self.patch_embed = PatchEmbedding(img_size, patch_size, in_chans, embed_dim)
         self.prefix = int(class_token) + reg_tokens
         self.prefix_tokens = nn.Parameter(torch.zeros(1, self.prefix, embed_dim)) if self.prefix else None
@@ -94,14 +108,18 @@ class VisionTransformer(nn.Module):
                 embed_dim,
                 num_heads,
                 mlp_ratio,
+                num_kv_heads=num_kv_heads,
+                norm=norm,
+                qk_norm=qk_norm,
                 qkv_bias=qkv_bias,
                 attn_drop=attn_drop_rate,
                 proj_drop=proj_drop_rate,
+                product=product_of(attention),
                 backend=backend,
             )
             for _ in range(depth)
         )
-        self.norm = nn.LayerNorm(embed_dim)
+        self.norm = norm_layer(norm, embed_dim)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = nn.Linear(embed_dim, num_classes) if num_classes else nn.Identity()
         if self.prefix_tokens is not None:
@@ -134,19 +152,23 @@ class VisionTransformer(nn.Module):
         """The mechanisms that act in attention, one sum a layer or one for all."""
         return self.positions.in_attention()
 
-    def _embed(self, images: Float[Tensor, "B C height width"]) -> tuple[Float[Tensor, "B N E"], list[Terms]]:
-        """Tokens ready for the first block, and the terms of each layer."""
-        x = self.patch_embed(images)
+    def _embed(
+        self, images: Float[Tensor, "B C height width"]
+    ) -> tuple[Float[Tensor, "B N E"], list[Terms], Mask | None]:
+        """Tokens ready for the first block, the terms of each layer, and which pairs may attend."""
+        # Under autocast the convolution gives half precision; what blocks add to and norms read is as wide as weights.
+        x = self.patch_embed(images).to(self.patch_embed.proj.weight.dtype)
         coordinates = self.patch_embed.grid((images.shape[2], images.shape[3]), self.prefix)
         if self.prefix_tokens is not None:
             x = torch.cat([self.prefix_tokens.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
-        return self.pos_drop(self.positions.embed(x, coordinates)), self.positions.terms(coordinates)
+        mask = pattern(self.attention, coordinates, self.blocks[0].attn.num_heads)  # type: ignore[union-attr,arg-type]
+        return self.pos_drop(self.positions.embed(x, coordinates)), self.positions.terms(coordinates), mask
 
     def forward_features(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N E"]:
         """Normed tokens after the last block, prefix first."""
-        x, terms = self._embed(images)
+        x, terms, mask = self._embed(images)
         for block, position in zip(self.blocks, terms, strict=True):
-            x = block(x, position=position)
+            x = block(x, position=position, mask=mask)
         features: Tensor = self.norm(x)
         return features
 
@@ -163,11 +185,11 @@ class VisionTransformer(nn.Module):
 
     def attention_maps(self, images: Float[Tensor, "B C height width"]) -> Iterator[Float[Tensor, "B H N N"]]:
         """The attention weights of one layer after another, for pictures."""
-        x, terms = self._embed(images)
+        x, terms, mask = self._embed(images)
         for block, position in zip(self.blocks, terms, strict=True):
             assert isinstance(block, TransformerBlock)
-            yield block.attn.weights(block.norm1(x), position=position)
-            x = block(x, position=position)
+            yield block.attn.weights(block.norm1(x), position=position, mask=mask)
+            x = block(x, position=position, mask=mask)
 
     def position_parameters(self) -> list[nn.Parameter]:
         """The parameters that position mechanisms own."""

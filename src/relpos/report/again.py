@@ -16,6 +16,8 @@ def command_line(results: Results) -> str:
     """The command that asks for this comparison again; only the folder for the results is the reader's own."""
     settings = results["settings"]
     words = ["relpos", "compare", "--task", settings["task"], *_task_options(settings.get("task_options") or {})]
+    if "what" in settings:
+        words += ["--what", settings["what"], "--choices", ",".join(settings["choices"])]
     words += ["--positions", ",".join(settings["positions"])]
     words += ["--seeds", str(settings["seeds"])]
     words += ["--steps", str(settings["recipe"]["steps"])]
@@ -42,9 +44,9 @@ def _task_options(options: Mapping[str, Any]) -> list[str]:
 def citation(results: Results) -> str:
     """One line that says which program, which comparison, and where it ran."""
     settings, environment = results["settings"], results["environment"]
-    seeds = settings["seeds"]
+    seeds, compared = settings["seeds"], settings.get("choices") or settings["positions"]
     return (
-        f"relpos {environment['relpos']}, comparison of {', '.join(settings['positions'])} on "
+        f"relpos {environment['relpos']}, comparison of {', '.join(compared)} on "
         f"{results['task']['title']} ({seeds} seed{'s' if seeds != 1 else ''}, {settings['recipe']['steps']} steps"
         f"{', quick run' if settings['quick'] else ''}), PyTorch {environment['torch']}, {environment['processor']}."
     )

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,45 +16,41 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from relpos.report.again import bibtex, citation, command_line
+from relpos.report.cards import costs, counts, standings
 from relpos.report.charts import ALL_IN_FRONT, front, robustness_charts, training_charts
+from relpos.report.choice_page import choice_context
 from relpos.report.claims import judge_claims
 from relpos.report.explanations import explain_results
 from relpos.report.families import Family, kind, summands
 from relpos.report.measure import measure_of
-from relpos.report.palette import styles
 from relpos.report.plots import attention_svgs, learned_svgs
 from relpos.report.results import (
     Results,
     check_results,
     contenders,
-    cost,
     far_probe,
     largest_canvas,
     outcomes,
     positions,
     probes,
     runs,
-    token_counts,
+    what,
 )
 from relpos.report.table import Column, ComparisonTable, build_table
 from relpos.report.text_explanations import explain_text
-from relpos.report.verdict import ProbeVerdict, chance_of, judge
+from relpos.report.verdict import chance_of, judge
 from relpos.report.wording import (
     QUICK,
     cautions,
     headline,
     listed,
-    place,
     sentences,
-    unmeasured_words,
 )
 
 HERE = Path(__file__).parent
 SCRIPTS = ("markers", "charts", "sort", "filter", "copy")
 OPEN_AT_MOST = 3
 """How many mechanisms' pictures stand open; the others wait behind their names."""
-STANDINGS_AT_MOST = 6
-"""How many contenders of a probe stand open."""
 SKIPPED_AT_MOST = 12
 """How many files that could not be used are named."""
 NO_PICTURE: dict[Family, str] = {
@@ -136,7 +131,11 @@ def build_page(results: Results) -> str:
     )
     measure = measure_of(results)
     environment.filters.update(figure=measure.figure, gap=measure.gap, bounds=measure.bounds)
-    environment.filters.update(sourced=sourced, breakable=breakable, number=measure.number)
+    environment.filters.update(sourced=sourced, breakable=breakable, number=measure.number, size=measure.size)
+    if what(results) != "position":
+        return environment.get_template("choices.html.j2").render(
+            {**choice_context(results), "words": WORDS[measure.key], "style": _asset("templates/style.css")}
+        )
     return environment.get_template("report.html.j2").render(_context(results))
 
 
@@ -193,16 +192,14 @@ def _context(results: Results) -> dict[str, Any]:
         "verdict": verdict,
         "explanations": explain_results(results) if measure.is_share else explain_text(results),
         "claims": (claims := judge_claims(results)),
-        "claim_counts": listed(
-            [f"{count} {word}" for word, count in Counter(one.word for one in claims).most_common()]
-        ),
+        "claim_counts": counts(claims),
         "families": _families(results),
         "places": {name: index for index, name in enumerate(positions(results))},
         "family_of": {name: kind(name).family for name in positions(results)},
         "skipped": _skipped(results),
         "ignored": _few(results["task"].get("ignored") or []),
         "faded": len(ranked) > ALL_IN_FRONT,
-        "standings": [_standings(results, probe) for probe in verdict.probes if probe.standings],
+        "standings": [standings(results, probe) for probe in verdict.probes if probe.standings],
         "table": table,
         "main_columns": main_columns,
         "gaps": _gaps(table, main_columns),
@@ -224,7 +221,7 @@ def _context(results: Results) -> dict[str, Any]:
         "attention": _attention(results, ranked),
         "samples": _samples(results, ranked),
         "open_at_most": OPEN_AT_MOST,
-        "costs": _costs(results, ranked),
+        "costs": costs(results, ranked),
         "cost_threads": sorted({int(entry["threads"]) for entry in results["costs"] if entry.get("threads")}),
         "by_seed": _by_seed(results, ranked),
         "command": command_line(results),
@@ -259,28 +256,6 @@ def _plain_needs_seeds(results: Results) -> bool:
     learns = any(record["parameters"]["position"] for record in records)
     differs = settings["recipe"]["position_learning_rate_multiplier"] != 1
     return settings["seeds"] == 1 and learns and differs and all(record["variant"] != "x1" for record in records)
-
-
-def _standings(results: Results, probe: ProbeVerdict) -> dict[str, Any]:
-    looks = styles(positions(results))
-    entries = [
-        {
-            "label": standing.contender.label,
-            "look": looks[standing.contender.position],
-            "reached": standing.reached,
-            "relation": standing.relation,
-            "difference": standing.difference,
-            "against_chance": standing.against_chance,
-        }
-        for standing in probe.standings
-    ]
-    where = place(probe)
-    title = where[:1].upper() + where[1:]
-    first, rest = entries[:STANDINGS_AT_MOST], entries[STANDINGS_AT_MOST:]
-    missing = unmeasured_words(probe)
-    most = 1.0 if probe.measure.is_share else max(standing.reached.high for standing in probe.standings)
-    found = {"title": title, "chance": probe.chance, "first": first, "rest": rest, "missing": missing}
-    return {**found, "scale": 100 / (most or 1.0)}
 
 
 def _families(results: Results) -> list[dict[str, Any]]:
@@ -353,18 +328,6 @@ def _samples(results: Results, ranked: list[str]) -> list[dict[str, str]]:
         finished = runs(results, position)
         if finished and finished[0].get("sample"):
             found.append({"position": position, **finished[0]["sample"]})
-    return found
-
-
-def _costs(results: Results, ranked: list[str]) -> list[dict[str, Any]]:
-    """One entry a mechanism and number of tokens that was asked for; what it does not have is None."""
-    nothing = {"step_ms": None, "ratio": None, "peak_memory_mib": None, "reason": None}
-    found = []
-    for tokens in token_counts(results):
-        for position in ranked:
-            entry = cost(results, position, tokens)
-            if entry is not None:
-                found.append({**nothing, **entry})
     return found
 
 

@@ -80,13 +80,23 @@ class Contender:
 
 
 def positions(results: Results) -> list[str]:
-    """The mechanisms' names, in the order they were asked for."""
+    """The names of what is compared, in the order they were asked for."""
     return [mechanism["name"] for mechanism in results["mechanisms"]]
 
 
+def what(results: Results) -> str:
+    """What is compared: "position", "attention", "norm" or "optimizer"."""
+    return str(results["settings"].get("what", "position"))
+
+
+def name_of(entry: Mapping[str, Any]) -> str:
+    """Whose record or cost it is: the choice's where there is one, else the mechanism's."""
+    return str(entry["choice"] if "choice" in entry else entry["position"])
+
+
 def runs(results: Results, position: str, variant: str = "recipe") -> list[Mapping[str, Any]]:
-    """The finished training runs of one mechanism, by seed."""
-    found = [record for record in results["records"] if record["position"] == position and record["variant"] == variant]
+    """The finished training runs of one mechanism or choice, by seed."""
+    found = [record for record in results["records"] if name_of(record) == position and record["variant"] == variant]
     return sorted(found, key=lambda record: int(record["seed"]))
 
 
@@ -177,6 +187,6 @@ def token_counts(results: Results) -> list[int]:
 def cost(results: Results, position: str, tokens: int) -> Mapping[str, Any] | None:
     """The cost entry of one mechanism at one number of tokens."""
     for entry in results["costs"]:
-        if entry["position"] == position and entry["tokens"] == tokens:
+        if name_of(entry) == position and entry["tokens"] == tokens:
             return dict(entry)
     return None

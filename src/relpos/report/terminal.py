@@ -8,9 +8,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from relpos.report.choice_claims import judge_choices
+from relpos.report.choice_words import choice_cautions, choice_headline, choice_sentences
+from relpos.report.choices import amount, rows
 from relpos.report.measure import Measure, measure_of
-from relpos.report.results import Results, far_probe, largest_canvas, largest_shift
-from relpos.report.table import COLUMN_GROUPS, Cell, Column, ComparisonTable, build_table
+from relpos.report.results import Results, far_probe, largest_canvas, largest_shift, positions, token_counts, what
+from relpos.report.statistics import Interval
+from relpos.report.table import COLUMN_GROUPS, NOTHING, Cell, Column, ComparisonTable, build_table
 from relpos.report.verdict import judge
 from relpos.report.wording import cautions, headline, sentences
 
@@ -24,11 +28,49 @@ def render_terminal(results: Results, *, width: int = WIDTH) -> Group:
 
     `width` is the console's: columns are left out until the table fits, names and figures are never cut.
     """
+    if what(results) != "position":
+        return _choices(results)
     verdict = judge(results)
     lines: list[RenderableType] = [Text(sentence.text) for sentence in sentences(verdict)]
     warnings: list[RenderableType] = [Text(caution, style="yellow") for caution in cautions(verdict)]
     spoken = [Padding(line, (0, 0, 0, 2)) for line in [*lines, *warnings]]
     return Group(render_table(results, width=width), Text(headline(verdict), style="bold"), *spoken)
+
+
+def _choices(results: Results) -> Group:
+    """The same of anything but position: the table of choices, and the words about them and the document's claims."""
+    measure, first = measure_of(results), positions(results)[0]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
+    for heading in (what(results), "test", f"ahead of\n{first}", "ms a\nstep", "MiB", "time x", "MiB x", "time ~ N^"):
+        table.add_column(heading, justify="left" if heading == what(results) else "right", overflow="fold")
+
+    def ratio(value: float | None) -> str:
+        return NOTHING if value is None else f"{value:.2f}"
+
+    for row in rows(results):
+        step, memory = (amount(row.trained, figure) for figure in ("time", "memory"))
+        table.add_row(
+            row.name,
+            NOTHING if row.reached is None else _spread(row.reached, measure),
+            NOTHING if row.ahead is None else _spread(row.ahead, measure, signed=True),
+            NOTHING if step is None else f"{step:,.1f}",
+            NOTHING if memory is None else f"{memory:,.0f}",
+            *map(ratio, (row.ratio, row.memory_ratio, row.time_growth)),
+        )
+    most = token_counts(results)
+    table.caption = f"x: as a multiple of {first}'s at {most[-1]:,} tokens." if most else ""
+    table.caption_justify = "left"
+    spoken = [Text(sentence) for sentence in choice_sentences(results)]
+    spoken += [Text(f"\u201c{one.claim.quote}\u201d {one.word}") for one in judge_choices(results)]
+    spoken += [Text(caution, style="yellow") for caution in choice_cautions(results)]
+    headline = Text(choice_headline(results), style="bold")
+    return Group(table, headline, *(Padding(line, (0, 0, 0, 2)) for line in spoken))
+
+
+def _spread(interval: Interval, measure: Measure, *, signed: bool = False) -> str:
+    """A mean and half the width of its interval."""
+    mean = measure.size(interval.mean) if signed else measure.number(interval.mean)
+    return f"{mean} \N{PLUS-MINUS SIGN}{measure.size((interval.high - interval.low) / 2)}"
 
 
 def render_table(results: Results, *, width: int = WIDTH) -> Table:

@@ -2,22 +2,38 @@
 
 from relpos.train.checkpoint import check_free, load, save
 from relpos.train.evaluate import bits, measured, predict, right, validated
-from relpos.train.loop import PRECISIONS, Curve, Progress, cross_entropy, require_precision, resolve_device, train
+from relpos.train.loop import (
+    AUTOCAST,
+    PRECISIONS,
+    Curve,
+    Progress,
+    parameter_groups,
+    require_precision,
+    resolve_device,
+    train,
+)
+from relpos.train.optimizers import OPTIMIZERS, OptimizerName, cross_entropy, estimate_hessian, make_optimizer
 from relpos.train.recipe import ImageRecipe, Model, Recipe, TextRecipe
 
 __all__ = [
+    "AUTOCAST",
+    "OPTIMIZERS",
     "PRECISIONS",
     "Curve",
     "ImageRecipe",
     "Model",
+    "OptimizerName",
     "Progress",
     "Recipe",
     "TextRecipe",
     "bits",
     "check_free",
     "cross_entropy",
+    "estimate_hessian",
     "load",
+    "make_optimizer",
     "measured",
+    "parameter_groups",
     "predict",
     "require_precision",
     "resolve_device",

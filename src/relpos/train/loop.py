@@ -1,6 +1,7 @@
-"""The training loop: AdamW, warm-up and cosine, gradient clipping; repeatable bit for bit at a stated thread count.
+"""The training loop: warm-up and cosine, gradient clipping; repeatable bit for bit at a stated thread count.
 
-Precision is accelerate's business. All randomness (initialisation, batches, dropout) comes from one seed.
+Precision is accelerate's business, but for float16, whose losses are scaled here: accelerate refuses it on a CPU. All
+randomness (initialisation, batches, dropout, Sophia's draws) comes from one seed.
 """
 
 from __future__ import annotations
@@ -8,18 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from relpos.core.checks import fail
 from relpos.data import Task
 from relpos.train.evaluate import validated
+from relpos.train.optimizers import cross_entropy, estimate_hessian, make_optimizer
 from relpos.train.recipe import Model, Recipe
 
-PRECISIONS = {"float32": "no", "bf16-mixed": "bf16"}
+PRECISIONS = {"float32": "no", "bf16-mixed": "bf16", "fp16-mixed": "no"}
+"""What accelerate is asked for."""
+AUTOCAST = {"float32": None, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+"""What products are computed in, where not as the weights are."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ def rate_at(step: int, recipe: Recipe) -> float:
     return recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, recipe.steps - warmup)))
 
 
-def parameter_groups(model: Model, recipe: Recipe) -> list[dict[str, object]]:
+def parameter_groups(model: Model, recipe: Recipe) -> list[dict[str, Any]]:
     """Layers' weights with decay; biases, norms and prefix tokens without; position's without, at its own rate.
 
     Each group has a `multiplier` on the learning rate.
@@ -59,7 +63,7 @@ def parameter_groups(model: Model, recipe: Recipe) -> list[dict[str, object]]:
     own = set(model.position_parameters())
     rest = {name: parameter for name, parameter in model.named_parameters() if parameter not in own}
     decayed = {name for name, parameter in rest.items() if parameter.dim() >= 2 and name != "prefix_tokens"}
-    groups: list[dict[str, object]] = [
+    groups: list[dict[str, Any]] = [
         {
             "params": [rest[name] for name in rest if name in decayed],
             "weight_decay": recipe.weight_decay,
@@ -73,11 +77,6 @@ def parameter_groups(model: Model, recipe: Recipe) -> list[dict[str, object]]:
         },
     ]
     return [group for group in groups if group["params"]]
-
-
-def cross_entropy(scores: Float[Tensor, "*B classes"], classes: Int[Tensor, "*B"]) -> Float[Tensor, ""]:
-    """The mean loss in nats, of one class an image or one a token."""
-    return F.cross_entropy(scores.flatten(0, -2), classes.flatten())
 
 
 def require_precision(precision: str) -> None:
@@ -134,8 +133,11 @@ def train(
     accelerator = Accelerator(cpu=cpu, device_placement=False, mixed_precision=PRECISIONS[precision])
     torch.manual_seed(seed)
     built = recipe.build(task, position).to(device)
-    optimizer = torch.optim.AdamW(parameter_groups(built, recipe), lr=recipe.learning_rate, fused=True)
-    model, optimizer = accelerator.prepare(built, optimizer)
+    optimizer = make_optimizer(recipe.optimizer, parameter_groups(built, recipe), recipe.learning_rate)
+    model = accelerator.prepare(built)
+    half = precision == "fp16-mixed"
+    # Without float16 it multiplies nothing and skips nothing.
+    scaler = torch.amp.GradScaler(device.type, enabled=half)
 
     batches = task.batches(recipe.batch_size, seed)
     curve = Curve()
@@ -145,12 +147,16 @@ def train(
         rate = rate_at(step, recipe)
         for group in optimizer.param_groups:
             group["lr"] = rate * group["multiplier"]
-        inputs, classes = next(batches)
-        with accelerator.autocast():
-            loss = cross_entropy(model(inputs.to(device)), classes.to(device))
-        accelerator.backward(loss)
+        inputs, classes = (x.to(device) for x in next(batches))
+        if step % recipe.hessian_every == 0:  # not in float16, whose range squares and second derivatives leave
+            estimate_hessian(recipe.optimizer, optimizer, model, inputs, classes)
+        with torch.autocast(device.type, torch.float16) if half else accelerator.autocast():
+            loss = cross_entropy(model(inputs), classes)
+        accelerator.backward(scaler.scale(loss))
+        scaler.unscale_(optimizer)
         accelerator.clip_grad_norm_(model.parameters(), recipe.gradient_clip)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
         losses.append(loss.detach())
         done = step + 1

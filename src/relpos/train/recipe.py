@@ -6,11 +6,17 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, cast
 
+from relpos.core.checks import require_choice
 from relpos.data import ImageTask, Task
 from relpos.data.text import VOCABULARY, Text
+from relpos.layers.norms import HeadNormChoice, NormChoice
 from relpos.models import LanguageModel, VisionTransformer
+from relpos.models.attending import AttentionChoice
+from relpos.train.optimizers import OPTIMIZERS, OptimizerName
 
 Model = VisionTransformer | LanguageModel
+Rates = dict[OptimizerName, tuple[float, float]]
+"""The learning rate and the decay of each optimizer."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +28,11 @@ class Recipe(ABC):
         learning_rate: the highest, reached after `warmup_steps` linear steps, then down a cosine to 0.
         position_learning_rate_multiplier: factor on it for the parameters that position mechanisms own.
         position_init_std: standard deviation those parameters start from.
-        weight_decay: of AdamW, on matrices that are not position's.
+        optimizer: its name; `by` gives a recipe the rate and decay that were chosen for another.
+        hessian_every: steps from one estimate of the Hessian to the next, where the optimizer takes any.
+        weight_decay: decoupled, on matrices that are not position's.
         gradient_clip: the largest norm of the gradient.
-        embed_dim, depth, num_heads, mlp_ratio, shared_position: of the model.
+        embed_dim, depth, num_heads, num_kv_heads, mlp_ratio, attention, norm, qk_norm, shared_position: of the model.
     """
 
     steps: int
@@ -40,6 +48,24 @@ class Recipe(ABC):
     num_heads: int
     mlp_ratio: float
     shared_position: bool
+    optimizer: OptimizerName
+    hessian_every: int
+    attention: AttentionChoice
+    num_kv_heads: int | None
+    norm: NormChoice
+    qk_norm: HeadNormChoice | None
+
+    @property
+    @abstractmethod
+    def rates(self) -> Rates:
+        """What was chosen for each optimizer."""
+
+    def by(self, optimizer: str) -> Self:
+        """This recipe with another optimizer, at the rate and decay that were chosen for it."""
+        require_choice(optimizer, "optimizer", OPTIMIZERS)
+        name = cast("OptimizerName", optimizer)
+        rate, decay = self.rates[name]
+        return replace(self, optimizer=name, learning_rate=rate, weight_decay=decay)
 
     @staticmethod
     def of(task: Task) -> Recipe:
@@ -63,6 +89,15 @@ class Recipe(ABC):
         """
 
 
+IMAGE_RATES: Rates = {
+    "adamw": (6e-3, 0.05),
+    "lion": (3e-3, 0.1),
+    "sophia-g": (1.5e-3, 0.2),
+    "sophia-h": (1.5e-3, 0.2),
+}
+"""Chosen on validation images: `recipes/optimizer_search.py`."""
+
+
 @dataclass(frozen=True)
 class ImageRecipe(Recipe):
     """A vision transformer on images: `recipes/digits_search.py`.
@@ -84,8 +119,18 @@ class ImageRecipe(Recipe):
     num_heads: int = 4
     mlp_ratio: float = 2.0
     shared_position: bool = True
+    optimizer: OptimizerName = "adamw"
+    hessian_every: int = 10
+    attention: AttentionChoice = "full"
+    num_kv_heads: int | None = None
+    norm: NormChoice = "layernorm"
+    qk_norm: HeadNormChoice | None = None
     global_pool: Literal["token", "avg", "max"] = "max"
     class_token: bool = False
+
+    @property
+    def rates(self) -> Rates:
+        return IMAGE_RATES
 
     def arguments(self, task: Task) -> dict[str, Any]:
         assert isinstance(task, ImageTask)
@@ -98,7 +143,11 @@ class ImageRecipe(Recipe):
             "embed_dim": self.embed_dim,
             "depth": self.depth,
             "num_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
             "mlp_ratio": self.mlp_ratio,
+            "attention": self.attention,
+            "norm": self.norm,
+            "qk_norm": self.qk_norm,
             "class_token": self.class_token,
             "shared_position": self.shared_position,
             "position_init_std": self.position_init_std,
@@ -110,6 +159,15 @@ class ImageRecipe(Recipe):
             patch = cast("tuple[int, ...]", arguments["patch_size"])
             arguments["img_size"] = tuple(side * one for side, one in zip(grid, patch, strict=True))
         return VisionTransformer(**arguments, position=position)
+
+
+TEXT_RATES: Rates = {
+    "adamw": (6e-3, 0.1),
+    "lion": (3e-3, 0.2),
+    "sophia-g": (3e-3, 0.2),
+    "sophia-h": (1.5e-3, 0.4),
+}
+"""Chosen on validation text: `recipes/optimizer_search.py`."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +191,17 @@ class TextRecipe(Recipe):
     num_heads: int = 4
     mlp_ratio: float = 4.0
     shared_position: bool = True
+    optimizer: OptimizerName = "adamw"
+    hessian_every: int = 10
+    attention: AttentionChoice = "full"
+    num_kv_heads: int | None = None
+    norm: NormChoice = "rmsnorm"
+    qk_norm: HeadNormChoice | None = None
     mlp: Literal["swiglu", "gelu"] = "swiglu"
+
+    @property
+    def rates(self) -> Rates:
+        return TEXT_RATES
 
     def arguments(self, task: Task) -> dict[str, Any]:
         assert isinstance(task, Text)
@@ -143,7 +211,11 @@ class TextRecipe(Recipe):
             "embed_dim": self.embed_dim,
             "depth": self.depth,
             "num_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
             "mlp_ratio": self.mlp_ratio,
+            "attention": self.attention,
+            "norm": self.norm,
+            "qk_norm": self.qk_norm,
             "mlp": self.mlp,
             "shared_position": self.shared_position,
             "position_init_std": self.position_init_std,

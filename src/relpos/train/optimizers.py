@@ -1,0 +1,77 @@
+"""The optimizers that a recipe may name, and Sophia's part in the loop: an estimate of the Hessian every few steps.
+
+adamw       PyTorch's (Loshchilov and Hutter 2019)
+lion        signs of a momentum (Chen et al. 2023)
+sophia-g    a momentum over the Gauss-Newton diagonal, estimated from labels that the model draws (Liu et al. 2023)
+sophia-h    the same over the Hessian's diagonal, estimated along a random vector, which differentiates twice
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+
+from relpos.core.checks import require_choice
+from relpos.layers import MultiHeadAttention
+from relpos.optim import Lion, Sophia, sampled_loss
+
+OptimizerName = Literal["adamw", "lion", "sophia-g", "sophia-h"]
+OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
+RHO: dict[OptimizerName, float] = {"sophia-g": 0.05, "sophia-h": 0.01}
+"""How much of Sophia's momentum is clipped: the paper's gamma for each estimate (section 3.1 there)."""
+
+
+def make_optimizer(name: OptimizerName, groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
+    """The optimizer of a name over groups of parameters, which say their decay themselves."""
+    require_choice(name, "optimizer", OPTIMIZERS)
+    match name:
+        case "adamw":
+            return torch.optim.AdamW(groups, lr=rate, fused=True)
+        case "lion":
+            return Lion(groups, lr=rate)
+        case _:
+            return Sophia(groups, lr=rate, rho=RHO[name])
+
+
+def cross_entropy(scores: Float[Tensor, "*B classes"], classes: Int[Tensor, "*B"]) -> Float[Tensor, ""]:
+    """The mean loss in nats, in float32, of one class an image or one a token."""
+    return F.cross_entropy(scores.flatten(0, -2).float(), classes.flatten())
+
+
+def estimate_hessian(
+    name: OptimizerName,
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    inputs: Shaped[Tensor, "B ..."],
+    classes: Int[Tensor, "*B"],
+) -> None:
+    """Have Sophia take in its estimate at a batch; the parameters hold no gradient afterwards. Others need none."""
+    if not isinstance(optimizer, Sophia):
+        return
+    if name == "sophia-g":
+        sampled_loss(model(inputs).float()).backward()
+        optimizer.update_hessian(classes.numel())
+        optimizer.zero_grad()
+        return
+    with _differentiable_twice(model):
+        optimizer.update_hessian_by_hutchinson(cross_entropy(model(inputs), classes))
+
+
+@contextmanager
+def _differentiable_twice(model: nn.Module) -> Iterator[None]:
+    """Attention by the reference, whose gradient has one, as fused engines' have not."""
+    layers = [layer for layer in model.modules() if isinstance(layer, MultiHeadAttention)]
+    before = [layer.backend for layer in layers]
+    for layer in layers:
+        layer.backend = "reference"
+    try:
+        yield
+    finally:
+        for layer, backend in zip(layers, before, strict=True):
+            layer.backend = backend
