@@ -41,7 +41,7 @@ LENGTHS = (2048, 4096, 8192, 16384)
 HEADS, WIDTH = 8, 64
 CHECKED, TINY = 512, 256
 LONG = 8192
-"""Tokens from which fewer rounds count."""
+"""Tokens from which fewer rounds count, and up to which dense attention is run beside."""
 
 
 def grid(n: int) -> relpos.Grid:
@@ -146,11 +146,12 @@ def measure(name: str, n: int, threads: int, repeats: int) -> dict[str, Any]:
     step()
     extra = memory.mib()
     rounds = min(repeats, 3) if n >= LONG else repeats
-    works: dict[str, Any] = {"pattern": step, "dense": step.dense}
+    works: dict[str, Any] = {"pattern": step, **({"dense": step.dense} if n <= LONG else {})}
     times, failed = interleaved(works, 1, rounds)
     if failed:
         raise RuntimeError(f"{name} at {n}: {failed}")
-    ratios = [a / b for a, b in zip(times["pattern"], times["dense"], strict=True)]
+    dense = times.get("dense")
+    ratios = None if dense is None else [a / b for a, b in zip(times["pattern"], dense, strict=True)]
     return {
         "pattern": name,
         "tokens": n,
@@ -158,15 +159,15 @@ def measure(name: str, n: int, threads: int, repeats: int) -> dict[str, Any]:
         "pairs": pairs(step.mask, n),
         "ms": quartiles(times["pattern"], 2),
         "rounds_ms": [round(x, 3) for x in times["pattern"]],
-        "dense_ms": quartiles(times["dense"], 2),
-        "ratio": quartiles(ratios, 4),
+        "dense_ms": None if dense is None else quartiles(dense, 2),
+        "ratio": None if ratios is None else quartiles(ratios, 4),
         "extra_mib": round(extra, 1),
     }
 
 
 def slope(entries: Sequence[dict[str, Any]], of: Callable[[dict[str, Any]], float]) -> float | None:
     """The exponent of the tokens with which something grows."""
-    if len(entries) < 2 or min(of(entry) for entry in entries) <= 0:
+    if len(entries) < 2 or not all(of(entry) > 0 for entry in entries):
         return None
     x = torch.tensor([math.log(entry["tokens"]) for entry in entries], dtype=torch.float64)
     y = torch.tensor([math.log(of(entry)) for entry in entries], dtype=torch.float64)
@@ -180,11 +181,14 @@ def fits(entries: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | None]
         "time": lambda entry: entry["ms"]["median"],
         "memory": lambda entry: entry["extra_mib"],
         "pairs": lambda entry: entry["pairs"],
-        "dense time": lambda entry: entry["dense_ms"]["median"],
     }
     names = dict.fromkeys(entry["pattern"] for entry in entries)
     own = {name: [entry for entry in entries if entry["pattern"] == name] for name in names}
-    return {name: {what: slope(some, get) for what, get in of.items()} for name, some in own.items()}
+    found = {name: {what: slope(some, get) for what, get in of.items()} for name, some in own.items()}
+    for name, some in own.items():
+        beside = [entry for entry in some if entry["dense_ms"] is not None]
+        found[name]["dense time"] = slope(beside, lambda entry: float(entry["dense_ms"]["median"]))
+    return found
 
 
 def alone(name: str, n: int, threads: int, repeats: int) -> dict[str, Any]:
@@ -225,7 +229,7 @@ def main() -> None:
             entries.append(entry)
             print(
                 f"{name:28}{n:7} tokens {entry['ms']['median']:10.1f} ms {entry['extra_mib']:8.1f} MiB, "
-                f"{entry['ratio']['median']:.3f} of dense, {entry['backend']}",
+                f"{format(entry['ratio']['median'], '.3f') if entry['ratio'] else '-':>6} of dense, {entry['backend']}",
                 flush=True,
             )
     found = fits(entries)

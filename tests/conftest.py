@@ -74,7 +74,8 @@ pytest.register_assert_rewrite("oracle", "tolerance", "parity", "conformance.sui
 
 
 FAST_SHARE = 150
-"""One in so many of the conformance suites' tests belongs to the fast part, always the same ones."""
+"""One in so many of the conformance suites' tests belongs to the fast part, always the same ones. A module whose tests
+are alike sets its own."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
@@ -85,7 +86,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     for item in items:
         of_a_suite = isinstance(item, pytest.Function) and hasattr(item.cls, "undeclared")
-        if of_a_suite and zlib.crc32(item.nodeid.encode()) % FAST_SHARE:
+        share = FAST_SHARE if of_a_suite else getattr(getattr(item, "module", None), "FAST_SHARE", 1)
+        if zlib.crc32(item.nodeid.encode()) % share:
             item.add_marker(pytest.mark.slow)
     undeclared = [
         item

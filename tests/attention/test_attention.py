@@ -32,6 +32,8 @@ from relpos import (
 from relpos.core.random import keep
 from tolerance import assert_close
 
+FAST_SHARE = 3  # of its tests, in the fast part
+
 ENGINES = [name for name in engines() if name not in ON_GPU]
 
 

@@ -16,6 +16,8 @@ from relpos.attention import flex
 from relpos.attention.call import prepare
 from relpos.attention.work import work_of
 
+FAST_SHARE = 4  # of its tests, in the fast part
+
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
 UNSERVED = ("AxisVectors", "LowRank", "DenseBias", "RowRule", "several")

@@ -37,6 +37,8 @@ from relpos.attention import dense
 from relpos.core import axis_lines
 from tolerance import assert_close, rms, yardstick_dtype
 
+FAST_SHARE = 8  # of its tests, in the fast part
+
 B, H, N, M, D = 2, 3, 4, 6, 4
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 

@@ -313,6 +313,7 @@ def test_operators_are_sound(small_tiles: None) -> None:
     torch.library.opcheck(_operator, pack(work_of(call)), test_utils=("test_schema", "test_faketensor"))
 
 
+@pytest.mark.slow
 def test_every_kernel_runs_in_the_smallest_calls() -> None:
     """What a tool that watches memory is given on a GPU."""
     script = Path(__file__).with_name("smallest_kernels.py")

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from tolerance import assert_close, yardstick_dtype
 
+FAST_SHARE = 4  # of its tests, in the fast part
+
 rotation = importlib.import_module("relpos.attention.triton.rotation")
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 B, H, N, D = 2, 3, 37, 10

@@ -14,6 +14,8 @@ import torch
 from relpos import LineBias, Sequence, Terms, lines
 from relpos.attention.work import Work
 
+FAST_SHARE = 3  # of its tests, in the fast part
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "tune_triton.py"
 launch = importlib.import_module("relpos.attention.triton.launch")
 

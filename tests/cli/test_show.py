@@ -14,6 +14,8 @@ import torch
 from relpos.cli import main
 from relpos.position import presets
 
+FAST_SHARE = 3  # of its tests, in the fast part
+
 Captured = pytest.CaptureFixture[str]
 
 
@@ -24,12 +26,7 @@ def size(path: Path) -> tuple[int, int]:
     return wide, high
 
 
-FAST = ("learned+relative_2d", "t5")
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in presets()]
-)
+@pytest.mark.parametrize("name", list(presets()))
 def test_every_position_is_drawn(name: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     main(["show", name])

@@ -67,7 +67,7 @@ def test_flash_computes_what_full_attention_does(build: Any) -> None:
 
 
 def allowed(name: AttentionChoice, tokens: Grid | Sequence) -> Tensor:
-    mask = pattern(name, tokens, 4)
+    mask = pattern(name, tokens)
     assert mask is not None
     return mask.dense(tokens.count, tokens.count).expand(1, 4, -1, -1)[0]
 
@@ -88,7 +88,7 @@ def test_local_attention_in_a_sequence_sees_the_last_tokens() -> None:
 
 
 def test_a_longer_sequence_has_a_smaller_share_of_sparse_pairs() -> None:
-    shares = [allowed("sparse", Sequence(n)).float().mean().item() for n in (256, 512, 1024)]
+    shares = [allowed("sparse", Sequence(n)).float().mean().item() for n in (128, 256, 512)]
     assert shares[0] > 1.5 * shares[1] > 2 * shares[2]
     shares = [allowed("sparse", Grid(n, n)).float().mean().item() for n in (8, 16, 32)]
     assert shares[0] > 1.5 * shares[1] > 2 * shares[2]
@@ -119,7 +119,7 @@ def test_what_a_product_lacks_is_named() -> None:
     with pytest.raises(NotImplementedError, match=r"no dropout of attention weights; got 0\.5"):
         linear(tokens)
     with pytest.raises(NotImplementedError, match="expected a causal mask or none; got another mask"):
-        linear.eval()(tokens, mask=pattern("local", Sequence(6), 4))
+        linear.eval()(tokens, mask=pattern("local", Sequence(6)))
     with pytest.raises(NotImplementedError, match="attention with a softmax to draw"):
         linear.weights(tokens)
     with pytest.raises(NotImplementedError, match="a rotation or both as position; got RowRule"):

@@ -26,6 +26,8 @@ from relpos.models.language import places_in
 from relpos.models.sampling import sample
 from relpos.position import presets
 
+FAST_SHARE = 2  # of its tests, in the fast part
+
 SMALL: dict[str, Any] = {
     "vocab_size": 7,
     "context": 9,

@@ -26,6 +26,8 @@ from relpos import (
 from relpos.core import Offsets
 from relpos.position import presets
 
+FAST_SHARE = 4  # of its tests, in the fast part
+
 SMALL: dict[str, Any] = {
     "img_size": (6, 8),
     "patch_size": 2,

@@ -34,6 +34,8 @@ from relpos.core import Coordinates, axis_lines
 from relpos.patterns import big_bird, longformer
 from relpos.position import Mechanism
 
+FAST_SHARE = 10  # of its tests, in the fast part
+
 B, H, G, D = 2, 4, 2, 4
 HEADS_APART = big_bird(N, 4, window=1, global_blocks=1, random_blocks=1, heads=H)
 MASKS: dict[str, Mask] = {name: mask for name, (mask, _) in PATTERNS.items()} | {

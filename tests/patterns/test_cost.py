@@ -13,6 +13,8 @@ from relpos import Grid, LineBias, LowRank, Mask, Terms, attention, explain, lin
 from relpos.core import Coordinates, Sequence
 from relpos.patterns import big_bird, block_sparse, dilated, fixed, local, longformer, strided, windows
 
+FAST_SHARE = 10  # of its tests, in the fast part
+
 loop = importlib.import_module("relpos.attention.streaming.loop")
 flash = importlib.import_module("relpos.attention.streaming.flash")
 

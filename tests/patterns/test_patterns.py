@@ -12,6 +12,8 @@ import oracle
 from relpos import Grid, LocalAttention, Mask, RelativePositionBias, Sequence, SparseAttention, attention
 from relpos.patterns import big_bird, block_sparse, dilated, fixed, join, local, longformer, partition, strided, windows
 
+FAST_SHARE = 8  # of its tests, in the fast part
+
 N = 24
 ROWS, COLUMNS = 4, 6
 LAYOUT = torch.tensor([[True, False, True], [False, True, False], [True, True, True]])

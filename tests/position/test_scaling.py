@@ -36,6 +36,8 @@ from relpos import (
 )
 from relpos.core import Coordinates
 
+FAST_SHARE = 4  # of its tests, in the fast part
+
 Scaled = tuple[list[float], float]
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from relpos.report import write_report
 
+FAST_SHARE = 6  # of its tests, in the fast part
+
 WIDTHS = (1280, 400)
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ARGUMENTS = [

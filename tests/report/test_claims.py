@@ -219,3 +219,33 @@ def test_the_page_gives_quote_word_finding_and_rule(make: Any) -> None:
 
 def test_every_mechanism_of_ours_has_a_family() -> None:
     assert [name for name in presets() if kind(name).family == "other"] == []
+
+
+@pytest.mark.parametrize(
+    ("start", "accuracy", "ratio", "memory", "expected"),
+    [
+        ("RoPE: memory low", 0.95, 1.0, 1.0, HELD),
+        ("RoPE: memory low", 0.95, 1.2, 1.2, PART),
+        ("RoPE: memory low", 0.3, 1.2, 1.2, NOT),
+        ("ALiBi: memory low", 0.3, 1.0, 1.0, PART),
+        ("ALiBi: memory low", 0.3, 1.2, 1.2, NOT),
+        ("ALiBi: memory low", 0.95, 1.0, 1.2, PART),
+    ],
+)
+def test_the_rows_of_the_performance_table(
+    make: Any, start: str, accuracy: float, ratio: float, memory: float, expected: str
+) -> None:
+    name = "rotary_2d" if start.startswith("RoPE") else "alibi"
+    results = make(
+        ("none", "relative_2d", name), seeds=4, growth={name: ["as is"]},
+        accuracy={name: figures(accuracy, 0.2, as_is=0.2), "relative_2d": figures(0.8, 0.8, clipped=0.5)},
+    )  # fmt: skip
+    for entry in results["costs"]:
+        if entry["position"] == name:
+            entry["ratio"] = ratio
+            entry["peak_memory_mib"] = memory * next(
+                one["peak_memory_mib"]
+                for one in results["costs"]
+                if (one["position"], one["tokens"]) == ("none", entry["tokens"])
+            )
+    assert judged(results, start).word == expected

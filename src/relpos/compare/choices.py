@@ -47,8 +47,8 @@ ATTENTION = (
            "Vaswani et al. 2017", lambda recipe: recipe),
     Choice("local", "Local attention", "A window: the last 32 tokens of a sequence, or the rows above and below.",
            "Beltagy et al. 2020, arXiv:2004.05150", lambda recipe: replace(recipe, attention="local")),
-    Choice("sparse", "Sparse attention", "BigBird's blocks in a sequence, the Sparse Transformer's fixed pattern on a "
-           "grid.", "Child et al. 2019, arXiv:1904.10509; Zaheer et al. 2020, arXiv:2007.14062",
+    Choice("sparse", "Sparse attention", "The Sparse Transformer's fixed pattern: a block of tokens, and the "
+           "last token of every block.", "Child et al. 2019, arXiv:1904.10509",
            lambda recipe: replace(recipe, attention="sparse")),
     Choice("linear", "Linear attention", "Features elu + 1 and no softmax; causal in chunks of 64 tokens.",
            "Katharopoulos et al. 2020, arXiv:2006.16236", lambda recipe: replace(recipe, attention="linear")),

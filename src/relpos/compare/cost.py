@@ -109,7 +109,7 @@ class _Step:
         terms = position.terms(self.model.coordinates)
         if not self.masked:
             return explain(q, q, q, position=terms).backend
-        mask = pattern(self.recipe.attention, self.model.coordinates, heads)
+        mask = pattern(self.recipe.attention, self.model.coordinates)
         if isinstance(self.model, LanguageModel):
             mask = Mask.causal() if mask is None else Mask.causal() & mask
         k = q[:, : int(block.num_kv_heads)]  # type: ignore[arg-type, union-attr]

@@ -165,13 +165,13 @@ class LanguageModel(nn.Module):
             keys, order = Sequence(before + n), torch.arange(before + n, device=tokens.device)
             mask = Mask.causal(order[before:], order) if n > 1 else None  # one token may see all before it
         if (pairs := self._pattern(n)) is not None:
-            mask = pairs if mask is None else mask & pairs
+            mask = pairs if mask is None else pairs & mask
         x = self.token_embed(tokens) * self.embed_scale
         return self.pos_drop(self.positions.embed(x, queries)), self.positions.terms(queries, keys), mask
 
     def _pattern(self, n: int) -> Mask | None:
         """Which pairs the model's kind of attention has, the future among them."""
-        return pattern(self.attention, Sequence(n), self.blocks[0].attn.num_heads)  # type: ignore[union-attr,arg-type]
+        return pattern(self.attention, Sequence(n))
 
     def _packed(self, segments: Int[Tensor, "B N"]) -> Positions:
         """Where the tokens of packed documents are, each of at most the context."""

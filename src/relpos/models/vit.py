@@ -161,7 +161,7 @@ class VisionTransformer(nn.Module):
         coordinates = self.patch_embed.grid((images.shape[2], images.shape[3]), self.prefix)
         if self.prefix_tokens is not None:
             x = torch.cat([self.prefix_tokens.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
-        mask = pattern(self.attention, coordinates, self.blocks[0].attn.num_heads)  # type: ignore[union-attr,arg-type]
+        mask = pattern(self.attention, coordinates)
         return self.pos_drop(self.positions.embed(x, coordinates)), self.positions.terms(coordinates), mask
 
     def forward_features(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N E"]:

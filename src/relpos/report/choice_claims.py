@@ -13,12 +13,13 @@ From findings the word follows as `claims.py` has it.
 """
 
 from relpos.report.choices import ahead, amount, rows
+from relpos.report.claim_rules import CLOSE, NOTICEABLE
 from relpos.report.claims import Claim, Outcome, word
 from relpos.report.evidence import Finding, Speaks, ahead_words, more_than
 from relpos.report.measure import measure_of
 from relpos.report.results import Results, cost, positions, token_counts, what
 
-GOOD, EXCELLENT = 0.05, 0.01
+GOOD, EXCELLENT = NOTICEABLE, CLOSE
 """Five points or a twentieth of a bit behind is still good; one point or a hundredth still excellent."""
 LESS, NO_MORE = 0.9, 1.0
 """Memory that a technique saves, and memory that a replacement does not add, as a multiple of the first's."""

@@ -33,6 +33,8 @@ from relpos.report.verdict import judge_probe
 
 NOTICEABLE = 0.05
 """Five points, or a twentieth of a bit: to fall by less, or to be behind by less, counts as little."""
+CLOSE = 0.01
+"""A point, or a hundredth of a bit: to be behind by less is excellent still."""
 CHEAP = 1.10
 """A step of at most 1.1 times that of none costs next to nothing."""
 ALIBI = ("alibi", "alibi_manhattan")
@@ -236,6 +238,41 @@ def vectors_say_more(results: Results) -> list[Finding]:
     if test is None or not names:
         return []
     return _ahead(results, best(results, names, test), best(results, of_family(results, "bias"), test), test)
+
+
+def rotation_in_the_table(results: Results) -> list[Finding]:
+    """Memory, steps and distance from the best of rotations."""
+    return _low_fast_near(results, of_family(results, "rotation"), CLOSE)
+
+
+def alibi_in_the_table(results: Results) -> list[Finding]:
+    """Memory, steps and distance from the best of ALiBi."""
+    return _low_fast_near(results, [name for name in positions(results) if name in ALIBI], NOTICEABLE)
+
+
+def _low_fast_near(results: Results, names: Sequence[str], little: float) -> list[Finding]:
+    """Memory beside none's, steps beside none's, and how far behind the best on the plain test."""
+    test = trained_probe(results)
+    first = None if test is None else best(results, positions(results), test)
+    found = []
+    for tokens in sizes_timed(results, names)[-1:]:
+        beside = (timed(results, ["none"], tokens).get("none") or {}).get("peak_memory_mib")
+        for name, entry in timed(results, names, tokens).items():
+            if beside and entry.get("peak_memory_mib"):
+                share = entry["peak_memory_mib"] / beside
+                words = f"{share:.2f} times none's memory at {tokens:,} tokens"
+                found.append(Finding(name, words, "for" if share <= CHEAP else "against"))
+    found += _cheap(results, names)
+    for name in names:
+        own = None if test is None else plain(results, name, test)
+        if own is None or first is None or test is None:
+            continue
+        if own == first:
+            found.append(Finding(own.label, "is the best on the test", "for"))
+        elif (behind := ahead(results, own, first, test)) is not None:
+            words = f"{ahead_words(behind, first.label, measure_of(results))} {where(test)}"
+            found.append(Finding(own.label, words, more_than(results, behind, -little)))
+    return found
 
 
 def nothing(results: Results) -> list[Finding]:

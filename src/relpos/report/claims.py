@@ -65,6 +65,7 @@ def word(speak: Sequence[Speaks]) -> Word:
 
 
 POINTS = f"{100 * rules.NOTICEABLE:.0f} points"
+TIGHT = f"{100 * rules.CLOSE:.0f} point"
 SMALL = f"at most {POINTS}"
 CLAIMS = (
     Claim(
@@ -143,6 +144,19 @@ CLAIMS = (
         rules.bias_is_cheap,
     ),
     Claim(
+        "RoPE: memory low, speed fast, quality excellent.",
+        "performance comparison of the document on advanced concepts",
+        f"At the most tokens each rotation takes at most {rules.CHEAP:g} times none's memory, at the fewest and the "
+        f"most so much of its time, and on the test images it is the best or behind it by at most {TIGHT}.",
+        rules.rotation_in_the_table,
+    ),
+    Claim(
+        "ALiBi: memory low, speed fast, quality good.",
+        "performance comparison of the document on advanced concepts",
+        f"The same of ALiBi, with at most {POINTS}.",
+        rules.alibi_in_the_table,
+    ),
+    Claim(
         "ALiBi: fastest.",
         "section 14 (Interpretation)",
         "At the largest number of tokens, the middle half of its step times lies below that of the quickest other "
@@ -189,6 +203,7 @@ CLAIMS = (
 """Those that images can tell, in the order of the documents' argument, in their words as far as these fit one line."""
 
 BITS = f"{rules.NOTICEABLE:g} bits a byte"
+FINE_BITS = f"{rules.CLOSE:g} bits a byte"
 TEXT_CLAIMS = (
     Claim(
         "Without any positional signal, if you shuffle the tokens, the result doesn't change. That's bad.",
@@ -250,6 +265,19 @@ TEXT_CLAIMS = (
         "sections 4 and 14 (When to use what)",
         "The same for each additive bias. It is a claim about an engine as much as about a mechanism.",
         rules.bias_is_cheap,
+    ),
+    Claim(
+        "RoPE: memory low, speed fast, quality excellent.",
+        "performance comparison of the document on advanced concepts",
+        f"At the most tokens each rotation takes at most {rules.CHEAP:g} times none's memory, at the fewest and the "
+        f"most so much of its time, and at the trained length it is the best or behind it by at most {FINE_BITS}.",
+        rules.rotation_in_the_table,
+    ),
+    Claim(
+        "ALiBi: memory low, speed fast, quality good.",
+        "performance comparison of the document on advanced concepts",
+        f"The same of ALiBi, with at most {BITS}.",
+        rules.alibi_in_the_table,
     ),
     Claim(
         "ALiBi: fastest.",
