@@ -41,17 +41,9 @@ def _choices(results: Results) -> Group:
     """The same of anything but position: the table of choices, and the words about them and the document's claims."""
     measure, first = measure_of(results), positions(results)[0]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    for heading in (
-        what(results),
-        "test",
-        f"ahead of\n{first}",
-        "ms a\nstep",
-        "MiB",
-        "time\nx",
-        "MiB\nx",
-        "time\n~ N^",
-    ):
-        table.add_column(heading, justify="left" if heading == what(results) else "right", no_wrap=True)
+    kind = what(results)
+    for heading in (kind, "test", f"ahead of\n{first}", "ms a\nstep", "MiB", "time\nx", "MiB\nx", "time\n~ N^"):
+        table.add_column(heading, justify="left" if heading == kind else "right", no_wrap=True)
 
     def ratio(value: float | None) -> str:
         return NOTHING if value is None else f"{value:.2f}"
