@@ -10,7 +10,7 @@ PyTorch's dense attention without mask or position, so that the ratio compares n
 slope of a straight line through the logarithms, of median times, of peak memory above the inputs, and of the pairs that
 the pattern allows: a pattern whose cost follows its pairs has the same slope for all, and 1 is linear.
 
-It takes about half an hour on two cores and wants them for itself.
+It took eleven minutes on two cores, which it wants for itself. Dense attention is run up to 8,192 tokens.
 """
 
 from __future__ import annotations

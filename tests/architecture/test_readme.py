@@ -53,8 +53,8 @@ def test_ci_runs_the_command_that_readme_marks() -> None:
     assert "<!-- test command -->\n```bash\n" in TEXT
 
 
-def test_the_library_example_runs() -> None:
-    (example,) = blocks(TEXT, "python")
+@pytest.mark.parametrize("example", blocks(TEXT, "python"))
+def test_the_library_examples_run(example: str) -> None:
     assert len([line for line in example.splitlines() if line.strip()]) <= 10
     exec(compile(example, "README.md", "exec"), {})
 

@@ -43,9 +43,16 @@ def test_every_choice_is_the_recipe_but_for_itself(what: str, task: str) -> None
 def test_jobs_are_every_choice_and_seed_and_no_other_rate() -> None:
     asked = settings("norm", choices=("rmsnorm", "layernorm", "rmsnorm"))
     assert [job.id for job in asked.jobs(find_task("digits"))] == [
-        "rmsnorm--recipe--seed0", "layernorm--recipe--seed0", "rmsnorm--recipe--seed1", "layernorm--recipe--seed1",
-    ]  # fmt: skip
+        "layernorm--recipe--seed0", "rmsnorm--recipe--seed0", "layernorm--recipe--seed1", "rmsnorm--recipe--seed1",
+    ], "in the order of the list, whose first the others are held to"  # fmt: skip
     assert [probe.id for probe in asked.probes(find_task("digits"))] == ["test"]
+
+
+@pytest.mark.parametrize(("position", "name"), [("t5", "linear"), ("shaw", "linear"), ("cope", "flash")])
+def test_a_position_that_some_attention_lacks_is_refused_before_any_training(position: str, name: str) -> None:
+    with pytest.raises(ValueError, match=f"expected a position that {name} attention takes; got '{position}'"):
+        settings("attention", "text", positions=(position,), choices=("full", name))
+    assert settings("attention", "text", positions=("t5",), choices=("full", "flash")).positions == ("t5",)
 
 
 def test_larger_sizes_differ_in_tokens_alone() -> None:

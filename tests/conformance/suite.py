@@ -51,6 +51,7 @@ from conformance.cases import CASES, Case
 from conformance.engines import dtypes, engines_of, finest, lacking
 from relpos import Grid, Mask, Mechanism, Positions, Sequence, Site
 from relpos.core import Coordinates
+from relpos.patterns import big_bird, dilated, fixed, local, longformer
 from relpos.position.mechanism import AS_IS
 from tolerance import assert_close, rms, yardstick_dtype
 
@@ -116,6 +117,15 @@ def gradients(output: Tensor, given: Inputs, module: Mechanism, leaves: list[Ten
         name: (torch.zeros_like(x) if gradient is None else gradient).cpu()
         for name, x, gradient in zip(names, tensors, found, strict=True)
     }
+
+
+PATTERNS = {
+    "local": local(3),
+    "dilated": dilated(9, 3, 2),
+    "fixed": fixed(9, 3),
+    "Longformer": longformer(9, 3, [0]),
+    "BigBird": big_bird(9, 2, global_blocks=1, random_blocks=1, heads=3),
+}
 
 
 class MechanismSuite:
@@ -543,6 +553,41 @@ class MechanismSuite:
                 for result in results.values():
                     assert isinstance(result, Tensor)
                     _near(result, results["reference"].to(result.dtype))  # type: ignore[union-attr]
+
+    # patterns
+
+    def test_under_patterns(self, engine: str) -> None:
+        """As a dense bias of 0 and -inf in place of the mask; a rule by row, which heeds the mask, as the reference."""
+        where: Coordinates = Sequence(9) if 1 in self.axes else Grid(*(1,) * (self.axes[0] - 2), 3, 3)
+        dtype = finest(engine)
+        mechanism = self.at(where, None).to(dtype)
+        leaves = [torch.randn(1, 3, 9, WIDTH, dtype=dtype, requires_grad=True) for _ in range(3)]
+        terms = mechanism.terms(where)
+        wanted = [*leaves, *(x for x in mechanism.parameters() if x.requires_grad)]
+        for pattern in PATTERNS.values():
+            mask = pattern & Mask.causal() if self.causal else pattern
+            lack = self.lacks.get(engine) or lacking(engine, mechanism, where, None, mask=mask)
+            if lack is not None:
+                with pytest.raises(NotImplementedError, match=lack):
+                    attention(*leaves, position=mechanism, queries=where, mask=mask, backend=engine)
+                continue
+            ours = attention(*leaves, position=mechanism, queries=where, mask=mask, backend=engine)
+            if any(isinstance(term, relpos.RowRule) for term in terms):
+                theirs = devices.attention(*leaves, position=terms, mask=mask, backend="reference")
+            else:
+                allowed = mask.dense(9, 9)
+                dense = torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, -torch.inf)
+                theirs = devices.attention(*leaves, position=terms + relpos.DenseBias(dense), backend="reference")
+            assert isinstance(ours, Tensor)
+            assert isinstance(theirs, Tensor)
+            upstream = torch.linspace(-1, 1, ours.numel(), dtype=dtype).view_as(ours)
+            found = [
+                torch.autograd.grad(x, wanted, upstream, allow_unused=True, retain_graph=True) for x in (ours, theirs)
+            ]
+            for mine, other in zip([ours, *found[0]], [theirs, *found[1]], strict=True):
+                assert (mine is None) == (other is None)
+                if mine is not None and other is not None:
+                    torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-9)
 
     # rows without keys
 

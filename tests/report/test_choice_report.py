@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import Any
 
 import pytest
@@ -103,7 +104,41 @@ def test_the_terminal_shows_the_same() -> None:
     assert max(map(len, printed.splitlines())) <= 100
 
 
-def test_every_kind_has_claims() -> None:
+def renamed(what: str, *names: str, **given: Any) -> Any:
+    """The same figures under other names: those of full, local and linear."""
+    text = json.dumps(make(**given))
+    for old, new in zip(("full", "local", "linear"), names, strict=True):
+        text = text.replace(f'"{old}"', f'"{new}"')
+    results = json.loads(text)
+    results["settings"]["what"] = what
+    return results
+
+
+def by_first_word(results: Any) -> dict[str, str]:
+    return {outcome.claim.quote.split(":")[0].split(" ")[0]: outcome.word for outcome in judge_choices(results)}
+
+
+def test_claims_about_optimizers() -> None:
     assert set(CLAIMS) == {"attention", "norm", "optimizer"}
-    for what in CLAIMS:
-        assert judge_choices(make(what=what))
+    results = renamed("optimizer", "adamw", "sophia-g", "lion")
+    for kept, word in ((1.0, "held"), (2.0, "did not hold")):
+        for entry in results["costs"]:
+            entry["state_per_parameter"] = kept if entry["choice"] == "lion" else 2.0
+        assert by_first_word(results)["Lion"] == word
+    assert by_first_word(results)["Sophia"] == "did not hold", "it is thirty points behind"
+    assert by_first_word(results)["New"] == "held in part", "of two, one is not far behind"
+    ahead = renamed("optimizer", "adamw", "sophia-g", "lion", shares=(0.6, 0.9, 0.6))
+    assert by_first_word(ahead)["Sophia"] == "held"
+
+
+def test_claims_about_norms() -> None:
+    results = renamed("norm", "layernorm", "groupnorm", "rmsnorm")
+    found = {outcome.claim.quote: outcome for outcome in judge_choices(results)}
+    row = found["RMSNorm: memory low, speed fast, quality good."]
+    assert {finding.speaks for finding in row.findings if "the time of" in finding.figure} == {"open"}, "they overlap"
+    assert found["RMSNorm and GroupNorm offer alternatives to LayerNorm."].word == "held in part"
+
+
+def test_nothing_is_judged_without_the_first_of_its_kind() -> None:
+    results = renamed("optimizer", "lion", "sophia-g", "sophia-h")
+    assert {outcome.word for outcome in judge_choices(results)} == {"not measured in this comparison"}

@@ -111,7 +111,7 @@ def prepare(
         _check_mask(mask, q, k)
     terms = _resolve_terms(position, queries, keys, q, k)
     for term in terms:
-        _check_term(term, q, k, v)
+        check_term(term, q, k, v)
     own = terms.one(Scale)
     if scale is None:
         scale = own.value if own is not None else q.shape[-1] ** -0.5
@@ -257,7 +257,8 @@ def _check_shape(x: Tensor, name: str, wanted: tuple[tuple[int, ...], ...]) -> N
         fail(f"{name} of shape [{shape}]", shape_of(x), "Build it for the same q, k and v.")
 
 
-def _check_term(term: Term, q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_term(term: Term, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise unless a term fits q, k and v."""
     batch, heads, n, width = q.shape
     m = k.shape[2]
     name = type(term).__name__

@@ -28,6 +28,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.attention import dense
+from relpos.attention.call import check_term
 from relpos.core import Rotation, Term, Terms
 from relpos.core.checks import fail, require_choice, require_floating, require_int, shape_of
 
@@ -70,6 +71,8 @@ def linear_attention(
     _check(q, k, v, feature_map, causal, decay, chunk)
     require_choice(form, "form", get_args(Form))
     terms = _rotation(position)
+    for term in terms:
+        check_term(term, q, k, v)
     own, groups = q.dtype, q.shape[1] // k.shape[1]
     wide = torch.promote_types(own, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
@@ -112,8 +115,8 @@ def _check(
         )
     if feature_map == "softmax":
         fail("a feature map of each token alone in a causal call", "'softmax'", "It sums over all tokens; use 'elu'.")
-    if decay is not None and tuple(decay.shape) != (q.shape[1],):
-        fail(f"one decay a query head, [{q.shape[1]}]", shape_of(decay), "Values are above 0 and at most 1.")
+    if decay is not None and (not isinstance(decay, Tensor) or tuple(decay.shape) != (q.shape[1],)):
+        fail(f"a tensor with one decay a query head, [{q.shape[1]}]", shape_of(decay), "Values are above 0, at most 1.")
 
 
 def _rotation(position: Terms | Term | None) -> Terms:

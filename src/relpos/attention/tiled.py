@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from relpos.attention.call import check_term
 from relpos.core import LineBias, Lines, segment_sum
 from relpos.core.checks import fail, require_floating, require_int, shape_of
 
@@ -59,8 +60,12 @@ def flash_attention(
         fail("causal to be True or False", shape_of(causal), "False sees every key.")
     if causal and q.shape[2] != k.shape[2]:
         fail("as many queries as keys in a causal call", f"{q.shape[2]} and {k.shape[2]}", "Use relpos.attention.")
-    if bias is not None and not isinstance(bias, LineBias):
-        fail("bias to be a LineBias", shape_of(bias), "It is what an OffsetBias gives: mechanism.terms(...).")
+    if bias is not None:
+        if not isinstance(bias, LineBias):
+            fail("bias to be a LineBias", shape_of(bias), "It is what an OffsetBias gives: mechanism.terms(...).")
+        check_term(bias, q, k, v)
+        if bias.lines.query.dim() > 1 or bias.lines.key.dim() > 1:
+            fail("a bias whose lines all elements of the batch share", "one line an element", "Use relpos.attention.")
     factor = q.shape[3] ** -0.5 if scale is None else scale
     values, lines = (None, None) if bias is None else (bias.values, bias.lines)
     with torch.autocast(q.device.type, enabled=False):  # which would round the scores that a softmax is taken of
@@ -96,7 +101,7 @@ class _Flash(torch.autograd.Function):
                 total = total * shrink + weights.sum(dim=-1)
                 summed = summed * shrink[..., None] + weights @ v[:, :, columns].to(wide)
                 peak = higher
-            out[:, :, rows] = summed / total[..., None]
+            out[:, :, rows] = summed / torch.where(total == 0, 1, total)[..., None]  # without keys, 0
             lse[:, :, rows] = peak + torch.log(total)
         ctx.save_for_backward(q, k, v, values, out, lse)
         ctx.rest = lines, causal, scale, size

@@ -112,6 +112,7 @@ class _Step:
         mask = pattern(self.recipe.attention, self.model.coordinates)
         if isinstance(self.model, LanguageModel):
             mask = Mask.causal() if mask is None else Mask.causal() & mask
+        mask = None if mask is None else mask.to(self.device)
         k = q[:, : int(block.num_kv_heads)]  # type: ignore[arg-type, union-attr]
         return explain(q, k, k, position=terms, mask=mask).backend
 

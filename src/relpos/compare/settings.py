@@ -123,7 +123,11 @@ class Settings:
             count = quick_steps if steps is None else steps
             recipe = replace(recipe, steps=count, warmup_steps=min(recipe.warmup_steps, max(1, count // 5)))
         resolved = str(resolve_device(device))
-        named = () if kind == "position" else tuple(CHOICES[kind] if choices is None else dict.fromkeys(choices))
+        named: tuple[str, ...] = ()
+        if kind != "position":  # in the order of the list, whose first the others are measured against
+            named = tuple(name for name in CHOICES[kind] if choices is None or name in choices)
+        if kind == "attention":
+            _require_served(named, chosen[0], recipe, task)
         options = task.options
         return cls(task.name, chosen, seeds, options, recipe, quick, resolved, precision, what=kind, choices=named)
 
@@ -145,6 +149,18 @@ class Settings:
         plain = {**asdict(self), "positions": list(self.positions), "choices": list(self.choices)}
         left_out = ("what", "choices") if self.what == "position" else ()
         return {name: value for name, value in plain.items() if name not in left_out}
+
+
+def _require_served(names: tuple[str, ...], position: str, recipe: Recipe, task: Task) -> None:
+    """Raise unless every kind of attention takes the position, known from one input."""
+    inputs = next(task.batches(1, 0))[0]
+    for name in names:
+        model = find_choice("attention", name).change(recipe).build(task, position)
+        try:
+            with torch.no_grad():
+                model(inputs)
+        except NotImplementedError:
+            fail(f"a position that {name} attention takes", repr(position), "Leave out --positions, or that choice.")
 
 
 def require_asked(

@@ -165,6 +165,7 @@ class LanguageModel(nn.Module):
             keys, order = Sequence(before + n), torch.arange(before + n, device=tokens.device)
             mask = Mask.causal(order[before:], order) if n > 1 else None  # one token may see all before it
         if (pairs := self._pattern(n)) is not None:
+            pairs = pairs.to(tokens.device)
             mask = pairs if mask is None else pairs & mask
         x = self.token_embed(tokens) * self.embed_scale
         return self.pos_drop(self.positions.embed(x, queries)), self.positions.terms(queries, keys), mask

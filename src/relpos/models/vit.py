@@ -162,6 +162,7 @@ class VisionTransformer(nn.Module):
         if self.prefix_tokens is not None:
             x = torch.cat([self.prefix_tokens.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
         mask = pattern(self.attention, coordinates)
+        mask = None if mask is None else mask.to(x.device)
         return self.pos_drop(self.positions.embed(x, coordinates)), self.positions.terms(coordinates), mask
 
     def forward_features(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N E"]:

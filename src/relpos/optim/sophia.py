@@ -9,7 +9,7 @@ Gauss-Newton-Bartlett estimate (Alg. 2), takes a backward pass on labels that th
 
     if step % 10 == 0:
         sampled_loss(model(x)).backward()
-        optimizer.update_hessian(x.numel())
+        optimizer.update_hessian(labels.numel())             how many the mean of the loss is over
         optimizer.zero_grad()
 
 Sophia-H, Hutchinson's (Alg. 1), takes a derivative of the gradient along a random vector:

@@ -26,9 +26,14 @@ LESS, NO_MORE = 0.9, 1.0
 TABLE = "Performance Comparison"
 
 
+FIRST = {"attention": "full", "norm": "layernorm", "optimizer": "adamw"}
+"""What the claims are held against."""
+
+
 def judge_choices(results: Results) -> list[Outcome]:
-    """Every claim about what is compared."""
-    looked_up = ((claim, tuple(claim.look(results))) for claim in CLAIMS[what(results)])
+    """Every claim about what is compared; none can be judged where the first of its kind took no part."""
+    there = positions(results)[0] == FIRST[what(results)]
+    looked_up = ((claim, tuple(claim.look(results) if there else ())) for claim in CLAIMS[what(results)])
     return [Outcome(claim, word([finding.speaks for finding in findings]), findings) for claim, findings in looked_up]
 
 

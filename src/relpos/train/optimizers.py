@@ -67,11 +67,12 @@ def estimate_hessian(
 def _differentiable_twice(model: nn.Module) -> Iterator[None]:
     """Attention by the reference, whose gradient has one, as fused engines' have not."""
     layers = [layer for layer in model.modules() if isinstance(layer, MultiHeadAttention)]
-    before = [layer.backend for layer in layers]
+    before = [(layer.backend, layer.product) for layer in layers]
     for layer in layers:
         layer.backend = "reference"
+        layer.product = "softmax" if layer.product == "tiles" else layer.product
     try:
         yield
     finally:
-        for layer, backend in zip(layers, before, strict=True):
-            layer.backend = backend
+        for layer, (backend, product) in zip(layers, before, strict=True):
+            layer.backend, layer.product = backend, product
