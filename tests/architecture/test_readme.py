@@ -17,7 +17,15 @@ README = ROOT / "README.md"
 TEXT = README.read_text(encoding="utf-8") if README.exists() else ""
 PAGES = [
     ROOT / name
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/results.md", "docs/log.md", "docs/examples.md")
+    for name in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "docs/results.md",
+        "docs/log.md",
+        "docs/examples.md",
+        "docs/choices.md",
+    )
 ]
 
 
