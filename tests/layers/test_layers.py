@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import oracle
+import relpos
 from relpos import (
     ALiBi,
     DenseBias,
@@ -266,3 +267,18 @@ def test_layers_serve_the_engine_asked_for() -> None:
         torch.testing.assert_close(reference(x, position=bias), other(x, position=bias))
         with pytest.raises(ValueError, match="backend"):
             make(backend="nothing")(x)
+
+
+@pytest.mark.parametrize("layer", [relpos.LocalAttention, relpos.SparseAttention, relpos.LinearAttention])
+def test_grouped_heads_in_every_kind_of_layer(layer: Any) -> None:
+    """As a layer of as many key heads as query heads, in which those of a group are the same."""
+    grouped, whole = layer(16, 4, num_kv_heads=2), layer(16, 4)
+    own, full = (x if layer is relpos.LinearAttention else x.attn for x in (grouped, whole))
+    heads = [*range(4), 4, 4, 5, 5, 6, 6, 7, 7]  # four of queries, then those of keys and of values, each twice
+    rows = torch.tensor([4 * head + n for head in heads for n in range(4)])
+    with torch.no_grad():
+        full.qkv.weight.copy_(own.qkv.weight[rows])
+        full.qkv.bias.copy_(own.qkv.bias[rows])
+    full.proj.load_state_dict(own.proj.state_dict())
+    x = torch.randn(2, 9, 16)
+    torch.testing.assert_close(grouped(x), whole(x))

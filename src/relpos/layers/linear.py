@@ -22,7 +22,7 @@ class LinearAttention(nn.Module):
 
     Args:
         d_model: width of a token, E; a multiple of `num_heads`.
-        num_heads: heads, H.
+        num_heads: heads, H. num_kv_heads: heads of keys and values, G, dividing H; None for H.
         feature_map: "elu", "relu", "identity", or "softmax" (not causal); see `relpos.linear_attention`.
         causal: whether a token sees none after it.
         position: a rotation, such as `RotaryEmbedding`, or None.
@@ -38,6 +38,7 @@ class LinearAttention(nn.Module):
         *,
         feature_map: FeatureMap = "elu",
         causal: bool = False,
+        num_kv_heads: int | None = None,
         position: Mechanism | None = None,
         retention: bool = False,
         qkv_bias: bool = True,
@@ -48,21 +49,26 @@ class LinearAttention(nn.Module):
         require_int(num_heads, "num_heads", at_least=1)
         if d_model % num_heads:
             fail("d_model to be a multiple of num_heads", f"{d_model} and {num_heads}", "Change one of them.")
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        require_int(num_kv_heads, "num_kv_heads", at_least=1)
+        if num_heads % num_kv_heads:
+            fail("num_heads to be a multiple of num_kv_heads", f"{num_heads} and {num_kv_heads}", "Change one of them.")
         if retention and not causal:
             fail("retention only in a causal layer", "causal=False", "Pass causal=True.")
         if position is not None and not isinstance(position, Mechanism):
             fail("position to be a mechanism", shape_of(position), "Build it first, e.g. RotaryEmbedding(head_dim).")
-        self.num_heads, self.head_dim = num_heads, d_model // num_heads
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, d_model // num_heads
         self.feature_map: FeatureMap = feature_map
         self.causal, self.retention, self.position = causal, retention, position
-        self.qkv = nn.Linear(d_model, 3 * d_model, bias=qkv_bias)
+        self.qkv = nn.Linear(d_model, (num_heads + 2 * num_kv_heads) * self.head_dim, bias=qkv_bias)
         self.norm = nn.RMSNorm(self.head_dim, eps=1e-6, elementwise_affine=False) if retention else None
         self.proj = nn.Linear(d_model, d_model, bias=proj_bias)
 
     def forward(self, x: Float[Tensor, "B N E"], *, coordinates: Coordinates | None = None) -> Float[Tensor, "B N E"]:
         """Attended tokens; `coordinates` say where they are, a plain sequence where left out."""
         require_tokens(x, self.qkv.in_features, self.qkv.weight)
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        counts = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2).split(counts, dim=1)
         where = Sequence(x.shape[1]) if coordinates is None else coordinates
         out = linear_attention(
             q, k, v,

@@ -19,6 +19,7 @@ class LocalAttention(nn.Module):
         num_heads: heads, H.
         window_size: tokens that are seen; odd unless causal.
         causal: whether a token sees none after it.
+        num_kv_heads: heads of keys and values, G, dividing H; None for H.
         position: a mechanism that acts in attention, or None.
         backend: an engine's name, or "auto".
     """
@@ -30,12 +31,15 @@ class LocalAttention(nn.Module):
         window_size: int = 7,
         *,
         causal: bool = False,
+        num_kv_heads: int | None = None,
         position: Mechanism | None = None,
         backend: str = "auto",
     ) -> None:
         super().__init__()
         self.mask = local(window_size, causal=causal)
-        self.attn = MultiHeadAttention(d_model, num_heads, position=position, backend=backend)
+        self.attn = MultiHeadAttention(
+            d_model, num_heads, num_kv_heads=num_kv_heads, position=position, backend=backend
+        )
 
     def forward(self, x: Float[Tensor, "B N E"], *, coordinates: Coordinates | None = None) -> Float[Tensor, "B N E"]:
         """Attended tokens; `coordinates` say where they are, for the layer's own mechanism."""

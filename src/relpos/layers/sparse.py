@@ -25,6 +25,7 @@ class SparseAttention(nn.Module):
         num_heads: heads, H.
         sparsity_factor: n, the paper's stride; 1 sees all.
         causal: whether a token sees none after it, as in the paper.
+        num_kv_heads: heads of keys and values, G, dividing H; None for H.
         position: a mechanism that acts in attention, or None.
         backend: an engine's name, or "auto".
     """
@@ -36,13 +37,16 @@ class SparseAttention(nn.Module):
         sparsity_factor: int = 4,
         *,
         causal: bool = False,
+        num_kv_heads: int | None = None,
         position: Mechanism | None = None,
         backend: str = "auto",
     ) -> None:
         super().__init__()
         require_int(sparsity_factor, "sparsity_factor", at_least=1)
         self.sparsity_factor, self.causal = sparsity_factor, causal
-        self.attn = MultiHeadAttention(d_model, num_heads, position=position, backend=backend)
+        self.attn = MultiHeadAttention(
+            d_model, num_heads, num_kv_heads=num_kv_heads, position=position, backend=backend
+        )
 
     def forward(self, x: Float[Tensor, "B N E"], *, coordinates: Coordinates | None = None) -> Float[Tensor, "B N E"]:
         """Attended tokens; `coordinates` say where they are, for the layer's own mechanism."""
