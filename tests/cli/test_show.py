@@ -14,7 +14,7 @@ import torch
 from relpos.cli import main
 from relpos.position import presets
 
-FAST_SHARE = 3  # of its tests, in the fast part
+FAST_SHARE = 12  # of its tests, in the fast part
 
 Captured = pytest.CaptureFixture[str]
 

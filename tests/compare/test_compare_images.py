@@ -22,6 +22,8 @@ from relpos.compare.run import metrics
 from relpos.data import ImageFolder
 from relpos.train import ImageRecipe, right
 
+FAST_SHARE = 5  # of its tests, in the fast part
+
 CPU = torch.device("cpu")
 
 

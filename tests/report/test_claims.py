@@ -11,6 +11,8 @@ from relpos.report.families import KINDS, kind, relative
 from relpos.report.page import build_page
 from relpos.report.statistics import Interval
 
+FAST_SHARE = 4  # of its tests, in the fast part
+
 HELD, PART, NOT, OPEN, UNMEASURED = (
     "held",
     "held in part",

@@ -11,6 +11,8 @@ import pytest
 from relpos.report.page import breakable, build_page, script_json, sourced, write_report
 from relpos.report.results import ResultsError
 
+FAST_SHARE = 4  # of its tests, in the fast part
+
 SECTIONS = (
     "verdict",
     "why",

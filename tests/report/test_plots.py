@@ -14,6 +14,8 @@ from relpos.report.plots.attention import attention_figure, overlay
 from relpos.report.plots.learned import bias_1d, bias_2d, embedding, symmetric_limit
 from relpos.report.table import build_table
 
+FAST_SHARE = 3  # of its tests, in the fast part
+
 ELEVEN = ("none", "learned", "sinusoidal_2d", "relative_1d", "relative_2d", "t5", "alibi", "rotary_1d", "rotary_2d")
 
 

@@ -9,6 +9,8 @@ from relpos.report.robustness import canvas_curves
 from relpos.report.table import build_table
 from relpos.report.terminal import render_terminal
 
+FAST_SHARE = 3  # of its tests, in the fast part
+
 
 def test_sorted_by_the_largest_shift(make: Any) -> None:
     table = build_table(make())

@@ -27,6 +27,8 @@ from relpos.report.text_explanations import explain_text
 from relpos.report.verdict import judge
 from relpos.report.wording import headline, sentences
 
+FAST_SHARE = 3  # of its tests, in the fast part
+
 ALL = tuple(BITS)
 
 
