@@ -423,17 +423,21 @@ class Builder:
 
     def masks(self) -> tuple[Mask | None, Tensor]:
         """The mask, and the pairs that the oracle finds it to allow."""
-        n, m = self.call.counts
+        n, m = (side.count for side in self.call.sides)
         allowed = torch.ones(1, 1, n, m, dtype=torch.bool)
         made = []
         for part in self.call.masks:
             mask, own = self._fields(part) if part.kind == "fields" else self._pattern(part)
             made.append(mask)
             allowed = allowed & own
-        return (reduce(lambda a, b: a & b, made) if made else None), allowed
+        mask = reduce(lambda a, b: a & b, made) if made else None
+        if self.cuts is None:
+            return mask, allowed
+        return None if mask is None else mask.narrow(*self.cuts), self._cut(allowed)
 
     def _fields(self, part: Part) -> tuple[Mask, Tensor]:
-        options, (n, m), name = part.options, self.call.counts, part.name
+        options, name = part.options, part.name
+        n, m = (side.count for side in self.call.sides)
         given: dict[str, Any] = {x: options[x] for x in ("left", "right", "limit") if x in options}
 
         def shape(option: str, count: int) -> tuple[int, ...]:
@@ -491,7 +495,22 @@ class Builder:
             layout = self.whole(f"{name}.layout", 0, 99, shape_of) < share
             given["blocks"] = Blocks(layout, size)
             plainly |= {"layout": layout, "size": size}
-        return Mask(**given), plain.allowed_by(plainly, n, m)
+        return self._mask(given), plain.allowed_by(plainly, n, m)
+
+    @staticmethod
+    def _mask(given: dict[str, Any]) -> Mask:
+        """The mask of these fields, made as users make it where there is a way."""
+        names = set(given)
+        if names <= {"right", "query_order", "key_order"} and given.get("right") == 0:
+            return Mask.causal(given.get("query_order"), given.get("key_order"))
+        if names and names <= {"left", "right"} and min(given.values()) >= 0:
+            return Mask.window(given.get("left"), given.get("right"))
+        if names == {"query_segments", "key_segments"}:
+            mine, theirs = given["query_segments"], given["key_segments"]
+            if all(bool(((x == 0) | (x == -1)).all()) for x in (mine, theirs)):
+                return Mask.padding(theirs == 0, queries=None if mine is theirs else mine == 0)
+            return Mask.packed(mine, None if mine is theirs else theirs)
+        return Mask(**given)
 
     def _pattern(self, part: Part) -> tuple[Mask, Tensor]:
         options, (n, m) = dict(part.options), self.call.counts

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fuzz.description import Described, Layout, Options, Part, Tokens
-from fuzz.tiles import STREAMING
+from fuzz.tiles import STREAMING, TRITON
 
 BORDERS = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 FAR = (255, 256, 257, 511, 512, 513, 700)
@@ -30,11 +30,16 @@ BRINGS_SCALE = ("t5", "deberta", "tupe")
 
 
 class Drawing:
-    """The choices of one seed."""
+    """The choices of one seed.
 
-    def __init__(self, seed: int) -> None:
+    Args:
+        few: whether a call is to be small and simple, for engines that an interpreter runs step by step.
+    """
+
+    def __init__(self, seed: int, few: bool = False) -> None:
         self.r = random.Random(seed)
         self.seed = seed
+        self.few = few
 
     def sometimes(self, share: float) -> bool:
         return self.r.random() < share
@@ -46,6 +51,8 @@ class Drawing:
 
     def count(self) -> int:
         x = self.r.random()
+        if self.few:
+            return self.r.randint(1, 15) if x < 0.6 else self.of(16, 17) if x < 0.85 else self.r.randint(18, 40)
         if x < 0.5:
             return self.r.randint(1, 20)
         if x < 0.78:
@@ -134,6 +141,8 @@ class Drawing:
 
     def width(self) -> int:
         x = self.r.random()
+        if self.few:
+            return self.r.randint(1, 8) if x < 0.7 else self.of(15, 16, 17, 33)
         return self.r.randint(1, 8) if x < 0.45 else self.of(8, 16, 24, 32, 33) if x < 0.92 else self.of(64, 65, 128)
 
     # the call
@@ -151,7 +160,7 @@ class Drawing:
             cut = (self._part(n), self._part(m))
             described = replace(described, cut=cut)
             n, m = described.counts
-        room = max(1, PAIRS // max(1, n * m))
+        room = 4 if self.few else max(1, PAIRS // max(1, n * m))
         batch = min(self.of(1, 1, 2, 2, 3), room)
         if any(side.batched for side in described.sides):
             batch = max(batch, 2)
@@ -223,11 +232,17 @@ class Drawing:
             weights["Scale"] = 0
         if call.cut is not None and call.cut[1][0]:
             weights["RowRule"] = 0
+        if self.few:
+            served = ("LineBias", "Rotation", "QueryBias", "Scale", "Sinks", "Mechanism")
+            weights = {kind: weight if kind in served else 0 for kind, weight in weights.items()}
+            weights["LineBias"] = 0 if {"LineBias", "Mechanism"} & once else weights["LineBias"]
+            if not any(weights.values()):
+                return None
         if n * m > 2 * PAIRS:
             weights |= {"RowRule": 0, "AxisVectors": 0, "LowRank": 2}
         kind = self.r.choices(list(weights), list(weights.values()))[0]
         if kind == "Mechanism":
-            return self._mechanism(call, name, rotary, "Scale" in once, presets)
+            return self._mechanism(call, name, rotary, once, presets)
         options: Options = getattr(self, f"_{kind.lower()}")(call)
         if not self.sometimes(0.75):
             options["heads"] = False
@@ -314,17 +329,22 @@ class Drawing:
     def _sinks(self, call: Described) -> Options:
         return {}
 
-    def _mechanism(self, call: Described, name: str, rotary: bool, scaled: bool, presets: list[str]) -> Part | None:
+    def _mechanism(self, call: Described, name: str, rotary: bool, known: set[str], presets: list[str]) -> Part | None:
         kinds = {side.kind for side in call.sides}
         on_grid = kinds == {"grid"} and call.queries.axes == 2
         flat = all(side.kind == "sequence" or side.axes == 1 or side.kind == "grid" for side in call.sides)
         choices = [x for x in ANYWHERE if flat] + [x for x in ON_GRIDS if on_grid]
+        if self.few:
+            unserved = ("shaw", "deberta", "transformer_xl", "decomposed", "irpe")
+            biased = "LineBias" in known or bool(presets)
+            choices = [x for x in choices if not x.startswith(unserved) and not (biased and not x.startswith(ROTARY))]
         choices = [
             x
             for x in choices
             if not (rotary and x.startswith(ROTARY))
-            and not ((scaled or presets) and x.startswith(BRINGS_SCALE))
+            and not (("Scale" in known or presets) and x.startswith(BRINGS_SCALE))
             and not (x.startswith(ROTARY) and call.width % 4)
+            and not (x == "shaw" and call.width != call.value_width)
             and self._takes(x, call)
         ]
         if not choices:
@@ -346,8 +366,8 @@ class Drawing:
     # masks
 
     def _masks(self, call: Described) -> tuple[Part, ...]:
-        n, m = call.counts
-        if n != m or n == 0 or self.sometimes(0.6):
+        n, m = (side.count for side in call.sides)
+        if n != m or n == 0 or self.sometimes(0.6) or call.cut is not None:
             return (Part("fields", "m0", self._fields(call)),)
         pattern = self._pattern(call)
         masks = [pattern]
@@ -362,9 +382,8 @@ class Drawing:
 
     def _pattern(self, call: Described) -> Part:
         n, r = call.counts[0], self.r
-        kind = self.of(
-            "local", "dilated", "fixed", "fixed", "strided", "longformer", "windows", "block_sparse", "big_bird"
-        )
+        kinds = ("local", "dilated", "fixed", "fixed", "strided", "windows", "longformer", "block_sparse", "big_bird")
+        kind = self.of(*(kinds[:-3] if self.few else kinds))
         causal = self.sometimes(0.4)
         odd = 2 * r.randint(0, max(1, n // 4)) + 1
         if kind == "windows":
@@ -406,13 +425,13 @@ class Drawing:
         options: Options = {"segments": (kind, self.r.randint(1, 5)), "int": self.of("int64", "int64", "int32")}
         for side in ("query", "key"):
             options[f"{side}_segments_batch"] = self._batch()
-        if call.counts[0] == call.counts[1] and self.sometimes(0.6):
+        if call.sides[0].count == call.sides[1].count and self.sometimes(0.6):
             options["one_segments"] = True
             options["key_segments_batch"] = options["query_segments_batch"]
         return options
 
     def _fields(self, call: Described) -> Options:
-        n, m = call.counts
+        n, m = (side.count for side in call.sides)
         most = max(n, m, 1)
         x = self.r.random()
         if x < 0.12:
@@ -429,7 +448,7 @@ class Drawing:
             options["interval_batch"] = self._batch()
             if self.sometimes(0.25):
                 options[self.of("low", "high")] = False
-        if self.sometimes(0.35):
+        if self.sometimes(0 if self.few else 0.35):
             for side in ("query", "key"):
                 if self.sometimes(0.7):
                     options[f"{side}_global"] = self.of(4, 15, 40)
@@ -438,8 +457,11 @@ class Drawing:
                 options["limit"] = self.of(0, 0, 2, -1)
         if self.sometimes(0.35):
             options |= self._segments(call)
-        if self.sometimes(0.25):
-            options["blocks"] = (self.of(1, 2, 3, 4, 8, 16, 64), self.of(20, 50, 80), self.sometimes(0.4))
+        if self.sometimes(0 if self.few else 0.25):
+            size = self.of(1, 2, 3, 4, 8, 16, 64)
+            if call.cut is not None:  # at a block's border
+                size = math.gcd(size, *(start for start, _ in call.cut))
+            options["blocks"] = (size, self.of(20, 50, 80), self.sometimes(0.4))
         return self._orders(call, options)
 
     def _window(self, most: int) -> Options:
@@ -451,7 +473,7 @@ class Drawing:
 
     def _orders(self, call: Described, options: Options) -> Options:
         """The same with orders, where they are needed or wanted."""
-        n, m = call.counts
+        n, m = (side.count for side in call.sides)
         bounded = any(x in options for x in ("left", "right", "limit", "interval"))
         if not bounded or (n == m and self.sometimes(0.6)):
             return options
@@ -543,7 +565,7 @@ class Drawing:
         most = max(call.counts)
         share = self.of(0.3, 0.7, 1.0)
         found = {}
-        for name, values in STREAMING.items():
+        for name, values in (TRITON if self.few else STREAMING).items():
             if self.sometimes(share):
                 value = self.r.choice(values)
                 if name.endswith(("ROWS", "WIDTH", "AT_ONCE")):
@@ -551,9 +573,11 @@ class Drawing:
                 if name.endswith(("PAIRS", "PAIRS_AT_ONCE")):
                     value = max(value, call.counts[0] * call.counts[1] // 12)
                 found[name] = value
+        if "triton.spans.COARSE" in found:  # which tiles divide
+            found["triton.launch.SHAPES"] = 16
         return found
 
 
 def draw(seed: int, engines: tuple[str, ...] = ()) -> Described:
     """The call of a seed; where Triton is among the engines, one that its interpreter can do in time."""
-    return Drawing(seed).call()
+    return Drawing(seed, few="triton" in engines).call()

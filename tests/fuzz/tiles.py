@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 STREAMING = {
     "streaming.loop.ROWS": (1, 2, 3, 5, 8, 16, 33),
@@ -23,18 +24,29 @@ STREAMING = {
     "streaming.segments._LEAST": (1, 2, 5),
     "dense.PAIRS_AT_ONCE": (1, 10, 60, 300),
 }
-"""Constant to what it may be set to. The tiles of Triton's kernels are as small as they can be for few tokens."""
+"""Constant to what it may be set to."""
+
+TRITON = {
+    "triton.launch.SHAPES": (16,),
+    "triton.spans.COARSE": (16, 32),
+    "triton.FEW": (0, 3, 9),
+    "triton.table._PROGRAMS": (1, 5),
+}
+"""The same of Triton's kernels, whose tiles have 16 tokens a side at least."""
 
 
 @contextmanager
 def set_to(values: Mapping[str, int]) -> Iterator[None]:
     """The constants at these values."""
-    before = []
+    before: list[tuple[Any, str, Any]] = []
     try:
         for path, value in values.items():
             module, _, name = path.rpartition(".")
             owner = importlib.import_module(f"relpos.attention.{module}")
-            before.append((owner, name, getattr(owner, name)))
+            now = getattr(owner, name)
+            before.append((owner, name, now))
+            if isinstance(now, dict):  # the sides of every tile
+                value = {kind: {**shape, "ROWS": value, "COLUMNS": value} for kind, shape in now.items()}
             setattr(owner, name, value)
         yield
     finally:
