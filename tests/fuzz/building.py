@@ -173,7 +173,9 @@ class Builder:
         for tokens, raster in zip(self.call.sides, sides, strict=True):
             side = self._side(tokens, raster)
             if axis is not None:
-                side = plain.Side(side.places[..., axis : axis + 1], side.prefix, side.low[axis:][:1], side.high[axis:][:1])
+                side = plain.Side(
+                    side.places[..., axis : axis + 1], side.prefix, side.low[axis:][:1], side.high[axis:][:1]
+                )
             own.append(side)
         index, length = plain.line_index(*own)
         return self._cut(index), length
@@ -238,7 +240,12 @@ class Builder:
         entry: dict[str, Any] = {"layout": options["layout"], "magnitude": options.get("magnitude", 1.0)}
         made: dict[str, Tensor | None] = {}
         for side, count in (("query", n), ("key", m)):
-            shape = (self._batch(part, f"{side}_batched"), heads if options.get(f"{side}_heads", True) else 1, count, pairs)
+            shape = (
+                self._batch(part, f"{side}_batched"),
+                heads if options.get(f"{side}_heads", True) else 1,
+                count,
+                pairs,
+            )
             for name, wanted in ((side, side == "query" or options.get("keys", True)), (f"{side}_magnitude", False)):
                 if name == f"{side}_magnitude":
                     wanted = options.get("magnitudes", False) and (side == "query" or options.get("keys", True))
@@ -478,7 +485,9 @@ class Builder:
                 elif kind == "random":
                     made = self.whole(f"{name}.{side}_segments", -1, number - 1, own)
                 elif kind == "padding":
-                    made = torch.where(torch.arange(count) < self.whole(f"{name}.{side}_end", 0, count, (*own[:-1], 1)), 0, -1)
+                    made = torch.where(
+                        torch.arange(count) < self.whole(f"{name}.{side}_end", 0, count, (*own[:-1], 1)), 0, -1
+                    )
                     made = made.view(own)
                 else:  # documents one after another, the last ones padding
                     made = self.whole(f"{name}.{side}_segments", 0, 2 * number, own).clamp(max=1).diff(dim=-1).abs()

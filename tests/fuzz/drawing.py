@@ -109,7 +109,9 @@ class Drawing:
                 return queries, self.sequence(queries.count)
             if x < 0.65:  # a cache
                 length = max(queries.sizes[0], self.count())
-                return replace(queries, start=length - queries.sizes[0]), Tokens("sequence", (length,), 0, queries.prefix)
+                return replace(queries, start=length - queries.sizes[0]), Tokens(
+                    "sequence", (length,), 0, queries.prefix
+                )
             return queries, self.sequence()
         axes = self.r.choices((1, 2, 3), (15, 65, 20))[0]
         if family == "grid":
@@ -284,7 +286,10 @@ class Drawing:
         return {}
 
     def _linevectors(self, call: Described) -> Options:
-        options = self._raster(call) | {"side": self.of("query", "query", "key", "value"), "rows": self.r.randint(1, 12)}
+        options = self._raster(call) | {
+            "side": self.of("query", "query", "key", "value"),
+            "rows": self.r.randint(1, 12),
+        }
         large = max(call.counts) > 150 or any(side.kind == "positions" and side.axes > 1 for side in call.sides)
         grown = any(side.kind == "grid" and side.axes > 1 for side in call.sides) and max(call.counts) > 60
         options["index"] = self.of("random", "clip") if large or grown else self.of(None, "random", "clip")
@@ -344,6 +349,7 @@ class Drawing:
             if not (rotary and x.startswith(ROTARY))
             and not (("Scale" in known or presets) and x.startswith(BRINGS_SCALE))
             and not (x.startswith(ROTARY) and call.width % 4)
+            and not (x == "transformer_xl" and call.width % 2)
             and not (x == "shaw" and call.width != call.value_width)
             and self._takes(x, call)
         ]
@@ -542,7 +548,9 @@ class Drawing:
             return replace(known, order=(*straight[:-2], dims - 1, dims - 2))
         if dims == 4 and x < 0.4:  # heads behind tokens, alone or among those of q, k and v
             fused = self.sometimes(0.6)
-            return replace(known, order=(0, 2, 1, 3), start=(0, self.of(0, 2, 4), 0, 0) if fused else nought, extra=(0, 3, 0, 0))
+            return replace(
+                known, order=(0, 2, 1, 3), start=(0, self.of(0, 2, 4), 0, 0) if fused else nought, extra=(0, 3, 0, 0)
+            )
         if x < 0.52:  # expanded
             place = self.r.randrange(dims)
             return replace(known, expanded=(0,) if self.sometimes(0.5) else (place,))

@@ -286,7 +286,7 @@ def _rows(entry: dict[str, Any], vectors: Tensor) -> Tensor:
     """The row that each pair reads, `[1 or B, 1, N, M]`, the zeros standing last."""
     rows, count = entry["rows"], vectors.shape[1]
     rows = torch.where((rows < 0) | (rows >= count), count, rows)
-    return rows.view(-1, 1, *rows.shape[-2:])
+    return rows[None, None] if rows.dim() == 2 else rows[:, None]
 
 
 def _read(products: Tensor, rows: Tensor) -> Tensor:

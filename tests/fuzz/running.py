@@ -58,7 +58,7 @@ def check(call: Described, engines: tuple[str, ...] = ENGINES) -> Outcome:
         if call.dropout > 0 and engine == "sdpa":  # PyTorch's own, of other pairs
             continue
         if truth is None:
-            truth = _truth(built)
+            truth = truth_of(built)
         wrong, share = _compare(built, results, truth)
         outcome.worst[engine] = share
         if wrong:
@@ -88,7 +88,8 @@ def _run(built: Built, engine: str) -> Results:
     return out.detach(), None if lse is None else lse.detach(), gradients
 
 
-def _truth(built: Built) -> plain.Truth:
+def truth_of(built: Built) -> plain.Truth:
+    """The oracle's results."""
     d_out, d_lse = (None if x is None else x.double() for x in (built.d_out, built.d_lse))
     return plain.exact(built.plain, list(built.leaves), d_out, d_lse, built.precision)
 
@@ -111,7 +112,9 @@ def _compare(built: Built, results: Results, truth: plain.Truth) -> tuple[list[s
             if exact.any():
                 wrong.append(f"no gradient of {name}")
             continue
-        asked.append((f"gradient of {name}", gradients[name], exact, truth.of_gradients[name], built.leaves[name].dtype))
+        asked.append(
+            (f"gradient of {name}", gradients[name], exact, truth.of_gradients[name], built.leaves[name].dtype)
+        )
     for what, actual, exact, allowed, dtype in asked:
         if actual.dtype != dtype or actual.shape != exact.shape:
             wrong.append(f"{what}: {actual.dtype} {tuple(actual.shape)}, expected {dtype} {tuple(exact.shape)}")
@@ -145,6 +148,18 @@ def _differs(what: str, actual: Tensor, exact: Tensor, allowed: Tensor, dtype: t
         f"{what}: {float(actual[place]):.6g} at {index}, exactly {float(exact[place]):.6g}; error {float(error[place]):.3g}, "
         f"allowed {float(allowed[place]):.3g}; largest error {float(error.max()):.3g} of numbers up to {largest:.3g}"
     ), worst
+
+
+def deviations(built: Built, truth: plain.Truth, results: dict[str, Tensor]) -> float:
+    """The largest share of what is allowed, of "output" and of gradients by name."""
+    worst = 0.0
+    for name, x in results.items():
+        exact, allowed = truth.out, truth.of_out
+        if name != "output":
+            exact, allowed = truth.gradients[name], truth.of_gradients[name]
+        assert allowed is not None
+        worst = max(worst, _differs(name, x.double(), exact, allowed, torch.finfo(x.dtype))[1])
+    return worst
 
 
 @dataclass
