@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 import oracle
-from fuzz import plain
 from fuzz.building import build
 from fuzz.description import Described, Layout, Part, Tokens, read, shown
 from fuzz.drawing import draw
 from fuzz.once_failed import ONCE_FAILED
-from fuzz.running import ENGINES, check, deviations, truth_of
+from fuzz.plain_pairs import kept_pairs
+from fuzz.running import ENGINES, check, share_of_allowed, truth_of
 from fuzz.shrinking import shrink
 from fuzz.tiles import STREAMING, TRITON, set_to
 
@@ -89,17 +89,33 @@ def _features(call: Described) -> set[str]:
             found |= {f"{name} expanded {dim}" for dim in layout.expanded}
             found |= {f"{name} behind tokens"} if layout.order == (0, 2, 1, 3) else set()
     for name, holds in {
-        "grouped": call.heads > call.groups > 1, "unequal widths": call.width != call.value_width, "no keys": m == 0,
-        "more keys": m > n, "more queries": n > m > 0, "other prefixes": call.sides[0].prefix != call.sides[1].prefix,
-        "both prefixes": min(side.prefix for side in call.sides) > 0, "batched places": any(x.batched for x in call.sides),
+        "grouped": call.heads > call.groups > 1,
+        "unequal widths": call.width != call.value_width,
+        "no keys": m == 0,
+        "more keys": m > n,
+        "more queries": n > m > 0,
+        "other prefixes": call.sides[0].prefix != call.sides[1].prefix,
+        "both prefixes": min(side.prefix for side in call.sides) > 0,
+        "batched places": any(x.batched for x in call.sides),
         "one column": call.sides[1].kind == "grid" and call.sides[1].sizes[-1] == 1 < call.sides[0].sizes[-1],
-        "keys on a grid": call.sides[1].kind == "grid", "cut": call.cut is not None, "scale": call.scale is not None,
-        "dropout": call.dropout > 0, "lse": call.lse, "frozen": bool(call.frozen), "all frozen": "q" in call.frozen,
-        "small tiles": bool(call.tiles), "nan": call.poison == "nan", "inf": call.poison == "inf", "far": max(n, m) > 500,
-        "shared": bool(call.shared), "three axes": call.queries.axes == 3, "several biases":
-        sum(part.kind == "LineBias" for part in call.terms) > 1, "late start": call.queries.start > 0,
-        "negative start": call.queries.start < 0, "wide head": max(call.width, call.value_width) == 128,
-    }.items():  # fmt: skip
+        "keys on a grid": call.sides[1].kind == "grid",
+        "cut": call.cut is not None,
+        "scale": call.scale is not None,
+        "dropout": call.dropout > 0,
+        "lse": call.lse,
+        "frozen": bool(call.frozen),
+        "all frozen": "q" in call.frozen,
+        "small tiles": bool(call.tiles),
+        "nan": call.poison == "nan",
+        "inf": call.poison == "inf",
+        "far": max(n, m) > 500,
+        "shared": bool(call.shared),
+        "three axes": call.queries.axes == 3,
+        "several biases": sum(part.kind == "LineBias" for part in call.terms) > 1,
+        "late start": call.queries.start > 0,
+        "negative start": call.queries.start < 0,
+        "wide head": max(call.width, call.value_width) == 128,
+    }.items():
         found |= {name} if holds else set()
     return found | {f"tile {name}" for name in call.tiles}
 
@@ -119,16 +135,42 @@ def test_everything_appears_in_two_thousand_seeds() -> None:
         f"LineVectors {x}" for x in ("query", "key", "value", "random", "clip", "bias", "scaled", "more", "heads")
     }
     expected |= {f"Rotation {x}" for x in ("keys", "magnitude", "magnitudes", "query_batched", "key_heads")}
-    expected |= {f"{name} {x}" for name in ("q", "k", "v", "d_out") for x in
-                 ("across", "in steps", "with an offset", "behind tokens", "expanded 0", "expanded 1", "expanded 3")}  # fmt: skip
+    expected |= {
+        f"{name} {x}"
+        for name in ("q", "k", "v", "d_out")
+        for x in ("across", "in steps", "with an offset", "behind tokens", "expanded 0", "expanded 1", "expanded 3")
+    }
     expected |= {"float64", "float32", "bfloat16", "float16", "upstream both", "upstream lse", "3 masks"}
     expected |= {f"queries {kind}" for kind in ("sequence", "grid", "positions", "nowhere")}
     expected |= {f"tile {name}" for name in STREAMING}
     expected |= {
-        "grouped", "unequal widths", "no keys", "more keys", "more queries", "other prefixes", "both prefixes", "one column",
-        "batched places", "keys on a grid", "cut", "scale", "dropout", "lse", "frozen", "all frozen", "small tiles", "nan",
-        "inf", "far", "shared", "three axes", "several biases", "late start", "negative start", "wide head",
-    }  # fmt: skip
+        "grouped",
+        "unequal widths",
+        "no keys",
+        "more keys",
+        "more queries",
+        "other prefixes",
+        "both prefixes",
+        "one column",
+        "batched places",
+        "keys on a grid",
+        "cut",
+        "scale",
+        "dropout",
+        "lse",
+        "frozen",
+        "all frozen",
+        "small tiles",
+        "nan",
+        "inf",
+        "far",
+        "shared",
+        "three axes",
+        "several biases",
+        "late start",
+        "negative start",
+        "wide head",
+    }
     assert not expected - seen
 
 
@@ -137,7 +179,7 @@ def test_small_tiles_are_those_of_the_engines_and_are_put_back() -> None:
 
     before = loop.ROWS
     with set_to({name: values[0] for name, values in {**STREAMING, **TRITON}.items()}):
-        assert loop.ROWS == STREAMING["streaming.loop.ROWS"][0]
+        assert STREAMING["streaming.loop.ROWS"][0] == loop.ROWS
     assert before == loop.ROWS
 
 
@@ -150,7 +192,8 @@ def test_an_error_of_eight_in_a_thousand_is_seen_anywhere(dtype: str) -> None:
         if call.counts[1] == 0 or any(part.options.get("dtype") == "bfloat16" for part in call.terms):
             continue
         built = build(call)
-        truth = truth_of(built)
+        judged = truth_of(built)
+        truth = judged[0]
         results: dict[str, Tensor] = {"output": truth.out, **truth.gradients}
         for name, exact in results.items():
             x = exact.to(getattr(torch, dtype)).clone().flatten()
@@ -160,7 +203,7 @@ def test_an_error_of_eight_in_a_thousand_is_seen_anywhere(dtype: str) -> None:
                 wrong = x.clone()
                 wrong[place] += 0.008 * x.abs().max()
                 tried += 1
-                seen += deviations(built, truth, {name: wrong.view(exact.shape)}) > 1
+                seen += share_of_allowed(judged, name, wrong.view(exact.shape)) > 1
     assert tried > 200
     assert seen >= 0.99 * tried
 
@@ -168,20 +211,41 @@ def test_an_error_of_eight_in_a_thousand_is_seen_anywhere(dtype: str) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        Described(1, batch=2, heads=4, groups=2, width=4, value_width=3, queries=Tokens("sequence", (5,)), lse=True,
-                  terms=(Part("LineBias", "t0"), Part("Rotation", "t1", {"pairs": 2, "layout": "half"}), Part("Sinks", "t2")),
-                  masks=(Part("fields", "m0", {"right": 0}),)),
-        Described(2, heads=2, groups=1, width=6, value_width=2, queries=Tokens("grid", (2, 2), prefix=1), lse=True,
-                  keys=Tokens("grid", (3, 1), prefix=2), dropout=0.4,
-                  terms=(Part("LineBias", "t0", {"heads": False}), Part("Softcap", "t1", {"cap": 3.0}),
-                         Part("Rotation", "t2", {"pairs": 2, "layout": "interleaved", "magnitude": 1.3}))),
+        Described(
+            1,
+            batch=2,
+            heads=4,
+            groups=2,
+            width=4,
+            value_width=3,
+            queries=Tokens("sequence", (5,)),
+            lse=True,
+            terms=(Part("LineBias", "t0"), Part("Rotation", "t1", {"pairs": 2, "layout": "half"}), Part("Sinks", "t2")),
+            masks=(Part("fields", "m0", {"right": 0}),),
+        ),
+        Described(
+            2,
+            heads=2,
+            groups=1,
+            width=6,
+            value_width=2,
+            queries=Tokens("grid", (2, 2), prefix=1),
+            lse=True,
+            keys=Tokens("grid", (3, 1), prefix=2),
+            dropout=0.4,
+            terms=(
+                Part("LineBias", "t0", {"heads": False}),
+                Part("Softcap", "t1", {"cap": 3.0}),
+                Part("Rotation", "t2", {"pairs": 2, "layout": "interleaved", "magnitude": 1.3}),
+            ),
+        ),
     ],
     ids=["a line bias, a rotation and sinks", "a grid, a cap and dropout"],
-)  # fmt: skip
+)
 def test_the_oracle_says_what_the_loops_say(given: Described) -> None:
     """`tests/oracle.py` goes over pairs one at a time, from the coordinates."""
     built = build(given)
-    truth = truth_of(built)
+    truth, _ = truth_of(built)
     numbers, told = {name: x.detach() for name, x in built.plain.numbers.items()}, dict(built.plain.entries)
     queries, keys = (_places(side) for side in given.sides)
     q, k = numbers["q"], numbers["k"]
@@ -191,11 +255,16 @@ def test_the_oracle_says_what_the_loops_say(given: Described) -> None:
     values, index = numbers[told["line"]["values"]], _line(given, queries, keys)
     causal = torch.ones(len(queries), len(keys), dtype=torch.bool).tril()[None, None]
     out, lse = oracle.attention(
-        q, k, oracle.heads_of(numbers["v"], given.heads), bias=values[:, index][None],
-        allowed=causal if given.masks else None, softcap=told.get("softcap", {}).get("cap"),
+        q,
+        k,
+        oracle.heads_of(numbers["v"], given.heads),
+        bias=values[:, index][None],
+        allowed=causal if given.masks else None,
+        softcap=told.get("softcap", {}).get("cap"),
         sinks=None if "sinks" not in told else numbers[told["sinks"]["logits"]],
-        kept=None if built.plain.kept is None else built.plain.kept > 0, dropout=given.dropout,
-    )  # fmt: skip
+        kept=None if built.plain.kept is None else built.plain.kept > 0,
+        dropout=given.dropout,
+    )
     torch.testing.assert_close(truth.out, out, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(truth.lse, lse, rtol=1e-12, atol=1e-12)
 
@@ -226,7 +295,7 @@ def test_the_oracle_finds_the_dropped_pairs_that_relpos_drops() -> None:
     rows, columns = torch.arange(5), torch.arange(7)
     for seed in (0, 7, 2**31 + 12345, 2**32 - 1):
         kept = keep(torch.tensor(seed), 2, 3, rows, columns, 0.3)
-        assert torch.equal(plain.kept_pairs(seed, (2, 3, 5, 7), 0.3) > 0, kept)
+        assert torch.equal(kept_pairs(seed, (2, 3, 5, 7), 0.3) > 0, kept)
 
 
 def test_a_failing_call_is_made_small() -> None:
