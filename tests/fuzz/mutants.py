@@ -219,8 +219,9 @@ class Watch:
         if event == "line":
             self.lines.add((frame.f_code.co_filename, frame.f_lineno))
         elif event == "return" and not self.wants_lines:
-            self.returned.append(f"{frame.f_code.co_name} {_summary(arg, False)}")
-            self.fractions.append(f"{frame.f_code.co_name} {_summary(arg, True)}")
+            for into, fractions in ((self.returned, False), (self.fractions, True)):
+                told = hashlib.md5(_summary(arg, fractions).encode()).hexdigest()[:8]
+                into.append(f"{frame.f_code.co_name} {told}")
         return self._within
 
 
@@ -245,8 +246,8 @@ def _summary(x: Any, fractions: bool) -> str:
 def _digest(x: Any) -> str:
     import torch
 
-    flat = x.detach().reshape(-1).contiguous()
-    return hashlib.md5(flat.view(torch.uint8).numpy().tobytes()).hexdigest()[:8] if x.numel() else "nothing"
+    flat = torch.cat([x.detach().reshape(-1)])  # whose only entry may lie apart from nothing
+    return hashlib.md5(flat.view(torch.uint8).numpy().tobytes()).hexdigest()[:8]
 
 
 # the processes
