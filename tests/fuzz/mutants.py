@@ -278,6 +278,8 @@ def _work(given: argparse.Namespace) -> None:
     files = _files(pathlib.Path(relpos.__file__).parent.parent)
     first, last = (int(x) for x in given.work.split(":"))
     watch = Watch(files, lines=given.lines)
+    if given.watch:  # memory that nothing was written into holds the same every time
+        torch.use_deterministic_algorithms(True, warn_only=True)
     skipped = {int(seed) for seed in given.skip.split(",") if seed}
     for seed in range(first, last):
         if seed in skipped:
