@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import math
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,7 @@ import oracle
 from fuzz.building import build
 from fuzz.description import Described, Layout, Part, Tokens, read, shown
 from fuzz.drawing import draw
+from fuzz.mutants import ROOT, mutants
 from fuzz.once_failed import ONCE_FAILED
 from fuzz.plain_pairs import kept_pairs
 from fuzz.running import ENGINES, check, share_of_allowed, truth_of
@@ -334,3 +337,15 @@ def test_an_engine_that_is_wrong_is_told(wrong: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(reference, "run", run)
     call = Described(0, width=4, value_width=4, queries=Tokens("sequence", (5,)))
     assert list(check(call, ENGINES).failures) == ["reference"]
+
+
+def test_mutants_are_valid_and_leave_messages_alone() -> None:
+    source = ROOT / "src"
+    found = mutants(source)
+    assert len(found) > 1000
+    assert {mutant.path for mutant in found} > {"relpos/core/mask.py", "relpos/attention/streaming/strips.py"}
+    for mutant in random.Random(0).sample(found, 100):
+        text = (source / mutant.path).read_text()
+        assert " ".join(text[mutant.start : mutant.stop].split()) == mutant.before != mutant.after
+        ast.parse(text[: mutant.start] + mutant.after + text[mutant.stop :])
+        assert "fail(" not in mutant.before
