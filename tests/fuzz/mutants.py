@@ -7,7 +7,7 @@ What is no mutant, by rule and not by hand:
 
     lines that no one of the fuzzer's first calls runs
     docstrings, annotations, decorators, default arguments, module constants, assertions
-    whatever stands inside `raise`, `fail(...)` or `require_...(...)`, and functions that only check arguments or choose
+    whatever stands inside `raise`, `fail(...)` or `require_...(...)`, or asks whether to do so, and functions that only check arguments or choose
     between engines: they decide about messages and speed, and have tests of their own
     calls that fail without any change, which are left out
     a change after which the text says the same
@@ -123,10 +123,12 @@ def _left_out(node: ast.AST) -> bool:
             return True
         case ast.Call(func=ast.Name(id=name)):
             return name == "fail" or name.startswith("require_")
+        case ast.If(body=body, orelse=[]):  # what asks whether to raise
+            return all(_left_out(statement) for statement in body)
         case ast.FunctionDef(name=name):
             return name in CHOOSING or name == "__post_init__" or name.strip("_").startswith("check")
-        case ast.Expr(value=ast.Constant(value=str())):
-            return True
+        case ast.Expr(value=value):
+            return isinstance(value, ast.Constant) or _left_out(value)
         case _:
             return False
 
