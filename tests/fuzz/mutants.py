@@ -7,16 +7,16 @@ What is no mutant, by rule and not by hand:
 
     lines that no one of the fuzzer's first calls runs
     docstrings, annotations, decorators, default arguments, module constants, assertions
-    whatever stands inside `raise`, `fail(...)` or `require_...(...)`, or asks whether to do so, and functions that only check arguments or choose
-    between engines: they decide about messages and speed, and have tests of their own
-    calls that fail without any change, which are left out
+    whatever stands inside `raise`, `fail(...)` or `require_...(...)` or asks whether to do so, and functions that only
+    check arguments or choose between engines: they decide about messages and speed, and have tests of their own
     a change after which the text says the same
 
 Two kinds of survivors are set apart by what the functions of the mutated modules return, call by call, beside the same
 functions unchanged. They are printed with the first function that differed, and do not count among the 20:
 
     speed    some function returned other stretches, shapes or whole numbers, or another function was called, and every
-             result was right: the work is cut otherwise, and what is computed is the same
+             result was right: the work is cut otherwise, and what is computed is the same. Or results are rounded
+             otherwise although the mutated function returned the same numbers: they lie elsewhere in memory
     idle     some function returned other numbers with fractions, and every result was the same bit for bit: nothing
              depends on them, such as the shift of a row that sees nothing
 """
@@ -74,6 +74,7 @@ class Mutant:
     stop: int
     before: str
     after: str
+    function: str
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.before} -> {self.after}"
@@ -133,22 +134,22 @@ def _left_out(node: ast.AST) -> bool:
             return False
 
 
-def _nodes(node: ast.AST, inside: bool = False) -> Iterator[ast.AST]:
-    """Everything in the bodies of functions that may be mutated."""
+def _nodes(node: ast.AST, function: str = "") -> Iterator[tuple[ast.AST, str]]:
+    """Everything in the bodies of functions that may be mutated, and in which function it is."""
     if _left_out(node):
         return
     if isinstance(node, ast.FunctionDef):
         for child in node.body:
-            yield from _nodes(child, True)
+            yield from _nodes(child, node.name)
         return
-    if inside:
-        yield node
+    if function:
+        yield node, function
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "decorator_list", "returns", "args") and not isinstance(node, ast.Call):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
-                yield from _nodes(child, inside)
+                yield from _nodes(child, function)
 
 
 def mutants(source: pathlib.Path) -> list[Mutant]:
@@ -159,7 +160,7 @@ def mutants(source: pathlib.Path) -> list[Mutant]:
         starts = [0]
         for line in text.splitlines(keepends=True):
             starts.append(starts[-1] + len(line))
-        for node in _nodes(ast.parse(text)):
+        for node, function in _nodes(ast.parse(text)):
             for change in _changes(node):
                 if change is not None and ast.unparse(change) == ast.unparse(node):
                     continue
@@ -171,16 +172,8 @@ def mutants(source: pathlib.Path) -> list[Mutant]:
                 after = "pass" if change is None else ast.unparse(change)
                 if isinstance(node, ast.expr) and not isinstance(change, ast.Constant | ast.Name):
                     after = f"({after})"
-                found.append(
-                    Mutant(
-                        str(path.relative_to(source)),
-                        node.lineno,
-                        start,
-                        stop,
-                        " ".join(text[start:stop].split()),
-                        after,
-                    )
-                )
+                where, before = str(path.relative_to(source)), " ".join(text[start:stop].split())
+                found.append(Mutant(where, node.lineno, start, stop, before, after, function))
     return found
 
 
@@ -243,6 +236,10 @@ def _summary(x: Any, fractions: bool) -> str:
         own = (_summary(getattr(x, name, None), fractions) for name in x.__dataclass_fields__)
         return f"{type(x).__name__}({','.join(own)})"
     return type(x).__name__
+
+
+NOTHING = hashlib.md5(b"None").hexdigest()[:8]
+"""The digest of a function that returns nothing."""
 
 
 def _digest(x: Any) -> str:
@@ -362,14 +359,21 @@ def _judge(source: pathlib.Path, mutant: Mutant, calls: int, limit: float, skip:
             _told(each, "--work", f"0:{calls // 4}", "--watch", "--keep-on", "--skip", skip, limit=2 * limit)
             for each in (source, copy)
         )
-        idle = ""
+        idle, rounded, alike, says = "", -1, True, False
         for mine, theirs in zip(*both, strict=False):
             where = _first_other(mine, theirs, "returned")
             if where:
                 return "speed", f"cuts the work otherwise from seed {mine['seed']} on ({where})"
-            if mine.get("results") != theirs.get("results"):
-                return "survived", f"seed {mine['seed']} rounds otherwise, and no call shows an error"
+            if rounded < 0 and mine.get("results") != theirs.get("results"):
+                rounded = mine["seed"]
             idle = idle or _first_other(mine, theirs, "fractions")
+            own = [x for x in mine.get("fractions", []) if x.split()[0] == mutant.function]
+            alike = alike and own == [x for x in theirs.get("fractions", []) if x.split()[0] == mutant.function]
+            says = says or any(x.split()[1] != NOTHING for x in own)
+        if rounded >= 0 and alike and says:
+            return "speed", f"{mutant.function} returns the same numbers, which lie elsewhere from seed {rounded} on"
+        if rounded >= 0:
+            return "survived", f"seed {rounded} rounds otherwise, and no call shows an error"
         if idle:
             return "idle", f"every result is the same bit for bit, though {idle} returns other numbers"
     return "survived", "no call shows it"
