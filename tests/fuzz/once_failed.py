@@ -58,6 +58,16 @@ ONCE_FAILED = {
         masks=(Part("fields", "m0", {"right": 6}),),
         tiles={"streaming.flash._CAUSAL_ROWS": 3},
     ),
+    "sinks where a layout of blocks for each head allows nothing": Described(
+        seed=42397,
+        heads=3,
+        groups=3,
+        queries=Tokens("sequence", (8,)),
+        terms=(Part("Sinks", "t0"),),
+        masks=(Part("fields", "m0", {"blocks": (4, 0, True)}),),
+        lse=True,
+        upstream="lse",
+    ),
     "two biases in half precision": Described(
         seed=7095,
         dtype="float16",
