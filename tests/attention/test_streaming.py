@@ -33,6 +33,7 @@ from relpos import (
 )
 from relpos.attention.call import prepare
 from relpos.attention.streaming import _work, flash, forward, loop, masks, products, segments, streaming
+from relpos.attention.streaming.strips import Strips
 from relpos.attention.work import Packed, pack, unpack
 from relpos.core import Coordinates
 from tolerance import assert_close
@@ -383,6 +384,45 @@ def test_causal_with_more_prefix_keys_than_queries(pair: tuple[Coordinates, Coor
     """Some rows may then not see some prefix keys."""
     position, shapes = biased(*pair)
     check(position, shapes, 12, 12, mask=Mask.causal())
+
+
+ONE_COLUMN = {
+    "two axes": (Grid(6, 5), Grid(7, 1)),
+    "a prefix of queries": (Grid(6, 5, prefix=2), Grid(7, 1)),
+    "a prefix of keys": (Grid(6, 5), Grid(7, 1, prefix=2)),
+    "long": (Grid(40, 3), Grid(40, 1)),
+    "three axes": (Grid(3, 1, 4), Grid(2, 3, 1)),
+    "three axes, two of one cell": (Grid(3, 2, 4), Grid(5, 1, 1)),
+    "the first of one cell": (Grid(3, 2, 4), Grid(1, 2, 1)),
+    "of queries": (Grid(7, 1), Grid(6, 5)),
+}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", ONE_COLUMN)
+def test_keys_on_a_grid_of_one_column(name: str, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their entries of the line lie apart, while those of a wider grid's row lie side by side."""
+    monkeypatch.setattr(loop, "ROWS", 50)
+    monkeypatch.setattr(flash, "_CAUSAL_ROWS", 5)
+    queries, keys = ONE_COLUMN[name]
+    position, shapes = biased(queries, keys)
+    mask = Mask(high=torch.arange(queries.count), key_order=torch.arange(keys.count)) if masked else None
+    check(position, shapes, queries.count, keys.count, dtypes=DTYPES[:2], mask=mask)
+
+
+@pytest.mark.parametrize("prefix", [1, 2, 4])
+def test_gradient_of_a_prefix_against_keys_at_equal_distances(prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All queries of the prefix stand at one place, so that none of their windows is shifted."""
+    n = 61
+    steps = Mask(left=2, right=2, query_order=torch.arange(n), key_global=torch.arange(n) % 5 == 1)
+    position, shapes = biased(Sequence(n - prefix, prefix=prefix), Sequence(n))
+    gathered = []
+    collected = Strips._collect_stepped
+    monkeypatch.setattr(
+        Strips, "_collect_stepped", staticmethod(lambda *parts: (gathered.append(1), collected(*parts))[1])
+    )
+    check(position, shapes, n, n, mask=steps, dtypes=DTYPES[:2])
+    assert gathered
 
 
 def test_a_view_of_one_row_gets_its_gradient(small_tiles: None) -> None:
