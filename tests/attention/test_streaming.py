@@ -410,6 +410,16 @@ def test_keys_on_a_grid_of_one_column(name: str, masked: bool, monkeypatch: pyte
     check(position, shapes, queries.count, keys.count, dtypes=DTYPES[:2], mask=mask)
 
 
+@pytest.mark.parametrize("mask", [Mask.causal(), Mask.window(4, 2)], ids=["causal", "window"])
+@pytest.mark.parametrize(
+    "pair", [(Grid(6, 4), Grid(4, 6)), (Grid(3, 4, prefix=1), Grid(6, 2, prefix=1))], ids=["plain", "prefix"]
+)
+def test_a_mask_by_index_on_unequal_grids(pair: tuple[Coordinates, Coordinates], mask: Mask) -> None:
+    """As many tokens in rows of another width: what a pair's mask goes by is then no entry of the line."""
+    position, shapes = biased(*pair)
+    check(position, shapes, pair[0].count, pair[1].count, mask=mask, dtypes=DTYPES[:2])
+
+
 @pytest.mark.parametrize("prefix", [1, 2, 4])
 def test_gradient_of_a_prefix_against_keys_at_equal_distances(prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All queries of the prefix stand at one place, so that none of their windows is shifted."""
