@@ -6,6 +6,8 @@ N x M exists, and the kernel's log-sum-exp is what the backward needs. Prefix ke
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,12 +26,13 @@ _CAUSAL_ROWS = 256
 def serves(work: Work) -> bool:
     """Whether the kernel can do the forward of a call that `Strips` serves, in full precision and as fast."""
     mask = work.mask
-    biases = work.terms.of(LineBias)
-    for term in biases:
+    for term in work.terms.of(LineBias):
         query, key = term.lines.layout.query, term.lines.layout.key
-        if mask is None or query is None or key is None or key.prefix == 0:
+        if mask is None or query is None or key is None:
             continue
-        if mask.left is not None or key.prefix > query.prefix:
+        if math.prod(query.sizes[1:]) != math.prod(key.sizes[1:]):
+            return False  # what the mask allows is no part of a window
+        if key.prefix > 0 and (mask.left is not None or key.prefix > query.prefix):
             return False  # some row may not see some prefix key
     if work.q.device.type != "cpu" or work.q.dtype != torch.float32 or work.v.shape[3] != work.q.shape[3]:
         return False
