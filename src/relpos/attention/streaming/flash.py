@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.attention.streaming.operands import put, take
+from relpos.attention.streaming.operands import put, side_by_side, take
 from relpos.attention.streaming.strips import Block, Strips, Tile
 from relpos.attention.work import Work
 from relpos.core import LineBias
@@ -59,6 +59,7 @@ def attend(
     """Write output and natural log-sum-exp of all rows behind the prefix, over all keys behind the prefix."""
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     every = slice(None)
+    k, v = side_by_side(k), side_by_side(v)  # the kernel asks for no stride of the last axis
     for blocks, tiles in _groups(side):
         own = take(q, every, torch.cat([block.numbers for block in blocks])).unflatten(1, (len(blocks), -1))
         theirs = (x[:, tiles[0].keys].expand(len(blocks), -1, -1, -1) for x in (k, v))
