@@ -88,7 +88,7 @@ def require_probability(x: object, name: str) -> None:
 
 def require_number(x: object, name: str, bound: Literal["above 0", "of at least 0"], remedy: str) -> None:
     """Raise unless `x` is a finite number within the bound (a bool is none)."""
-    number = isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
+    number = isinstance(x, int | float) and not isinstance(x, bool) and -math.inf < x < math.inf
     if not number or x < 0 or (x == 0 and bound == "above 0"):  # type: ignore[operator]
         fail(f"{name} to be a number {bound}", shape_of(x), remedy)
 
