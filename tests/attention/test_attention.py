@@ -401,6 +401,7 @@ def test_vmap_over_queries_and_tables(backend: str, sequence: Sequence) -> None:
     torch.testing.assert_close(shared, torch.stack([run(each, values[0]) for each in q]))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # of PyTorch, for its forward mode
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_transforms_of_queries_under_a_learned_bias(dtype: torch.dtype) -> None:
     """The bias is learned outside of the transform, which PyTorch's own function does not see."""
@@ -418,6 +419,7 @@ def test_transforms_of_queries_under_a_learned_bias(dtype: torch.dtype) -> None:
         torch.func.grad(loss)(q, "sdpa")
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # of PyTorch, for its forward mode
 def test_transforms_without_a_bias() -> None:
     q = torch.randn(1, 2, 5, 4)
 
