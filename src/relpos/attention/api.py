@@ -16,6 +16,7 @@ from torch import Tensor
 
 from relpos.attention import flex, reference, sdpa, streaming, triton
 from relpos.attention.call import Call, Position, prepare
+from relpos.attention.work import of_nothing
 from relpos.core import Coordinates, Mask
 from relpos.core.checks import require_name
 
@@ -109,7 +110,7 @@ def attention(
         q: queries. k, v: keys and values; G key heads serve H query heads in equal groups (H a multiple of G).
         position: terms, or a mechanism together with `queries`.
         queries, keys: coordinates of the tokens, only beside a mechanism; keys default to the queries.
-        mask: which pairs may attend; a row that may see none gives 0.
+        mask: which pairs may attend; a row that may see none gives 0, as all do where there are no keys.
         scale: factor on the content product. Default: the position's own (1 for T5), else 1/sqrt(D).
         dropout: probability that a weight is dropped, applied whenever it is above 0: pass 0.0 to evaluate. Seeded
             from PyTorch's generator.
@@ -132,7 +133,7 @@ def attention(
     )  # fmt: skip
     engine = _ENGINES[_choose(call, backend).backend]
     with torch.autocast(q.device.type, enabled=False):
-        output, lse = engine.run(call.seeded())
+        output, lse = of_nothing(call) if call.is_empty else engine.run(call.seeded())
     return (output, lse) if return_lse else output
 
 

@@ -79,6 +79,11 @@ class Call:
         """Query heads that share a key head."""
         return self.q.shape[1] // self.k.shape[1]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no batch, or are no queries or no keys. Engines never see such a call."""
+        return 0 in (*self.q.shape[:3], self.k.shape[2])
+
     def seeded(self) -> Call:
         """This call with a seed from PyTorch's generator, where it has dropout. Asking about a call draws none."""
         return replace(self, seed=torch.randint(2**32, (), device=self.q.device)) if self.dropout > 0 else self

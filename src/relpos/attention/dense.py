@@ -66,7 +66,7 @@ def with_zero_row(vectors: Float[Tensor, "H R D"], dtype: torch.dtype) -> Float[
 
 def _flat_index(rows: Int[Tensor, "*B N M"], count: int) -> Int[Tensor, "*B N M"]:
     """Row numbers that are unique to each query as well: `(b * N + i) * count + row`."""
-    lead = torch.arange(rows[..., 0].numel(), device=rows.device).view(*rows.shape[:-1], 1)
+    lead = torch.arange(rows.shape[:-1].numel(), device=rows.device).view(*rows.shape[:-1], 1)
     return lead * count + rows
 
 

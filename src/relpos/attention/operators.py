@@ -23,13 +23,16 @@ Backward = Callable[[Work, Tensor, Tensor, Tensor, Tensor, list[Tensor]], Gradie
 of one that is not there it is zero."""
 
 
+FORWARD_MODE = "forward-mode derivatives"
+
+
 def lacks_transform() -> str | None:
     """The transform of functions that the call is made under, which no custom operator goes through."""
     if torch.compiler.is_compiling():
         return None
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return "torch.func (vmap, grad, ...)"
-    return "forward-mode derivatives" if forward_ad._current_level >= 0 else None
+    if forward_ad._current_level >= 0:
+        return FORWARD_MODE
+    return "torch.func (vmap, grad, ...)" if torch._C._functorch.peek_interpreter_stack() is not None else None
 
 
 def _apart(tensors: list[Tensor]) -> list[Tensor]:

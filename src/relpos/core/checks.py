@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
-from typing import Literal, NoReturn
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 
 def fail(expected: str, came: str, remedy: str) -> NoReturn:
@@ -27,6 +28,17 @@ def shape_of(x: object) -> str:
     text, kind = " ".join(repr(x).split()), type(x).__name__
     text = text if len(text) <= 100 else text[:97] + "..."
     return text if text.startswith(f"{kind}(") else f"{kind} {text}"
+
+
+def at_hand(x: Tensor, ask: Callable[[Tensor], Tensor]) -> Any:
+    """What `ask` finds out of a tensor, as numbers; None, and nothing is asked, where no number is at hand: a device
+    would have to be waited for, or a compiler or a transform of functions traces."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        return None
+    try:
+        return ask(x).tolist()
+    except RuntimeError:  # the transform maps over it
+        return None
 
 
 def broadcasts(size: int, count: int) -> bool:
@@ -88,7 +100,7 @@ def require_probability(x: object, name: str) -> None:
 
 def require_number(x: object, name: str, bound: Literal["above 0", "of at least 0"], remedy: str) -> None:
     """Raise unless `x` is a finite number within the bound (a bool is none)."""
-    number = isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
+    number = isinstance(x, int | float) and not isinstance(x, bool) and -math.inf < x < math.inf
     if not number or x < 0 or (x == 0 and bound == "above 0"):  # type: ignore[operator]
         fail(f"{name} to be a number {bound}", shape_of(x), remedy)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from relpos.attention.call import Call
 from relpos.attention.operators import lacks_transform, make_operator
-from relpos.attention.work import Work, of_nothing, pack, work_of
+from relpos.attention.work import Work, pack, work_of
 from relpos.core import LineBias, Lines, QueryBias, Rotation, Scale, Sinks
 
 NAME = "triton"
@@ -131,8 +131,6 @@ def slower(call: Call) -> str | None:
 
 def run(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """Output and log-sum-exp."""
-    if 0 in (*call.q.shape[:3], call.k.shape[2]):
-        return of_nothing(call)
     from relpos.attention.triton.rotation import rotate
 
     out, lse = _operator(*pack(work_of(call, rotate)))
