@@ -11,7 +11,7 @@ from relpos.core.expand import contract, expand
 from relpos.core.lines import Kind, Layout, Lines, Offsets, Ramp, axis_lines, lines
 from relpos.core.lookup import at_least_float32, lookup, segment_sum
 from relpos.core.mask import Blocks, Mask
-from relpos.core.rotation import cosines, rotate
+from relpos.core.rotation import cosines, require_width, rotate
 from relpos.core.terms import (
     AxisVectors,
     DenseBias,
@@ -60,6 +60,7 @@ __all__ = [
     "lines",
     "lookup",
     "require_coordinates",
+    "require_width",
     "rotate",
     "segment_sum",
 ]

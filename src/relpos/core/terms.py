@@ -27,6 +27,7 @@ from relpos.core.checks import (
     require_choice,
     require_device,
     require_floating,
+    require_int,
     require_number,
     require_tensor,
     shape_of,
@@ -103,6 +104,7 @@ class Rotation(Single):
         layout: `"half"` or `"interleaved"`, see `core.rotation`.
         magnitude: multiplies the rotated dimensions of both sides (YaRN's attention factor).
         query_magnitude, key_magnitude: one an angle and side (xPos), multiplied with `magnitude`.
+        width: the head width that the angles were made for, R or more; attention refuses another. None for any.
     """
 
     query: Float[Tensor, "#B #H N P"]
@@ -111,6 +113,7 @@ class Rotation(Single):
     magnitude: float = static(default=1.0)
     query_magnitude: Float[Tensor, "#B #H N P"] | None = None
     key_magnitude: Float[Tensor, "#B #H M P"] | None = None
+    width: int | None = static(default=None)
 
     def __post_init__(self) -> None:
         require_choice(self.layout, "layout", ("half", "interleaved"))
@@ -134,6 +137,11 @@ class Rotation(Single):
                 )
         if self.key is None and self.key_magnitude is not None:
             fail("no key magnitude where keys come rotated", shape_of(self.key_magnitude), "Apply it with rotate().")
+        if self.width is not None:
+            require_int(self.width, "Rotation width", at_least=1)
+            turned = 2 * self.query.shape[3]
+            if turned > self.width:
+                fail(f"a Rotation of at most {self.width} dimensions", str(turned), "There is one angle a pair.")
 
     def narrow(self, queries: slice, keys: slice) -> Rotation:
         def cut(x: Tensor | None, part: slice) -> Tensor | None:

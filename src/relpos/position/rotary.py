@@ -163,7 +163,7 @@ class RotaryEmbedding(Mechanism):
         Args:
             coordinates: where the tokens are.
             length: of the context, for scalings that heed it; by default up to the largest of these places. What goes
-                into a cache wants `magnitude=own.bands(length)[1]` too.
+                into a cache wants `magnitude=own.bands(length)[1]` and `width=own.head_dim` too.
         """
         places = self._own(coordinates, "coordinates")
         bands, _ = self.bands(context_length(places) if length is None else length)
@@ -173,7 +173,8 @@ class RotaryEmbedding(Mechanism):
         sides = [self._own(queries, "queries")] + ([] if keys is None else [self._own(keys, "keys")])
         length = context_length(*sides)
         turns = [self.angles(side, length) for side in sides]
-        return Terms(Rotation(turns[0], turns[-1], layout=self.layout, magnitude=self.bands(length)[1]))
+        magnitude = self.bands(length)[1]
+        return Terms(Rotation(turns[0], turns[-1], layout=self.layout, magnitude=magnitude, width=self.head_dim))
 
     def _own(self, coordinates: Coordinates, name: str) -> Coordinates:
         """The coordinates as it sees them."""
