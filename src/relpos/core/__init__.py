@@ -5,7 +5,7 @@ share below them.
 """
 
 from relpos.core.algebra import Term, Terms
-from relpos.core.constant import constant
+from relpos.core.constant import constant, keeps, passing
 from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence, require_coordinates
 from relpos.core.expand import contract, expand
 from relpos.core.lines import Kind, Layout, Lines, Offsets, Ramp, axis_lines, lines
@@ -57,8 +57,10 @@ __all__ = [
     "contract",
     "cosines",
     "expand",
+    "keeps",
     "lines",
     "lookup",
+    "passing",
     "require_coordinates",
     "require_width",
     "rotate",
