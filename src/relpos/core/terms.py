@@ -30,6 +30,7 @@ from relpos.core.checks import (
     require_int,
     require_number,
     require_tensor,
+    require_wide,
     shape_of,
 )
 from relpos.core.lines import Lines
@@ -65,12 +66,8 @@ class LineBias(Term):
 
     def __post_init__(self) -> None:
         _heads_first(self.values, "LineBias values", "L")
-        if self.values.dtype not in (torch.float32, torch.float64):
-            fail(
-                "LineBias values in float32 or float64",
-                shape_of(self.values),
-                "Compute them with .float(); half precision cannot tell near biases apart.",
-            )
+        why = "Compute them with .float(); half precision cannot tell near biases apart."
+        require_wide(self.values, "LineBias values", why)
         _require_lines(self.lines, "LineBias")
         if self.values.shape[1] != self.lines.length:
             fail(
@@ -123,12 +120,8 @@ class Rotation(Single):
             if x is None and name != "query":
                 continue
             require_tensor(x, f"Rotation {name}", dims=4)
-            if x.dtype not in (torch.float32, torch.float64):
-                fail(
-                    f"Rotation {name} in float32 or float64",
-                    shape_of(x),
-                    "Half precision rounds a position of 1995 to 1992; compute angles in float32.",
-                )
+            why = "Half precision rounds a position of 1995 to 1992; compute angles in float32."
+            require_wide(x, f"Rotation {name}", why)
             if x.shape[3] != self.query.shape[3]:
                 fail(
                     f"Rotation {name} with {self.query.shape[3]} angles a token, as the query has",
