@@ -29,6 +29,7 @@ from relpos.core import (
     Term,
     Terms,
     require_coordinates,
+    require_width,
 )
 from relpos.core.checks import (
     broadcasts,
@@ -273,6 +274,7 @@ def check_term(term: Term, q: Tensor, k: Tensor, v: Tensor) -> None:
             _check_heads(values, f"{name} values", q)
             _check_lines(lines, name, q, k)
         case Rotation():
+            require_width(q, term.width)
             for side, count, angles, magnitude in (
                 ("query", n, term.query, term.query_magnitude),
                 ("key", m, term.key, term.key_magnitude),

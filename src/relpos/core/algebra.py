@@ -7,7 +7,7 @@ into one; the others stand side by side.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn, Self, TypeVar
 
@@ -52,9 +52,9 @@ class Terms(Movable):
 
     items: tuple[Term, ...]
 
-    def __init__(self, *terms: Term) -> None:
+    def __init__(self, *terms: Term, items: Iterable[Term] = ()) -> None:  # by name: `dataclasses.replace`, and FSDP
         joined: list[Term] = []
-        for term in terms:
+        for term in (*terms, *items):
             _join(joined, term)
         object.__setattr__(self, "items", tuple(joined))
 

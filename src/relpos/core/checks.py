@@ -113,6 +113,16 @@ def require_floating(x: object, name: str, *, dims: int) -> None:
         fail(f"{name} to be floating point", shape_of(x), "Convert it with .float().")
 
 
+def require_wide(x: Tensor, name: str, why: str) -> None:
+    """Raise unless `x` is float32 or float64. FSDP casts what enters a sharded block, terms too."""
+    if x.dtype not in (torch.float32, torch.float64):
+        remedy = (
+            f"{why} Where FSDP casts what enters a sharded block, make the terms inside that block, or give its policy "
+            "cast_forward_inputs=False."
+        )
+        fail(f"{name} in float32 or float64", shape_of(x), remedy)
+
+
 def require_device(x: Tensor, name: str, device: torch.device, remedy: str) -> None:
     """Raise unless `x` is on `device`."""
     if x.device != device:

@@ -27,8 +27,10 @@ from relpos.core.checks import (
     require_choice,
     require_device,
     require_floating,
+    require_int,
     require_number,
     require_tensor,
+    require_wide,
     shape_of,
 )
 from relpos.core.lines import Lines
@@ -64,12 +66,8 @@ class LineBias(Term):
 
     def __post_init__(self) -> None:
         _heads_first(self.values, "LineBias values", "L")
-        if self.values.dtype not in (torch.float32, torch.float64):
-            fail(
-                "LineBias values in float32 or float64",
-                shape_of(self.values),
-                "Compute them with .float(); half precision cannot tell near biases apart.",
-            )
+        why = "Compute them with .float(); half precision cannot tell near biases apart."
+        require_wide(self.values, "LineBias values", why)
         _require_lines(self.lines, "LineBias")
         if self.values.shape[1] != self.lines.length:
             fail(
@@ -103,6 +101,7 @@ class Rotation(Single):
         layout: `"half"` or `"interleaved"`, see `core.rotation`.
         magnitude: multiplies the rotated dimensions of both sides (YaRN's attention factor).
         query_magnitude, key_magnitude: one an angle and side (xPos), multiplied with `magnitude`.
+        width: the head width that the angles were made for, R or more; attention refuses another. None for any.
     """
 
     query: Float[Tensor, "#B #H N P"]
@@ -111,6 +110,7 @@ class Rotation(Single):
     magnitude: float = static(default=1.0)
     query_magnitude: Float[Tensor, "#B #H N P"] | None = None
     key_magnitude: Float[Tensor, "#B #H M P"] | None = None
+    width: int | None = static(default=None)
 
     def __post_init__(self) -> None:
         require_choice(self.layout, "layout", ("half", "interleaved"))
@@ -120,12 +120,8 @@ class Rotation(Single):
             if x is None and name != "query":
                 continue
             require_tensor(x, f"Rotation {name}", dims=4)
-            if x.dtype not in (torch.float32, torch.float64):
-                fail(
-                    f"Rotation {name} in float32 or float64",
-                    shape_of(x),
-                    "Half precision rounds a position of 1995 to 1992; compute angles in float32.",
-                )
+            why = "Half precision rounds a position of 1995 to 1992; compute angles in float32."
+            require_wide(x, f"Rotation {name}", why)
             if x.shape[3] != self.query.shape[3]:
                 fail(
                     f"Rotation {name} with {self.query.shape[3]} angles a token, as the query has",
@@ -134,6 +130,11 @@ class Rotation(Single):
                 )
         if self.key is None and self.key_magnitude is not None:
             fail("no key magnitude where keys come rotated", shape_of(self.key_magnitude), "Apply it with rotate().")
+        if self.width is not None:
+            require_int(self.width, "Rotation width", at_least=1)
+            turned = 2 * self.query.shape[3]
+            if turned > self.width:
+                fail(f"a Rotation of at most {self.width} dimensions", str(turned), "There is one angle a pair.")
 
     def narrow(self, queries: slice, keys: slice) -> Rotation:
         def cut(x: Tensor | None, part: slice) -> Tensor | None:

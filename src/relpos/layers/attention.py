@@ -30,6 +30,7 @@ from relpos.layers.cache import LayerCache
 from relpos.layers.norms import HeadNormChoice, QueryKeyNorm
 from relpos.layers.products import PRODUCTS, Product, meet
 from relpos.position import Mechanism
+from relpos.position.mechanism import acts_in_attention, acts_on_tokens, is_mechanism, parts_of
 
 
 class ScaledDotProductAttention(nn.Module):
@@ -127,10 +128,10 @@ class MultiHeadAttention(nn.Module):
         require_probability(attn_drop, "attn_drop")
         require_probability(proj_drop, "proj_drop")
         require_backend(backend)
-        if position is not None and not isinstance(position, Mechanism):
+        if position is not None and not is_mechanism(position):
             fail("position to be a mechanism", shape_of(position), "Build it first; terms are passed in the call.")
-        for part in [] if position is None else position.parts():
-            if part.acts_on_tokens and not part.acts_in_attention:
+        for part in [] if position is None else parts_of(position):
+            if acts_on_tokens(part) and not acts_in_attention(part):
                 fail(
                     "a mechanism that acts in attention",
                     f"{type(part).__name__}, which acts on tokens",

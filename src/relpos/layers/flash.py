@@ -9,6 +9,7 @@ from relpos.attention.tiled import flash_attention
 from relpos.core import Coordinates, LineBias, Sequence
 from relpos.core.checks import fail, require_int, require_tokens, shape_of
 from relpos.position import Mechanism
+from relpos.position.mechanism import is_mechanism
 
 
 class FlashAttention(nn.Module):
@@ -37,7 +38,7 @@ class FlashAttention(nn.Module):
         require_int(block_size, "block_size", at_least=1)
         if d_model % num_heads:
             fail("d_model to be a multiple of num_heads", f"{d_model} and {num_heads}", "Change one of them.")
-        if position is not None and not isinstance(position, Mechanism):
+        if position is not None and not is_mechanism(position):
             fail("position to be a mechanism", shape_of(position), "Build it first, e.g. RelativePositionBias(...).")
         self.num_heads, self.block_size, self.causal, self.position = num_heads, block_size, causal, position
         self.qkv = nn.Linear(d_model, 3 * d_model)

@@ -10,6 +10,7 @@ from relpos.attention.linear import FeatureMap, linear_attention
 from relpos.core import Coordinates, Sequence
 from relpos.core.checks import fail, require_int, require_tokens, shape_of
 from relpos.position import Mechanism
+from relpos.position.mechanism import is_mechanism
 
 
 def retention_decay(num_heads: int) -> Float[Tensor, " H"]:
@@ -55,7 +56,7 @@ class LinearAttention(nn.Module):
             fail("num_heads to be a multiple of num_kv_heads", f"{num_heads} and {num_kv_heads}", "Change one of them.")
         if retention and not causal:
             fail("retention only in a causal layer", "causal=False", "Pass causal=True.")
-        if position is not None and not isinstance(position, Mechanism):
+        if position is not None and not is_mechanism(position):
             fail("position to be a mechanism", shape_of(position), "Build it first, e.g. RotaryEmbedding(head_dim).")
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, d_model // num_heads
         self.feature_map: FeatureMap = feature_map
