@@ -63,7 +63,7 @@ def test_a_loss_that_is_no_number_stops_before_the_step(
     assert (error.step, error.what, error.value) == (3, "loss", str(factor))
     assert error.rate == pytest.approx(TINY.learning_rate)
     line = (
-        rf"expected a finite loss; got {factor} at step 3 of 4, at the learning rate 3\.0e-03, with the position "
+        rf"expected a finite loss; got {factor} at step 3 of 4, at the learning rate 6\.0e-03, with the position "
         r"relative_2d\. Lower the recipe's learning rate, "
     )
     assert re.match(line, str(error))
@@ -74,7 +74,7 @@ def test_a_loss_that_is_no_number_stops_before_the_step(
 
 def test_a_gradient_that_is_no_number_stops_before_the_step(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, 1e38, step=2)
-    with pytest.raises(DivergedError, match="expected a finite (loss|gradient); got inf at step 2 of 4"):
+    with pytest.raises(DivergedError, match="expected a finite gradient; got inf at step 2 of 4"):
         run()
     assert len(taken) == 1
 
@@ -92,7 +92,7 @@ def test_weights_that_the_last_step_ruined_are_found_out() -> None:
 
 
 def test_text_stops_as_images_do() -> None:
-    with pytest.raises(DivergedError, match="at step [12] of 2, .* with the position alibi"):
+    with pytest.raises(DivergedError, match=r"at step [12] of 2, .* with the position alibi"):
         train(find_task("text"), "alibi", replace(TINY_TEXT, learning_rate=1e42), seed=0, device=CPU)
 
 
