@@ -16,6 +16,7 @@ from relpos.report.plots.overview import overview
 from relpos.report.table import build_table
 from relpos.report.wording import cautions, headline
 
+
 def diverge(
     results: dict[str, Any], *names: str, seeds: tuple[int, ...] | None = None, variant: str | None = None
 ) -> dict[str, Any]:
