@@ -90,7 +90,10 @@ def run(arguments: Namespace) -> None:
     }
     save(folder, model, task=task, position=arguments.position, recipe=recipe, about=about)
     figure, unit = ("{:.1%}", "") if task.measure == "accuracy" else ("{:.3f}", " bits per byte")
-    words = ", ".join(f"{split} {figure.format(value)}{unit}" for split, value in reached.items())
+    figures = {
+        split: "not finite" if value is None else figure.format(value) + unit for split, value in reached.items()
+    }
+    words = ", ".join(f"{split} {value}" for split, value in figures.items())
     by = "" if recipe.optimizer == "adamw" else f" by {recipe.optimizer}"
     console.print(
         f"{arguments.position} on {task.name}{by}: {words}. Saved in {folder}/",

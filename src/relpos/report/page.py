@@ -25,9 +25,12 @@ from relpos.report.families import Family, kind, summands
 from relpos.report.measure import measure_of
 from relpos.report.plots import attention_svgs, learned_svgs
 from relpos.report.results import (
+    DIVERGED,
+    Contender,
     Results,
     check_results,
     contenders,
+    diverged,
     far_probe,
     largest_canvas,
     outcomes,
@@ -36,7 +39,7 @@ from relpos.report.results import (
     runs,
     what,
 )
-from relpos.report.table import Column, ComparisonTable, build_table
+from relpos.report.table import NOTHING, Column, ComparisonTable, build_table
 from relpos.report.text_explanations import explain_text
 from relpos.report.verdict import chance_of, judge
 from relpos.report.wording import (
@@ -245,7 +248,7 @@ def _gaps(table: ComparisonTable, columns: list[Column]) -> list[str]:
     for row in table.rows:
         for column in columns:
             for value in row.cells[column.key].values:
-                if value.reason and row.position not in found.setdefault(value.reason, []):
+                if value.reason and value.reason != DIVERGED and row.position not in found.setdefault(value.reason, []):
                     found[value.reason].append(row.position)
     return [f"{reason}: {listed(names)}" for reason, names in found.items()]
 
@@ -336,14 +339,15 @@ def _by_seed(results: Results, ranked: list[str]) -> dict[str, Any]:
     far = far_probe(results)
     shown = [*probes(results, "test")[:1], *([far] if far is not None else [])]
     seeds = sorted({int(record["seed"]) for record in results["records"]})
-    rows = []
+    figure, rows = measure_of(results).figure, []
     for position in ranked:
+        lost = {int(record["seed"]) for record in diverged(results, position)}
         for probe in shown:
-            for contender in contenders(results, probe["id"]):
-                if contender.position != position:
-                    continue
+            own = [entry for entry in contenders(results, probe["id"]) if entry.position == position]
+            for contender in own or ([Contender(position)] if lost else []):
                 scored = outcomes(results, contender, probe["id"])
-                reached = [float(scored[seed].mean()) if seed in scored else None for seed in seeds]
+                without = {seed: DIVERGED if seed in lost else NOTHING for seed in seeds}
+                reached = [figure(float(scored[seed].mean())) if seed in scored else without[seed] for seed in seeds]
                 rule = "" if contender.growth is None else f", {contender.growth}"
                 rows.append({"position": position, "probe": f"{probe['label']}{rule}", "reached": reached})
     return {"seeds": seeds, "rows": rows}

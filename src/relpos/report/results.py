@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 SCHEMA_VERSION = 1
 SECTIONS = ("settings", "environment", "task", "mechanisms", "records", "costs")
 
+DIVERGED = "diverged"
+"""What stands in place of a figure where every run diverged."""
+
 Results = Mapping[str, Any]
 Outcomes = dict[int, NDArray[np.float64]]
 """Seed to the share of each test image's trials that was classified right, or the bits per byte of each block."""
@@ -95,7 +98,16 @@ def name_of(entry: Mapping[str, Any]) -> str:
 
 
 def runs(results: Results, position: str, variant: str = "recipe") -> list[Mapping[str, Any]]:
-    """The finished training runs of one mechanism or choice, by seed."""
+    """The finished training runs of one mechanism or choice, by seed, without those that diverged."""
+    return [record for record in _records(results, position, variant) if "diverged" not in record]
+
+
+def diverged(results: Results, position: str, variant: str = "recipe") -> list[Mapping[str, Any]]:
+    """The training runs of one mechanism or choice that diverged, by seed."""
+    return [record for record in _records(results, position, variant) if "diverged" in record]
+
+
+def _records(results: Results, position: str, variant: str) -> list[Mapping[str, Any]]:
     found = [record for record in results["records"] if name_of(record) == position and record["variant"] == variant]
     return sorted(found, key=lambda record: int(record["seed"]))
 
@@ -167,7 +179,7 @@ def unmeasured(results: Results, probe: str) -> dict[Contender, str]:
     for position in positions(results):
         finished = runs(results, position)
         if not finished:
-            found[Contender(position)] = "no finished run"
+            found[Contender(position)] = DIVERGED if diverged(results, position) else "no finished run"
         for run in finished:
             for metric in run["metrics"]:
                 contender = Contender(position, metric["growth"])
