@@ -277,9 +277,7 @@ TURNED = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0"
 FUZZED = {
     "PNG": stored(Image.fromarray(COLOURS)),
     "GIF": stored(Image.fromarray(RAMP), "GIF", save_all=True, append_images=[Image.fromarray(RAMP.T)]),
-    "JPEG": stored(
-        Image.fromarray(COLOURS), "JPEG", exif=TURNED
-    ),
+    "JPEG": stored(Image.fromarray(COLOURS), "JPEG", exif=TURNED),
     "TIFF": stored(Image.fromarray(COLOURS), "TIFF", compression="tiff_lzw"),
     "BMP": stored(Image.fromarray(COLOURS), "BMP"),
     "WEBP": stored(Image.fromarray(COLOURS), "WEBP"),

@@ -323,7 +323,7 @@ def test_broken_images_are_skipped_where_asked(photographs: Path, tmp_path: Path
     assert task.options["contents"] == ImageFolder(photographs).options["contents"], "nothing else changes"
 
 
-def test_images_with_too_many_pixels_are_refused_or_skipped_and_the_limit_is_raised(noise: Path, tmp_path: Path) -> None:
+def test_images_with_too_many_pixels_are_refused_or_skipped(noise: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(noise, tmp_path / "noise")
     Image.new("RGB", (60, 50), "red").save(folder / "class0" / "large.png")
     reason = "it has 3,000 pixels, more than 2,999; --max-pixels raises the limit"
@@ -398,7 +398,6 @@ def test_a_class_that_was_all_broken_is_named(noise: Path, tmp_path: Path) -> No
         ({"image_size": (0, 64)}, "expected image_size to be an integer of at least 1; got int 0"),
         ({"patch": (0, 8)}, "expected patch to be an integer of at least 1; got int 0"),
         ({"max_pixels": 0}, "expected max_pixels to be an integer of at least 1; got int 0"),
-        ({"max_pixels": 1e8}, "expected max_pixels to be an integer of at least 1; got float 100000000.0"),
         ({"bad_images": "leave"}, "expected bad_images to be one of 'error', 'skip'; got str 'leave'"),
         ({"image_size": (64, 96), "rotate": True}, "expected square pictures to rotate; got an image size of 64 x 96"),
     ],

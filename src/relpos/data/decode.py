@@ -94,14 +94,23 @@ class Budget:
                 self._changed.notify_all()
 
 
+def _too_many(pixels: int, budget: Budget) -> str:
+    return f"it has {pixels:,} pixels, more than {budget.most:,}; {_REMEDY}"
+
+
 def decode(file: io.BufferedIOBase, size: tuple[int, int], budget: Budget | None = None) -> Pixels:
     """The picture in a file.
 
     Args:
         size: (rows, columns) of the result.
         budget: of pixels that are decoded at one time; without limit where left out.
+
+    Raises:
+        FileError: the header says that it has more pixels than the budget. Pillow raises anything else.
     """
     with Image.open(file) as image:
+        if budget is not None and image.width * image.height > budget.most:  # Pillow's own limit is an even number
+            raise FileError(_too_many(image.width * image.height, budget))
         image.draft(None, (2 * max(size), 2 * max(size)))  # a large JPEG is read at a fraction of its size
         pixels = image.width * image.height
         with (budget or Budget(pixels)).take(pixels):
@@ -126,8 +135,7 @@ def _attempt(path: Path, size: tuple[int, int], budget: Budget) -> Pixels | str:
         return "Pillow finds no image in it"
     except Image.DecompressionBombError as error:  # from a header, that of an image inside an icon as well
         counted = re.search(r"\((\d+) pixels\)", str(error))
-        came = f"{int(counted[1]):,} pixels, more than" if counted else "more pixels than"
-        return f"it has {came} {budget.most:,}; {_REMEDY}"
+        return _too_many(int(counted[1]) if counted else budget.most + 1, budget)
     except Exception as error:  # Pillow's many formats raise anything at all on a damaged file
         return f"it is broken: {' '.join(str(error).split()) or type(error).__name__}"
 
