@@ -135,7 +135,7 @@ def _attempt(path: Path, size: tuple[int, int], budget: Budget) -> Pixels | str:
         return "Pillow finds no image in it"
     except Image.DecompressionBombError as error:  # from a header, that of an image inside an icon as well
         counted = re.search(r"\((\d+) pixels\)", str(error))
-        return _too_many(int(counted[1]) if counted else budget.most + 1, budget)
+        return _too_many(int(counted[1]), budget) if counted else f"it has more than {budget.most:,} pixels; {_REMEDY}"
     except Exception as error:  # Pillow's many formats raise anything at all on a damaged file
         return f"it is broken: {' '.join(str(error).split()) or type(error).__name__}"
 
