@@ -110,7 +110,10 @@ def test_a_text_of_any_size_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large.txt"
     with path.open("wb") as file:
         file.truncate(50_000_000_000)  # no blocks on the disk
-    with pytest.raises(ValueError, match=r"large\.txt \(it has 50,000,000,000 bytes, more than 1,073,741,824\)\. Name another, or a part"):
+    with pytest.raises(
+        ValueError,
+        match=r"large\.txt \(it has 50,000,000,000 bytes, more than 1,073,741,824\)\. Name another, or a part",
+    ):
         Text(path)
 
 

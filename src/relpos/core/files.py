@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import os
 import stat
 from pathlib import Path
 from typing import Any, NoReturn
@@ -53,10 +55,10 @@ def open_file(path: Path, at_most: int, remedy: str = "") -> io.BufferedReader:
 
 
 def read_file(path: Path, at_most: int) -> bytes:
-    """The bytes of a regular file; errors as `open_file` has them."""
+    """The bytes of a regular file, as many as it says it has; errors as `open_file` has them."""
     with open_file(path, at_most) as file:
         try:
-            return file.read(at_most)
+            return file.read(os.fstat(file.fileno()).st_size)  # some under /proc say none, and reading them waits
         except OSError as error:
             raise FileError(f"it cannot be read: {error.strerror}") from None
 
@@ -65,12 +67,16 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
 
 
+def _finite(digits: str) -> float:
+    return number if math.isfinite(number := float(digits)) else _no_number(digits)
+
+
 def _require_shallow(tree: Any) -> None:
     level = [tree]
-    for _ in range(DEEPEST + 1):
+    for _ in range(DEEPEST):
         inside = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
         level = [one for these in inside for one in these]
-    if level:
+    if any(isinstance(one, dict | list) for one in level):
         raise ValueError(f"its brackets are more than {DEEPEST} deep")
 
 
@@ -81,7 +87,7 @@ def parse_json(text: bytes) -> Any:
         FileError: it is no JSON, has a NaN or an infinity, or is nested absurdly.
     """
     try:
-        tree = json.loads(text.decode("utf-8"), parse_constant=_no_number)
+        tree = json.loads(text.decode("utf-8"), parse_float=_finite, parse_constant=_no_number)
         _require_shallow(tree)
     except RecursionError:
         raise FileError(f"it is no JSON that can be read (its brackets are more than {DEEPEST} deep)") from None
