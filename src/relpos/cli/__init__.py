@@ -40,7 +40,7 @@ def _usage_error(message: str, options: Iterable[str], verb: str) -> str:
         names = ", ".join(name.rpartition(".")[2] for name in found[1].split(", "))
         return f"expected a value for {names}; got none. {see}"
     if found := re.match(r'Parser key "([\w.]+)":.*(?:Got|Given) value: (.*)', message, flags=re.DOTALL):
-        return f"expected a whole number for --{found[1]}; got {found[2].splitlines()[0]!r}. {see}"
+        return f"expected a whole number for --{found[1].replace('_', '-')}; got {found[2].splitlines()[0]!r}. {see}"
     return f"{' '.join(message.split())}. {see}"
 
 

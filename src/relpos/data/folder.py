@@ -57,15 +57,24 @@ class Listing:
 
 def _inside(folder: Path) -> tuple[list[Path], list[Path]]:
     """Folders and files directly inside, sorted, hidden ones left out."""
-    seen = sorted(path for path in folder.iterdir() if path.name[0] != "." and path.name.lower() not in _LITTER)
+    try:
+        there = list(folder.iterdir())
+    except OSError as error:
+        fail("a folder that can be read", f"{folder} ({error.strerror})", "Change its permissions, or move it.")
+    seen = sorted(path for path in there if path.name[0] != "." and path.name.lower() not in _LITTER)
     return [path for path in seen if path.is_dir()], [path for path in seen if not path.is_dir()]
 
 
 def _below(folder: Path) -> list[Path]:
     """Files below a folder, sorted, hidden ones left out. A link to a folder, which may run in a circle, stays one."""
-    folders, files = _inside(folder)
-    links = [path for path in folders if path.is_symlink()]
-    return sorted(files + links + [path for inner in folders if inner not in links for path in _below(inner)])
+    found: list[Path] = []
+    left = [folder]
+    while left:
+        folders, files = _inside(left.pop())
+        links = {path for path in folders if path.is_symlink()}
+        found += [*files, *links]
+        left += [path for path in folders if path not in links]
+    return sorted(found)
 
 
 def _split_folders(folder: Path) -> dict[Split, Path]:

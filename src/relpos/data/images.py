@@ -25,7 +25,7 @@ IMAGE_SIZE = (64, 64)
 PATCH = (8, 8)
 _MARGIN = 2
 _NAMED = 3
-_OPTIONS = ("images", "image_size", "patch", "bad_images", "rotate", "contents")
+_OPTIONS = ("images", "image_size", "patch", "bad_images", "rotate", "max_pixels", "contents")
 
 
 class ImageFolder(CanvasTask):
@@ -36,6 +36,7 @@ class ImageFolder(CanvasTask):
         image_size: (rows, columns) that a model sees, the margin included.
         patch: (rows, columns) of a patch.
         bad_images: "error" names the files that cannot be read; "skip" leaves them out and counts them.
+        max_pixels: an image with more cannot be read; `relpos.data.decode.MAX_PIXELS` where left out.
         rotate: adds probes with pictures turned by 90, 180 and 270 degrees.
         watch: told how many files are read, of how many.
 
@@ -55,11 +56,15 @@ class ImageFolder(CanvasTask):
         bad_images: str = "error",
         rotate: bool = False,
         watch: Watch | None = None,
+        *,
+        max_pixels: int | None = None,
     ) -> None:
-        from relpos.data.decode import decode_all, endings  # Pillow: only who reads images needs it
+        from relpos.data.decode import MAX_PIXELS, decode_all, endings  # Pillow: only who reads images needs it
 
         _require_sizes(image_size, patch)
         require_choice(bad_images, "bad_images", ("error", "skip"))
+        max_pixels = MAX_PIXELS if max_pixels is None else max_pixels
+        require_int(max_pixels, "max_pixels", at_least=1)
         if rotate and image_size[0] - 2 * _MARGIN * patch[0] != image_size[1] - 2 * _MARGIN * patch[1]:
             fail("square pictures to rotate", f"an image size of {_by(image_size)}", "Choose a square one.")
         folder = Path(images).expanduser().resolve()
@@ -70,7 +75,8 @@ class ImageFolder(CanvasTask):
 
         listing = list_folder(folder, endings())
         self.classes, self.ignored = listing.classes, listing.ignored
-        decoded = decode_all([folder / image.path for image in listing.images], self.picture_size, watch)
+        paths = [folder / image.path for image in listing.images]
+        decoded = decode_all(paths, self.picture_size, watch, max_pixels=max_pixels)
         pairs = list(zip(listing.images, decoded, strict=True))
         self.skipped = tuple({"path": image.path, "reason": one} for image, one in pairs if isinstance(one, str))
         if self.skipped and bad_images == "error":
@@ -86,6 +92,7 @@ class ImageFolder(CanvasTask):
             "patch": list(patch),
             "bad_images": bad_images,
             "rotate": rotate,
+            "max_pixels": max_pixels,
             "contents": _contents(splits, pictures),
         }
 
