@@ -1,0 +1,54 @@
+"""The engines' constants made small, so that a few dozen tokens cross every border that millions do."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+STREAMING = {
+    "streaming.loop.ROWS": (1, 2, 3, 5, 8, 16, 33),
+    "streaming.loop.WIDTH": (1, 2, 3, 5, 7, 16, 40),
+    "streaming.loop.PAIRS": (1, 7, 30, 100, 400, 1500),
+    "streaming.loop._NATIVE_ROWS": (1, 3, 8, 20),
+    "streaming.loop._NATIVE_WIDTH": (1, 4, 9, 30),
+    "streaming.flash._ROWS": (1, 4, 16, 50),
+    "streaming.flash._CAUSAL_ROWS": (1, 3, 7, 20),
+    "streaming.general.MOST_ROWS": (1, 2, 9, 40),
+    "streaming.masks.GAP": (0, 1, 3, 8),
+    "streaming.masks._FEWEST": (2, 3, 4),
+    "streaming.masks.ALIGNED": (1, 2, 5, 16),
+    "streaming.masks._OFTEN": (1, 2, 4),
+    "streaming.vectors._KEYS_AT_ONCE": (1, 2, 5, 16),
+    "streaming.segments._LEAST": (1, 2, 5),
+    "dense.PAIRS_AT_ONCE": (1, 10, 60, 300),
+}
+"""Constant to what it may be set to."""
+
+TRITON = {
+    "triton.launch.SHAPES": (16,),
+    "triton.spans.COARSE": (16, 32),
+    "triton.FEW": (0, 3, 9),
+    "triton.table._PROGRAMS": (1, 5),
+}
+"""The same of Triton's kernels, whose tiles have 16 tokens a side at least."""
+
+
+@contextmanager
+def set_to(values: Mapping[str, int]) -> Iterator[None]:
+    """The constants at these values."""
+    before: list[tuple[Any, str, Any]] = []
+    try:
+        for path, value in values.items():
+            module, _, name = path.rpartition(".")
+            owner = importlib.import_module(f"relpos.attention.{module}")
+            now = getattr(owner, name)
+            before.append((owner, name, now))
+            if isinstance(now, dict):  # the sides of every tile
+                value = {kind: {**shape, "ROWS": value, "COLUMNS": value} for kind, shape in now.items()}
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in reversed(before):
+            setattr(owner, name, value)
