@@ -1,8 +1,8 @@
 """`relpos.attention`: one function, SDPA's layout, any engine, the same meaning.
 
 The engine is chosen here and nowhere else. One asked for by name never falls back; `auto` takes the first of `_ORDER`
-that has everything the call needs and does not say itself that another is faster; `explain` says which that is and why
-the others were passed over.
+that has everything the call needs, does not say itself that another is faster and, where it must, agrees with the
+reference on this device (`verdicts`); `explain` says which that is and why the others were passed over.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.attention import flex, reference, sdpa, streaming, triton
+from relpos.attention import flex, reference, sdpa, streaming, triton, verdicts
 from relpos.attention.call import Call, Position, prepare
 from relpos.attention.work import of_nothing
 from relpos.core import Coordinates, Mask
@@ -55,6 +55,12 @@ def require_backend(backend: object) -> None:
     require_name(backend, ["auto", *_ENGINES], "a backend")
 
 
+def _fault(engine: ModuleType, call: Call) -> str | None:
+    """What is wrong with an engine on the call's device, as far as it must be asked, or None."""
+    must = call.q.device.type in getattr(engine, "CHECKED_ON", ())
+    return verdicts.fault(engine, reference, call) if must else None
+
+
 def _choose(call: Call, backend: str) -> Explanation:
     require_backend(backend)
     if backend != "auto":
@@ -77,10 +83,12 @@ def _choose(call: Call, backend: str) -> Explanation:
         elif slower is not None:
             passed_over[engine.NAME] = slower
             declined = engine.NAME if engine is streaming else declined  # it can do everything, at any length
-        elif chosen is None:
-            chosen = engine.NAME
-        else:
+        elif chosen is not None:
             passed_over[engine.NAME] = f"{chosen}, which is asked first, can do it"
+        elif (fault := _fault(engine, call)) is not None:
+            passed_over[engine.NAME] = fault
+        else:
+            chosen = engine.NAME
     assert chosen is not None, "the reference can do everything"
     heads, n, m = call.q.shape[0] * call.q.shape[1], call.q.shape[2], call.k.shape[2]
     if chosen == reference.NAME and declined is not None and heads * n * m > _REFERENCE_AT_MOST:
@@ -117,7 +125,11 @@ def attention(
         return_lse: also return the log-sum-exp of each row as the softmax sees it: of its scores, and of the sink where
             there is one. Shards of the keys merge by it, output by output weighted with exp(lse - lse of all); give
             `Sinks` to one shard only, or the sink counts as often as there are shards.
-        backend: an engine's name, or "auto".
+        backend: an engine's name, or "auto". On a GPU `auto` takes a kernel of ours only once it has agreed with the
+            reference there: the first call of a kind runs small calls of that kind on both, forward and backward, which
+            takes a few seconds while kernels are compiled. Inside torch.compile nothing is run: a model that is to have
+            these kernels there is called once as it is, `torch.no_grad()` will do. An engine asked for by name is
+            not checked.
 
     Returns:
         `[B, H, N, V]`, in q's dtype (autocast's where that is on and q is not float64); with `return_lse` also
@@ -126,6 +138,9 @@ def attention(
     Raises:
         ValueError: arguments that do not fit together; the message says what was expected, what came and the remedy.
         NotImplementedError: the backend asked for lacks something the call needs.
+
+    Warns:
+        RuntimeWarning: a kernel failed its check on this GPU, so that `auto` passes it over.
     """
     call = prepare(
         q, k, v, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=dropout,
@@ -151,7 +166,11 @@ def explain(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Explanation:
-    """Which engine `attention` would take for the same arguments, and why the others were passed over."""
+    """Which engine `attention` would take for the same arguments, and why the others were passed over.
+
+    It is what the next call takes: a kernel that has to agree with the reference before `auto` takes it on a GPU is
+    checked here as well, unless it has been. Of the arguments nothing is computed.
+    """
     call = prepare(
         q, k, v, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=dropout,
         return_lse=return_lse,

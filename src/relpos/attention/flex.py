@@ -25,6 +25,8 @@ SUMMARY = (
     "PyTorch's FlexAttention, compiled, for line biases and vectors on few rows; CUDA, gradients in no fixed order"
 )
 
+CHECKED_ON = ("cuda",)
+"""Kinds of device where `auto` would take this engine only after it has agreed with the reference; see `verdicts`."""
 NARROWEST = 16
 """Head width that its compiler takes."""
 MOST_ROWS = 512

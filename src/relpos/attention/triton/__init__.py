@@ -21,6 +21,8 @@ from relpos.core import LineBias, Lines, QueryBias, Rotation, Scale, Sinks
 
 NAME = "triton"
 SUMMARY = "fused kernels for a line bias on GPU, with a gradient in a fixed order"
+CHECKED_ON = ("cuda",)
+"""Kinds of device where `auto` takes this engine only after it has agreed with the reference; see `verdicts`."""
 
 _SERVED = (LineBias, Rotation, QueryBias, Scale, Sinks)
 MOST_AXES = 3
