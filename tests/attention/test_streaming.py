@@ -36,6 +36,7 @@ from relpos.attention.streaming import _work, flash, forward, loop, masks, produ
 from relpos.attention.streaming.strips import Strips
 from relpos.attention.work import Packed, pack, unpack
 from relpos.core import Coordinates
+from relpos.patterns import dilated
 from tolerance import assert_close
 
 B, H, D = 2, 4, 8
@@ -607,3 +608,18 @@ def test_memory_grows_with_the_tokens() -> None:
     small, large = mib(2048), mib(8192)
     assert large < 4.6 * small
     assert large < 8 * 8192**2 * 4 / 2**20 / 8
+
+
+def test_biases_on_lines_that_are_alike_inside_a_segment_keep_their_gradients() -> None:
+    """A column of a grid and a sequence are two kinds of lines; inside a segment they read the same entries."""
+    column = Grid(32, 1)
+    q, k, v = (torch.randn(2, 3, 32, 8, dtype=torch.float64) for _ in range(3))
+    both = [lines(column, column), lines(column.raster(), column.raster())]
+    values = [torch.randn(3, line.length, dtype=torch.float64, requires_grad=True) for line in both]
+    terms = Terms(*(LineBias(x, line) for x, line in zip(values, both, strict=True)))
+    found = []
+    for backend in ("reference", "streaming"):
+        output = attention(q, k, v, position=terms, mask=dilated(32, 5, 2), backend=backend)
+        found.append(torch.autograd.grad(output.square().sum(), values))
+    for exact, own in zip(*found, strict=True):
+        torch.testing.assert_close(own, exact)
