@@ -20,7 +20,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--seeds", metavar="A:B", help="all seeds from A to B - 1")
     what.add_argument("--seed", type=int, help="one seed")
@@ -44,7 +46,9 @@ def main() -> int:
 
     if given.seeds is not None:
         first, _, last = given.seeds.partition(":")
-        return campaign(range(int(first), int(last)), engines, given.jobs, given.threads, given.stop, not given.no_shrink)
+        return campaign(
+            range(int(first), int(last)), engines, given.jobs, given.threads, given.stop, not given.no_shrink
+        )
     call = draw(given.seed, engines) if given.call is None else read(given.call)
     return again(call, engines, given.threads, not given.no_shrink)
 

@@ -22,9 +22,7 @@ def _one(given: tuple[int, tuple[str, ...]]) -> tuple[int, Outcome]:
     return seed, check(draw(seed, engines), engines)
 
 
-def _outcomes(
-    seeds: Iterable[int], engines: tuple[str, ...], jobs: int, threads: int
-) -> Iterator[tuple[int, Outcome]]:
+def _outcomes(seeds: Iterable[int], engines: tuple[str, ...], jobs: int, threads: int) -> Iterator[tuple[int, Outcome]]:
     given = ((seed, engines) for seed in seeds)
     if jobs == 1:
         torch.set_num_threads(threads)
@@ -34,9 +32,7 @@ def _outcomes(
         yield from pool.imap(_one, given, chunksize=20)
 
 
-def campaign(
-    seeds: range, engines: tuple[str, ...], jobs: int, threads: int, stop: int, shrinking: bool
-) -> int:
+def campaign(seeds: range, engines: tuple[str, ...], jobs: int, threads: int, stop: int, shrinking: bool) -> int:
     """Run all of them; 1 where one failed."""
     tally, failing = Tally(), 0
     bar = Progress(

@@ -84,6 +84,7 @@ class Described:
         frozen: names of tensors that need no gradient.
         layouts: name of a tensor to how it lies in memory.
         tiles: constants of the engines and what they are set to.
+        autocast: whether the call is made under autocast to bfloat16.
         poison: what hidden keys and values hold: "", "nan" or "inf".
     """
 
@@ -108,6 +109,7 @@ class Described:
     frozen: tuple[str, ...] = ()
     layouts: dict[str, Layout] = field(default_factory=dict)
     tiles: dict[str, int] = field(default_factory=dict)
+    autocast: bool = False
     poison: str = ""
 
     @property

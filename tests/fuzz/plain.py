@@ -11,31 +11,20 @@ A call comes as plain entries, one for each thing that the documentation says a 
     rule        a function of q, k, the allowed pairs and parameters
     softcap, sinks
 
-**How close is close.** Running error analysis (Higham, Accuracy and Stability of Numerical Algorithms, section 3.3):
-whatever the order of a sum, its computed value is within a small multiple of eps of the sum of the magnitudes of what is
-summed. So the same functions are evaluated on magnitudes, turned signs added, and their own adjoints carry a bound on
-the error of each score to each gradient, entry by entry. With S the magnitudes summed in a score, C those of its content
-alone, p the weights and dP, D the magnitudes summed in the gradient of a weight and in delta = <output, its gradient>,
-
-    a weight of row i      errs by r p,    r = k (eps_weights + eps_content max C + eps max S)   relative to itself
-    the output             by r sum p |v|
-    the gradient of score  by 2 r p (dP + D)
-    any other gradient     by that, carried by the magnitudes of what it meets
-
-k grows with the square root of the longest sum, as rounding errors do that are independent of each other (Higham and
-Mary 2019). eps is that of the arithmetic; eps_weights and eps_content that of half precision, where weights, and q and k
-that were turned, may be rounded to it. Nothing here depends on which rounding some order of sums happens to have.
+The bounds that results are held to are `plain_bounds`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from fuzz.plain_pairs import apart
 
 Entry = tuple[str, dict[str, Any]]
 
@@ -55,188 +44,24 @@ class Plain:
 
 
 @dataclass
-class Precision:
-    """eps of the arithmetic, of weights, and of the content product; the smallest normal number; the longest sum."""
-
-    arithmetic: float
-    weights: float
-    content: float
-    tiny: float
-    longest: int
-
-
-@dataclass
 class Truth:
-    """The exact results and gradients, and by how much each may be missed."""
+    """The exact results and gradients."""
 
     out: Tensor
     lse: Tensor
     gradients: dict[str, Tensor] = field(default_factory=dict)
-    of_out: Tensor | None = None
-    of_lse: Tensor | None = None
-    of_gradients: dict[str, Tensor] = field(default_factory=dict)
-
-
-# where tokens are
 
 
 @dataclass
-class Side:
-    """Tokens: coordinates `[n, A]` or `[B, n, A]` behind a prefix, and the least and largest they can be."""
+class Inside:
+    """What lies between: the weights, the sink's, the pairs allowed, what a cap's tanh gave, and scores of which a part
+    came from a function that nothing is known of."""
 
-    places: Tensor
-    prefix: int
-    low: tuple[int, ...]
-    high: tuple[int, ...]
-
-
-def line_index(query: Side, key: Side) -> tuple[Tensor, int]:
-    """Which entry of a line bias each pair reads, `[N, M]` or `[B, N, M]`, and how many entries there are.
-
-    The offsets between tokens come first, the lowest first and the last axis fastest; then the pairs of a prefix query
-    with tokens, of tokens with a prefix key, and of both.
-    """
-    spans = [qh - ql + kh - kl + 1 for ql, qh, kl, kh in zip(query.low, query.high, key.low, key.high, strict=True)]
-    count, batch = math.prod(spans), torch.broadcast_shapes(query.places.shape[:-2], key.places.shape[:-2])
-    n, m = query.places.shape[-2], key.places.shape[-2]
-    between = torch.zeros(*batch, n, m, dtype=torch.long)
-    own, theirs, origin = torch.zeros(*batch, n, dtype=torch.long), torch.zeros(*batch, m, dtype=torch.long), 0
-    for axis, span in enumerate(spans):
-        offset = query.places[..., :, None, axis].long() - key.places[..., None, :, axis].long()
-        between = between * span + offset - (query.low[axis] - key.high[axis])
-        own = own * span + query.places[..., axis].long() - query.low[axis]
-        theirs = theirs * span + key.places[..., axis].long() - key.low[axis]
-        origin = origin * span + key.high[axis] - key.low[axis]
-    index = torch.empty(*batch, query.prefix + n, key.prefix + m, dtype=torch.long)
-    index[..., query.prefix :, key.prefix :] = between
-    index[..., : query.prefix, key.prefix :] = (count + origin - theirs)[..., None, :]
-    index[..., query.prefix :, : key.prefix] = (count + 1 + origin + own)[..., :, None]
-    index[..., : query.prefix, : key.prefix] = 2 * count + 1 + origin
-    ends = [count]
-    if query.prefix:
-        ends.append(count + origin + 1)
-    if key.prefix:
-        ends.append(2 * count + 1)
-    if query.prefix and key.prefix:
-        ends.append(2 * count + origin + 2)
-    return index, max(ends)
-
-
-# which pairs are allowed
-
-
-def allowed_by(mask: Mapping[str, Any], n: int, m: int) -> Tensor:
-    """The pairs that one mask allows, `[1 or B, 1 or H, N, M]`, from its fields."""
-
-    def rows(name: str) -> Tensor:
-        return torch.atleast_2d(mask[name])[:, None, :, None]
-
-    def columns(name: str) -> Tensor:
-        return torch.atleast_2d(mask[name])[:, None, None, :]
-
-    own = rows("query_order") if mask.get("query_order") is not None else torch.arange(n).view(1, 1, n, 1)
-    theirs = columns("key_order") if mask.get("key_order") is not None else torch.arange(m).view(1, 1, 1, m)
-    own, theirs = own.long(), theirs.long()
-    seen = torch.ones(1, 1, n, m, dtype=torch.bool)
-    if mask.get("left") is not None:
-        seen = seen & (own - theirs <= mask["left"])
-    if mask.get("right") is not None:
-        seen = seen & (theirs - own <= mask["right"])
-    if mask.get("low") is not None:
-        seen = seen & (theirs >= rows("low").long())
-    if mask.get("high") is not None:
-        seen = seen & (theirs <= rows("high").long())
-    if mask.get("query_global") is not None:
-        seen = seen | rows("query_global")
-    if mask.get("key_global") is not None:
-        seen = seen | columns("key_global")
-    if mask.get("limit") is not None:
-        seen = seen & (theirs - own <= mask["limit"])
-    if mask.get("query_segments") is not None:
-        mine, others = rows("query_segments").long(), columns("key_segments").long()
-        seen = seen & (mine == others) & (mine >= 0) & (others >= 0)
-    if mask.get("layout") is not None:
-        size = mask["size"]
-        i, j = torch.meshgrid(torch.arange(n) // size, torch.arange(m) // size, indexing="ij")
-        seen = seen & mask["layout"][None, :, i, j]
-    return seen
-
-
-def _apart(n: int, m: int) -> Tensor:
-    """i - j."""
-    return torch.arange(n)[:, None] - torch.arange(m)
-
-
-def _local(n: int, m: int, window_size: int, causal: bool = False, step: int = 1) -> Tensor:
-    apart = _apart(n, m)
-    if causal:
-        return (apart >= 0) & (apart <= step * (window_size - 1))
-    return apart.abs() <= step * (window_size // 2)
-
-
-def _dilated(n: int, m: int, window_size: int, dilation: int, causal: bool = False) -> Tensor:
-    return _local(n, m, window_size, causal, dilation) & (_apart(n, m) % dilation == 0)
-
-
-def _fixed(n: int, m: int, stride: int, summaries: int = 1, causal: bool = False) -> Tensor:
-    i, j = torch.arange(n)[:, None], torch.arange(m)
-    seen = (i // stride == j // stride) | (j % stride >= stride - summaries)
-    return seen & (j <= i) if causal else seen
-
-
-def _strided(n: int, m: int, stride: int, causal: bool = False) -> Tensor:
-    apart = _apart(n, m)
-    return (apart % stride == 0) & ((apart >= 0) | torch.tensor(not causal))
-
-
-def _longformer(n: int, m: int, window_size: int, global_tokens: list[int]) -> Tensor:
-    everywhere = torch.tensor([i in global_tokens for i in range(n)], dtype=torch.bool)
-    return _local(n, m, window_size) | everywhere[:, None] | everywhere[None, :]
-
-
-def _windows(n: int, m: int, grid: tuple[int, ...], size: tuple[int, ...], shift: tuple[int, ...]) -> Tensor:
-    seen = torch.ones(n, m, dtype=torch.bool)
-    cells = torch.arange(n)
-    for cell_count, one, ahead in zip(reversed(grid), reversed(size), reversed(shift), strict=True):
-        place = (cells % cell_count - ahead) // one  # which window, counted from the shifted border
-        seen &= place[:, None] == place[None, :]
-        cells = cells // cell_count
-    return seen
-
-
-PATTERNS: dict[str, Callable[..., Tensor]] = {
-    "local": _local,
-    "dilated": _dilated,
-    "fixed": _fixed,
-    "strided": _strided,
-    "longformer": _longformer,
-    "windows": _windows,
-}
-
-
-# dropout
-
-
-def _word(x: Tensor) -> Tensor:
-    """lowbias32 (Wellons 2018) in Python's whole numbers, which do not overflow, by way of 16-bit halves."""
-    mask = 2**32 - 1
-
-    def times(y: Tensor, factor: int) -> Tensor:
-        return (((y >> 16) * factor % 2**16 << 16) + (y & 0xFFFF) * factor) & mask
-
-    x = x ^ (x >> 16)
-    x = times(x, 0x7FEB352D)
-    x = x ^ (x >> 15)
-    x = times(x, 0x846CA68B)
-    return x ^ (x >> 16)
-
-
-def kept_pairs(seed: int, shape: tuple[int, int, int, int], dropout: float) -> Tensor:
-    """The factor of each weight, `[B, H, N, M]`: 0 or 1 / (1 - dropout)."""
-    word = _word(torch.tensor(seed & (2**32 - 1)))
-    for axis, size in enumerate(shape):
-        word = _word(word ^ torch.arange(size).view(*(1,) * axis, size, *(1,) * (3 - axis)))
-    return (word >= math.floor(dropout * 2**32)).double() / (1 - dropout)
+    weights: Tensor
+    of_sink: Tensor | None
+    allowed: Tensor
+    capped: Tensor | None
+    opaque: Tensor | None
 
 
 # rules by row, dense
@@ -247,8 +72,8 @@ def _gate(q: Tensor, k: Tensor, allowed: Tensor, w: Tensor, absolute: bool) -> T
 
 
 def _slope(q: Tensor, k: Tensor, allowed: Tensor, w: Tensor, absolute: bool) -> Tensor:
-    apart = _apart(q.shape[2], k.shape[2]).abs() / 16
-    return (w * (1 if absolute else -1))[:, :1, None] * apart
+    away = apart(q.shape[2], k.shape[2]).abs() / 16
+    return (w * (1 if absolute else -1))[:, :1, None] * away
 
 
 def _before(q: Tensor, k: Tensor, allowed: Tensor, w: Tensor, absolute: bool) -> Tensor:
@@ -286,7 +111,7 @@ def _rows(entry: dict[str, Any], vectors: Tensor) -> Tensor:
     """The row that each pair reads, `[1 or B, 1, N, M]`, the zeros standing last."""
     rows, count = entry["rows"], vectors.shape[1]
     rows = torch.where((rows < 0) | (rows >= count), count, rows)
-    return rows.view(-1, 1, *rows.shape[-2:])
+    return rows[None, None] if rows.dim() == 2 else rows[:, None]
 
 
 def _read(products: Tensor, rows: Tensor) -> Tensor:
@@ -294,7 +119,7 @@ def _read(products: Tensor, rows: Tensor) -> Tensor:
     return products.expand(*shape, -1, -1).gather(-1, rows.expand(*shape, -1, -1))
 
 
-class _Call:
+class Evaluation:
     """One evaluation: on the numbers themselves, or on their magnitudes."""
 
     def __init__(self, plain: Plain, numbers: dict[str, Tensor], factor: Tensor | None = None) -> None:
@@ -386,12 +211,10 @@ class _Call:
         return out
 
 
-def exact(
-    plain: Plain, wanted: list[str], d_out: Tensor | None, d_lse: Tensor | None, precision: Precision | None
-) -> Truth:
-    """Results, the gradients of the tensors `wanted`, and where a precision is given by how much each may be missed."""
+def exact(plain: Plain, wanted: list[str], d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Truth, Inside]:
+    """Results and the gradients of the tensors `wanted`."""
     numbers = {name: x.detach().requires_grad_(name in wanted) for name, x in plain.numbers.items()}
-    call = _Call(plain, numbers)
+    call = Evaluation(plain, numbers)
     shape = (*call.q.shape[:3], call.k.shape[2])
     score = call.scores().expand(shape)
     allowed = plain.allowed.expand(shape)
@@ -419,78 +242,10 @@ def exact(
             name: torch.zeros_like(x) if gradient is None else gradient
             for name, x, gradient in zip(wanted, leaves, found, strict=True)
         }
-    if precision is not None:
-        p_sink = None if of_sink is None else (of_sink / total).detach()
-        capped = None if call.capped is None else call.capped.detach()
-        opaque = score.detach() if any(callable(x["rule"]) for x in call.kinds("rule")) else None
-        _bound(plain, wanted, truth, weights.detach(), p_sink, allowed, capped, d_out, d_lse, precision, opaque)
-    return truth
-
-
-def _bound(
-    plain: Plain,
-    wanted: list[str],
-    truth: Truth,
-    weights: Tensor,
-    p_sink: Tensor | None,
-    allowed: Tensor,
-    capped: Tensor | None,
-    d_out: Tensor | None,
-    d_lse: Tensor | None,
-    precision: Precision,
-    opaque: Tensor | None,
-) -> None:
-    """By how much each result may be missed; see the file's head."""
-    angles = {e[s] for k, e in plain.entries if k == "rotation" for s in ("query", "key") if e.get(s) is not None}
-    numbers = {
-        name: (x.detach() if name in angles else x.detach().abs()).requires_grad_(name in wanted)
-        for name, x in plain.numbers.items()
-    }
-    factor = torch.zeros(()) if capped is None else 1 - capped.square()
-    call = _Call(plain, numbers, factor)
-    sizes = call.scores().expand(weights.shape)
-    assert call.content is not None
-
-    def largest(x: Tensor) -> Tensor:
-        x = torch.where(allowed, x.detach().expand(weights.shape), 0.0)
-        return x.amax(-1, keepdim=True) if x.shape[3] else x.new_zeros(*x.shape[:3], 1)
-
-    size = largest(sizes)
-    if p_sink is not None:
-        size = torch.maximum(size, numbers[call.kinds("sinks")[0]["logits"]].detach()[:, None, None])
-    if opaque is not None:
-        size = size + largest(opaque.abs())
-    kappa = 8 + math.sqrt(precision.longest) / 4
-    r = precision.weights + 2 * precision.content * largest(call.content) + precision.arithmetic * (1 + 2 * size)
-    r = kappa * r
-    kept = torch.ones(()) if plain.kept is None else plain.kept
-    p = torch.where(allowed, weights + precision.tiny, 0.0)
-    p = p.requires_grad_()
-    carried = call.carried(p * kept)
-    truth.of_out = (r * carried).detach()
-    truth.of_lse = (kappa * (precision.content * largest(call.content) + precision.arithmetic * (1 + size)))[..., 0]
-    if not truth.gradients:
-        return
-    names = [name for name in wanted if numbers[name].requires_grad]
-    leaves = [numbers[name] for name in names]
-    up = torch.zeros_like(truth.out) if d_out is None else d_out.abs()
-    d_p, *of_values = torch.autograd.grad(carried, [p, *leaves], r * up, allow_unused=True, retain_graph=True)
-    # d_p holds r dP, as r is a number a row
-    with torch.no_grad():
-        d_p = torch.where(r > 0, d_p / r, 0.0)
-        p = p.detach()
-        delta = (p * d_p).sum(-1, keepdim=True)
-        if d_lse is not None:
-            delta = delta + torch.where(d_lse.isfinite(), d_lse, 0.0).abs()[..., None]
-        d_scores = 2 * r * p * (d_p + delta)
-    of_scores = torch.autograd.grad(sizes, leaves, d_scores, allow_unused=True) if sizes.requires_grad else ()
-    for place, name in enumerate(names):
-        bound = torch.zeros_like(numbers[name])
-        for found in (of_values, of_scores):
-            if found and found[place] is not None:
-                bound = bound + found[place].abs()
-        if p_sink is not None and name == call.kinds("sinks")[0]["logits"]:
-            bound = bound + (2 * r * p_sink * delta).sum((0, 2, 3))
-        if opaque is not None and bound.numel():
-            bound = bound + 2**14 * precision.arithmetic * (1 + truth.gradients[name].abs().amax())
-        truth.of_gradients[name] = bound
+    return truth, Inside(
+        weights.detach(),
+        None if of_sink is None else (of_sink / total).detach(),
+        allowed,
+        None if call.capped is None else call.capped.detach(),
+        score.detach() if any(callable(x["rule"]) for x in call.kinds("rule")) else None,
+    )

@@ -13,6 +13,7 @@ import relpos
 from fuzz import plain
 from fuzz.building import Built, build
 from fuzz.description import Described
+from fuzz.plain_bounds import Bounds, bounds
 from fuzz.tiles import set_to
 
 ENGINES = ("reference", "sdpa", "streaming")
@@ -41,11 +42,11 @@ def check(call: Described, engines: tuple[str, ...] = ENGINES) -> Outcome:
     except Exception:  # a description that is no valid call is a fault of the fuzzer, or of the library
         outcome.failures["building"] = traceback.format_exc(limit=-3)
         return outcome
-    truth: plain.Truth | None = None
+    truth: Judged | None = None
     for engine in engines:
         try:
             with set_to(call.tiles):
-                results = _run(built, engine)
+                results = _run(built, engine, call.autocast)
         except NotImplementedError as error:
             if not str(error).startswith(NOT_SERVED):
                 outcome.failures[engine] = traceback.format_exc(limit=-2)
@@ -58,7 +59,7 @@ def check(call: Described, engines: tuple[str, ...] = ENGINES) -> Outcome:
         if call.dropout > 0 and engine == "sdpa":  # PyTorch's own, of other pairs
             continue
         if truth is None:
-            truth = _truth(built)
+            truth = truth_of(built)
         wrong, share = _compare(built, results, truth)
         outcome.worst[engine] = share
         if wrong:
@@ -69,10 +70,11 @@ def check(call: Described, engines: tuple[str, ...] = ENGINES) -> Outcome:
 Results = tuple[Tensor, Tensor | None, dict[str, Tensor]]
 
 
-def _run(built: Built, engine: str) -> Results:
+def _run(built: Built, engine: str, autocast: bool) -> Results:
     torch.default_generator.manual_seed(built.seed)
     before = {name: x._version for name, x in built.tensors.items()}
-    found = relpos.attention(**built.arguments, backend=engine)
+    with torch.autocast(built.arguments["q"].device.type, torch.bfloat16, enabled=autocast):
+        found = relpos.attention(**built.arguments, backend=engine)
     out, lse = found if isinstance(found, tuple) else (found, None)
     results = [(x, up) for x, up in ((out, built.d_out), (lse, built.d_lse)) if x is not None and up is not None]
     results = [(x, up) for x, up in results if x.requires_grad]
@@ -88,35 +90,40 @@ def _run(built: Built, engine: str) -> Results:
     return out.detach(), None if lse is None else lse.detach(), gradients
 
 
-def _truth(built: Built) -> plain.Truth:
+Judged = tuple[plain.Truth, Bounds]
+
+
+def truth_of(built: Built) -> Judged:
+    """The oracle's results, and by how much each may be missed."""
     d_out, d_lse = (None if x is None else x.double() for x in (built.d_out, built.d_lse))
-    return plain.exact(built.plain, list(built.leaves), d_out, d_lse, built.precision)
+    wanted = list(built.leaves)
+    truth, inside = plain.exact(built.plain, wanted, d_out, d_lse)
+    return truth, bounds(built.plain, truth, inside, wanted, d_out, d_lse, built.precision)
 
 
-def _compare(built: Built, results: Results, truth: plain.Truth) -> tuple[list[str], float]:
+def _compare(built: Built, results: Results, judged: Judged) -> tuple[list[str], float]:
     """What differs by more than it may, and the largest share of what is allowed."""
-    out, lse, gradients = results
+    (out, lse, gradients), (truth, allowed) = results, judged
     wrong: list[str] = []
     worst = 0.0
-    wide = torch.promote_types(built.arguments["q"].dtype, torch.float32)
-    assert truth.of_out is not None
-    assert truth.of_lse is not None
-    asked = [("output", out, truth.out, truth.of_out, built.arguments["q"].dtype)]
+    own = built.dtype
+    wide = torch.promote_types(own, torch.float32)
+    asked = [("output", out, truth.out, allowed.out, own)]
     if built.arguments["return_lse"]:
         if lse is None:
             return ["no log-sum-exp"], 0.0
-        asked.append(("log-sum-exp", lse, truth.lse, truth.of_lse, wide))
+        asked.append(("log-sum-exp", lse, truth.lse, allowed.lse, wide))
     for name, exact in truth.gradients.items():
         if name not in gradients:
             if exact.any():
                 wrong.append(f"no gradient of {name}")
             continue
-        asked.append((f"gradient of {name}", gradients[name], exact, truth.of_gradients[name], built.leaves[name].dtype))
-    for what, actual, exact, allowed, dtype in asked:
+        asked.append((f"gradient of {name}", gradients[name], exact, allowed.gradients[name], built.leaves[name].dtype))
+    for what, actual, exact, most, dtype in asked:
         if actual.dtype != dtype or actual.shape != exact.shape:
             wrong.append(f"{what}: {actual.dtype} {tuple(actual.shape)}, expected {dtype} {tuple(exact.shape)}")
             continue
-        one = _differs(what, actual.double(), exact, allowed, torch.finfo(dtype))
+        one = _differs(what, actual.double(), exact, most, torch.finfo(dtype))
         worst = max(worst, one[1])
         if one[0] is not None:
             wrong.append(one[0])
@@ -142,9 +149,17 @@ def _differs(what: str, actual: Tensor, exact: Tensor, allowed: Tensor, dtype: t
     index = tuple(int(x) for x in place)
     largest = float(exact.abs().max())
     return (
-        f"{what}: {float(actual[place]):.6g} at {index}, exactly {float(exact[place]):.6g}; error {float(error[place]):.3g}, "
-        f"allowed {float(allowed[place]):.3g}; largest error {float(error.max()):.3g} of numbers up to {largest:.3g}"
+        f"{what}: {float(actual[place]):.6g} at {index}, exactly {float(exact[place]):.6g}; "
+        f"error {float(error[place]):.3g}, allowed {float(allowed[place]):.3g}; "
+        f"largest error {float(error.max()):.3g} of numbers up to {largest:.3g}"
     ), worst
+
+
+def share_of_allowed(judged: Judged, name: str, x: Tensor) -> float:
+    """How near to its bound a result comes: "output", or the gradient of a tensor by its name."""
+    truth, allowed = judged
+    pair = (truth.out, allowed.out) if name == "output" else (truth.gradients[name], allowed.gradients[name])
+    return _differs(name, x.double(), *pair, torch.finfo(x.dtype))[1]
 
 
 @dataclass

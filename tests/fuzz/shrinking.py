@@ -32,7 +32,20 @@ def _without(items: tuple[Part, ...], place: int) -> tuple[Part, ...]:
 def _simpler(call: Described) -> Iterator[Described]:
     """Calls with one thing less, the largest steps first."""
     nothing = Described(call.seed)
-    for name in ("terms", "masks", "layouts", "tiles", "frozen", "cut", "dropout", "shared", "poison", "scale", "gain"):
+    for name in (
+        "terms",
+        "masks",
+        "layouts",
+        "tiles",
+        "frozen",
+        "cut",
+        "dropout",
+        "shared",
+        "autocast",
+        "poison",
+        "scale",
+        "gain",
+    ):
         if getattr(call, name) != getattr(nothing, name):
             yield replace(call, **{name: getattr(nothing, name)})
     for place in range(len(call.terms)):
@@ -69,11 +82,19 @@ def _simpler(call: Described) -> Iterator[Described]:
 
 def _learned(call: Described) -> list[str]:
     own = {
-        "LineBias": ("values",), "QueryBias": ("u",), "LineVectors": ("vectors", "bias"), "LowRank": ("query", "key"),
-        "Sinks": ("logits",), "DenseBias": ("bias",), "RowRule": ("w",), "AxisVectors": ("0", "1", "2"),
+        "LineBias": ("values",),
+        "QueryBias": ("u",),
+        "LineVectors": ("vectors", "bias"),
+        "LowRank": ("query", "key"),
+        "Sinks": ("logits",),
+        "DenseBias": ("bias",),
+        "RowRule": ("w",),
+        "AxisVectors": ("0", "1", "2"),
         "Rotation": ("query", "key", "query_magnitude", "key_magnitude"),
-        "Mechanism": tuple(f"{i}.{name}" for i in range(3) for name in ("values", "vectors", "u", "query", "key", "bias")),
-    }  # fmt: skip
+        "Mechanism": tuple(
+            f"{i}.{name}" for i in range(3) for name in ("values", "vectors", "u", "query", "key", "bias")
+        ),
+    }
     return [f"{part.name}.{name}" for part in call.terms for name in own.get(part.kind, ())]
 
 
@@ -144,13 +165,31 @@ def _tokens(tokens: Tokens) -> Iterator[Tokens]:
         yield replace(tokens, start=0, wide=0)
 
 
-NEEDED = {"side", "rank", "rule", "value", "cap", "preset", "pairs", "layout", "rows", "grid", "size", "shift", "window_size",
-          "dilation", "stride", "global_tokens", "share", "a_head"}  # fmt: skip
+NEEDED = {
+    "side",
+    "rank",
+    "rule",
+    "value",
+    "cap",
+    "preset",
+    "pairs",
+    "layout",
+    "rows",
+    "grid",
+    "size",
+    "shift",
+    "window_size",
+    "dilation",
+    "stride",
+    "global_tokens",
+    "share",
+    "a_head",
+}
 
 
 def _plainer(part: Part) -> Iterator[Part]:
     """With one option less, or a smaller number."""
-    for name, value in part.options.items():
+    for name in part.options:
         if name not in NEEDED:
             yield replace(part, options={known: x for known, x in part.options.items() if known != name})
     for name, value in part.options.items():

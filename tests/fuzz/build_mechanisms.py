@@ -1,0 +1,121 @@
+"""What mechanisms say, as data: their terms' tensors become the call's own, and are told to the oracle as they are."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuzz.build_terms import TermBuilder
+from fuzz.description import Part
+from relpos.core import (
+    AxisVectors,
+    DenseBias,
+    LineBias,
+    Lines,
+    LineVectors,
+    LowRank,
+    QueryBias,
+    Rotation,
+    RowRule,
+    Scale,
+    Sinks,
+    Softcap,
+    Term,
+)
+from relpos.position import Site
+from relpos.position.preset import find
+
+
+class MechanismBuilder(TermBuilder):
+    """Terms of mechanisms."""
+
+    def _mechanism(self, part: Part) -> list[Term]:
+        """The terms of a mechanism, as data: each floating tensor becomes one of the call's own."""
+        call = self.call
+        queries, keys = self.sides()
+        wide = torch.promote_types(self.dtype, torch.float32)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(zlib.crc32(f"{call.seed} {part.name}".encode()))
+            site = Site(
+                num_heads=call.heads, head_dim=call.width, embed_dim=call.heads * call.width, queries=queries,
+                keys=None if keys is queries else keys, causal=part.options.get("causal", False), init_std=0.5,
+            )  # fmt: skip
+            mechanism = find(part.options["preset"]).make(site).to(wide)
+            with torch.no_grad():
+                for parameter in mechanism.parameters():
+                    if not parameter.any():
+                        parameter.normal_(std=0.3)
+        terms = mechanism.terms(queries, None if keys is queries else keys)
+        terms = terms if self.cuts is None else terms.narrow(*self.cuts)
+        made: list[Term] = []
+        known: dict[int, Tensor] = {}
+        for place, term in enumerate(terms):
+            own = self._own(term, f"{part.name}.{place}", known)
+            self._describe(own)
+            made.append(own)
+        return made
+
+    def _own(self, node: Any, name: str, known: dict[int, Tensor]) -> Any:
+        """The same with detached tensors that are known by a name."""
+        if isinstance(node, Tensor):
+            if not node.is_floating_point():
+                return node
+            if id(node) not in known:
+                own = self._placed(name, node.detach().clone(), tuple(node.shape))
+                known[id(node)] = self.learned(name, own)
+            return known[id(node)]
+        if isinstance(node, tuple):
+            return tuple(self._own(x, f"{name}.{i}", known) for i, x in enumerate(node))
+        if is_dataclass(node) and not isinstance(node, (Lines, type)):
+            changed = {f.name: self._own(getattr(node, f.name), f"{name}.{f.name}", known) for f in fields(node)}
+            return replace(node, **changed)
+        return node
+
+    def _name(self, x: Tensor | None) -> str | None:
+        return None if x is None else self.names[id(x)]
+
+    def _describe(self, term: Term) -> None:
+        """An entry of what a term says, read off its fields."""
+        entries = self.entries
+        match term:
+            case LineBias(values=values, lines=line):
+                entries.append(("line", {"values": self._name(values), "index": _pairs(line)}))
+            case Rotation():
+                named = ("query", "key", "query_magnitude", "key_magnitude")
+                entry: dict[str, Any] = {name: self._name(getattr(term, name)) for name in named}
+                entries.append(("rotation", {**entry, "layout": term.layout, "magnitude": term.magnitude}))
+            case QueryBias(u=u):
+                entries.append(("query_bias", {"u": self._name(u)}))
+            case LineVectors():
+                rows = _pairs(term.lines)
+                rows = rows if term.index is None else term.index[rows]
+                own = {"vectors": self._name(term.vectors), "bias": self._name(term.bias), "rows": rows}
+                entries.append(("vectors", {**own, "side": term.side, "scaled": term.scaled}))
+            case AxisVectors():
+                for vectors, line in zip(term.vectors, term.lines, strict=True):
+                    own = {"vectors": self._name(vectors), "bias": None, "rows": _pairs(line)}
+                    entries.append(("vectors", {**own, "side": "query", "scaled": False}))
+            case LowRank(query=query, key=key):
+                entries.append(("low_rank", {"query": self._name(query), "key": self._name(key)}))
+            case DenseBias(bias=bias):
+                entries.append(("dense", {"bias": self._name(bias)}))
+            case RowRule():
+                names = tuple(self._name(x) for x in term.parameters)
+                entries.append(("rule", {"rule": term.rule, "parameters": names}))
+            case Softcap(cap=cap):
+                entries.append(("softcap", {"cap": cap}))
+            case Sinks(logits=logits):
+                entries.append(("sinks", {"logits": self._name(logits)}))
+            case Scale():
+                pass
+            case _:
+                raise TypeError(f"the fuzzer knows no {type(term).__name__}")
+
+
+def _pairs(line: Lines) -> Tensor:
+    """The entry of each pair, from the two lines as data."""
+    return line.query.long()[..., :, None] - line.key.long()[..., None, :] + line.origin

@@ -1,0 +1,199 @@
+"""The terms of a call, and the same for the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuzz.build_numbers import Numbers
+from fuzz.description import Part
+from relpos.core import (
+    AxisVectors,
+    DenseBias,
+    LineBias,
+    Lines,
+    LineVectors,
+    LowRank,
+    QueryBias,
+    Rotation,
+    RowRule,
+    Scale,
+    Sinks,
+    Softcap,
+    Term,
+    Terms,
+    axis_lines,
+    lines,
+)
+
+
+class TermBuilder(Numbers):
+    """Terms as they are."""
+
+    def terms(self) -> Terms:
+        total = Terms()
+        for part in self.call.terms:
+            for term in getattr(self, f"_{part.kind.lower()}")(part):
+                total = total + term
+        return total
+
+    def _narrowed(self, term: Term) -> Term:
+        """The part of a term that the call wants, of one that was made for more."""
+        return term if self.cuts is None else term.narrow(*self.cuts)
+
+    def _heads(self, part: Part) -> int:
+        return self.call.heads if part.options.get("heads", True) else 1
+
+    def _batch(self, part: Part, option: str = "batched") -> int:
+        return self.call.batch if part.options.get(option, False) else 1
+
+    def _dtype(self, part: Part, least: torch.dtype | None = None) -> torch.dtype:
+        dtype = getattr(torch, part.options.get("dtype", self.call.dtype))
+        return torch.promote_types(dtype, least) if least is not None else dtype
+
+    def _lines(self, part: Part) -> tuple[Lines, Tensor]:
+        sides = self.sides(raster=part.options.get("raster", False))
+        line = lines(sides[0]) if sides[0] is sides[1] else lines(*sides)
+        index, length = self.index(sides)
+        assert line.length == length, "the lines have another length than their documentation says"
+        return replace(line, query=self.placed(f"{part.name}.query", line.query)), index
+
+    def _linebias(self, part: Part) -> list[Term]:
+        line, index = self._lines(part)
+        values = self.floats(
+            f"{part.name}.values", (self._heads(part), line.length), part.options.get("gain", 1.0),
+            self._dtype(part, torch.float32),
+        )  # fmt: skip
+        self.entries.append(("line", {"values": f"{part.name}.values", "index": index}))
+        return [self._narrowed(LineBias(values, line))]
+
+    def _rotation(self, part: Part) -> list[Term]:
+        options, (n, m) = part.options, self.call.counts
+        pairs, wide = options["pairs"], torch.promote_types(self.dtype, torch.float32)
+        dtype = getattr(torch, options.get("dtype", str(wide).removeprefix("torch.")))
+        heads = self._heads(part)
+        entry: dict[str, Any] = {"layout": options["layout"], "magnitude": options.get("magnitude", 1.0)}
+        made: dict[str, Tensor | None] = {}
+        for side, count in (("query", n), ("key", m)):
+            shape = (
+                self._batch(part, f"{side}_batched"),
+                heads if options.get(f"{side}_heads", True) else 1,
+                count,
+                pairs,
+            )
+            for name, wanted in ((side, side == "query" or options.get("keys", True)), (f"{side}_magnitude", False)):
+                if name == f"{side}_magnitude":
+                    wanted = options.get("magnitudes", False) and (side == "query" or options.get("keys", True))
+                made[name] = None
+                if wanted:
+                    full = f"{part.name}.{name}"
+                    made[name] = self.floats(full, shape, 3.0 if name == side else 0.5, dtype)
+                    entry[name] = full
+        self.entries.append(("rotation", entry))
+        return [Rotation(**made, layout=options["layout"], magnitude=entry["magnitude"])]  # type: ignore[arg-type]
+
+    def _querybias(self, part: Part) -> list[Term]:
+        u = self.floats(f"{part.name}.u", (self._heads(part), self.call.width), dtype=self._dtype(part))
+        self.entries.append(("query_bias", {"u": f"{part.name}.u"}))
+        return [QueryBias(u)]
+
+    def _linevectors(self, part: Part) -> list[Term]:
+        call, options, name = self.call, part.options, part.name
+        line, entry = self._lines(part)
+        side, width = options["side"], call.value_width if options["side"] == "value" else call.width
+        count, kind = options["rows"], options.get("index")
+        if kind is None:
+            count = max(1, line.length + options.get("more", 0))
+        vectors = self.floats(f"{name}.vectors", (self._heads(part), count, width), dtype=self._dtype(part))
+        index = None
+        if kind == "random":
+            index = self.whole(f"{name}.index", -1, count - 1, (line.length,), options.get("index_dtype", "int64"))
+        elif kind == "clip":
+            centre = line.length // 2
+            index = self.placed(f"{name}.index", (torch.arange(line.length) - centre + count // 2).clamp(0, count - 1))
+        rows = entry if index is None else index.long()[entry]
+        bias = None
+        if options.get("bias", False):
+            bias = self.floats(f"{name}.bias", (self._heads(part), width), dtype=self._dtype(part))
+        self.entries.append(
+            (
+                "vectors",
+                {
+                    "vectors": f"{name}.vectors",
+                    "bias": None if bias is None else f"{name}.bias",
+                    "rows": rows,
+                    "side": side,
+                    "scaled": options.get("scaled", True),
+                },
+            )
+        )
+        return [self._narrowed(LineVectors(vectors, index, line, side, options.get("scaled", True), bias))]
+
+    def _axisvectors(self, part: Part) -> list[Term]:
+        sides = self.sides()
+        every = axis_lines(sides[0]) if sides[0] is sides[1] else axis_lines(*sides)
+        vectors = []
+        for axis, line in enumerate(every):
+            index, _ = self.index(sides, axis)
+            count = max(1, line.layout.tokens + part.options.get("more", 0))
+            name = f"{part.name}.{axis}"
+            vectors.append(self.floats(name, (self._heads(part), count, self.call.width), dtype=self._dtype(part)))
+            entry = {"vectors": name, "bias": None, "rows": index, "side": "query", "scaled": False}
+            self.entries.append(("vectors", entry))
+        return [self._narrowed(AxisVectors(tuple(vectors), every))]
+
+    def _lowrank(self, part: Part) -> list[Term]:
+        (n, m), rank = self.call.counts, part.options["rank"]
+        made = []
+        for side, count in (("query", n), ("key", m)):
+            lead = (self._batch(part, f"{side}_batched"),) if part.options.get(f"{side}_wide", False) else ()
+            heads = self._heads(part) if part.options.get(f"{side}_heads", True) else 1
+            made.append(self.floats(f"{part.name}.{side}", (*lead, heads, count, rank), dtype=self._dtype(part)))
+        self.entries.append(("low_rank", {"query": f"{part.name}.query", "key": f"{part.name}.key"}))
+        return [LowRank(*made)]
+
+    def _densebias(self, part: Part) -> list[Term]:
+        shape = (self._batch(part), self._heads(part), *self.call.counts)
+        bias = self.floats(f"{part.name}.bias", shape, part.options.get("gain", 1.0), self._dtype(part))
+        self.entries.append(("dense", {"bias": f"{part.name}.bias"}))
+        return [DenseBias(bias)]
+
+    def _rowrule(self, part: Part) -> list[Term]:
+        name, rule = f"{part.name}.w", part.options["rule"]
+        wide = torch.promote_types(self.dtype, torch.float32)
+        w = self.floats(name, (self.call.heads, self.call.width), dtype=wide)
+        self.entries.append(("rule", {"rule": rule, "parameters": (name,)}))
+        return [RowRule(_RULES[rule], (w,))]
+
+    def _scale(self, part: Part) -> list[Term]:
+        return [Scale(part.options["value"])]
+
+    def _softcap(self, part: Part) -> list[Term]:
+        self.entries.append(("softcap", {"cap": part.options["cap"]}))
+        return [Softcap(part.options["cap"])]
+
+    def _sinks(self, part: Part) -> list[Term]:
+        logits = self.floats(f"{part.name}.logits", (self.call.heads,), 2.0, self._dtype(part))
+        self.entries.append(("sinks", {"logits": f"{part.name}.logits"}))
+        return [Sinks(logits)]
+
+
+def _gate(q: Tensor, k: Tensor, allowed: Tensor, rows: slice, w: Tensor) -> Tensor:
+    return (q * w[:, None, :].to(q.dtype)) @ k.mT
+
+
+def _slope(q: Tensor, k: Tensor, allowed: Tensor, rows: slice, w: Tensor) -> Tensor:
+    apart = torch.arange(rows.start, rows.stop)[:, None] - torch.arange(k.shape[2])
+    return (-w[:, 0, None, None] * (apart.abs() / 16).to(w.dtype))[None]
+
+
+def _before(q: Tensor, k: Tensor, allowed: Tensor, rows: slice, w: Tensor) -> Tensor:
+    met = torch.where(allowed, (q * w[:, None, :].to(q.dtype)) @ k.mT, 0.0)
+    return met.cumsum(-1) / max(1, k.shape[2])
+
+
+_RULES: dict[str, Callable[..., Tensor]] = {"gate": _gate, "slope": _slope, "before": _before}

@@ -1,0 +1,25 @@
+"""Choices by a seed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+
+class Chance:
+    """The choices of one seed.
+
+    Args:
+        few: whether a call is to be small and simple, for engines that an interpreter runs step by step.
+    """
+
+    def __init__(self, seed: int, few: bool = False) -> None:
+        self.r = random.Random(seed)
+        self.seed = seed
+        self.few = few
+
+    def sometimes(self, share: float) -> bool:
+        return self.r.random() < share
+
+    def of(self, *choices: Any) -> Any:
+        return self.r.choice(choices)
