@@ -36,6 +36,7 @@ from relpos.core.checks import (
     dtype_under_autocast,
     fail,
     require_device,
+    require_flag,
     require_number,
     require_probability,
     require_tensor,
@@ -104,6 +105,7 @@ def prepare(
     """Check the arguments of `relpos.attention` and make them a `Call`; see there."""
     _check_tensors(q, k, v)
     require_probability(dropout, "dropout")
+    require_flag(return_lse, "return_lse")
     if scale is not None:
         require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
     if mask is not None:

@@ -30,7 +30,7 @@ from torch import Tensor
 from relpos.attention import dense
 from relpos.attention.call import check_term
 from relpos.core import Rotation, Term, Terms
-from relpos.core.checks import fail, require_choice, require_floating, require_int, shape_of
+from relpos.core.checks import fail, require_choice, require_flag, require_floating, require_int, shape_of
 
 FeatureMap = Literal["elu", "relu", "softmax", "identity"]
 Form = Literal["chunked", "recurrent", "quadratic"]
@@ -68,6 +68,8 @@ def linear_attention(
         ValueError: arguments that do not fit together.
         NotImplementedError: terms that are not a rotation, which a softmax is needed for.
     """
+    require_flag(causal, "causal")
+    require_flag(normalize, "normalize")
     _check(q, k, v, feature_map, causal, decay, chunk)
     require_choice(form, "form", get_args(Form))
     terms = _rotation(position)

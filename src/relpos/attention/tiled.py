@@ -22,7 +22,7 @@ from torch import Tensor
 
 from relpos.attention.call import check_term
 from relpos.core import LineBias, Lines, segment_sum
-from relpos.core.checks import fail, require_floating, require_int, shape_of
+from relpos.core.checks import fail, require_flag, require_floating, require_int, require_number, shape_of
 
 
 def flash_attention(
@@ -56,8 +56,9 @@ def flash_attention(
             "Repeat grouped heads, or call relpos.attention.",
         )
     require_int(block_size, "block_size", at_least=1)
-    if not isinstance(causal, bool):
-        fail("causal to be True or False", shape_of(causal), "False sees every key.")
+    require_flag(causal, "causal")
+    if scale is not None:
+        require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
     if causal and q.shape[2] != k.shape[2]:
         fail("as many queries as keys in a causal call", f"{q.shape[2]} and {k.shape[2]}", "Use relpos.attention.")
     if bias is not None:

@@ -26,6 +26,7 @@ from relpos.core.checks import (
     fail,
     require_choice,
     require_device,
+    require_flag,
     require_floating,
     require_int,
     require_number,
@@ -199,6 +200,7 @@ class LineVectors(Term):
         _heads_first(self.vectors, "LineVectors vectors", "R, D")
         _require_lines(self.lines, "LineVectors")
         require_choice(self.side, "side", ("query", "key", "value"))
+        require_flag(self.scaled, "scaled")
         if self.index is not None:
             whole = isinstance(self.index, Tensor) and not self.index.is_floating_point()
             if not whole or self.index.dtype == torch.bool or self.index.shape != (self.lines.length,):

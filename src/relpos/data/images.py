@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Int, Num
 from torch import Tensor
 
-from relpos.core.checks import fail, require_choice, require_int
+from relpos.core.checks import fail, require_choice, require_flag, require_int
 from relpos.data.canvas import CanvasTask, Level
 from relpos.data.folder import SHARES, Found, Listing, assign, list_folder
 from relpos.data.task import Split, Watch
@@ -60,6 +60,7 @@ class ImageFolder(CanvasTask):
 
         _require_sizes(image_size, patch)
         require_choice(bad_images, "bad_images", ("error", "skip"))
+        require_flag(rotate, "rotate")
         if rotate and image_size[0] - 2 * _MARGIN * patch[0] != image_size[1] - 2 * _MARGIN * patch[1]:
             fail("square pictures to rotate", f"an image size of {_by(image_size)}", "Choose a square one.")
         folder = Path(images).expanduser().resolve()

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from relpos.core import Blocks, Mask
-from relpos.core.checks import fail, require_int, shape_of
+from relpos.core.checks import fail, require_flag, require_int, shape_of
 from relpos.patterns.local import local
 
 
@@ -21,6 +21,7 @@ def fixed(length: int, stride: int, *, summaries: int = 1, causal: bool = False)
     require_int(length, "length", at_least=0)
     require_int(stride, "stride", at_least=1)
     require_int(summaries, "summaries", at_least=1)
+    require_flag(causal, "causal")
     if summaries > stride:
         fail(f"at most {stride} summaries, a whole block", str(summaries), "The last tokens of a block sum it up.")
     numbers = torch.arange(length)
@@ -38,6 +39,7 @@ def strided(length: int, stride: int, *, causal: bool = False) -> Mask:
     """
     require_int(length, "length", at_least=0)
     require_int(stride, "stride", at_least=1)
+    require_flag(causal, "causal")
     columns = Mask.packed(torch.arange(length) % stride)
     return columns & Mask.causal() if causal else columns
 
