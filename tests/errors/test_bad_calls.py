@@ -123,7 +123,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "linear: devices": (lambda: linear_attention(x(), x(device=META), x()), "q, k and v on one device; got cpu, meta"),
     "linear: decay dtype": (
         lambda: linear_attention(x(), x(), x(), causal=True, decay=torch.ones(4).bool()),
-        "one decay a query head, [4]; got a tensor of shape (4,) and dtype bool",
+        "a tensor with one decay a query head, [4], in floating point; got a tensor of shape (4,) and dtype bool",
     ),
     "linear: decay device": (
         lambda: linear_attention(x(), x(), x(), causal=True, decay=torch.ones(4, device=META)),
