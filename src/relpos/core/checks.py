@@ -75,6 +75,12 @@ def consecutive(part: slice, count: int | None) -> tuple[int, int] | None:
     return None if count is None else (start, stop)
 
 
+def require_flag(x: object, name: str, remedy: str = "Pass one of them.") -> None:
+    """Raise unless `x` is True or False."""
+    if not isinstance(x, bool):
+        fail(f"{name} to be True or False", shape_of(x), remedy)
+
+
 def require_choice(x: object, name: str, choices: tuple[str, ...]) -> None:
     """Raise unless `x` is one of the names in `choices`."""
     if x not in choices:

@@ -38,11 +38,11 @@ def _fits(angles: Tensor, shape: tuple[int, int, int], most: int) -> bool:
     return fits and angles.shape[2] == n and angles.shape[3] <= most
 
 
-def require_width(x: Tensor, width: int | None) -> None:
-    """Raise unless the heads of `x` are as wide as those that a rotation was built for; None for any."""
+def require_width(x: Tensor, width: int | None, name: str = "Rotation") -> None:
+    """Raise unless the heads of `x` are as wide as those that a term was built for; None for any."""
     if width is not None and x.shape[-1] != width:
-        remedy = "Build it for the width of the heads; rotary_dim= turns a part of them."
-        fail(f"heads {width} wide for this Rotation", str(x.shape[-1]), remedy)
+        part = "; rotary_dim= turns a part of them" if name == "Rotation" else ""
+        fail(f"heads {width} wide for this {name}", str(x.shape[-1]), f"Build it for the width of the heads{part}.")
 
 
 def cosines(

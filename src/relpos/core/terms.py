@@ -26,6 +26,7 @@ from relpos.core.checks import (
     fail,
     require_choice,
     require_device,
+    require_flag,
     require_floating,
     require_int,
     require_number,
@@ -199,6 +200,7 @@ class LineVectors(Term):
         _heads_first(self.vectors, "LineVectors vectors", "R, D")
         _require_lines(self.lines, "LineVectors")
         require_choice(self.side, "side", ("query", "key", "value"))
+        require_flag(self.scaled, "scaled")
         if self.index is not None:
             whole = isinstance(self.index, Tensor) and not self.index.is_floating_point()
             if not whole or self.index.dtype == torch.bool or self.index.shape != (self.lines.length,):
@@ -304,14 +306,17 @@ class RowRule(Term):
     all queries), from their unrotated, unscaled queries `q[B, H, n, D]`, all keys `k[B, H, M, D]` (repeated to the
     query heads) and `allowed[1 or B, 1 or H, n, M]`, True where the mask lets a pair through. It must treat rows
     independently. Gradients reach q, k and `parameters`; tensors that a rule only closes over get none in engines
-    that recompute.
+    that recompute. `width` is the head width D that it was made for, None for any; attention refuses another.
     """
 
     rule: Rule = static()
     parameters: tuple[Tensor, ...] = ()
     offset: int = static(default=0)
+    width: int | None = static(default=None)
 
     def __post_init__(self) -> None:
+        if self.width is not None:
+            require_int(self.width, "RowRule width", at_least=1)
         if not callable(self.rule):
             fail("a function as RowRule's rule", shape_of(self.rule), "See the docstring for what it receives.")
         if not isinstance(self.parameters, tuple) or not all(isinstance(x, Tensor) for x in self.parameters):

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Int, Num
 from torch import Tensor
 
-from relpos.core.checks import fail, require_choice, require_int
+from relpos.core.checks import fail, require_choice, require_flag, require_int
 from relpos.data.canvas import CanvasTask, Level
 from relpos.data.folder import SHARES, Found, Listing, assign, list_folder
 from relpos.data.task import Split, Watch
@@ -65,6 +65,7 @@ class ImageFolder(CanvasTask):
         require_choice(bad_images, "bad_images", ("error", "skip"))
         max_pixels = MAX_PIXELS if max_pixels is None else max_pixels
         require_int(max_pixels, "max_pixels", at_least=1)
+        require_flag(rotate, "rotate")
         if rotate and image_size[0] - 2 * _MARGIN * patch[0] != image_size[1] - 2 * _MARGIN * patch[1]:
             fail("square pictures to rotate", f"an image size of {_by(image_size)}", "Choose a square one.")
         folder = Path(images).expanduser().resolve()

@@ -13,17 +13,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Terms
-from relpos.core.checks import fail, shape_of
+from relpos.core.checks import fail, require_flag, shape_of
 from relpos.position import Mechanism, Site, Sum, find
-from relpos.position.mechanism import (
-    acts_in_attention,
-    acts_on_tokens,
-    grow_part,
-    growth_of,
-    is_mechanism,
-    parts_of,
-    require_flag,
-)
+from relpos.position.mechanism import acts_in_attention, acts_on_tokens, grow_part, growth_of, is_mechanism, parts_of
 
 PositionChoice = str | Callable[[Site], Mechanism] | None
 

@@ -30,7 +30,15 @@ from relpos.core import (
     lines,
     require_coordinates,
 )
-from relpos.core.checks import broadcasts, fail, require_device, require_int, require_number, shape_of
+from relpos.core.checks import (
+    broadcasts,
+    fail,
+    require_device,
+    require_flag,
+    require_int,
+    require_number,
+    shape_of,
+)
 
 
 @dataclass(frozen=True)
@@ -63,18 +71,13 @@ class Site:
         if self.keys is not None:
             require_coordinates(self.keys, "Site keys")
         require_std(self.init_std)
+        require_flag(self.causal, "Site causal")
         require_flag(self.trainable, "Site trainable")
 
 
 def require_std(x: object, name: str = "init_std") -> None:
     """Raise unless `x` can be the standard deviation that a learned table starts from."""
     require_number(x, name, "of at least 0", "Pass 0.0 to start from zeros.")
-
-
-def require_flag(x: object, name: str) -> None:
-    """Raise unless `x` is True or False."""
-    if not isinstance(x, bool):
-        fail(f"{name} to be True or False", shape_of(x), "Pass one of them.")
 
 
 def require_window(window_size: object) -> tuple[int, ...]:

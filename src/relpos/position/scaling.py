@@ -28,7 +28,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from relpos.core.checks import fail, require_int, require_number, shape_of
+from relpos.core.checks import fail, require_flag, require_int, require_number, shape_of
 from relpos.position.angles import frequencies
 
 Scaled = tuple[tuple[float, ...], float]
@@ -127,8 +127,7 @@ class YaRN:
             came = f"{self.beta_slow} and {self.beta_fast}"
             fail("beta_slow below beta_fast", came, "The published ones are 1 and 32.")
         _require_magnitude(self.magnitude)
-        if not isinstance(self.truncate, bool):
-            fail("truncate to be True or False", shape_of(self.truncate), "Pass one of them.")
+        require_flag(self.truncate, "truncate")
 
     def __call__(self, base: float, pairs: int, length: int) -> Scaled:
         """The frequency of each pair, and the magnitude."""
