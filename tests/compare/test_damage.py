@@ -1,4 +1,4 @@
-"""Damage to a comparison's files: each is one line that names the file, the fault and the remedy; nothing is trained."""
+"""Damage to a comparison's files: each is one line that names the file, fault and remedy, before training."""
 
 from __future__ import annotations
 
