@@ -83,7 +83,7 @@ def test_a_record_is_a_file_of_its_own(finished: Path, results: dict[str, Any]) 
     files = {path.name for path in (finished / "records").iterdir()}
     assert not [name for name in files if not name.endswith(".json")]
     for record in results["records"]:
-        assert json.loads((finished / "records" / f"{record['id']}.json").read_text()) == record
+        assert json.loads((finished / "records" / f"{record['id']}.json").read_text())["record"] == record
 
 
 def test_the_same_call_again_does_no_work(

@@ -155,7 +155,7 @@ class Bench:
             if peer.name != ROOFLINE:
                 arguments = (case, peer.name, engines, settings.threads)
                 found.append(Task(_memory_name(case, peer.name), memory_of, arguments))
-        return [task for task in found if not self.store.has(task.name)]
+        return [task for task in found if not self.store.finished(task.name)]
 
     def run(self, watch: Callable[[Event], None] | None = None) -> dict[str, Any]:
         """Do what is left and return the results; memory is not measured of a peer that is red or was not tried."""

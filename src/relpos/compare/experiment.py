@@ -69,7 +69,7 @@ class Comparison:
         ]
         timing = [Task("timing", _time, (settings, packed), reports=True)]
         stages = (training + memory, timing)  # timings want the machine to themselves
-        return [[task for task in stage if not self.store.has(task.name)] for stage in stages]
+        return [[task for task in stage if not self.store.finished(task.name)] for stage in stages]
 
     def run(self, watch: Callable[[Event], None] | None = None) -> dict[str, Any]:
         """Do what is left to do and return the results; finished pieces are kept as they finish."""

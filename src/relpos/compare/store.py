@@ -5,18 +5,28 @@
     DIR/results.json           everything gathered, rewritten as pieces finish
     DIR/report.html            the page
 
-Files appear whole: they are written beside their place, synchronised, and moved there.
+Files appear whole: they are written beside their place, synchronised, and moved there. A record stands beside its
+checksum, `{"sha256": ..., "record": ...}`: a digit that changed on the disk would be a wrong figure on the page.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
+from relpos.core.checks import fail
+from relpos.core.files import MIB, FileError, fail_to_read, read_file, read_json
+
 SCHEMA_VERSION = 1
 _HEAD = "comparison.json"
+_HEAD_AT_MOST, _RECORD_AT_MOST = 16 * MIB, 1024 * MIB
+_SEALED = re.compile(rb'\{"sha256":"([0-9a-f]{64})","record":(.*)\}\n', re.DOTALL)
+_NAMED, _LETTERS = 8, 100
+"""Settings that a message names, and how much of each it shows."""
 
 
 class OtherSettingsError(ValueError):
@@ -31,6 +41,32 @@ def write_whole(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
+
+
+def _sealed(record: Any) -> str:
+    """A record as a file has it, beside the checksum of its text."""
+    text = json.dumps(record, separators=(",", ":"))
+    return f'{{"sha256":"{hashlib.sha256(text.encode()).hexdigest()}","record":{text}}}\n'
+
+
+def _unsealed(data: bytes) -> Any:
+    """The record in a file's bytes.
+
+    Raises:
+        FileError: they are not what was written.
+    """
+    found = _SEALED.fullmatch(data)
+    if found is None:
+        raise FileError("it is damaged, or of an earlier relpos: no record beside its checksum")
+    if hashlib.sha256(found[2]).hexdigest() != found[1].decode():
+        raise FileError("it is damaged: the record does not have the checksum beside it")
+    return json.loads(found[2])
+
+
+def _shown(value: Any) -> str:
+    """A value, or the beginning of a long one, on one line."""
+    text = repr(value)
+    return text if len(text) <= _LETTERS else text[: _LETTERS - 3] + "..."
 
 
 def _flat(tree: Any, name: str = "") -> dict[str, Any]:
@@ -58,6 +94,7 @@ class Store:
 
     Raises:
         OtherSettingsError: the folder holds other settings (the message says which differ), or other files.
+        ValueError: its comparison.json is damaged.
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any], environment: dict[str, Any]) -> None:
@@ -66,22 +103,37 @@ class Store:
         path = folder / _HEAD
         require_usable(folder)
         if path.exists():
-            self._same(json.loads(path.read_text(encoding="utf-8")))
+            self._same(self._begun_with(path))
         folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():  # before anything else, so that a folder cut short here is still taken for an empty one
             write_whole(path, json.dumps(self.head, indent=1) + "\n")
-        (folder / "records").mkdir(exist_ok=True)
+        records = folder / "records"
+        if records.exists() and not records.is_dir():
+            fail("a folder of records", f"the file {records}", "Choose another --out.")
+        records.mkdir(exist_ok=True)
+
+    def _begun_with(self, path: Path) -> dict[str, Any]:
+        expected, remedy = f"the {_HEAD} that a comparison begins with", "Choose another --out."
+        try:
+            there = read_json(path, _HEAD_AT_MOST)
+        except FileError as error:
+            fail_to_read(expected, path, error, remedy)
+        if not isinstance(there, dict):
+            fail_to_read(expected, path, f"it is {_shown(there)}, no object", remedy)
+        return there
 
     def _same(self, there: dict[str, Any]) -> None:
         old, new = _flat(there), _flat(json.loads(json.dumps(self.head)))
         differing = [
-            f"{name.removeprefix('settings.')} was {old.get(name)!r}, now {new.get(name)!r}"
+            f"{_shown(name.removeprefix('settings.'))[1:-1]} was {_shown(old.get(name))}, now {_shown(new.get(name))}"
             for name in [*old, *(name for name in new if name not in old)]
             if old.get(name) != new.get(name)
         ]
         if differing:
+            more = f"; and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
             raise OtherSettingsError(
-                f"expected the settings that {self.folder} was begun with; these differ: {'; '.join(differing)}. "
+                f"expected the settings that {self.folder} was begun with; these differ: "
+                f"{'; '.join(differing[:_NAMED])}{more}. "
                 "Choose another --out, or repeat the call it was begun with."
             )
 
@@ -92,10 +144,29 @@ class Store:
         """Whether a piece of work is finished."""
         return self._path(name).exists()
 
+    def finished(self, name: str) -> bool:
+        """Whether a piece of work is finished and its record as it was written.
+
+        Raises:
+            ValueError: the record is damaged.
+        """
+        if not self.has(name):
+            return False
+        self.get(name)
+        return True
+
     def add(self, name: str, record: Any) -> None:
         """Keep a finished piece of work, for good."""
-        write_whole(self._path(name), json.dumps(record, separators=(",", ":")) + "\n")
+        write_whole(self._path(name), _sealed(record))
 
     def get(self, name: str) -> Any:
-        """A finished piece of work."""
-        return json.loads(self._path(name).read_text(encoding="utf-8"))
+        """A finished piece of work.
+
+        Raises:
+            ValueError: the record is damaged.
+        """
+        path = self._path(name)
+        try:
+            return _unsealed(read_file(path, _RECORD_AT_MOST))
+        except FileError as error:
+            fail_to_read("a record that relpos wrote", path, error, "Remove it: the same call makes it anew.")
