@@ -33,9 +33,9 @@ from relpos import (
 )
 from relpos.core import axis_lines
 
-FAST_SHARE = 4  # of its tests, in the fast part
+FAST_SHARE = 12  # of its tests, in the fast part
 
-ENGINES = ["auto", *(name for name in engines() if name not in ON_GPU)]
+ENGINES = [name for name in engines() if name not in ON_GPU]
 B, H, G, N, D = 2, 4, 2, 24, 6
 I = torch.arange(N)  # noqa: E741
 LATE = I >= 18
@@ -84,9 +84,7 @@ def run(tensors: list[Tensor], leaves: list[Tensor], position: Callable[..., Any
     """Output, log-sum-exp where the engine gives it, and all gradients."""
     own = [x.clone().requires_grad_() for x in (*tensors, *leaves)]
     beside = backend != "sdpa"
-    found: Any = attention(
-        *own[:3], position=position(*own[3:]), mask=mask, return_lse=beside, backend=backend
-    )  # fmt: skip
+    found: Any = attention(*own[:3], position=position(*own[3:]), mask=mask, return_lse=beside, backend=backend)
     out, lse = found if beside else (found, None)
     torch.manual_seed(3)
     total = (out * torch.randn(out.shape).to(out.dtype)).sum()
@@ -113,10 +111,9 @@ def check(mask: Mask, name: str, backend: str, dtype: torch.dtype) -> None:
     except NotImplementedError:
         assert backend in ("sdpa", "triton")
         return
-    for filling in (torch.nan, torch.inf):
-        q, k, v = (
-            x.masked_fill(where[..., None], filling) for x, where in zip(tensors, (blank, hidden, hidden), strict=True)
-        )
+    for fillings in ((torch.nan, torch.inf, torch.nan), (torch.inf, torch.nan, torch.inf)):
+        every = zip(tensors, (blank, hidden, hidden), fillings, strict=True)
+        q, k, v = (x.masked_fill(where[..., None], filling) for x, where, filling in every)
         found = run([q, k, v], leaves, position, mask, backend)
         for ours, exact in zip(found, wanted, strict=True):
             assert (ours is None and exact is None) or torch.equal(ours, exact)
@@ -136,7 +133,7 @@ def test_every_mask_and_term(mask: str, name: str, backend: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("mask", MASKS)
 def test_tiles_of_streaming(mask: str, dtype: torch.dtype) -> None:
-    for name in ("line bias", "vectors", "low rank and a cap"):
+    for name in ("line bias", "vectors"):
         check(MASKS[mask], name, "streaming", dtype)
 
 
