@@ -16,6 +16,7 @@ from torch import Tensor
 
 from relpos.attention import flex, reference, sdpa, streaming, triton, verdicts
 from relpos.attention.call import Call, Position, prepare
+from relpos.attention.hidden import without_hidden
 from relpos.attention.work import of_nothing
 from relpos.core import Coordinates, Mask
 from relpos.core.checks import require_name
@@ -148,7 +149,7 @@ def attention(
     )  # fmt: skip
     engine = _ENGINES[_choose(call, backend).backend]
     with torch.autocast(q.device.type, enabled=False):
-        output, lse = of_nothing(call) if call.is_empty else engine.run(call.seeded())
+        output, lse = of_nothing(call) if call.is_empty else engine.run(without_hidden(call.seeded()))
     return (output, lse) if return_lse else output
 
 
@@ -193,4 +194,4 @@ def attention_weights(
         q, k, k, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=0.0, return_lse=False
     )
     with torch.autocast(q.device.type, enabled=False):
-        return reference.weights(call)[0].to(call.q.dtype)
+        return reference.weights(without_hidden(call))[0].to(call.q.dtype)

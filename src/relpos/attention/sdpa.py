@@ -103,14 +103,16 @@ def _mask(call: Call) -> tuple[Tensor | None, Tensor | None]:
     sinks = call.terms.one(Sinks)
     blank = None
     if allowed is not None and call.mask is not None and call.mask.may_blank_rows and sinks is None:
-        blank = ~allowed.any(dim=-1, keepdim=True)
-        allowed = allowed | blank  # such a row attends anywhere and is blanked, instead of dividing by zero
+        blank = ~allowed.any(dim=-1, keepdim=True)  # such a row attends anywhere and is blanked, for 0 is no divisor
     if sinks is not None:
         bias = k.new_zeros(1, 1, n, m) if bias is None else bias
         allowed = torch.ones_like(bias, dtype=torch.bool) if allowed is None else allowed
-    if bias is None or allowed is None:
-        return (allowed if bias is None else bias), blank
-    bias = torch.where(allowed, bias, -torch.inf)
+    if allowed is None:
+        return bias, blank
+    if bias is None:
+        return (allowed if blank is None else allowed | blank), blank
+    forbidden = bias.new_full((), -torch.inf)
+    bias = torch.where(allowed, bias, forbidden if blank is None else forbidden.where(~blank, 0))
     if sinks is not None:
         column = sinks.logits.to(bias.dtype)[:, None, None].expand(call.q.shape[1], n, 1)
         shape = torch.broadcast_shapes(bias.shape[:2], (1, call.q.shape[1]))

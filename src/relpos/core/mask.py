@@ -147,7 +147,8 @@ class Mask(Movable):
         for x in (valid, rows):
             if not isinstance(x, Tensor) or x.dtype != torch.bool:
                 fail("a boolean tensor, True at real tokens", shape_of(x), "Pass attention_mask.bool().")
-        return cls(query_segments=rows.int() - 1, key_segments=valid.int() - 1)
+        theirs = valid.int() - 1
+        return cls(query_segments=theirs if rows is valid else rows.int() - 1, key_segments=theirs)
 
     def __and__(self, other: Mask) -> Mask:
         """The pairs both allow. Both may bound intervals of one order; every other part may come from one side only."""
