@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from relpos.attention.private import inside_forward_mode, inside_transform
 from relpos.attention.work import Packed, Work, unpack
 
 Forward = Callable[[Work], tuple[Tensor, Tensor]]
@@ -27,9 +27,9 @@ def lacks_transform() -> str | None:
     """The transform of functions that the call is made under, which no custom operator goes through."""
     if torch.compiler.is_compiling():
         return None
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if inside_transform():
         return "torch.func (vmap, grad, ...)"
-    return "forward-mode derivatives" if forward_ad._current_level >= 0 else None
+    return "forward-mode derivatives" if inside_forward_mode() else None
 
 
 def _apart(tensors: list[Tensor]) -> list[Tensor]:
