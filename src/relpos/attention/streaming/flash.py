@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from relpos.attention.private import flash_kernel
 from relpos.attention.streaming.operands import put, side_by_side, take
 from relpos.attention.streaming.strips import Block, Strips, Tile
 from relpos.attention.work import Work
@@ -25,7 +26,12 @@ _CAUSAL_ROWS = 256
 
 def serves(work: Work) -> bool:
     """Whether the kernel can do the forward of a call that `Strips` serves, in full precision and as fast."""
-    mask = work.mask
+    mask, width = work.mask, work.q.shape[3]
+    fits = (
+        x.device.type == "cpu" and x.dtype == torch.float32 and x.shape[3] == width for x in (work.q, work.k, work.v)
+    )
+    if flash_kernel() is None or not all(fits):
+        return False
     for term in work.terms.of(LineBias):
         query, key = term.lines.layout.query, term.lines.layout.key
         if mask is None or query is None or key is None:
@@ -34,8 +40,6 @@ def serves(work: Work) -> bool:
             return False  # what the mask allows is no part of a window
         if key.prefix > 0 and (mask.left is not None or key.prefix > query.prefix):
             return False  # some row may not see some prefix key
-    if work.q.device.type != "cpu" or work.q.dtype != torch.float32 or work.v.shape[3] != work.q.shape[3]:
-        return False
     return mask is None or (mask.is_interval and not mask.may_blank_rows)
 
 
@@ -57,9 +61,10 @@ def attend(
     lse: Float[Tensor, "BH N 1"],
 ) -> None:
     """Write output and natural log-sum-exp of all rows behind the prefix, over all keys behind the prefix."""
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    kernel = flash_kernel()
+    assert kernel is not None
     every = slice(None)
-    k, v = side_by_side(k), side_by_side(v)  # the kernel asks for no stride of the last axis
+    k, v = side_by_side(k), side_by_side(v)  # whose last stride the kernel does not ask for
     for blocks, tiles in _groups(side):
         own = take(q, every, torch.cat([block.numbers for block in blocks])).unflatten(1, (len(blocks), -1))
         theirs = (x[:, tiles[0].keys].expand(len(blocks), -1, -1, -1) for x in (k, v))
