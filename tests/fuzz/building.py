@@ -99,6 +99,7 @@ class Builder(MechanismBuilder, MaskBuilder):
         leaves = {name: x for name, x in self.named.items() if x.requires_grad}
         for _, entry in self.entries:  # tensors that are other ones
             entry.update({key: self.alias.get(x, x) for key, x in entry.items() if isinstance(x, str)})
+            entry["parameters"] = tuple(self.alias.get(x, x) for x in entry.get("parameters", ()))
         told = plain.Plain(self.entries, allowed, scale, numbers, kept, **names)
         return Built(
             arguments, leaves, told, None if d_out is None else d_out.detach(),
