@@ -26,7 +26,7 @@ from relpos import (
     lines,
 )
 from relpos.attention import reference, sdpa, streaming
-from relpos.attention.agreement import difference
+from relpos.attention.agreement import Difference, Expected
 from relpos.attention.call import Call, prepare
 from relpos.attention.variant import small_call, variant_of
 
@@ -38,6 +38,10 @@ def call_of(n: int, m: int, dtype: torch.dtype = torch.float32, groups: int = H,
     q, k, v = (torch.randn(2, heads, count, 8, dtype=dtype) for heads, count in ((H, n), (groups, m), (groups, m)))
     arguments = {"position": None, "queries": None, "keys": None, "mask": None, "scale": None, "dropout": 0.0}
     return prepare(q, k, v, **(arguments | given), return_lse=True)
+
+
+def difference(engine: ModuleType, reference: ModuleType, make: Callable[[], Call], device: torch.device) -> Difference:
+    return Expected(reference, make).difference(engine, device)
 
 
 def biased(name: str) -> tuple[LineBias, int, int]:
@@ -181,7 +185,7 @@ def test_a_gradient_that_an_engine_lacks_is_not_asked_for() -> None:
 
     engine.run = run  # type: ignore[attr-defined]
     assert difference(engine, reference, lambda: small_call(found, "odd"), CPU).fault is None
-    assert asked == [True]
+    assert asked == [True, False]
     assert made == [[False]]
 
 

@@ -188,7 +188,7 @@ def small_call(variant: Variant, size: Size) -> Call:
         scale=width**-0.5,
         dropout=0.25 if variant.dropout else 0.0,
         seed=torch.tensor(12345, device="cpu") if variant.dropout else None,
-        return_lse=True,
+        return_lse=False,  # which engines that have it give all the same
     )
 
 

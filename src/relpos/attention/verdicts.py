@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from relpos.attention.agreement import difference
+from relpos.attention.agreement import Expected
 from relpos.attention.call import Call
 from relpos.attention.operators import lacks_transform
 from relpos.attention.variant import Size, Variant, small_call, variant_of
@@ -93,7 +93,7 @@ def _check(engine: ModuleType, reference: ModuleType, variant: Variant, device: 
     """What differs between an engine and the reference, in words, or None."""
     for size in _SIZES:
         try:
-            found = difference(engine, reference, partial(small_call, variant, size), device).fault
+            found = Expected(reference, partial(small_call, variant, size)).difference(engine, device).fault
         except Exception as error:
             if _is_of_memory(error):
                 raise
