@@ -1,12 +1,13 @@
 """Whether an engine computes what the reference does: one call on both, output, log-sum-exp and every gradient.
 
-The reference runs on the CPU, in float64 and in the call's own dtype. With `cost` the error of the latter and `size`
+The reference runs on the CPU, in float64 and in the call's own dtype (of a float64 call in float32, whose error is then
+scaled down). With `cost` the error of the latter and `size`
 the root mean square of the result (of a gradient, which is a difference of larger terms behind the softmax: of the
 largest gradient), an engine agrees where
 
     rms(error) <= 2 * rms(cost) + rounding * size
     max(error) <= 4 * max(cost) + 8 * rounding * max(size, largest result)
-    rounding    = eps(dtype) + sqrt(tokens) * eps(dtype of sums)
+    rounding    = eps(dtype) + sqrt(tokens) * eps(dtype of sums)                 twice that in float64
 
 The first is the tests' rule. What it adds allows for any order of sums: a sum of n rounded numbers, one after another,
 is off by a random walk of about sqrt(n) eps, and the reference's own order may be luckier. Of a handful of numbers the
@@ -16,7 +17,9 @@ second line alone is asked. NaN differs, and so does an infinity where there sho
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -37,27 +40,90 @@ class Difference:
         output, gradients: the largest error of the output and log-sum-exp, and of all gradients, as a share of the
             largest number of the same result.
         fault: what differs by more than rounding, in words, or None.
+        seconds: what the engine took, forward and backward, the compiling of its kernels included.
     """
 
     output: float
     gradients: float
     fault: str | None
+    seconds: float
 
 
 _FEW = 16
 """Numbers whose root mean square error is luck."""
 
+_Results = dict[str, Tensor | None]
 
-def difference(engine: ModuleType, reference: ModuleType, make: Callable[[], Call], device: torch.device) -> Difference:
-    """How far an engine on a device is from the reference.
 
-    Nothing of the caller's state takes part: gradients are on, autocast, inference mode and hooks on saved tensors are
-    off, and no generator is drawn from.
+class Expected:
+    """What the reference says of one call, for any number of engines.
 
     Args:
+        reference: the engine that is right.
         make: makes the call, on the CPU, with its seed where it has dropout. Gradients are taken of q, k, v and of what
-            requires them in its terms, unless the engine lacks these.
+            requires them in its terms, unless an engine lacks these.
     """
+
+    def __init__(self, reference: ModuleType, make: Callable[[], Call]) -> None:
+        self.reference = reference
+        with _apart(torch.device("cpu")):
+            self.call = make()
+        self._known: dict[tuple[bool, bool], tuple[_Results, _Results]] = {}
+
+    def difference(self, engine: ModuleType, device: torch.device) -> Difference:
+        """How far an engine on a device is from it. Nothing of the caller's state takes part, and no generator moves.
+
+        Raises:
+            NotImplementedError: the engine lacks something that the call needs.
+        """
+        with _apart(device):
+            learned, call = True, self.call
+            if engine.lacks(_copy(call, device)) is not None:  # which may be the gradient of what position learns
+                learned, call = False, _without_learned(call)
+                lack = engine.lacks(_copy(call, device))
+                if lack is not None:
+                    raise NotImplementedError(lack)
+            start = time.perf_counter()
+            mine = {name: None if x is None else x.cpu() for name, x in _results(engine, _copy(call, device)).items()}
+            seconds = time.perf_counter() - start
+            return self._compare(mine, learned, seconds)
+
+    def _right(self, learned: bool, with_lse: bool) -> tuple[_Results, _Results]:
+        """In float64, and in the call's dtype or float32."""
+        if (learned, with_lse) not in self._known:
+            call = self.call if learned else _without_learned(self.call)
+            narrow = torch.float32 if call.q.dtype == torch.float64 else None
+            exact, plain = (_results(self.reference, _copy(call, dtype=x), with_lse) for x in (torch.float64, narrow))
+            self._known[learned, with_lse] = exact, plain
+        return self._known[learned, with_lse]
+
+    def _compare(self, mine: _Results, learned: bool, seconds: float) -> Difference:
+        exact, plain = self._right(learned, mine["log-sum-exp"] is not None)
+        gradients = [x for name, x in exact.items() if name.startswith("gradient") and x is not None]
+        terms = max((_rms(x) for x in gradients), default=0.0)
+        dtype, tokens = self.call.q.dtype, max(self.call.q.shape[2], self.call.k.shape[2])
+        sums = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+        rounding = torch.finfo(dtype).eps + math.sqrt(tokens) * sums
+        if dtype == torch.float64:  # what is expected is rounded as much
+            rounding *= 2
+        unit = sums / torch.finfo(torch.float32).eps
+        far = {"output": 0.0, "gradients": 0.0}
+        faults = []
+        for name, right in exact.items():
+            ours, own = mine[name], plain[name]
+            if right is None or ours is None or own is None:  # an engine without log-sum-exp
+                continue
+            kind = "gradients" if name.startswith("gradient") else "output"
+            share, fault = _compare(ours, right, own, unit, rounding, terms if kind == "gradients" else 0.0)
+            far[kind] = max(far[kind], share)
+            faults += [] if fault is None else [f"{name}: {fault}"]
+        more = f", and {len(faults) - 1} more differ" if len(faults) > 1 else ""
+        return Difference(far["output"], far["gradients"], faults[0] + more if faults else None, seconds)
+
+
+@contextmanager
+def _apart(device: torch.device) -> Iterator[None]:
+    """Gradients are on; autocast, inference mode and hooks on saved tensors of the caller's are off."""
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -66,36 +132,12 @@ def difference(engine: ModuleType, reference: ModuleType, make: Callable[[], Cal
         torch.autocast(device.type, enabled=False),
         torch.cuda.device(device if device.type == "cuda" else -1),
     ):
-        return _difference(engine, reference, make(), device)
+        yield
 
 
-def _difference(engine: ModuleType, reference: ModuleType, call: Call, device: torch.device) -> Difference:
-    if engine.lacks(_copy(call, device)) is not None:  # which may be the gradient of what position learns
-        call = replace(call, terms=pytree.tree_map_only(Tensor, Tensor.detach, call.terms))
-    mine = _results(engine, _copy(call, device))
-    has_lse = mine["log-sum-exp"] is not None
-    exact = _results(reference, _copy(call, wide=True), has_lse)
-    plain = _results(reference, _copy(call), has_lse)
-    gradients = [x for name, x in exact.items() if name.startswith("gradient") and x is not None]
-    terms = max((_rms(x) for x in gradients), default=0.0)
-    dtype = call.q.dtype
-    tokens = max(call.q.shape[2], call.k.shape[2])
-    rounding = torch.finfo(dtype).eps + math.sqrt(tokens) * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
-    far = {"output": 0.0, "gradients": 0.0}
-    faults = []
-    for name, right in exact.items():
-        ours, own = mine[name], plain[name]
-        if right is None or ours is None or own is None:  # an engine without log-sum-exp
-            continue
-        kind = "gradients" if name.startswith("gradient") else "output"
-        share, fault = _compare(ours, right, own, rounding, terms if kind == "gradients" else 0.0)
-        far[kind] = max(far[kind], share) if math.isfinite(share) else math.inf
-        faults += [] if fault is None else [f"{name}: {fault}"]
-    more = f", and {len(faults) - 1} more differ" if len(faults) > 1 else ""
-    return Difference(far["output"], far["gradients"], faults[0] + more if faults else None)
-
-
-def _compare(mine: Tensor, exact: Tensor, plain: Tensor, rounding: float, terms: float) -> tuple[float, str | None]:
+def _compare(
+    mine: Tensor, exact: Tensor, plain: Tensor, unit: float, rounding: float, terms: float
+) -> tuple[float, str | None]:
     """The largest error as a share of the largest number, and what is wrong."""
     mine, exact, plain = (x.detach().double().cpu() for x in (mine, exact, plain))
     if mine.shape != exact.shape:
@@ -113,7 +155,7 @@ def _compare(mine: Tensor, exact: Tensor, plain: Tensor, rounding: float, terms:
         ("root mean square", _rms(mine - exact), _rms(plain - exact), max(_rms(exact), terms), 2, 1),
         ("largest", error, _largest(plain - exact), max(largest, terms), 4, 8),
     ):
-        allowed = factor * cost + units * rounding * size
+        allowed = factor * unit * cost + units * rounding * size
         if not found <= allowed and (what == "largest" or mine.numel() >= _FEW):
             return share, f"{what} error {found:.2g} where rounding explains {allowed:.2g}"
     return share, None
@@ -127,22 +169,27 @@ def _largest(x: Tensor) -> float:
     return float(x.double().abs().max()) if x.numel() else 0.0
 
 
-def _copy(call: Call, device: torch.device | None = None, *, wide: bool = False) -> Call:
-    """The call with tensors of its own, on a device or in float64."""
+def _without_learned(call: Call) -> Call:
+    """The call with nothing to learn in its terms."""
+    return replace(call, terms=pytree.tree_map_only(Tensor, Tensor.detach, call.terms))
+
+
+def _copy(call: Call, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Call:
+    """The call with tensors of its own, on a device or in a dtype."""
 
     def copy(x: Any) -> Any:
         if not isinstance(x, Tensor):
             return x
         own = x.detach().to(device or x.device)
-        if wide and own.is_floating_point():
-            own = own.double()
+        if dtype is not None and own.is_floating_point():
+            own = own.to(dtype)
         return own.clone().requires_grad_() if x.requires_grad else own
 
     terms, mask = pytree.tree_map(copy, (call.terms, call.mask))
     return replace(call, q=copy(call.q), k=copy(call.k), v=copy(call.v), terms=terms, mask=mask, seed=copy(call.seed))
 
 
-def _results(engine: ModuleType, call: Call, with_lse: bool = True) -> dict[str, Tensor | None]:
+def _results(engine: ModuleType, call: Call, with_lse: bool = True) -> _Results:
     """Output, log-sum-exp where the engine gives one, and the gradients of some function of both."""
     out, lse = engine.run(call)
     ends, upstream = [out], [_wave(out)]

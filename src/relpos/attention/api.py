@@ -7,6 +7,7 @@ reference on this device (`verdicts`); `explain` says which that is and why the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -15,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.attention import flex, reference, sdpa, streaming, triton, verdicts
+from relpos.attention.agreement import Difference, Expected
 from relpos.attention.call import Call, Position, prepare
 from relpos.attention.hidden import without_hidden
 from relpos.attention.work import of_nothing
@@ -177,6 +179,20 @@ def explain(
         return_lse=return_lse,
     )  # fmt: skip
     return _choose(call, backend)
+
+
+def expected(make: Callable[[], Call]) -> Expected:
+    """What the reference says of a call, to hold engines against; see `agreement`."""
+    return Expected(reference, make)
+
+
+def difference(backend: str, wanted: Expected, device: torch.device) -> Difference:
+    """How far an engine on a device is from what is expected.
+
+    Raises:
+        NotImplementedError: the engine lacks something that the call needs; the message names it alone.
+    """
+    return wanted.difference(_ENGINES[backend], device)
 
 
 def attention_weights(

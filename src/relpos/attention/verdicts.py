@@ -19,18 +19,19 @@ from __future__ import annotations
 import warnings
 from functools import partial
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from relpos.attention.agreement import difference
+from relpos.attention.agreement import Expected
 from relpos.attention.call import Call
 from relpos.attention.operators import lacks_transform
 from relpos.attention.variant import Size, Variant, small_call, variant_of
 
-Key = tuple[str, str, Variant]
-"""Engine, device and variant."""
+Key = tuple[Any, ...]
+"""Engine, device and the fields of a variant: plain tuples, of which a compiled function watches its own alone."""
 
 _agreed: dict[Key, None] = {}
 _faults: dict[Key, str] = {}
@@ -49,8 +50,8 @@ def fault(engine: ModuleType, reference: ModuleType, call: Call) -> str | None:
     if variant is None:
         return "no check against the reference is known for its terms"
     device = call.q.device
-    key = (engine.NAME, f"{device.type}:{device.index}", variant)
-    if key in _agreed:  # and nothing else is asked here: it is all that a compiled function then depends on
+    key = (engine.NAME, device.type, device.index, *variant)
+    if key in _agreed:
         return None
     if torch.compiler.is_compiling():
         return "it has not been checked on this device, or failed: call the same once outside of torch.compile"
@@ -83,8 +84,6 @@ def _obstacle(q: Tensor) -> str | None:
     """What the call is made under, where kernels of our own cannot run beside it."""
     if is_in_torch_dispatch_mode() or type(q).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return "fake tensors or another dispatch mode"
-    if torch.jit.is_tracing():
-        return "torch.jit.trace"
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
         return "the capture of a CUDA graph"
     return lacks_transform()
@@ -94,7 +93,7 @@ def _check(engine: ModuleType, reference: ModuleType, variant: Variant, device: 
     """What differs between an engine and the reference, in words, or None."""
     for size in _SIZES:
         try:
-            found = difference(engine, reference, partial(small_call, variant, size), device).fault
+            found = Expected(reference, partial(small_call, variant, size)).difference(engine, device).fault
         except Exception as error:
             if _is_of_memory(error):
                 raise

@@ -14,6 +14,7 @@ VERBS = {
     "train": "train one model and save its weights",
     "show": "draw a position mechanism, or what a trained model's position learned",
     "bench": "time the attention engines beside PyTorch's own and other libraries', and measure their memory",
+    "check": "hold every attention engine of this machine against the definition, and print a table to report",
     "list": "list positions, tasks or backends",
 }
 
@@ -45,7 +46,11 @@ def _usage_error(message: str, options: Iterable[str], verb: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; raises `SystemExit` with 0, 1 (a bug), 2 (a user's error) or 130 (interrupted)."""
+    """Run the command line.
+
+    Raises:
+        SystemExit: with 0; 1 for a bug, or an engine that `check` found wrong; 2 for a user's error; 130 interrupted.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
