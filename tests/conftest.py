@@ -1,4 +1,5 @@
-"""What every test runs under: shapes and types enforced, one thread, fixed seeds, a deterministic hypothesis."""
+"""What every test runs under: shapes and types enforced, one thread (or `RELPOS_TEST_THREADS`), fixed seeds, a
+deterministic hypothesis."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ import hypothesis  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("RELPOS_TEST_THREADS", "1")))
 gc.set_threshold(100_000, 50, 1000)  # every full collection walks all that was collected to be run: a tenth of the time
 
 hypothesis.settings.register_profile(
