@@ -79,17 +79,18 @@ def compare_lengths(backend: str, dynamic: bool | None = None) -> None:
     """One compiled function at one length after another: from the second on the compiler makes sizes symbolic.
 
     Queries are keys, and both are turned, which the compiler does once: one tensor then stands at two places. With
-    `dynamic`, all sizes and numbers are symbols from the start, the head's width and the scale too, and streaming,
-    which asks for no border between sizes, is one graph.
+    `dynamic`, all sizes and numbers are symbols from the start, the head's width and the scale too, the mask hides tokens
+    in a way that no graph can know, and streaming, which asks for no border between sizes, is one graph.
     """
     mechanism = relpos.T5Bias(num_heads=2) + relpos.RotaryEmbedding(8)
     scale = None if backend == "streaming" else 0.25  # the width's own, and one of the caller
 
     def run(q: Tensor) -> Tensor:
-        tokens = relpos.Sequence(q.shape[2])
-        output = relpos.attention(
-            q, q, q, position=mechanism, queries=tokens, mask=relpos.Mask.causal(), scale=scale, backend=backend
-        )
+        tokens, mask = relpos.Sequence(q.shape[2]), relpos.Mask.causal()
+        if dynamic:
+            numbers = torch.arange(q.shape[2])
+            mask = relpos.Mask.causal(numbers, numbers) & relpos.Mask.packed(numbers % 3 - 1, numbers % 2)
+        output = relpos.attention(q, q, q, position=mechanism, queries=tokens, mask=mask, scale=scale, backend=backend)
         assert isinstance(output, Tensor)
         return output
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_hidden as hidden
 import torch
 from test_streaming import MASKS, B, H, N, run
 
@@ -195,6 +196,26 @@ def test_flex_compiled_is_what_the_definition_says(mask: str | None, unchecked: 
         found.append([output, *torch.autograd.grad(output.square().sum(), own)])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["triton", "flex"])
+@pytest.mark.parametrize("mask", ["padding", "padded keys alone", "an unused cache", "segments and intervals"])
+def test_what_is_hidden_may_hold_anything(mask: str, backend: str, unchecked: None) -> None:
+    torch._dynamo.reset()
+    line, seen = lines(Sequence(hidden.N)).to("cuda"), hidden.MASKS[mask].to("cuda")
+    clean = [torch.randn(hidden.B, hidden.H, hidden.N, 16, device="cuda") for _ in range(3)]
+    blank, unseen = hidden.reach(hidden.MASKS[mask], hidden.H)
+    found = []
+    for filling in (0.0, torch.nan):
+        own = [
+            x.masked_fill(where.cuda()[..., None], filling).requires_grad_()
+            for x, where in zip(clean, (blank, unseen, unseen), strict=True)
+        ]
+        values = torch.ones(hidden.H, line.length, device="cuda")
+        output: Any = attention(*own, position=LineBias(values, line), mask=seen, backend=backend)
+        found.append([output, *torch.autograd.grad(output.square().sum(), own)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck"])

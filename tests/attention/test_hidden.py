@@ -94,10 +94,10 @@ def run(tensors: list[Tensor], leaves: list[Tensor], position: Callable[..., Any
     return [out, *([] if lse is None else [lse]), *gradients]
 
 
-def reach(mask: Mask) -> tuple[Tensor, Tensor]:
+def reach(mask: Mask, groups: int = G) -> tuple[Tensor, Tensor]:
     """Which queries see nothing and which keys are seen by none, `[B, H, N]` and `[B, G, N]`."""
     whole = mask.dense(N, N).expand(B, H, N, N)
-    return ~whole.any(dim=3), ~whole.any(dim=2).unflatten(1, (G, -1)).any(dim=2)
+    return ~whole.any(dim=3), ~whole.any(dim=2).unflatten(1, (groups, -1)).any(dim=2)
 
 
 def check(mask: Mask, name: str, backend: str, dtype: torch.dtype) -> None:

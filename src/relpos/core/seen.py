@@ -135,6 +135,8 @@ def _sort(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _chunks(count: int, each: int) -> list[slice]:
+    if count * each <= _AT_ONCE:  # which a compiler need not make a number of
+        return [slice(0, count)]
     step = max(1, _AT_ONCE // max(1, each))
     return [slice(start, min(start + step, count)) for start in range(0, count, step)]
 
