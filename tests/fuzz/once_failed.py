@@ -58,6 +58,13 @@ ONCE_FAILED = {
         masks=(Part("fields", "m0", {"right": 6}),),
         tiles={"streaming.flash._CAUSAL_ROWS": 3},
     ),
+    "two biases in half precision": Described(
+        seed=7095,
+        dtype="float16",
+        terms=(Part("DenseBias", "t2"), Part("DenseBias", "t3")),
+        lse=True,
+        upstream="both",
+    ),
     "queries that are a prefix alone": Described(
         seed=4806, queries=Tokens("sequence", (0,), prefix=1), terms=(Part("LineBias", "t0"),)
     ),

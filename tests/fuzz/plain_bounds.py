@@ -3,19 +3,21 @@
 Running error analysis (Higham, Accuracy and Stability of Numerical Algorithms, section 3.3): whatever the order of a
 sum, its computed value is within a small multiple of eps of the sum of the magnitudes of what is summed. So the
 oracle's functions are evaluated on magnitudes, every sign a plus, and their own adjoints carry a bound on the error of
-each score to each gradient, entry by entry. With S the magnitudes summed in a score, C those of its content alone, p the weights,
-and dP, D those summed in the gradient of a weight and in delta = <output, its gradient> less that of the log-sum-exp,
+each score to each gradient, entry by entry. With S the magnitudes summed in a score, C those of its content alone, p
+the weights, and dP, D those summed in the gradient of a weight and in delta = <output, its gradient> less that of the
+log-sum-exp,
 
-    a weight of row i      errs by r p,    r = k (eps_weights + 2 eps_content max C + eps (1 + 2 max S))
+    a weight of row i      errs by r p,    r = k (2 eps_weights + 2 eps_content max C + eps (1 + 2 max S))
     the output             by r sum p |v|
     the gradient of score  by 2 r p (dP + D)
     any other gradient     by that, carried by the magnitudes of what it meets
 
-and each result by eps of its own dtype for being rounded to it. k grows with the square root of the longest sum, as
-rounding errors do that are independent of each other (Higham and Mary 2019). eps is that of the arithmetic; eps_weights
-and eps_content are that of half precision where weights, and q and k that were turned, may be rounded to it. Nothing
-depends on which rounding some order of sums happens to have, and no number is fitted: engines come to 0.43 of the bound
-in 5,000 calls, while 0.8% of the largest number, in float32 or wider, is 99 times of 100 above it.
+and each result by eps of its own dtype for being rounded to it. eps is that of the arithmetic; eps_weights and
+eps_content are that of half precision where weights, and q and k that were turned, may be rounded to it. k is
+4 + sqrt(n) / 8, n the longest sum: rounding errors that are independent grow with its square root (Higham and Mary
+2019). Nothing depends on which rounding some order of sums happens to have. Of 2,500 calls the worst result of a
+correct engine came to 0.6 of its bound; an error of 0.8% of the largest number, put anywhere into a result, was above
+it in all of 938 results in float64 and in 930 in float32. The other 8 are sums over thousands of pairs that nearly cancel.
 """
 
 from __future__ import annotations
@@ -82,12 +84,12 @@ def bounds(
         size = torch.maximum(size, numbers[sinks["logits"]].detach()[:, None, None])
     if inside.opaque is not None:
         size = size + largest(inside.opaque.abs())
-    kappa = 8 + math.sqrt(precision.longest) / 4
-    r = kappa * (precision.weights + 2 * precision.content * content + precision.arithmetic * (1 + 2 * size))
+    kappa = 4 + math.sqrt(precision.longest) / 8
+    r = kappa * (2 * precision.weights + 2 * precision.content * content + precision.arithmetic * (1 + 2 * size))
     kept = torch.ones(()) if plain.kept is None else plain.kept
     p = torch.where(allowed, weights + precision.tiny, 0.0).requires_grad_()
     carried = call.carried(p * kept)
-    of_lse = kappa * (precision.content * content + precision.arithmetic * (1 + size))
+    of_lse = kappa * (precision.content * content + precision.arithmetic * (1 + 2 * size))
     found = Bounds((r * carried).detach(), of_lse[..., 0])
     if not truth.gradients:
         return found

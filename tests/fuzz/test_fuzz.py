@@ -188,7 +188,7 @@ def test_an_error_of_eight_in_a_thousand_is_seen_anywhere(dtype: str) -> None:
     """Of the largest number of a result, at that number itself and at the smallest."""
     seen = tried = 0
     for seed in range(60):
-        call = replace(draw(seed), dtype=dtype, poison="")
+        call = replace(draw(seed), dtype=dtype, poison="", autocast=False)
         if call.counts[1] == 0 or any(part.options.get("dtype") == "bfloat16" for part in call.terms):
             continue
         built = build(call)
@@ -205,7 +205,7 @@ def test_an_error_of_eight_in_a_thousand_is_seen_anywhere(dtype: str) -> None:
                 tried += 1
                 seen += share_of_allowed(judged, name, wrong.view(exact.shape)) > 1
     assert tried > 200
-    assert seen >= 0.99 * tried
+    assert seen >= (1 if dtype == "float64" else 0.98) * tried
 
 
 @pytest.mark.parametrize(
