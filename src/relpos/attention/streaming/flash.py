@@ -98,12 +98,12 @@ def _mask(side: Strips, blocks: list[Block], tiles: list[Tile]) -> Tensor | None
     """`[blocks, BH, n, m]`, a view of a window a block."""
     every = slice(None)
     parts = [side.bias(block, tile, every) for block, tile in zip(blocks, tiles, strict=True)]
-    if parts[0] is None:
+    if all(part is None for part in parts):
         return None
-    if len(parts) == 1:
+    if len(parts) == 1 and parts[0] is not None:
         return parts[0][None]
     windows = torch.stack([side.window(block, tile, every) for block, tile in zip(blocks, tiles, strict=True)])
-    n, m = parts[0].shape[1:]
+    n, m = blocks[0].rows.stop - blocks[0].rows.start, tiles[0].count
     return windows.as_strided(
         (len(parts), windows.shape[1], n, m), (windows.stride(0), windows.stride(1), blocks[0].step, 1)
     )
