@@ -155,6 +155,8 @@ class Strips:
         if prefix:
             place = self.line.lines.layout.tokens if self.line is not None else 0
             yield Block(slice(0, prefix), torch.arange(prefix, device=self.device), 0, place)
+        if self.length == 0:
+            return
         at_once = 1 if self.mask is not None else min(self.columns, max(1, self.most_rows // self.length))
         for column in range(0, self.columns, at_once):
             strips = range(column, min(column + at_once, self.columns))
