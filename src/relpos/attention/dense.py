@@ -25,6 +25,7 @@ from relpos.core import (
     Rotation,
     RowRule,
     Terms,
+    at_least_float32,
     expand,
     lookup,
     rotate,
@@ -172,5 +173,5 @@ def bias(
                 pass
     if not parts:
         return None
-    total = reduce(torch.add, parts).to(q.dtype)
+    total = reduce(torch.add, map(at_least_float32, parts)).to(q.dtype)
     return total if total.dim() == 4 else total[None]
