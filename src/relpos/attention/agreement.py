@@ -1,8 +1,8 @@
 """Whether an engine computes what the reference does: one call on both, output, log-sum-exp and every gradient.
 
 The reference runs on the CPU, in float64 and in the call's own dtype (of a float64 call in float32, whose error is then
-scaled down). With `cost` the error of the latter and `size` the root mean square of the result (of a gradient, which is a
-difference of larger terms behind the softmax: of the largest gradient), an engine agrees where
+scaled down). With `cost` the error of the latter and `size` the root mean square of the result (of a gradient, which is
+a difference of larger terms behind the softmax: of the largest gradient), an engine agrees where
 
     rms(error) <= 2 * rms(cost) + rounding * size
     max(error) <= 4 * max(cost) + 8 * rounding * max(size, largest result)
