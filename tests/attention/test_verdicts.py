@@ -206,12 +206,19 @@ def refuse(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", list(CALLERS))
-def test_it_is_checked_whatever_the_caller_has_on(name: str, gated: list[Any]) -> None:
+def test_it_is_checked_whatever_the_caller_has_on(name: str, gated: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")))
+        return x
+
+    wrong(streaming, monkeypatch, look)
     q, k, v = tensors()
     position = bias_of_zeros()
     with CALLERS[name]():
         assert explain(q, k, v, position=position).backend == "streaming"
-    assert gated
+    assert seen == [(True, False, False)] * 2
 
 
 def test_the_first_call_may_stand_in_a_checkpoint(gated: list[Any]) -> None:

@@ -24,10 +24,10 @@ Captured = pytest.CaptureFixture[str]
 
 USER_ERRORS: list[tuple[str, str]] = [
     # what is typed, what the line says
-    ("", r"expected one of compare, train, show, bench, list; got none\. See relpos --help"),
-    ("compar", r"expected one of compare, train, show, bench, list; got 'compar'\. Did you mean 'compare'\?"),
-    ("frobnicate", r"expected one of compare, train, show, bench, list; got 'frobnicate'\. See relpos --help"),
-    ("--version", r"expected one of compare, train, show, bench, list; got '--version'"),
+    ("", r"expected one of compare, train, show, bench, check, list; got none\. See relpos --help"),
+    ("compar", r"expected one of compare, train, show, bench, check, list; got 'compar'\. Did you mean 'compare'\?"),
+    ("frobnicate", r"expected one of compare, train, show, bench, check, list; got 'frobnicate'\. See relpos --help"),
+    ("--version", r"expected one of compare, train, show, bench, check, list; got '--version'"),
     ("list", r"expected a value for kind; got none\. See relpos list --help"),
     ("list position", r"expected one of positions, tasks, backends; got 'position'\. Did you mean 'positions'\?"),
     ("list xyz", r"expected one of positions, tasks, backends; got 'xyz'\. Write relpos list positions"),

@@ -1,15 +1,16 @@
 """Whether an engine computes what the reference does: one call on both, output, log-sum-exp and every gradient.
 
 The reference runs on the CPU, in float64 and in the call's own dtype (of a float64 call in float32, whose error is then
-scaled down). With `cost` the error of the latter and `size`
-the root mean square of the result (of a gradient, which is a difference of larger terms behind the softmax: of the
-largest gradient), an engine agrees where
+scaled down). With `cost` the error of the latter and `size` the root mean square of the result (of a gradient, which is
+a difference of larger terms behind the softmax: of the largest gradient), an engine agrees where
 
     rms(error) <= 2 * rms(cost) + rounding * size
     max(error) <= 4 * max(cost) + 8 * rounding * max(size, largest result)
     rounding    = eps(dtype) + sqrt(tokens) * eps(dtype of sums)                 twice that in float64
 
-The first is the tests' rule. What it adds allows for any order of sums: a sum of n rounded numbers, one after another,
+The dtype is the call's, or that of a gradient where it is coarser (of a table in float32 in a float64 call).
+
+The first summands are the tests' rule. The others allow for any order of sums: a sum of n rounded numbers, one by one,
 is off by a random walk of about sqrt(n) eps, and the reference's own order may be luckier. Of a handful of numbers the
 second line alone is asked. NaN differs, and so does an infinity where there should be none.
 """
@@ -101,12 +102,7 @@ class Expected:
         exact, plain = self._right(learned, mine["log-sum-exp"] is not None)
         gradients = [x for name, x in exact.items() if name.startswith("gradient") and x is not None]
         terms = max((_rms(x) for x in gradients), default=0.0)
-        dtype, tokens = self.call.q.dtype, max(self.call.q.shape[2], self.call.k.shape[2])
-        sums = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
-        rounding = torch.finfo(dtype).eps + math.sqrt(tokens) * sums
-        if dtype == torch.float64:  # what is expected is rounded as much
-            rounding *= 2
-        unit = sums / torch.finfo(torch.float32).eps
+        tokens = max(self.call.q.shape[2], self.call.k.shape[2])
         far = {"output": 0.0, "gradients": 0.0}
         faults = []
         for name, right in exact.items():
@@ -114,7 +110,10 @@ class Expected:
             if right is None or ours is None or own is None:  # an engine without log-sum-exp
                 continue
             kind = "gradients" if name.startswith("gradient") else "output"
-            share, fault = _compare(ours, right, own, unit, rounding, terms if kind == "gradients" else 0.0)
+            dtypes = (self.call.q.dtype, ours.dtype) if kind == "gradients" else (self.call.q.dtype,)
+            share, fault = _compare(ours, right, own, dtypes, tokens, terms if kind == "gradients" else 0.0)
+            if name == "output" and ours.dtype != self.call.q.dtype:
+                fault = f"{ours.dtype} instead of {self.call.q.dtype}"
             far[kind] = max(far[kind], share)
             faults += [] if fault is None else [f"{name}: {fault}"]
         more = f", and {len(faults) - 1} more differ" if len(faults) > 1 else ""
@@ -136,7 +135,7 @@ def _apart(device: torch.device) -> Iterator[None]:
 
 
 def _compare(
-    mine: Tensor, exact: Tensor, plain: Tensor, unit: float, rounding: float, terms: float
+    mine: Tensor, exact: Tensor, plain: Tensor, dtypes: tuple[torch.dtype, ...], tokens: int, terms: float
 ) -> tuple[float, str | None]:
     """The largest error as a share of the largest number, and what is wrong."""
     mine, exact, plain = (x.detach().double().cpu() for x in (mine, exact, plain))
@@ -148,6 +147,11 @@ def _compare(
     if not torch.equal(mine[infinite], exact[infinite]):
         return math.inf, "not infinite where it should be"
     mine, exact, plain = mine[~infinite], exact[~infinite], plain[~infinite]
+    sums = torch.finfo(torch.promote_types(dtypes[0], torch.float32)).eps
+    unit = sums / torch.finfo(torch.float32).eps
+    rounding = max(torch.finfo(dtype).eps for dtype in dtypes) + math.sqrt(tokens) * sums
+    if dtypes[0] == torch.float64:  # what is expected is rounded as much
+        rounding *= 2
     largest = _largest(exact)
     error = _largest(mine - exact)
     share = error / largest if largest else error
