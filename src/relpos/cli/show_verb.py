@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
@@ -115,9 +115,10 @@ def _trained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
             name = f"--{option.replace('_', '-')}"
             fail("--weights alone", f"--weights and {name}", f"A trained model has its own; leave {name} out.")
     folder = _model_folder(Path(arguments.weights))
-    model, config = load(folder)
+    loaded: tuple[Any, dict[str, Any]] = load(folder)
+    model, config = loaded
     attention = model.blocks[0].attn
-    width = model.norm.normalized_shape[0]
+    width = attention.qkv.in_features
     view = View(model.coordinates, attention.num_heads, width // attention.num_heads, width, arguments.query)
     _require_query(view)
     model.to("cpu")
