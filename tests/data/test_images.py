@@ -357,6 +357,26 @@ def test_a_folder_that_may_not_be_read_is_named(noise: Path, monkeypatch: pytest
         ImageFolder(noise)
 
 
+def test_names_that_are_no_text_can_be_written_all_the_same(noise: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(noise, tmp_path / "noise")
+    (folder / "class0" / "a\udcff\n\x1b[31m.png").write_bytes(b"")
+    (folder / "class0" / "b\udcff.txt").write_bytes(b"")
+    task = ImageFolder(folder, bad_images="skip")
+    assert task.skipped == ({"path": r"class0/a\udcff\n\x1b[31m.png", "reason": "the file is empty"},)
+    assert task.ignored == (r"class0/b\udcff.txt",)
+    with pytest.raises(ValueError, match=r"class0/a\\udcff\\n\\x1b\[31m\.png \(the file is empty\)"):
+        ImageFolder(folder)
+
+
+def test_a_class_and_a_folder_have_names_that_a_page_can_show(noise: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(noise, tmp_path / "noise")
+    (folder / "class1").rename(folder / "c\udcff")
+    with pytest.raises(ValueError, match=r"expected a folder with a name in UTF-8; got .*/c\\udcff\. Rename it\."):
+        ImageFolder(folder)
+    with pytest.raises(ValueError, match=r"expected a folder with a name in UTF-8; got .*/n\\udcff\. Rename it\."):
+        ImageFolder(shutil.copytree(noise, tmp_path / "n\udcff"))
+
+
 def test_folders_may_lie_deeper_than_calls(noise: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(noise, tmp_path / "noise")
     deep = folder / "class0"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,15 +108,17 @@ def _trained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
     """The same of a trained model: its mechanisms where it was trained."""
     from relpos.cli.portrait import View, strips
     from relpos.core.checks import fail
+    from relpos.train import load
 
     for option in ("length", "grid", "heads", "head_dim", "seed"):
         if getattr(arguments, option) is not None:
             name = f"--{option.replace('_', '-')}"
             fail("--weights alone", f"--weights and {name}", f"A trained model has its own; leave {name} out.")
     folder = _model_folder(Path(arguments.weights))
-    model, config = _load(folder)
+    loaded: tuple[Any, dict[str, Any]] = load(folder)
+    model, config = loaded
     attention = model.blocks[0].attn
-    width = model.norm.normalized_shape[0]
+    width = attention.qkv.in_features
     view = View(model.coordinates, attention.num_heads, width // attention.num_heads, width, arguments.query)
     _require_query(view)
     model.to("cpu")
@@ -150,20 +151,6 @@ def _model_folder(path: Path) -> Path:
     if path.name != WEIGHTS:
         fail(f"a model's folder or its {WEIGHTS} for --weights", f"the file {path}", remedy)
     return path.parent
-
-
-def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
-    from safetensors import SafetensorError
-
-    from relpos.core.checks import fail
-    from relpos.train import load
-
-    try:
-        return load(folder)
-    except (json.JSONDecodeError, UnicodeDecodeError, SafetensorError, KeyError, TypeError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or ["no message"])[0]
-        came = f"{folder}, which cannot be read ({type(error).__name__}: {reason})"
-        fail("a model that relpos train wrote for --weights", came, "Train it again with relpos train --out DIR.")
 
 
 def _tokens(preset: Preset, length: int | None, grid: str | None) -> Sequence | Grid:

@@ -98,7 +98,7 @@ def _too_many(pixels: int, budget: Budget) -> str:
     return f"it has {pixels:,} pixels, more than {budget.most:,}; {_REMEDY}"
 
 
-def decode(file: io.BufferedIOBase, size: tuple[int, int], budget: Budget | None = None) -> Pixels:
+def decode(file: io.BufferedReader | io.BytesIO, size: tuple[int, int], budget: Budget | None = None) -> Pixels:
     """The picture in a file.
 
     Args:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relpos.core.checks import fail
+from relpos.core.files import printable, require_utf8
 from relpos.data.task import Split
 
 SPLITS: dict[str, Split] = {
@@ -122,6 +123,7 @@ def list_folder(folder: Path, endings: Iterable[str]) -> Listing:
     if not folder.is_dir():
         came = f"the file {folder}" if folder.exists() else f"{folder}, which is not there"
         fail("a folder of images", came, "Name the folder that holds the folders of the classes.")
+    require_utf8(folder, "a folder")
     known = frozenset(endings)
     splits = _split_folders(folder)
     images: list[Found] = []
@@ -139,6 +141,7 @@ def list_folder(folder: Path, endings: Iterable[str]) -> Listing:
         ignored += beside
         classes[split] = [path.name for path in folders]
         for inner in folders:
+            require_utf8(inner, "a folder")
             files = _below(inner)
             mine = [path for path in files if path.suffix.lower() in known]
             if not mine:
@@ -155,7 +158,7 @@ def list_folder(folder: Path, endings: Iterable[str]) -> Listing:
         images=tuple(images),
         classes=tuple(classes["train"]),
         taken=tuple(split for split in SHARES if split not in splits),
-        ignored=tuple(path.relative_to(folder).as_posix() for path in ignored),
+        ignored=tuple(printable(path.relative_to(folder).as_posix()) for path in ignored),
     )
 
 

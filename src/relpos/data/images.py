@@ -17,6 +17,7 @@ from jaxtyping import Int, Num
 from torch import Tensor
 
 from relpos.core.checks import fail, require_choice, require_flag, require_int
+from relpos.core.files import printable
 from relpos.data.canvas import CanvasTask, Level
 from relpos.data.folder import SHARES, Found, Listing, assign, list_folder
 from relpos.data.task import Split, Watch
@@ -79,7 +80,9 @@ class ImageFolder(CanvasTask):
         paths = [folder / image.path for image in listing.images]
         decoded = decode_all(paths, self.picture_size, watch, max_pixels=max_pixels)
         pairs = list(zip(listing.images, decoded, strict=True))
-        self.skipped = tuple({"path": image.path, "reason": one} for image, one in pairs if isinstance(one, str))
+        self.skipped = tuple(
+            {"path": printable(image.path), "reason": one} for image, one in pairs if isinstance(one, str)
+        )
         if self.skipped and bad_images == "error":
             _refuse(folder, self.skipped)
         pictures = {image: one for image, one in pairs if not isinstance(one, str)}

@@ -20,7 +20,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from relpos.core.checks import fail
-from relpos.core.files import FileError, fail_to_read, read_file
+from relpos.core.files import FileError, fail_to_read, read_file, require_utf8
 from relpos.data.task import Kind, Probe, Split, Task, Watch
 
 LENGTHS = (256, 512, 1024, 2048)
@@ -198,6 +198,7 @@ def _topics() -> dict[str, bytes]:
 def _file(path: Path) -> dict[str, bytes]:
     """A file in three pieces, in their order."""
     expected = "a file of text for --text"
+    require_utf8(path, "a file")
     if not path.exists():
         fail(expected, f"{path}, which does not exist", "Name one, or leave --text out.")
     try:
