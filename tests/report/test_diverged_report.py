@@ -160,6 +160,8 @@ def test_a_choice_that_diverged_holds_no_claim_on_quality() -> None:
     assert held == ("held in part", ["diverged in 3 of 3 runs"])
     alone = words_of(judge_choices(diverge(choice_results.make(seeds=1), "local")), "Local Attention")
     assert alone == ("held in part", ["diverged in 1 of 1 runs"]), "one seed leaves it open"
+    beside = words_of(judge_choices(diverge(choice_results.make(), "full")), "Local Attention")
+    assert beside == ("held in part", ["has no full beside it, which diverged"])
 
 
 def test_there_are_no_empty_charts(make: Any) -> None:
