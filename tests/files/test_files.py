@@ -153,7 +153,9 @@ def test_a_folder_that_cannot_be_written_is_refused(
     if made:
         folder.mkdir()
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(WriteError, match=r"expected a folder that can be written; got .*out: No space left on device\."):
+    with pytest.raises(
+        WriteError, match=r"expected a folder that can be written; got .*out: No space left on device\."
+    ):
         require_writable(folder)
     assert folder.exists() == made
     assert not made or not list(folder.iterdir())

@@ -5,15 +5,17 @@
     DIR/results.json           everything gathered, rewritten as pieces finish
     DIR/report.html            the page
 
-Files appear whole: they are written beside their place, synchronised, and moved there.
+Files appear whole (`relpos.files`), also where two processes work in one folder: a record that is there stays.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from relpos.files import is_part, require_writable, sweep, write_json
 
 SCHEMA_VERSION = 1
 _HEAD = "comparison.json"
@@ -21,16 +23,6 @@ _HEAD = "comparison.json"
 
 class OtherSettingsError(ValueError):
     """The folder holds a comparison with other settings, or something else."""
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that at every moment the old or the new one is there, whole."""
-    beside = path.with_name(path.name + ".part")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
 
 
 def _flat(tree: Any, name: str = "") -> dict[str, Any]:
@@ -43,14 +35,15 @@ def _flat(tree: Any, name: str = "") -> dict[str, Any]:
 
 
 def require_usable(folder: Path) -> None:
-    """Raise where no comparison can be in a folder, whatever its settings."""
+    """Raise where no comparison can be in a folder, whatever its settings, or where nothing can be written there."""
     if folder.exists() and not folder.is_dir():
         raise OtherSettingsError(f"expected a folder for --out; {folder} is a file. Choose another --out.")
     begun = (folder / _HEAD).exists()
-    if folder.exists() and not begun and any(there.name != _HEAD + ".part" for there in folder.iterdir()):
+    if folder.exists() and not begun and not all(is_part(there) for there in folder.iterdir()):
         raise OtherSettingsError(
             f"expected an empty folder or a comparison to go on with; {folder} holds other files. Choose another --out."
         )
+    require_writable(folder)
 
 
 class Store:
@@ -58,6 +51,7 @@ class Store:
 
     Raises:
         OtherSettingsError: the folder holds other settings (the message says which differ), or other files.
+        WriteError: nothing can be written there.
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any], environment: dict[str, Any]) -> None:
@@ -69,8 +63,17 @@ class Store:
             self._same(json.loads(path.read_text(encoding="utf-8")))
         folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():  # before anything else, so that a folder cut short here is still taken for an empty one
-            write_whole(path, json.dumps(self.head, indent=1) + "\n")
+            self._begin(path)
         (folder / "records").mkdir(exist_ok=True)
+        require_writable(folder / "records")
+        sweep(folder)
+        sweep(folder / "records")
+
+    def _begin(self, path: Path) -> None:
+        try:
+            write_json(path, self.head, indent=1, new=True)
+        except FileExistsError:  # another process has begun at this moment
+            self._same(json.loads(path.read_text(encoding="utf-8")))
 
     def _same(self, there: dict[str, Any]) -> None:
         old, new = _flat(there), _flat(json.loads(json.dumps(self.head)))
@@ -93,8 +96,9 @@ class Store:
         return self._path(name).exists()
 
     def add(self, name: str, record: Any) -> None:
-        """Keep a finished piece of work, for good."""
-        write_whole(self._path(name), json.dumps(record, separators=(",", ":")) + "\n")
+        """Keep a finished piece of work, for good: one that another process has kept meanwhile stays."""
+        with contextlib.suppress(FileExistsError):
+            write_json(self._path(name), record, new=True)
 
     def get(self, name: str) -> Any:
         """A finished piece of work."""
