@@ -34,6 +34,10 @@ class WriteError(OSError):
         return str(self.args[0])
 
 
+class UnwritableError(WriteError):
+    """Nothing can be written in a folder, found before anything was."""
+
+
 def write_whole(path: Path, content: str | bytes, *, new: bool = False) -> None:
     """Write a file so that at every moment the old or the new one is there, whole.
 
@@ -82,7 +86,7 @@ def write_json(path: Path, tree: Any, *, indent: int | None = None, new: bool = 
 
 
 def require_writable(folder: Path, *, size: int = 0) -> None:
-    """Raise a `WriteError` unless files of `size` bytes can be written in a folder.
+    """Raise an `UnwritableError` unless files of `size` bytes can be written in a folder.
 
     All stays as it was: a folder that is not there is made to see that it can be, and removed.
     """
@@ -105,12 +109,12 @@ def require_writable(folder: Path, *, size: int = 0) -> None:
     except OSError as error:
         came = f"{folder}: {error.strerror or error}"
         message = f"expected a folder that can be written; got {came}. Choose another --out."
-        raise WriteError(message, error.errno) from error
+        raise UnwritableError(message, error.errno) from error
     if free < size:
         message = (
             f"expected {_size(size)} free in {folder}; got {_size(free)}. Free some space, or choose another --out."
         )
-        raise WriteError(message, errno.ENOSPC)
+        raise UnwritableError(message, errno.ENOSPC)
 
 
 def is_part(path: Path) -> bool:
