@@ -44,7 +44,7 @@ def _usage_error(message: str, options: Iterable[str], verb: str, limits: Mappin
     if found := re.match(r"the following arguments are required: (.*)", message):
         names = ", ".join(name.rpartition(".")[2] for name in found[1].split(", "))
         return f"expected a value for {names}; got none. {see}"
-    if found := re.match(r'Parser key "(\w+)": Exceeds the limit .*value has (\d+) digits', message, re.DOTALL):
+    if found := re.match(r'Parser key "(\w+)":\s*Exceeds the limit .*value has (\d+) digits', message, re.DOTALL):
         return _beyond(found[1], limits[found[1]], f"a number of {int(found[2]):,} digits", low=False)
     if found := re.match(r'Parser key "([\w.]+)":.*(?:Got|Given) value: (.*)', message, flags=re.DOTALL):
         value = (found[2].splitlines() or [""])[0]
