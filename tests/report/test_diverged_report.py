@@ -12,6 +12,8 @@ import text_results
 from rich.console import Console
 
 from relpos.report import build_page, judge, render_terminal
+from relpos.report.choice_claims import judge_choices
+from relpos.report.claims import judge_claims
 from relpos.report.plots.overview import overview
 from relpos.report.table import build_table
 from relpos.report.wording import cautions, headline
@@ -136,3 +138,31 @@ def test_choices(gone: tuple[str, ...]) -> None:
     assert f"{gone[0]} diverged" in words
     assert ("Every training run diverged" in page) == (len(gone) == 3)
     assert "Unfinished" not in words
+
+
+def words_of(claims: list[Any], start: str) -> tuple[str, list[str]]:
+    (found,) = [one for one in claims if one.claim.quote.startswith(start)]
+    return found.word, [finding.figure for finding in found.findings if "diverged" in finding.figure]
+
+
+def test_who_diverged_holds_no_claim_on_quality_or_steadiness(make: Any) -> None:
+    results = make(("none", "relative_2d", "rotary_2d"))
+    assert words_of(judge_claims(results), "RoPE: memory low")[1] == []
+    whole = words_of(judge_claims(diverge(results, "rotary_2d")), "RoPE: memory low")
+    assert whole == ("held in part", ["diverged in 3 of 3 runs"])
+    steady = words_of(judge_claims(diverge(results, "relative_2d", seeds=(0,))), "Additive bias: simple, stable")
+    assert steady == ("did not hold", ["diverged in 1 of 3 runs"])
+    assert words_of(judge_claims(results), "RoPE: no new parameters") == ("held", [])
+
+
+def test_a_choice_that_diverged_holds_no_claim_on_quality() -> None:
+    held = words_of(judge_choices(diverge(choice_results.make(), "local")), "Local Attention")
+    assert held == ("held in part", ["diverged in 3 of 3 runs"])
+    alone = words_of(judge_choices(diverge(choice_results.make(seeds=1), "local")), "Local Attention")
+    assert alone == ("held in part", ["diverged in 1 of 1 runs"]), "one seed leaves it open"
+    beside = words_of(judge_choices(diverge(choice_results.make(), "full")), "Local Attention")
+    assert beside == ("held in part", ["has no full beside it, which diverged"])
+
+
+def test_there_are_no_empty_charts(make: Any) -> None:
+    assert 'id="chart-canvas' not in build_page(diverge(make(), "none", "learned", "relative_2d"))

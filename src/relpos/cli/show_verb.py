@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 HEADS, HEAD_DIM, SEED, LENGTH, GRID = 4, 16, 0, 16, (8, 8)
 TOKENS_AT_MOST = 4096
+LIMITS = {"length": 10**9, "heads": 256, "head_dim": 1024, "query": 10**9, "seed": 2**63 - 1}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -49,11 +50,12 @@ def run(arguments: Namespace) -> None:
     if (arguments.position is None) == (arguments.weights is None):
         came = "neither" if arguments.position is None else f"{arguments.position!r} and --weights"
         fail("a position or --weights FILE", came, "Write relpos show relative_2d, or relpos show --weights FOLDER.")
+    out = None if arguments.out is None else _free_file(Path(arguments.out))
     if arguments.weights is None:
         name, title, note, view, strips = _untrained(arguments)
     else:
         name, title, note, view, strips = _trained(arguments)
-    out = _free_file(Path(f"show-{name}.png" if arguments.out is None else arguments.out))
+    out = _free_file(Path(f"show-{name}.png")) if out is None else out
     save_picture(picture(title, note, strips), out)
     what = f"{name}, {_tokens_in_words(view.tokens)}" + ("" if view.query is None else f", {view.chosen_name}")
     Console().print(f"Drew {what}: {out}", highlight=False, soft_wrap=True, markup=False)
@@ -197,6 +199,7 @@ def _require_query(view: View) -> None:
 def _free_file(path: Path) -> Path:
     """The file to write, which must not exist and must have an ending that can be written."""
     from relpos.core.checks import fail
+    from relpos.files.writing import require_writable
     from relpos.report.plots.show import ENDINGS
 
     if path.is_dir():
@@ -208,6 +211,7 @@ def _free_file(path: Path) -> Path:
         fail("a file that does not exist yet", str(path), "Choose another --out; nothing is overwritten.")
     if not path.parent.is_dir():
         fail("--out in a folder that exists", str(path), f"Make {path.parent} first.")
+    require_writable(path.parent)
     return path
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _SIZES = {"image_size": "--image-size", "patch": "--patch"}
 _IMAGE_OPTIONS = ("image_size", "patch", "bad_images", "max_pixels")
 _NAMED = 5
+SIDE_AT_MOST = 4096
+"""Pixels of an image's side that a model is made for."""
 
 
 def add_task_arguments(parser: ArgumentParser) -> None:
@@ -53,6 +55,10 @@ def _size(text: str, option: str) -> list[int]:
     found = re.fullmatch(r"(\d+)(?:x(\d+))?", text.strip().lower())
     if not found:
         raise ValueError(f"expected N or HxW for {option}; got {text!r}. Write {option} 64, or {option} 64x96.")
+    if max(len(side) for side in found.groups("")) > 9 or max(map(int, filter(None, found.groups()))) > SIDE_AT_MOST:
+        raise ValueError(
+            f"expected at most {SIDE_AT_MOST:,} pixels a side for {option}; got {text!r}. Choose a smaller one."
+        )
     return [int(found[1]), int(found[2] or found[1])]
 
 

@@ -5,21 +5,23 @@
     DIR/results.json           everything gathered, rewritten as pieces finish
     DIR/report.html            the page
 
-Files appear whole: they are written beside their place, synchronised, and moved there. A record stands beside its
-checksum, `{"sha256": ..., "record": ...}`: a digit that changed on the disk would be a wrong figure on the page.
+Files appear whole (`files.writing`), also where two processes work in one folder: a record that is there stays. It stands
+beside its checksum, `{"sha256": ..., "record": ...}`: a digit that changed on the disk would be a wrong figure on the
+page.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 from relpos.core.checks import fail
-from relpos.core.files import MIB, FileError, fail_to_read, read_file, read_json
+from relpos.files.reading import MIB, FileError, fail_to_read, read_file, read_json
+from relpos.files.writing import as_json, is_part, require_writable, sweep, write_json, write_whole
 
 SCHEMA_VERSION = 1
 _HEAD = "comparison.json"
@@ -33,19 +35,8 @@ class OtherSettingsError(ValueError):
     """The folder holds a comparison with other settings, or something else."""
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that at every moment the old or the new one is there, whole."""
-    beside = path.with_name(path.name + ".part")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-
-
-def _sealed(record: Any) -> str:
-    """A record as a file has it, beside the checksum of its text."""
-    text = json.dumps(record, separators=(",", ":"))
+def _sealed(text: str) -> str:
+    """A record's text as a file has it, beside its checksum."""
     return f'{{"sha256":"{hashlib.sha256(text.encode()).hexdigest()}","record":{text}}}\n'
 
 
@@ -79,14 +70,15 @@ def _flat(tree: Any, name: str = "") -> dict[str, Any]:
 
 
 def require_usable(folder: Path) -> None:
-    """Raise where no comparison can be in a folder, whatever its settings."""
+    """Raise where no comparison can be in a folder, whatever its settings, or where nothing can be written there."""
     if folder.exists() and not folder.is_dir():
         raise OtherSettingsError(f"expected a folder for --out; {folder} is a file. Choose another --out.")
     begun = (folder / _HEAD).exists()
-    if folder.exists() and not begun and any(there.name != _HEAD + ".part" for there in folder.iterdir()):
+    if folder.exists() and not begun and not all(is_part(there) for there in folder.iterdir()):
         raise OtherSettingsError(
             f"expected an empty folder or a comparison to go on with; {folder} holds other files. Choose another --out."
         )
+    require_writable(folder)
 
 
 class Store:
@@ -95,6 +87,7 @@ class Store:
     Raises:
         OtherSettingsError: the folder holds other settings (the message says which differ), or other files.
         ValueError: its comparison.json is damaged.
+        WriteError: nothing can be written there.
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any], environment: dict[str, Any]) -> None:
@@ -106,11 +99,20 @@ class Store:
             self._same(self._begun_with(path))
         folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():  # before anything else, so that a folder cut short here is still taken for an empty one
-            write_whole(path, json.dumps(self.head, indent=1) + "\n")
+            self._begin(path)
         records = folder / "records"
         if records.exists() and not records.is_dir():
             fail("a folder of records", f"the file {records}", "Choose another --out.")
         records.mkdir(exist_ok=True)
+        require_writable(records)
+        sweep(folder)
+        sweep(records)
+
+    def _begin(self, path: Path) -> None:
+        try:
+            write_json(path, self.head, indent=1, new=True)
+        except FileExistsError:  # another process has begun at this moment
+            self._same(self._begun_with(path))
 
     def _begun_with(self, path: Path) -> dict[str, Any]:
         expected, remedy = f"the {_HEAD} that a comparison begins with", "Choose another --out."
@@ -156,8 +158,10 @@ class Store:
         return True
 
     def add(self, name: str, record: Any) -> None:
-        """Keep a finished piece of work, for good."""
-        write_whole(self._path(name), _sealed(record))
+        """Keep a finished piece of work, for good: one that another process has kept meanwhile stays."""
+        path = self._path(name)
+        with contextlib.suppress(FileExistsError):
+            write_whole(path, _sealed(as_json(path, record)), new=True)
 
     def get(self, name: str) -> Any:
         """A finished piece of work.

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from relpos.core.files import FileError, open_file
 from relpos.data.task import Watch
+from relpos.files.reading import FileError, open_file
 
 Pixels = NDArray[np.uint8] | NDArray[np.float32]
 """[rows, columns, 3], values from 0 to 255."""

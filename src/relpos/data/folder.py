@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relpos.core.checks import fail
-from relpos.core.files import printable, require_utf8
 from relpos.data.task import Split
+from relpos.files.reading import printable, require_utf8
 
 SPLITS: dict[str, Split] = {
     "train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test",

@@ -17,10 +17,10 @@ from jaxtyping import Int, Num
 from torch import Tensor
 
 from relpos.core.checks import fail, require_choice, require_flag, require_int
-from relpos.core.files import printable
 from relpos.data.canvas import CanvasTask, Level
 from relpos.data.folder import SHARES, Found, Listing, assign, list_folder
 from relpos.data.task import Split, Watch
+from relpos.files.reading import printable
 
 IMAGE_SIZE = (64, 64)
 PATCH = (8, 8)

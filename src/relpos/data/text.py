@@ -20,8 +20,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from relpos.core.checks import fail
-from relpos.core.files import FileError, fail_to_read, read_file, require_utf8
 from relpos.data.task import Kind, Probe, Split, Task, Watch
+from relpos.files.reading import FileError, fail_to_read, read_file, require_utf8
 
 LENGTHS = (256, 512, 1024, 2048)
 """Bytes of an input: the first is trained, all are tested."""

@@ -5,9 +5,7 @@ a script element) that the vendored uPlot draws. Without scripts everything but 
 """
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from relpos.files.writing import write_whole
 from relpos.report.again import bibtex, citation, command_line
 from relpos.report.cards import costs, counts, standings
 from relpos.report.charts import ALL_IN_FRONT, front, robustness_charts, training_charts
@@ -105,21 +104,11 @@ WORDS = {
 
 
 def write_report(results: Results, path: str | Path) -> None:
-    """Write the page. A reader never sees half of it: it is written beside `path` and then put in its place."""
+    """Write the page, whole; the folder is made."""
     path = Path(path)
     page = build_page(results)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=".report", delete=False) as file:
-        file.write(page)
-    try:
-        # A temporary file is its owner's alone; the page may be read by whoever may read a new file here.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(file.name, 0o666 & ~mask)
-        os.replace(file.name, path)
-    except OSError:
-        os.unlink(file.name)
-        raise
+    write_whole(path, page)
 
 
 def build_page(results: Results) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as dumped
 
 from relpos.core.checks import fail, shape_of
-from relpos.core.files import MIB, FileError, fail_to_read, read_json
 from relpos.data import ImageTask, Task
+from relpos.files.reading import MIB, FileError, fail_to_read, read_json
+from relpos.files.writing import write_json, write_whole
 from relpos.models import LanguageModel, VisionTransformer
 from relpos.train.recipe import Model, Recipe
 
@@ -39,13 +40,16 @@ def check_free(folder: Path) -> None:
 def save(folder: Path, model: Model, *, task: Task, position: str, recipe: Recipe, about: dict[str, Any]) -> None:
     """Write the model's weights and what is needed to build it; `about` is kept in the configuration as it is.
 
-    The configuration holds the arguments of the model itself, so that it loads where the task's data are not.
+    The configuration holds the arguments of the model itself, so that it loads where the task's data are not. Both
+    files are there in the end, or neither.
+
+    Raises:
+        ValueError: a model is there, or is put there meanwhile.
+        WriteError: they cannot be written.
     """
     check_free(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, folder / WEIGHTS
-    )
+    weights = dumped({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()})
     config = {
         "task": task.name,
         "task_options": task.options,
@@ -56,7 +60,16 @@ def save(folder: Path, model: Model, *, task: Task, position: str, recipe: Recip
         "recipe": asdict(recipe),
         **about,
     }
-    (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    try:
+        write_json(folder / CONFIG, config, indent=1, new=True)  # whoever comes first has the folder
+    except FileExistsError:
+        check_free(folder)
+        raise
+    try:
+        write_whole(folder / WEIGHTS, weights)
+    except BaseException:
+        (folder / CONFIG).unlink()
+        raise
 
 
 def load(folder: Path) -> tuple[Model, dict[str, Any]]:

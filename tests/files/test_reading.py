@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relpos.core.files import DEEPEST, FileError, fail_to_read, open_file, parse_json, read_file, read_json
+from relpos.files.reading import DEEPEST, FileError, fail_to_read, open_file, parse_json, read_file, read_json
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
