@@ -79,8 +79,8 @@ def compare_lengths(backend: str, dynamic: bool | None = None) -> None:
     """One compiled function at one length after another: from the second on the compiler makes sizes symbolic.
 
     Queries are keys, and both are turned, which the compiler does once: one tensor then stands at two places. With
-    `dynamic`, all sizes and numbers are symbols from the start, the head's width and the scale too, the mask hides tokens
-    in a way that no graph can know, and streaming, which asks for no border between sizes, is one graph.
+    `dynamic`, all sizes and numbers are symbols from the start, the head's width and the scale too, the mask hides
+    tokens that no graph can know, and streaming, which asks for no border between sizes, is one graph.
     """
     mechanism = relpos.T5Bias(num_heads=2) + relpos.RotaryEmbedding(8)
     scale = None if backend == "streaming" else 0.25  # the width's own, and one of the caller

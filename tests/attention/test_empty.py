@@ -109,6 +109,8 @@ def test_sinks_and_no_keys(backend: str) -> None:
 def test_weights_and_explanations_of_nothing() -> None:
     for size in SIZES.values():
         q, k, v = qkv(size)
-        assert attention_weights(q, k).shape == (*q.shape[:3], k.shape[2])
+        mask = Mask.padding(torch.ones(k.shape[2]).bool(), queries=torch.ones(q.shape[2]).bool())
+        for masked in (None, mask):
+            assert attention_weights(q, k, mask=masked).shape == (*q.shape[:3], k.shape[2])
         for kind in ("none", "a line bias", "a cap"):
             assert explain(q, k, v, position=position(kind, *size)).backend in relpos.backends()

@@ -137,11 +137,12 @@ def test_tiles_of_streaming(mask: str, dtype: torch.dtype) -> None:
         check(MASKS[mask], name, "streaming", dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("backend", ["reference", "streaming", "sdpa"])
-def test_a_dense_bias_may_hold_anything_where_pairs_are_forbidden(backend: str) -> None:
+def test_a_dense_bias_may_hold_anything_where_pairs_are_forbidden(backend: str, dtype: torch.dtype) -> None:
     mask = MASKS["padding"] & Mask.causal()
     bias = torch.randn(B, H, N, N)
-    tensors = [torch.randn(B, H, N, D) for _ in range(3)]
+    tensors = [torch.randn(B, H, N, D).to(dtype) for _ in range(3)]
     wanted = run(tensors, [bias], DenseBias, mask, backend)
     for filling in (torch.nan, torch.inf, -torch.inf):
         found = run(tensors, [bias.masked_fill(~mask.dense(N, N), filling)], DenseBias, mask, backend)

@@ -117,6 +117,12 @@ def attention(
 ) -> Float[Tensor, "B H N V"] | tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """Softmax attention with any position mechanism.
 
+    Tokens that the mask leaves out altogether may hold anything, also NaN and inf: keys and values that no query of
+    their batch element sees (padding, the unused part of a cache), and queries that see no key. They change nothing,
+    and their gradients are 0. A NaN or inf in a key or value that is hidden from some queries alone may reach these
+    too, for 0 times NaN is NaN. What terms hold is finite for every token, left out or not; a `DenseBias` alone may
+    hold anything at forbidden pairs.
+
     Args:
         q: queries. k, v: keys and values; G key heads serve H query heads in equal groups (H a multiple of G).
         position: terms, or a mechanism together with `queries`.

@@ -22,7 +22,7 @@ from relpos.core.seen import seen
 
 def without_hidden(call: Call) -> Call:
     """The call with 0 for keys and values that no query sees, and for queries that see no key."""
-    if call.mask is None:
+    if call.mask is None or call.is_empty:
         return call
     found = seen(call.mask, call.q.shape[2], call.k.shape[2], call.q.device)
     if found is None:
@@ -30,9 +30,8 @@ def without_hidden(call: Call) -> Call:
     rows, columns = found
     if columns.shape[1] > 1:
         columns = columns.unflatten(1, (call.k.shape[1], call.groups)).any(dim=2)
-    rows, columns = (None if at_hand(x, torch.all) else x for x in (rows, columns))
     return replace(call, q=_alone(call.q, rows), k=_alone(call.k, columns), v=_alone(call.v, columns))
 
 
-def _alone(x: Float[Tensor, "B H N D"], which: Bool[Tensor, "#B #H N"] | None) -> Float[Tensor, "B H N D"]:
-    return x if which is None else x.masked_fill(~which[..., None], 0)
+def _alone(x: Float[Tensor, "B H N D"], which: Bool[Tensor, "#B #H N"]) -> Float[Tensor, "B H N D"]:
+    return x if at_hand(which, torch.all) else x.masked_fill(~which[..., None], 0)

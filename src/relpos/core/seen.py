@@ -80,23 +80,14 @@ def _stretches(mask: Mask, n: int, m: int, device: torch.device) -> _Stretches:
     most = None
     if mask.limit is not None:
         most = (rows if mask.query_order is None else mask.query_order) + mask.limit
-    given = (
-        low,
-        high,
-        most,
-        mask.key_order,
-        mask.query_segments,
-        mask.key_segments,
-        mask.query_global,
-        mask.key_global,
-    )
-    wide = [None if x is None else torch.atleast_2d(x) for x in given]
+    tokens = (mask.key_order, mask.query_segments, mask.key_segments, mask.query_global, mask.key_global)
+    wide = [None if x is None else torch.atleast_2d(x) for x in (low, high, most, *tokens)]
     batch = max(x.shape[0] for x in (*wide, rows[None]) if x is not None)
     low, high, most, order, mine, theirs, query_global, key_global = (
         None if x is None else x.expand(batch, -1).contiguous() for x in wide
     )
     keys = torch.arange(m, device=device).expand(batch, -1).contiguous()
-    number, sorted_order = (None, keys) if order is None else _sort(order)
+    number, sorted_order = (keys, keys) if order is None else _sort(order)
 
     def rank(x: Tensor | None, *, right: bool) -> Tensor:
         """How many keys are of a lower order, or also of the same."""
@@ -108,7 +99,6 @@ def _stretches(mask: Mask, n: int, m: int, device: torch.device) -> _Stretches:
     begin = torch.zeros_like(start)
     if query_global is not None:
         start, stop = torch.where(query_global, begin, start), torch.where(query_global, end, stop)
-    number = keys if number is None else number
     if mine is not None and theirs is not None:
         within = torch.searchsorted(sorted_order, sorted_order)  # keys of one order have one rank
         by_segment, sorted_theirs = _sort(theirs.gather(1, number))
@@ -123,9 +113,8 @@ def _stretches(mask: Mask, n: int, m: int, device: torch.device) -> _Stretches:
         )
     place = torch.empty_like(number).scatter(1, number, keys)
     stop, end = torch.maximum(start, stop), torch.maximum(begin, end)
-    return _Stretches(
-        place, number, start, stop, *((begin, end) if key_global is not None else (None, None)), key_global
-    )
+    first, last = (None, None) if key_global is None else (begin, end)
+    return _Stretches(place, number, start, stop, first, last, key_global)
 
 
 def _sort(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,47 +130,47 @@ def _chunks(count: int, each: int) -> list[slice]:
     return [slice(start, min(start + step, count)) for start in range(0, count, step)]
 
 
+def _in_blocks(x: Tensor, count: int, size: int) -> Tensor:
+    """`[..., N]` as `[..., blocks, size]`, the last one filled up with 0."""
+    return torch.unflatten(F.pad(x, (0, count * size - x.shape[-1])), -1, (count, size))
+
+
 def _columns(of: _Stretches, layout: Bool[Tensor, "#H r c"], size: int) -> Bool[Tensor, "#B #H M"]:
     """The keys that are seen, a few blocks of queries at a time."""
-    batch, m = of.place.shape
-    heads, count = layout.shape[:2]
-    blocks_of_keys = torch.arange(m, device=layout.device) // size
+    m, (rows, columns) = of.place.shape[1], layout.shape[1:]
 
     def inside(start: Tensor, stop: Tensor, some: slice) -> Tensor:
-        own = (F.pad(x, (0, count * size - x.shape[1])).unflatten(1, (count, size))[:, some] for x in (start, stop))
-        start, stop = own
-        steps = start.new_zeros(*start.shape[:2], m + 1)
-        one = start.new_ones(()).expand(start.shape)
-        steps = steps.scatter_add(2, start, one).scatter_add(2, stop, -one)
-        return (steps.cumsum(dim=2) > 0).gather(2, of.place[:, None].expand(-1, start.shape[1], -1))
+        start, stop = (_in_blocks(x, rows, size)[:, some] for x in (start, stop))
+        one = torch.ones((), dtype=torch.int32, device=start.device).expand(start.shape)
+        steps = one.new_zeros(*start.shape[:2], m + 1).scatter_add(2, start, one).scatter_add(2, stop, -one)
+        return (steps.cumsum(dim=2, dtype=torch.int32) > 0).gather(2, of.place[:, None].expand(-1, start.shape[1], -1))
 
-    found = torch.zeros(batch, heads, m, dtype=torch.bool, device=layout.device)
-    for some in _chunks(count, batch * heads * m):
+    counts = torch.zeros((), device=layout.device)
+    for some in _chunks(rows, of.place.numel()):
         met = inside(of.start, of.stop, some)
         if of.of_all is not None and of.first is not None and of.last is not None:
             met = met | (inside(of.first, of.last, some) & of.of_all[:, None])
-        found = found | (met[:, None] & layout[:, some][..., blocks_of_keys]).any(dim=2)
-    return found
+        cells = _in_blocks(met.float(), columns, size)
+        counts = counts + torch.einsum("hij,bijs->bhjs", layout[:, some].float(), cells)
+    return counts.flatten(2)[..., :m] > 0
 
 
 def _rows(of: _Stretches, layout: Bool[Tensor, "#H r c"], size: int) -> Bool[Tensor, "#B #H N"]:
     """The queries that see something, a few blocks of keys at a time."""
-    batch, n = of.start.shape
-    heads, _, count = layout.shape
-    blocks_of_keys = of.number // size
-    blocks_of_queries = torch.arange(n, device=layout.device) // size
+    n, (rows, columns) = of.start.shape[1], layout.shape[1:]
 
     def meets(start: Tensor, stop: Tensor, members: Bool[Tensor, "#B c M"]) -> Tensor:
-        before = F.pad(members.int().cumsum(dim=2), (1, 0))
+        before = F.pad(members.cumsum(dim=2, dtype=torch.int32), (1, 0))
         begun, ended = (before.gather(2, x[:, None].expand(-1, before.shape[1], -1)) for x in (start, stop))
         return ended > begun
 
-    found = torch.zeros(batch, heads, n, dtype=torch.bool, device=layout.device)
-    for some in _chunks(count, batch * heads * max(n, of.number.shape[1])):
+    counts = torch.zeros((), device=layout.device)
+    for some in _chunks(columns, max(of.start.numel(), of.number.numel())):
         numbers = torch.arange(some.start, some.stop, device=layout.device)
-        members = blocks_of_keys[:, None] == numbers[:, None]
+        members = (of.number // size)[:, None] == numbers[:, None]
         met = meets(of.start, of.stop, members)
         if of.of_all is not None and of.first is not None and of.last is not None:
             met = met | meets(of.first, of.last, members & of.of_all.gather(1, of.number)[:, None])
-        found = found | (met[:, None] & layout[:, blocks_of_queries, some].mT).any(dim=2)
-    return found
+        cells = _in_blocks(met.float(), rows, size)
+        counts = counts + torch.einsum("hij,bjis->bhis", layout[:, :, some].float(), cells)
+    return counts.flatten(2)[..., :n] > 0
