@@ -190,7 +190,9 @@ def test_what_counts_seen_keys_is_shown_under_a_causal_mask(name: str) -> None:
     assert np.array_equal(np.isnan(row.values[0]), np.arange(7) > 2)
 
 
-@pytest.mark.parametrize(("count", "step"), [(1, 1), (9, 1), (10, 2), (4096, 512), (9216, 1024), (9217, 2048), (65536, 8192)])
+@pytest.mark.parametrize(
+    ("count", "step"), [(1, 1), (9, 1), (10, 2), (4096, 512), (9216, 1024), (9217, 2048), (65536, 8192)]
+)
 def test_ticks_are_a_few_however_long_it_is(count: int, step: int) -> None:
     places = [at for at, _ in _counted(count)]
     assert places == list(range(0, count, step))

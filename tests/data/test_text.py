@@ -142,9 +142,7 @@ def test_a_text_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest
 def test_a_text_has_a_name_that_a_page_can_show(tmp_path: Path) -> None:
     path = tmp_path / "mine\udcff.txt"
     path.write_bytes(LONG)
-    with pytest.raises(
-        ValueError, match=r"a file with a name in UTF-8; got .*/mine\\udcff\.txt\. Rename it\."
-    ):
+    with pytest.raises(ValueError, match=r"a file with a name in UTF-8; got .*/mine\\udcff\.txt\. Rename it\."):
         Text(path)
 
 

@@ -164,7 +164,9 @@ def test_show_draws_no_model_of_any_size(
     with pytest.raises(SystemExit) as caught:
         main(["show", "--weights", str(tmp_path), "--out", str(tmp_path / "x.png")])
     assert caught.value.code == 2
-    assert re.search(r"at most 65,536 tokens in a picture; got 1.*000 in .*\. Draw one with fewer", capsys.readouterr().err)
+    assert re.search(
+        r"at most 65,536 tokens in a picture; got 1.*000 in .*\. Draw one with fewer", capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("changes", [{"recipe": [1]}, {"recipe": {"steps": "$x"}}, {"task": ["$"]}, {"seed": "$a$"}])
