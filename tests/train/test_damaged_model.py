@@ -153,6 +153,22 @@ def test_weights_of_another_model_are_named(folder: Path) -> None:
     load(folder)
 
 
+@pytest.mark.parametrize(("argument", "asked"), [("context", 10**9), ("img_size", [200_000, 200_000])])
+def test_show_draws_no_model_of_any_size(
+    argument: str, asked: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = find_task("text" if argument == "context" else "digits")
+    recipe, position = (ON_TEXT, "rotary_1d") if argument == "context" else (ON_IMAGES, "alibi_axes")
+    save(tmp_path, recipe.build(task, position), task=task, position=position, recipe=recipe, about={})
+    edited(tmp_path, lambda config: config["model"].update({argument: asked}))  # no weight depends on it
+    with pytest.raises(SystemExit) as caught:
+        main(["show", "--weights", str(tmp_path), "--out", str(tmp_path / "x.png")])
+    assert caught.value.code == 2
+    assert re.search(
+        r"at most 65,536 tokens in a picture; got 1.*000 in .*\. Draw one with fewer", capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize("changes", [{"recipe": [1]}, {"recipe": {"steps": "$x"}}, {"task": ["$"]}, {"seed": "$a$"}])
 def test_show_names_the_configuration(
     folder: Path, changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -283,5 +283,7 @@ def _offsets(low: int, span: int) -> tuple[tuple[float, str], ...]:
 
 def _counted(count: int) -> tuple[tuple[float, str], ...]:
     """Ticks at whole numbers from 0, about five to nine of them."""
-    step = next(step for step in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if count <= 9 * step)
+    step = 1
+    while count > 9 * step:
+        step *= 2
     return tuple((at, str(at)) for at in range(0, count, step))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 HEADS, HEAD_DIM, SEED, LENGTH, GRID = 4, 16, 0, 16, (8, 8)
 TOKENS_AT_MOST = 4096
 LIMITS = {"length": 10**9, "heads": 256, "head_dim": 1024, "query": 10**9, "seed": 2**63 - 1}
+TRAINED_AT_MOST = 65_536
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -119,6 +120,8 @@ def _trained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
     folder = _model_folder(Path(arguments.weights))
     loaded: tuple[Any, dict[str, Any]] = load(folder)
     model, config = loaded
+    if (count := model.coordinates.count) > TRAINED_AT_MOST:
+        fail(f"at most {TRAINED_AT_MOST:,} tokens in a picture", f"{count:,} in {folder}", "Draw one with fewer.")
     attention = model.blocks[0].attn
     width = attention.qkv.in_features
     view = View(model.coordinates, attention.num_heads, width // attention.num_heads, width, arguments.query)
