@@ -104,7 +104,7 @@ class MechanismBuilder(TermBuilder):
             case DenseBias(bias=bias):
                 entries.append(("dense", {"bias": self._name(bias)}))
             case RowRule():
-                names = tuple(self._name(x) for x in term.parameters)
+                names = tuple(self.names.get(id(x), x) for x in term.parameters)
                 entries.append(("rule", {"rule": term.rule, "parameters": names}))
             case Softcap(cap=cap):
                 entries.append(("softcap", {"cap": cap}))

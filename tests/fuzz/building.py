@@ -99,7 +99,9 @@ class Builder(MechanismBuilder, MaskBuilder):
         leaves = {name: x for name, x in self.named.items() if x.requires_grad}
         for _, entry in self.entries:  # tensors that are other ones
             entry.update({key: self.alias.get(x, x) for key, x in entry.items() if isinstance(x, str)})
-            entry["parameters"] = tuple(self.alias.get(x, x) for x in entry.get("parameters", ()))
+            entry["parameters"] = tuple(
+                self.alias.get(x, x) if isinstance(x, str) else x for x in entry.get("parameters", ())
+            )
         told = plain.Plain(self.entries, allowed, scale, numbers, kept, **names)
         return Built(
             arguments, leaves, told, None if d_out is None else d_out.detach(),
@@ -119,7 +121,7 @@ class Builder(MechanismBuilder, MaskBuilder):
         weights = max([arithmetic, *(half.eps for half in halves)])
         turned = any(kind in ("rotation", "query_bias") for kind, _ in self.entries)
         content = max(torch.finfo(dtype).eps, arithmetic) if turned else arithmetic
-        tiny = 1e-300 if wide == torch.float64 else 1e-38
+        tiny = 1e-290 if wide == torch.float64 else 1e-30
         if any(x.dtype == torch.float16 for x in self.named.values()):
             tiny = torch.finfo(torch.float16).tiny
         return Precision(arithmetic, weights, content, tiny, max(m, call.width, call.batch * call.heads * n))

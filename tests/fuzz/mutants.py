@@ -10,9 +10,15 @@ What is no mutant, by rule and not by hand:
     whatever stands inside `raise`, `fail(...)` or `require_...(...)`, and functions that only check arguments or choose
     between engines: they decide about messages and speed, and have tests of their own
     calls that fail without any change, which are left out
-    a survivor that only cuts the work otherwise: its results are right in every call, but some function of the mutated
-    modules returned other stretches, shapes or numbers than before. What is computed is the same, at another speed.
-    Such ones are printed, with the first function that differed, and do not count among the 20
+    a change after which the text says the same
+
+Two kinds of survivors are set apart by what the functions of the mutated modules return, call by call, beside the same
+functions unchanged. They are printed with the first function that differed, and do not count among the 20:
+
+    speed    some function returned other stretches, shapes or whole numbers, or another function was called, and every
+             result was right: the work is cut otherwise, and what is computed is the same
+    idle     some function returned other numbers with fractions, and every result was the same bit for bit: nothing
+             depends on them, such as the shift of a row that sees nothing
 """
 
 from __future__ import annotations
@@ -153,6 +159,8 @@ def mutants(source: pathlib.Path) -> list[Mutant]:
             starts.append(starts[-1] + len(line))
         for node in _nodes(ast.parse(text)):
             for change in _changes(node):
+                if change is not None and ast.unparse(change) == ast.unparse(node):
+                    continue
                 assert isinstance(node, ast.expr | ast.stmt)
                 assert node.end_lineno is not None
                 assert node.end_col_offset is not None
@@ -186,12 +194,13 @@ def _files(source: pathlib.Path) -> list[pathlib.Path]:
 
 
 class Watch:
-    """Which lines of some files run, and a digest of what their functions return, numbers with fractions left out."""
+    """Which lines of some files run, and digests of what their functions return, with and without fractions."""
 
     def __init__(self, files: list[pathlib.Path], *, lines: bool) -> None:
         self.files, self.wants_lines = {str(path) for path in files}, lines
         self.lines: set[tuple[str, int]] = set()
         self.returned: list[str] = []
+        self.fractions: list[str] = []
 
     def __enter__(self) -> Watch:
         sys.settrace(self._called)
@@ -210,25 +219,34 @@ class Watch:
         if event == "line":
             self.lines.add((frame.f_code.co_filename, frame.f_lineno))
         elif event == "return" and not self.wants_lines:
-            self.returned.append(f"{frame.f_code.co_name} {_summary(arg)}")
+            self.returned.append(f"{frame.f_code.co_name} {_summary(arg, False)}")
+            self.fractions.append(f"{frame.f_code.co_name} {_summary(arg, True)}")
         return self._within
 
 
-def _summary(x: Any) -> str:
-    """What can be told of a result without its rounding."""
+def _summary(x: Any, fractions: bool) -> str:
+    """What a result is; of its floating tensors the shapes alone, or all bits."""
     import torch
 
     if isinstance(x, torch.Tensor):
-        if x.is_floating_point():
+        if x.is_floating_point() and not fractions:
             return f"float{tuple(x.shape)}"
-        return hashlib.md5(x.detach().contiguous().numpy().tobytes()).hexdigest()[:8] + str(tuple(x.shape))
+        return f"{_digest(x)} {tuple(x.shape)}"
     if isinstance(x, tuple | list):
-        return f"[{','.join(_summary(one) for one in x)}]"
+        return f"[{','.join(_summary(one, fractions) for one in x)}]"
     if isinstance(x, int | str | slice | None.__class__):
         return repr(x)
     if hasattr(x, "__dataclass_fields__"):
-        return f"{type(x).__name__}({','.join(_summary(getattr(x, name, None)) for name in x.__dataclass_fields__)})"
+        own = (_summary(getattr(x, name, None), fractions) for name in x.__dataclass_fields__)
+        return f"{type(x).__name__}({','.join(own)})"
     return type(x).__name__
+
+
+def _digest(x: Any) -> str:
+    import torch
+
+    flat = x.detach().reshape(-1).contiguous()
+    return hashlib.md5(flat.view(torch.uint8).numpy().tobytes()).hexdigest()[:8] if x.numel() else "nothing"
 
 
 # the processes
@@ -242,8 +260,19 @@ def _work(given: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     import relpos
+    from fuzz import running
     from fuzz.drawing import draw
     from fuzz.running import ENGINES, check
+
+    results: list[str] = []
+    true = running._run
+
+    def run(*given: Any) -> Any:
+        out, lse, gradients = found = true(*given)
+        results.extend(_digest(x) for x in (out, lse, *gradients.values()) if x is not None)
+        return found
+
+    running._run = run
 
     files = _files(pathlib.Path(relpos.__file__).parent.parent)
     first, last = (int(x) for x in given.work.split(":"))
@@ -258,6 +287,9 @@ def _work(given: argparse.Namespace) -> None:
             with watch:
                 outcome = check(call, ("streaming",))
             told["returned"], watch.returned = watch.returned, []
+            told["fractions"], watch.fractions = watch.fractions, []
+            told["results"] = results.copy()
+            results.clear()
         else:
             outcome = check(call, ENGINES)
         told["failures"] = {engine: wrong[-200:] for engine, wrong in outcome.failures.items()}
@@ -308,7 +340,7 @@ def _copy(source: pathlib.Path, mutant: Mutant, into: pathlib.Path) -> pathlib.P
 
 
 def _judge(source: pathlib.Path, mutant: Mutant, calls: int, limit: float, skip: str) -> tuple[str, str]:
-    """ "killed", "survived" or "speed", and why."""
+    """What became of a mutant, and why."""
     with tempfile.TemporaryDirectory() as folder:
         copy = _copy(source, mutant, pathlib.Path(folder))
         seed = -1
@@ -325,12 +357,25 @@ def _judge(source: pathlib.Path, mutant: Mutant, calls: int, limit: float, skip:
             _told(each, "--work", f"0:{calls // 4}", "--watch", "--keep-on", "--skip", skip, limit=2 * limit)
             for each in (source, copy)
         )
+        idle = ""
         for mine, theirs in zip(*both, strict=False):
-            if mine.get("returned") != theirs.get("returned"):
-                pairs = zip(mine.get("returned", []), theirs.get("returned", []), strict=False)
-                where = next((a.split()[0] for a, b in pairs if a != b), "the number of calls")
+            where = _first_other(mine, theirs, "returned")
+            if where:
                 return "speed", f"cuts the work otherwise from seed {mine['seed']} on ({where})"
+            if mine.get("results") != theirs.get("results"):
+                return "survived", f"seed {mine['seed']} rounds otherwise, and no call shows an error"
+            idle = idle or _first_other(mine, theirs, "fractions")
+        if idle:
+            return "idle", f"every result is the same bit for bit, though {idle} returns other numbers"
     return "survived", "no call shows it"
+
+
+def _first_other(mine: dict[str, Any], theirs: dict[str, Any], name: str) -> str:
+    """The first function that returned something else; "" where none did."""
+    a, b = mine.get(name, []), theirs.get(name, [])
+    if a == b:
+        return ""
+    return next((x.split()[0] for x, y in zip(a, b, strict=False) if x != y), "another number of calls")
 
 
 def main() -> int:
@@ -365,7 +410,7 @@ def main() -> int:
             flush=True,
         )
     random.Random(given.seed).shuffle(reached)
-    verdicts: dict[str, int] = {"killed": 0, "survived": 0, "speed": 0}
+    verdicts = {"killed": 0, "survived": 0, "speed": 0, "idle": 0}
     for mutant in reached:
         if verdicts["killed"] + verdicts["survived"] == given.count:
             break
@@ -377,7 +422,8 @@ def main() -> int:
         verdicts[verdict] += 1
         print(f"{verdict:9} {mutant}\n          {why}", flush=True)
     if not given.list:
-        print(f"{verdicts['killed']} of {given.count} killed; besides, {verdicts['speed']} change speed alone")
+        besides = f"{verdicts['speed']} change speed alone, {verdicts['idle']} change nothing"
+        print(f"{verdicts['killed']} of {verdicts['killed'] + verdicts['survived']} killed; besides, {besides}")
     return 0 if verdicts["survived"] <= given.count // 20 else 1
 
 

@@ -188,11 +188,10 @@ class Evaluation:
                 return numbers[entry["bias"]]
             case "rule":
                 if callable(entry["rule"]):  # an opaque one: of its magnitudes nothing is known but its own
-                    names = entry["parameters"]
-                    whole = slice(0, self.q.shape[2])
                     if self.absolute:
                         return 0.0
-                    return entry["rule"](self.q, self.k, self.plain.allowed, whole, *(numbers[x] for x in names))
+                    own = (numbers[x] if isinstance(x, str) else x for x in entry["parameters"])
+                    return entry["rule"](self.q, self.k, self.plain.allowed, slice(0, self.q.shape[2]), *own)
                 return RULES[entry["rule"]](
                     self.q, self.k, self.plain.allowed, numbers[entry["parameters"][0]], self.absolute
                 )

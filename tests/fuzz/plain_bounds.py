@@ -17,9 +17,9 @@ eps_content are that of half precision where weights, and q and k that were turn
 4 + sqrt(n) / 8, n the longest sum: rounding errors that are independent grow with its square root (Higham and Mary
 2019). Nothing depends on which rounding some order of sums happens to have.
 
-Of 2,500 calls the worst result of a correct engine came to 0.6 of its bound. An error of 0.8% of the largest number, put
-anywhere into a result, was above it in all of 938 results in float64 and in 930 of them in float32; the other 8 are sums
-over thousands of pairs that nearly cancel.
+Of 2,500 calls the worst result of a correct engine came to 0.6 of its bound. An error of 0.8% of the largest number,
+put anywhere into a result, was above it in all of 938 results in float64 and in 930 of them in float32; the other 8 are
+sums over thousands of pairs that nearly cancel.
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ OPAQUE = 2**14
 
 @dataclass
 class Precision:
-    """eps of the arithmetic, of weights, and of the content product; the smallest normal number; the longest sum."""
+    """What a call is computed with.
+
+    Attributes:
+        arithmetic, weights, content: eps of the arithmetic, of the weights and of the content product.
+        tiny: weights below it may lose digits, or be 0. longest: of the sums.
+    """
 
     arithmetic: float
     weights: float
