@@ -110,7 +110,9 @@ def test_options_in_the_synopsis_exist() -> None:
 
     (synopsis,) = [block for block in blocks(TEXT, "") if "relpos compare" in block]
     for line, verb in zip(
-        synopsis.splitlines(), (compare_verb, train_verb, show_verb, show_verb, bench_verb, check_verb, list_verb), strict=True
+        synopsis.splitlines(),
+        (compare_verb, train_verb, show_verb, show_verb, bench_verb, check_verb, list_verb),
+        strict=True,
     ):
         parser = ArgumentParser()
         verb.add_arguments(parser)

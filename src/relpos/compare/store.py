@@ -5,9 +5,9 @@
     DIR/results.json           everything gathered, rewritten as pieces finish
     DIR/report.html            the page
 
-Files appear whole (`files.writing`), also where two processes work in one folder: a record that is there stays. It stands
-beside its checksum, `{"sha256": ..., "record": ...}`: a digit that changed on the disk would be a wrong figure on the
-page.
+Files appear whole (`files.writing`), also where two processes work in one folder: a record that is there stays. It
+stands beside its checksum, `{"sha256": ..., "record": ...}`: a digit that changed on the disk would be a wrong figure
+on the page.
 """
 
 from __future__ import annotations
