@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from relpos import LineBias, Sequence, attention, lines
+from relpos import LineBias, Mask, Sequence, attention, explain, lines
 from relpos.attention import streaming, verdicts
 
 
@@ -40,6 +40,17 @@ def main() -> None:
     attention(*(x.bfloat16() for x in (q, k, v)), position=position)
     compiled(q, k, v)
     assert len(graphs) == 2, "what became known of another variant changes nothing"
+
+    def taken(q: torch.Tensor) -> torch.Tensor:
+        given: dict[str, Any] = {"position": position, "mask": Mask.window(5, 0), "dropout": 0.1}
+        return q + 1 if explain(q, q, q, **given).backend == "streaming" else q
+
+    symbols = torch.compile(taken, fullgraph=True, dynamic=True, backend="eager")
+    assert torch.equal(symbols(q), q), "not known"
+    taken(q)
+    assert torch.equal(symbols(q), q + 1), "known, of sizes that are symbols too"
+    longer = torch.randn(3, 2, 12, 8)
+    assert torch.equal(symbols(longer), longer + 1), "and of another batch"
     print("as it should")
 
 

@@ -9,6 +9,7 @@ memory: none of a user's tensors is read.
 from __future__ import annotations
 
 from dataclasses import fields
+from operator import index
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -92,26 +93,31 @@ def variant_of(call: Call) -> Variant | None:
     n, m = call.q.shape[2], call.k.shape[2]
     return Variant(
         dtype=call.q.dtype,
-        widths=(int(call.q.shape[3]), int(call.v.shape[3])),
-        grouped=True if call.q.shape[1] != call.k.shape[1] else False,  # noqa: SIM210 - decided now, sizes may be
-        few=True if max(n, m) <= FEW else False,  # noqa: SIM210   symbols
-        cross=True if n != m else False,  # noqa: SIM210
+        widths=(index(call.q.shape[3]), index(call.v.shape[3])),  # which makes numbers of symbols
+        grouped=_known(call.q.shape[1] != call.k.shape[1]),
+        few=_known(max(n, m) <= FEW),
+        cross=_known(n != m),
         terms=tuple(term for term in terms if term is not None),
         mask=None if call.mask is None else _parts(call.mask),
-        dropout=call.dropout > 0,
+        dropout=_known(call.dropout > 0),
     )
+
+
+def _known(x: bool) -> bool:
+    """A comparison as a plain value: a compiler that holds sizes as symbols then knows it too."""
+    return True if x else False  # noqa: SIM210
 
 
 def _describe(term: Term) -> tuple[Any, ...] | None:
     """Kind of a term, and what of it decides."""
     if isinstance(term, LineBias):
-        return ("LineBias", term.values.shape[0] == 1, term.values.dtype, *_laid_out(term.lines))
+        return ("LineBias", _known(term.values.shape[0] == 1), term.values.dtype, *_laid_out(term.lines))
     if isinstance(term, Rotation):
         given = (term.query, term.key, term.query_magnitude, term.key_magnitude)
-        shared = tuple(None if x is None else (x.shape[0] == 1, x.shape[1] == 1) for x in given)
-        return ("Rotation", term.layout, int(term.query.shape[3]), term.query.dtype, shared)
+        shared = tuple(None if x is None else (_known(x.shape[0] == 1), _known(x.shape[1] == 1)) for x in given)
+        return ("Rotation", term.layout, index(term.query.shape[3]), term.query.dtype, shared)
     if isinstance(term, QueryBias):
-        return ("QueryBias", term.u.shape[0] == 1, term.u.dtype)
+        return ("QueryBias", _known(term.u.shape[0] == 1), term.u.dtype)
     if isinstance(term, Sinks):
         return ("Sinks", term.logits.dtype)
     return ("Softcap",) if isinstance(term, Softcap) else None
@@ -120,12 +126,12 @@ def _describe(term: Term) -> tuple[Any, ...] | None:
 def _laid_out(where: Lines) -> tuple[Any, ...]:
     """Axes, 0 for irregular ones, the width of a grid's rows, prefixes, and whether lines differ within the batch."""
     query, key = where.layout.query, where.layout.key
-    differ = any(x.dim() == 2 and x.shape[0] > 1 for x in (where.query, where.key))
+    differ = any(_known(x.dim() == 2 and x.shape[0] > 1) for x in (where.query, where.key))
     if query is None or key is None:
         return (0, 0, False, False, differ)
     row = max(query.sizes[-1], key.sizes[-1])
     cells = next((cells for cells in _CELLS if row <= cells), _CELLS[-1]) if len(query.sizes) > 1 else 0
-    return (len(query.sizes), cells, query.prefix > 0, key.prefix > 0, differ)
+    return (len(query.sizes), cells, _known(query.prefix > 0), _known(key.prefix > 0), differ)
 
 
 def _parts(mask: Mask) -> tuple[tuple[Any, ...], ...]:
@@ -133,11 +139,11 @@ def _parts(mask: Mask) -> tuple[tuple[Any, ...], ...]:
     for field in fields(mask):
         x = getattr(mask, field.name)
         if isinstance(x, Tensor):
-            found.append((field.name, x.dim() == 2 and x.shape[0] > 1, x.dtype))
+            found.append((field.name, _known(x.dim() == 2 and x.shape[0] > 1), x.dtype))
         elif isinstance(x, Blocks):
-            found.append((field.name, x.layout.shape[0] > 1))
+            found.append((field.name, _known(x.layout.shape[0] > 1)))
         elif x is not None:
-            found.append((field.name, x == 0))
+            found.append((field.name, _known(x == 0)))
     return tuple(found)
 
 
