@@ -306,6 +306,26 @@ def test_damage_gives_pixels_or_a_reason(kind: str, tmp_path: Path) -> None:
             assert one.shape == (12, 8, 3)
 
 
+def test_memory_that_one_image_takes_is_that_images_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.png").write_bytes(stored(Image.fromarray(COLOURS)))
+
+    def claim(_: Image.Image) -> Image.Image:
+        raise MemoryError
+
+    monkeypatch.setattr(relpos.data.decode, "_plain", claim)
+    assert decode_all([tmp_path / "a.png"], (12, 8)) == ["memory ran out while it was decoded"]
+
+
+def test_pillow_says_nothing_of_its_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    data = bytearray(stored(Image.fromarray(COLOURS), "TIFF"))
+    at = data.index(struct.pack("<HHIH", 277, 3, 1, 3))  # samples per pixel
+    data[at + 8 : at + 10] = struct.pack("<H", 2048)
+    (tmp_path / "a.tif").write_bytes(data)
+    (found,) = decode_all([tmp_path / "a.tif"], (12, 8))
+    assert isinstance(found, str)
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("orientation", [0, 9, 65535])
 def test_an_orientation_that_there_is_not_is_none(orientation: int) -> None:
     exif = Image.Exif()

@@ -12,6 +12,7 @@ most that one image may have, read from its header, and the most that all images
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 import threading
@@ -129,8 +130,8 @@ def _attempt(path: Path, size: tuple[int, int], budget: Budget) -> Pixels | str:
             return decode(file, size, budget)
     except FileError as error:
         return str(error)
-    except MemoryError:
-        raise
+    except MemoryError:  # damaged headers ask for any amount
+        return "memory ran out while it was decoded"
     except UnidentifiedImageError:
         return "Pillow finds no image in it"
     except Image.DecompressionBombError as error:  # from a header, that of an image inside an icon as well
@@ -144,11 +145,14 @@ def _attempt(path: Path, size: tuple[int, int], budget: Budget) -> Pixels | str:
 def _limited(max_pixels: int) -> Iterator[None]:
     """Pillow's limit as asked for, and silence: what it would warn of is no business of whoever waits."""
     most, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, (max_pixels + 1) // 2  # it raises above twice its limit
+    silent, log = logging.NullHandler(), logging.getLogger("PIL")
+    log.addHandler(silent)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        log.removeHandler(silent)
         Image.MAX_IMAGE_PIXELS = most
 
 
