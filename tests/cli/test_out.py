@@ -120,7 +120,7 @@ def test_a_disk_that_fills_up_while_a_model_is_saved(tmp_path: Path, monkeypatch
 
 def test_a_disk_that_fills_up_while_it_compares(tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
     from relpos.data import find_task
-    from relpos.files import write_json
+    from relpos.files.writing import write_json
 
     def compare(comparison: Any, left: int, console: Any) -> None:
         fail_with(errno.ENOSPC, monkeypatch)
