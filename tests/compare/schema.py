@@ -9,7 +9,9 @@ from typing import Any
 from relpos.train import ImageRecipe, TextRecipe
 
 HEAD = {"schema_version", "settings", "environment", "task", "mechanisms", "records", "costs"}
-SETTINGS = {"task", "task_options", "positions", "seeds", "quick", "device", "precision", "threads", "recipe"}
+SETTINGS = {
+    "task", "task_options", "positions", "seeds", "quick", "device", "precision", "threads", "timing_threads", "recipe",
+}  # fmt: skip
 ENVIRONMENT = {"relpos", "torch", "python", "platform", "processor", "cores", "device"}
 TASK = {
     "name", "kind", "title", "description", "classes", "channels", "image_size", "patch_size", "sizes", "skipped",
