@@ -30,11 +30,7 @@ def made(threads: int) -> Settings:
 def test_another_number_of_threads_is_another_comparison(tmp_path: Path) -> None:
     Comparison(made(1), DIGITS, tmp_path)
     Comparison(made(1), DIGITS, tmp_path)
-<<<<<<< HEAD
-    with pytest.raises(OtherSettingsError, match=r"these differ: timing_threads was 1, now 2\. Choose another --out"):
-=======
     with pytest.raises(OtherSettingsError, match="these differ: timing_threads was 1, now 2"):
->>>>>>> b1
         Comparison(made(2), DIGITS, tmp_path)
     assert default_folder(made(1)) != default_folder(made(2))
 
