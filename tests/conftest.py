@@ -1,4 +1,5 @@
-"""What every test runs under: shapes and types enforced, one thread, fixed seeds, a deterministic hypothesis."""
+"""What every test runs under: shapes and types enforced, one thread (or `RELPOS_TEST_THREADS`), fixed seeds, a
+deterministic hypothesis."""
 
 from __future__ import annotations
 
@@ -43,7 +44,27 @@ import hypothesis  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-torch.set_num_threads(1)
+
+def _let_triton_index() -> None:
+    """The interpreter of Triton 3.6, that of torch 2.10, calls int() on arrays of one number; numpy 2.4 forbids it."""
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    if tuple(int(part) for part in version.split(".")[:2]) > (3, 6) or torch.cuda.is_available():
+        return
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patched
+
+
+_let_triton_index()
+torch.set_num_threads(int(os.environ.get("RELPOS_TEST_THREADS", "1")))
 gc.set_threshold(100_000, 50, 1000)  # every full collection walks all that was collected to be run: a tenth of the time
 
 hypothesis.settings.register_profile(

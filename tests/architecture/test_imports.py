@@ -11,22 +11,23 @@ from source import imports, imports_of, modules, part, tree
 BELOW_LAYERS = {"core", "position", "patterns", "attention"}
 BELOW_MODELS = BELOW_LAYERS | {"layers"}
 BELOW_TRAIN = BELOW_MODELS | {"models", "optim", "data"}
-BELOW_COMPARE = BELOW_TRAIN | {"train", "interop"}
+BELOW_COMPARE = BELOW_TRAIN | {"train", "interop", "files"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
+    "files": {"core"},
     "position": {"core"},
     "patterns": {"core"},
     "attention": {"core"},
     "layers": BELOW_LAYERS,
     "models": BELOW_MODELS,
     "optim": {"core"},
-    "data": {"core"},
-    "train": BELOW_TRAIN,
+    "data": {"core", "files"},
+    "train": BELOW_TRAIN | {"files"},
     "interop": BELOW_TRAIN,
     "compare": BELOW_COMPARE | {""},  # the root for its version
-    "report": set(),
-    "bench": BELOW_LAYERS | {"layers", "compare", "report", ""},  # compare for memory, workers and the folder
+    "report": {"files"},
+    "bench": BELOW_LAYERS | {"layers", "files", "compare", "report", ""},  # compare for memory, workers and the folder
     "cli": BELOW_COMPARE | {"bench", "compare", "report", ""},
     "compat": BELOW_TRAIN,
     "": BELOW_MODELS | {"models", "optim", "compat"},
@@ -63,7 +64,9 @@ def test_core_needs_torch_and_little_else(module: str) -> None:
 @pytest.mark.parametrize("module", [name for name in modules() if part(name) == "report"])
 def test_report_knows_results_alone(module: str) -> None:
     outside = [one for one in imports(module) if one.target.split(".")[0] in ("torch", "relpos", "jaxtyping")]
-    foreign = [one for one in outside if one.target.split(".")[0] != "relpos" or part(one.target) != "report"]
+    foreign = [
+        one for one in outside if one.target.split(".")[0] != "relpos" or part(one.target) not in ("report", "files")
+    ]
     assert not foreign, f"{module} imports {', '.join(f'{one.target} (line {one.line})' for one in foreign)}"
 
 

@@ -106,11 +106,13 @@ def test_every_verb_in_the_text_exists() -> None:
 def test_options_in_the_synopsis_exist() -> None:
     from jsonargparse import ArgumentParser
 
-    from relpos.cli import bench_verb, compare_verb, list_verb, show_verb, train_verb
+    from relpos.cli import bench_verb, check_verb, compare_verb, list_verb, show_verb, train_verb
 
     (synopsis,) = [block for block in blocks(TEXT, "") if "relpos compare" in block]
     for line, verb in zip(
-        synopsis.splitlines(), (compare_verb, train_verb, show_verb, show_verb, bench_verb, list_verb), strict=True
+        synopsis.splitlines(),
+        (compare_verb, train_verb, show_verb, show_verb, bench_verb, check_verb, list_verb),
+        strict=True,
     ):
         parser = ArgumentParser()
         verb.add_arguments(parser)

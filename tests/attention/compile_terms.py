@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
@@ -41,7 +42,7 @@ TERMS = (
     "Softcap",
     "a mask and Sinks",
 )
-LENGTHS = "several lengths"
+LENGTHS, SYMBOLS = "several lengths", "several lengths, dynamic=True"
 BY_INDUCTOR = {"LineBias with prefix", "LineVectors of values", "RowRule"}
 
 
@@ -74,23 +75,28 @@ def compare(name: str, backend: str) -> None:
         torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-5)
 
 
-def compare_lengths(backend: str) -> None:
+def compare_lengths(backend: str, dynamic: bool | None = None) -> None:
     """One compiled function at one length after another: from the second on the compiler makes sizes symbolic.
 
-    Queries are keys, and both are turned, which the compiler does once: one tensor then stands at two places.
+    Queries are keys, and both are turned, which the compiler does once: one tensor then stands at two places. With
+    `dynamic`, all sizes and numbers are symbols from the start, the head's width and the scale too, the mask hides
+    tokens that no graph can know, and streaming, which asks for no border between sizes, is one graph.
     """
     mechanism = relpos.T5Bias(num_heads=2) + relpos.RotaryEmbedding(8)
+    scale = None if backend == "streaming" else 0.25  # the width's own, and one of the caller
 
     def run(q: Tensor) -> Tensor:
-        tokens = relpos.Sequence(q.shape[2])
-        output = relpos.attention(
-            q, q, q, position=mechanism, queries=tokens, mask=relpos.Mask.causal(), backend=backend
-        )
+        tokens, mask = relpos.Sequence(q.shape[2]), relpos.Mask.causal()
+        if dynamic:
+            numbers = torch.arange(q.shape[2])
+            mask = relpos.Mask.causal(numbers, numbers) & relpos.Mask.packed(numbers % 3 - 1, numbers % 2)
+        output = relpos.attention(q, q, q, position=mechanism, queries=tokens, mask=mask, scale=scale, backend=backend)
         assert isinstance(output, Tensor)
         return output
 
     torch._dynamo.reset()
-    compiled = torch.compile(run, fullgraph=True, backend=compiler(LENGTHS, backend))
+    counters.clear()
+    compiled = torch.compile(run, fullgraph=True, dynamic=dynamic, backend=compiler(LENGTHS, backend))
     for length in (6, 9, 14, 9):
         q, upstream = torch.randn(1, 2, length, 8).requires_grad_(), torch.randn(1, 2, length, 8)
         leaves = [q, *mechanism.parameters()]
@@ -98,16 +104,17 @@ def compare_lengths(backend: str) -> None:
             gradients(compiled(q), leaves, upstream), gradients(run(q), leaves, upstream), strict=True
         ):
             torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-5)
+    assert not dynamic or backend != "streaming" or counters["stats"]["unique_graphs"] == 1, counters["stats"]
 
 
 def main() -> int:
     torch.set_num_threads(1)
     failed = 0
-    for name in (*TERMS, LENGTHS):
+    for name in (*TERMS, LENGTHS, SYMBOLS):
         for backend in BACKENDS:
             try:
-                if name == LENGTHS:
-                    compare_lengths(backend)
+                if name in (LENGTHS, SYMBOLS):
+                    compare_lengths(backend, dynamic=True if name == SYMBOLS else None)
                 else:
                     compare(name, backend)
                 print(f"ok      {name}, {backend}", flush=True)

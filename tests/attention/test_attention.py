@@ -377,8 +377,7 @@ def test_backends_say_what_they_are_for() -> None:
 # function transforms
 
 
-@pytest.mark.parametrize("backend", ENGINES)
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of PyTorch's own function
+@pytest.mark.parametrize("backend", ["auto", *ENGINES])
 @pytest.mark.parametrize("sequence", [Sequence(5), Sequence(4, prefix=1)], ids=["affine", "nested"])
 def test_vmap_over_queries_and_tables(backend: str, sequence: Sequence) -> None:
     line = lines(sequence)
@@ -390,7 +389,7 @@ def test_vmap_over_queries_and_tables(backend: str, sequence: Sequence) -> None:
     def gradient(q: Tensor, values: Tensor) -> Any:
         return torch.func.grad(lambda x: run(q, x).square().sum())(values)
 
-    if backend in ("streaming", "triton"):
+    if backend in ("streaming", "triton", "sdpa"):
         for transformed in (lambda: torch.func.vmap(run)(q, values), lambda: gradient(q[0], values[0])):
             with pytest.raises(NotImplementedError, match=r"lacks torch.func .*'reference'"):
                 transformed()
@@ -400,3 +399,36 @@ def test_vmap_over_queries_and_tables(backend: str, sequence: Sequence) -> None:
         torch.testing.assert_close(together, torch.stack([function(*each) for each in zip(q, values, strict=True)]))
     shared = torch.func.vmap(run, in_dims=(0, None))(q, values[0])
     torch.testing.assert_close(shared, torch.stack([run(each, values[0]) for each in q]))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # of PyTorch, for its forward mode
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_transforms_of_queries_under_a_learned_bias(dtype: torch.dtype) -> None:
+    """The bias is learned outside of the transform, which PyTorch's own function does not see."""
+    line = lines(Sequence(5))
+    values = torch.randn(2, line.length, dtype=dtype, requires_grad=True)
+    q, k, v = (torch.randn(1, 2, 5, 4, dtype=dtype) for _ in range(3))
+
+    def loss(q: Tensor, backend: str = "auto") -> Any:
+        return attention(q, k, v, position=LineBias(values, line), backend=backend).square().sum()  # type: ignore[union-attr]
+
+    wanted = torch.autograd.grad(loss(q.requires_grad_(), "reference"), q)[0]
+    torch.testing.assert_close(torch.func.grad(loss)(q), wanted)
+    torch.testing.assert_close(torch.func.jvp(loss, (q,), (q,))[1], (wanted * q).sum())
+    with pytest.raises(NotImplementedError, match=r"'sdpa' lacks torch.func .*'reference'"):
+        torch.func.grad(loss)(q, "sdpa")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # of PyTorch, for its forward mode
+def test_transforms_without_a_bias() -> None:
+    q = torch.randn(1, 2, 5, 4)
+
+    def loss(q: Tensor, backend: str = "auto") -> Any:
+        return attention(q, q, q, position=Scale(0.5), backend=backend).square().sum()  # type: ignore[union-attr]
+
+    wanted = torch.func.grad(loss)(q, "reference")
+    torch.testing.assert_close(torch.func.grad(loss)(q), wanted)
+    torch.testing.assert_close(torch.func.grad(loss)(q, "sdpa"), wanted)
+    torch.testing.assert_close(torch.func.jvp(loss, (q,), (q,))[1], (wanted * q).sum())
+    with pytest.raises(NotImplementedError, match=r"'sdpa' lacks forward-mode derivatives.*'reference'"):
+        torch.func.jvp(lambda x: loss(x, "sdpa"), (q,), (q,))

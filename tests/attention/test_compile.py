@@ -32,4 +32,4 @@ def test_inductor() -> None:
     result = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=900, check=False)
     print(result.stdout)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("ok ") == 2 * (len(TERMS) + 1)
+    assert result.stdout.count("ok ") == 2 * (len(TERMS) + 2)

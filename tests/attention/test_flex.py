@@ -14,6 +14,7 @@ import relpos
 from relpos import LineBias, LineVectors, Mask, Sequence, attention, lines
 from relpos.attention import flex
 from relpos.attention.call import prepare
+from relpos.attention.hidden import without_hidden
 from relpos.attention.work import work_of
 
 FAST_SHARE = 4  # of its tests, in the fast part
@@ -34,7 +35,7 @@ def both(*tensors: torch.Tensor, position: Any, mask: Mask | None = None) -> Non
         *tensors, position=position, queries=None, keys=None, mask=mask, scale=None, dropout=0.0, return_lse=True
     )
     with torch.no_grad():
-        ours = flex.attend(work_of(call), flex_attention, create_block_mask)
+        ours = flex.attend(work_of(without_hidden(call)), flex_attention, create_block_mask)
         theirs = attention(*tensors, position=position, mask=mask, backend="reference", return_lse=True)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
@@ -65,6 +66,14 @@ def test_globals_within_a_limit() -> None:
     chosen = torch.arange(N) % 5 == 0
     mask = Mask(left=2, right=2, query_global=chosen, key_global=chosen) & Mask.causal()
     both(*(torch.randn(B, H, N, 8) for _ in range(3)), position=None, mask=mask)
+
+
+def test_what_is_hidden_may_hold_anything() -> None:
+    """A product with 0 is no help, but the call that engines get has none of it. `test_gpu.py` has the gradients."""
+    seen = torch.arange(N) < torch.tensor([[20], [3]])
+    q, k, v = (torch.randn(B, H, N, 8) for _ in range(3))
+    bad = [x.masked_fill(~seen[:, None, :, None], torch.nan) for x in (q, k, v)]
+    both(*bad, position=None, mask=Mask.padding(seen))
 
 
 def test_it_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

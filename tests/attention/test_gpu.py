@@ -7,6 +7,7 @@ The other tests run Triton's kernels there too, on small calls (`conformance/dev
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_hidden as hidden
 import torch
 from test_streaming import MASKS, B, H, N, run
 
@@ -32,8 +34,11 @@ from relpos import (
     T5Bias,
     XPos,
     attention,
+    explain,
     lines,
 )
+from relpos.attention import verdicts
+from relpos.bench import engines
 from relpos.bench.cases import Case
 from relpos.bench.check import faults
 from relpos.bench.peers import engine_peer
@@ -195,6 +200,83 @@ def test_flex_compiled_is_what_the_definition_says(mask: str | None, unchecked: 
         found.append([output, *torch.autograd.grad(output.square().sum(), own)])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["triton", "flex"])
+@pytest.mark.parametrize("mask", ["padding", "padded keys alone", "an unused cache", "segments and intervals"])
+def test_what_is_hidden_may_hold_anything(mask: str, backend: str, unchecked: None) -> None:
+    torch._dynamo.reset()
+    line, seen = lines(Sequence(hidden.N)).to("cuda"), hidden.MASKS[mask].to("cuda")
+    clean = [torch.randn(hidden.B, hidden.H, hidden.N, 16, device="cuda") for _ in range(3)]
+    blank, unseen = hidden.reach(hidden.MASKS[mask], hidden.H)
+    found = []
+    for filling in (0.0, torch.nan):
+        own = [
+            x.masked_fill(where.cuda()[..., None], filling).requires_grad_()
+            for x, where in zip(clean, (blank, unseen, unseen), strict=True)
+        ]
+        values = torch.ones(hidden.H, line.length, device="cuda")
+        output: Any = attention(*own, position=LineBias(values, line), mask=seen, backend=backend)
+        found.append([output, *torch.autograd.grad(output.square().sum(), own)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def of_auto(**given: Any) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """A call that `auto` takes Triton's kernels for, if it may."""
+    line = lines(Sequence(600), device=torch.device("cuda"))
+    values = torch.randn(4, line.length, device="cuda", requires_grad=True)
+    return [torch.randn(1, 4, 600, 64, device="cuda") for _ in range(3)], {"position": LineBias(values, line), **given}
+
+
+@pytest.fixture
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_agreed", "_faults"):
+        monkeypatch.setattr(verdicts, name, {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_auto_takes_the_kernels_once_they_agree(nothing_known: None, dtype: torch.dtype) -> None:
+    tensors, given = of_auto()
+    before = torch.get_rng_state(), torch.cuda.get_rng_state()
+    assert explain(*(x.to(dtype) for x in tensors), **given).backend == "triton"
+    assert len(verdicts._agreed) == 1
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.equal(torch.cuda.get_rng_state(), before[1])
+
+
+def test_auto_passes_over_kernels_that_forget_the_mask(nothing_known: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = importlib.import_module("relpos.attention.triton.spans")
+    right = spans.allowed
+    monkeypatch.setattr(spans, "allowed", lambda mask, *rest: right(None, *rest))
+    tensors, given = of_auto(mask=Mask.causal())
+    with pytest.warns(RuntimeWarning, match="'triton' failed its check"):
+        output = attention(*tensors, **given)
+    torch.testing.assert_close(output, attention(*tensors, **given, backend="reference"), rtol=1e-3, atol=1e-4)
+    assert "failed its check against the reference on cuda:0" in explain(*tensors, **given).passed_over["triton"]
+
+
+def test_nothing_is_checked_while_a_graph_is_captured(nothing_known: None) -> None:
+    tensors, given = of_auto()
+    attention(*tensors, **given, backend="sdpa")
+    torch.cuda.synchronize()
+    said = []
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        said.append(explain(*tensors, **given))
+        tensors[0] + 1  # a graph of nothing warns
+    assert "nothing is run under the capture of a CUDA graph" in said[0].passed_over["triton"]
+    assert not verdicts._agreed
+    assert explain(*tensors, **given).backend == "triton"
+
+
+@pytest.mark.filterwarnings("ignore")  # of FlexAttention's compiler
+def test_every_engine_agrees_in_every_kind_of_call(unchecked: None) -> None:
+    """`relpos check` on this GPU."""
+    torch._dynamo.reset()
+    rows = list(engines.check(("triton", "streaming", "sdpa", "flex"), only=[torch.device("cuda", 0)]))
+    assert [(row.engine, row.dtype, row.kind, row.fault) for row in rows if row.fault] == []
+    assert {row.engine for row in rows if row.found is not None} == {"triton", "streaming", "sdpa", "flex"}
 
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck"])

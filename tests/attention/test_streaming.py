@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from conformance.devices import attention
+from orders import in_orders
 from relpos import (
     Blocks,
     DenseBias,
@@ -33,8 +35,10 @@ from relpos import (
 )
 from relpos.attention.call import prepare
 from relpos.attention.streaming import _work, flash, forward, loop, masks, products, segments, streaming
+from relpos.attention.streaming.strips import Strips
 from relpos.attention.work import Packed, pack, unpack
 from relpos.core import Coordinates
+from relpos.patterns import dilated
 from tolerance import assert_close
 
 B, H, D = 2, 4, 8
@@ -93,7 +97,7 @@ def check(
         inputs = [*qkv, *leaves]
         exact = run("reference", position, given, [x.double() for x in inputs], upstream)
         lower = [x.float() if dtype == torch.float64 else x for x in inputs]
-        cost = run("reference", position, given, lower, upstream)
+        cost = in_orders(functools.partial(run, "reference", position, given, lower, upstream))
         mine = run(backend, position, given, inputs, upstream)
         size = max(float(x.square().mean().sqrt()) for x in exact[2:])
         names = ["output", "lse", "q", "k", "v", *(f"leaf {i}" for i in range(len(leaves)))]
@@ -344,7 +348,7 @@ def test_four_thousand_tokens(dtype: torch.dtype, causal: bool) -> None:
 
     exact = run("reference", position, given, [x.double() for x in inputs], upstream)
     lower = [x.float() if dtype == torch.float64 else x for x in inputs]
-    cost = run("reference", position, given, lower, upstream)
+    cost = in_orders(lambda: run("reference", position, given, lower, upstream))
     mine = run("streaming", position, given, inputs, upstream)
     for name, a, e, c in zip(("output", "lse", "q", "k", "v", "values"), mine, exact, cost, strict=True):
         if dtype == torch.float64:  # the definition in float64 rounds as much itself
@@ -383,6 +387,55 @@ def test_causal_with_more_prefix_keys_than_queries(pair: tuple[Coordinates, Coor
     """Some rows may then not see some prefix keys."""
     position, shapes = biased(*pair)
     check(position, shapes, 12, 12, mask=Mask.causal())
+
+
+ONE_COLUMN = {
+    "two axes": (Grid(6, 5), Grid(7, 1)),
+    "a prefix of queries": (Grid(6, 5, prefix=2), Grid(7, 1)),
+    "a prefix of keys": (Grid(6, 5), Grid(7, 1, prefix=2)),
+    "long": (Grid(40, 3), Grid(40, 1)),
+    "three axes": (Grid(3, 1, 4), Grid(2, 3, 1)),
+    "three axes, two of one cell": (Grid(3, 2, 4), Grid(5, 1, 1)),
+    "the first of one cell": (Grid(3, 2, 4), Grid(1, 2, 1)),
+    "of queries": (Grid(7, 1), Grid(6, 5)),
+}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", ONE_COLUMN)
+def test_keys_on_a_grid_of_one_column(name: str, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their entries of the line lie apart, while those of a wider grid's row lie side by side."""
+    monkeypatch.setattr(loop, "ROWS", 50)
+    monkeypatch.setattr(flash, "_CAUSAL_ROWS", 5)
+    queries, keys = ONE_COLUMN[name]
+    position, shapes = biased(queries, keys)
+    mask = Mask(high=torch.arange(queries.count), key_order=torch.arange(keys.count)) if masked else None
+    check(position, shapes, queries.count, keys.count, dtypes=DTYPES[:2], mask=mask)
+
+
+@pytest.mark.parametrize("mask", [Mask.causal(), Mask.window(4, 2)], ids=["causal", "window"])
+@pytest.mark.parametrize(
+    "pair", [(Grid(6, 4), Grid(4, 6)), (Grid(3, 4, prefix=1), Grid(6, 2, prefix=1))], ids=["plain", "prefix"]
+)
+def test_a_mask_by_index_on_unequal_grids(pair: tuple[Coordinates, Coordinates], mask: Mask) -> None:
+    """As many tokens in rows of another width: what a pair's mask goes by is then no entry of the line."""
+    position, shapes = biased(*pair)
+    check(position, shapes, pair[0].count, pair[1].count, mask=mask, dtypes=DTYPES[:2])
+
+
+@pytest.mark.parametrize("prefix", [1, 2, 4])
+def test_gradient_of_a_prefix_against_keys_at_equal_distances(prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All queries of the prefix stand at one place, so that none of their windows is shifted."""
+    n = 61
+    steps = Mask(left=2, right=2, query_order=torch.arange(n), key_global=torch.arange(n) % 5 == 1)
+    position, shapes = biased(Sequence(n - prefix, prefix=prefix), Sequence(n))
+    gathered = []
+    collected = Strips._collect_stepped
+    monkeypatch.setattr(
+        Strips, "_collect_stepped", staticmethod(lambda *parts: (gathered.append(1), collected(*parts))[1])
+    )
+    check(position, shapes, n, n, mask=steps, dtypes=DTYPES[:2])
+    assert gathered
 
 
 def test_a_view_of_one_row_gets_its_gradient(small_tiles: None) -> None:
@@ -557,3 +610,18 @@ def test_memory_grows_with_the_tokens() -> None:
     small, large = mib(2048), mib(8192)
     assert large < 4.6 * small
     assert large < 8 * 8192**2 * 4 / 2**20 / 8
+
+
+def test_biases_on_lines_that_are_alike_inside_a_segment_keep_their_gradients() -> None:
+    """A column of a grid and a sequence are two kinds of lines; inside a segment they read the same entries."""
+    column = Grid(32, 1)
+    q, k, v = (torch.randn(2, 3, 32, 8, dtype=torch.float64) for _ in range(3))
+    both = [lines(column, column), lines(column.raster(), column.raster())]
+    values = [torch.randn(3, line.length, dtype=torch.float64, requires_grad=True) for line in both]
+    terms = Terms(*(LineBias(x, line) for x, line in zip(values, both, strict=True)))
+    found = []
+    for backend in ("reference", "streaming"):
+        output = attention(q, k, v, position=terms, mask=dilated(32, 5, 2), backend=backend)
+        found.append(torch.autograd.grad(output.square().sum(), values))
+    for exact, own in zip(*found, strict=True):
+        torch.testing.assert_close(own, exact)

@@ -47,7 +47,7 @@ def test_forward_and_back(shape: tuple[int, int], pairs: int, layout: Any, dtype
     for what, mine, given, sign in (("output", ours, x, 1), ("gradient", back, upstream, -1)):
         exact = turned(given, sign * angles, layout, magnitude, torch.float64)
         wide = torch.promote_types(narrow, torch.float32)
-        yardstick = turned(given, sign * angles, layout, magnitude, wide).to(narrow)
+        yardstick = turned(given, sign * angles, layout, magnitude, wide).to(narrow)  # nothing is summed
         assert_close(mine.cpu(), exact, yardstick, what=what)
 
 

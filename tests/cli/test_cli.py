@@ -24,10 +24,10 @@ Captured = pytest.CaptureFixture[str]
 
 USER_ERRORS: list[tuple[str, str]] = [
     # what is typed, what the line says
-    ("", r"expected one of compare, train, show, bench, list; got none\. See relpos --help"),
-    ("compar", r"expected one of compare, train, show, bench, list; got 'compar'\. Did you mean 'compare'\?"),
-    ("frobnicate", r"expected one of compare, train, show, bench, list; got 'frobnicate'\. See relpos --help"),
-    ("--version", r"expected one of compare, train, show, bench, list; got '--version'"),
+    ("", r"expected one of compare, train, show, bench, check, list; got none\. See relpos --help"),
+    ("compar", r"expected one of compare, train, show, bench, check, list; got 'compar'\. Did you mean 'compare'\?"),
+    ("frobnicate", r"expected one of compare, train, show, bench, check, list; got 'frobnicate'\. See relpos --help"),
+    ("--version", r"expected one of compare, train, show, bench, check, list; got '--version'"),
     ("list", r"expected a value for kind; got none\. See relpos list --help"),
     ("list position", r"expected one of positions, tasks, backends; got 'position'\. Did you mean 'positions'\?"),
     ("list xyz", r"expected one of positions, tasks, backends; got 'xyz'\. Write relpos list positions"),
@@ -160,15 +160,68 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     assert re.search(r"this needs sklearn; install it with: pip install 'relpos\[.*train.*\]'", capsys.readouterr().err)
 
 
-def test_an_interruption_says_that_nothing_is_lost(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("compare", "; what was finished is kept, and the same call goes on from there"),
+        ("bench", "; what was finished is kept, and the same call goes on from there"),
+        ("train --position none --out x", "; nothing was saved"),
+        ("show none", "; nothing was drawn"),
+        ("list positions", ""),
+    ],
+)
+def test_an_interruption_says_what_is_left(
+    typed: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(list_verb, "run", interrupted)
+    monkeypatch.setattr(f"relpos.cli.{typed.split()[0]}_verb.run", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        main(typed.split())
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == f"relpos: error: interrupted{says}\n"
+
+
+def test_an_interruption_while_libraries_load_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupted)
     with pytest.raises(SystemExit) as caught:
         main(["list", "positions"])
     assert caught.value.code == 130
-    assert "the same call goes on" in capsys.readouterr().err
+    assert capsys.readouterr().err == "relpos: error: interrupted\n"
+
+
+def test_an_interruption_before_the_command_itself_is_there_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """What the script starts imports nothing but the system, so that loading PyTorch may be interrupted."""
+    import relpos_command
+
+    class Interrupting:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "relpos.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "relpos.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as caught:
+        relpos_command.main()
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "relpos: error: interrupted\n"
+
+
+def test_the_script_starts_there() -> None:
+    import tomllib
+
+    project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())
+    assert project["project"]["scripts"] == {"relpos": "relpos_command:main"}
+    code = "import sys; before = set(sys.modules); import relpos_command; print(*sorted(set(sys.modules) - before))"
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["relpos_command"], "loading anything else takes time"
 
 
 @pytest.mark.parametrize("typed", [["--help"], *([verb, "--help"] for verb in VERBS)])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import relpos
-from relpos.cli.portrait import View, strips
+from relpos.cli.portrait import View, _counted, strips
 from relpos.position import presets
 from relpos.report.plots.show import Bars, Maps, Words
 
@@ -188,3 +188,12 @@ def test_what_counts_seen_keys_is_shown_under_a_causal_mask(name: str) -> None:
     (row,) = shown(name, relpos.Sequence(7), query=2)
     assert isinstance(row, Bars)
     assert np.array_equal(np.isnan(row.values[0]), np.arange(7) > 2)
+
+
+@pytest.mark.parametrize(
+    ("count", "step"), [(1, 1), (9, 1), (10, 2), (4096, 512), (9216, 1024), (9217, 2048), (65536, 8192)]
+)
+def test_ticks_are_a_few_however_long_it_is(count: int, step: int) -> None:
+    places = [at for at, _ in _counted(count)]
+    assert places == list(range(0, count, step))
+    assert len(places) <= 9

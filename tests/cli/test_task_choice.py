@@ -39,6 +39,10 @@ USER_ERRORS: list[tuple[str, str]] = [
         "compare --images DIR --image-size 60",
         r"an image size that patches of 8 x 8 divide; got 60 x 60\. Take 56 or 64",
     ),
+    ("compare --images DIR --max-pixels 0", r"expected max_pixels to be an integer of at least 1; got int 0"),
+    ("compare --images DIR --max-pixels 1e8", r"expected a whole number for --max-pixels; got '1e8'"),
+    ("compare --max-pixels 5", r"expected --images DIR with --max-pixels; got none"),
+    ("compare --text DIR/x --max-pixels 5", r"expected --text FILE or images; got --text and --max-pixels"),
     ("compare --images DIR --bad-images leave", r"expected error or skip for --bad-images; got 'leave'\. Choose one"),
     ("compare --images DIR", r"expected images in .*DIR, in a folder for each class; got no folders in it"),
     ("compare --images DIR/gone", r"expected a folder of images; got .*gone, which is not there"),
@@ -108,6 +112,7 @@ def test_reading_shows_how_far_it_is_on_a_terminal(tmp_path: Path) -> None:
         image_size=None,
         patch=None,
         bad_images=None,
+        max_pixels=None,
         rotate=False,
         text=None,
     )

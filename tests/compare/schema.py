@@ -9,7 +9,9 @@ from typing import Any
 from relpos.train import ImageRecipe, TextRecipe
 
 HEAD = {"schema_version", "settings", "environment", "task", "mechanisms", "records", "costs"}
-SETTINGS = {"task", "task_options", "positions", "seeds", "quick", "device", "precision", "threads", "recipe"}
+SETTINGS = {
+    "task", "task_options", "positions", "seeds", "quick", "device", "precision", "threads", "timing_threads", "recipe",
+}  # fmt: skip
 ENVIRONMENT = {"relpos", "torch", "python", "platform", "processor", "cores", "device"}
 TASK = {
     "name", "kind", "title", "description", "classes", "channels", "image_size", "patch_size", "sizes", "skipped",
@@ -69,7 +71,10 @@ def check(results: dict[str, Any]) -> None:
     ids = [record["id"] for record in results["records"]]
     assert len(ids) == len(set(ids))
     for record in results["records"]:
-        check_record(record, results, growth[record["position"]])
+        if "diverged" in record:
+            check_diverged(record, results)
+        else:
+            check_record(record, results, growth[record["position"]])
     for cost in results["costs"]:
         check_cost(cost, names)
 
@@ -107,6 +112,24 @@ def check_text(task: dict[str, Any]) -> None:
         assert probe["x"] == probe["length"]
     longest = max(probe["length"] for probe in task["probes"])
     assert task["blocks"] == (task["sizes"]["test"] - 1) // longest
+
+
+def check_diverged(record: dict[str, Any], results: dict[str, Any]) -> None:
+    """A run whose loss was no number: where that was, and no figure after it."""
+    text = results["task"]["kind"] == "text"
+    validation = "validation_bits_per_byte" if text else "validation_accuracy"
+    own = RECORD | {validation, "diverged"}
+    assert set(record) == own, set(record) ^ own
+    diverged, recipe = record["diverged"], results["settings"]["recipe"]
+    assert set(diverged) == {"step", "rate", "what", "value"}
+    assert 1 <= diverged["step"] <= recipe["steps"]
+    assert diverged["what"] in ("loss", "gradient")
+    assert diverged["value"] in ("nan", "inf", "-inf")
+    assert record[validation] is None
+    assert record["metrics"] == record["learned"] == []
+    curve = record["curve"]
+    assert all(map(math.isfinite, curve["loss"] + curve[validation]))
+    assert all(step <= diverged["step"] for step in curve["step"] + curve["validation_step"])
 
 
 def check_record(record: dict[str, Any], results: dict[str, Any], growth: list[str]) -> None:

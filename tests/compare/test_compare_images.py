@@ -82,7 +82,7 @@ def test_results_say_what_was_compared(results: dict[str, Any], photographs: Pat
     assert results["settings"]["task"] == "images"
     assert options == {
         "images": str(photographs), "image_size": [32, 32], "patch": [4, 4], "bad_images": "skip", "rotate": True,
-        "contents": options["contents"],
+        "max_pixels": 100_000_000, "contents": options["contents"],
     }  # fmt: skip
     assert options["contents"].startswith("30 images, sha256 ")
     task = results["task"]

@@ -139,7 +139,7 @@ def test_text_and_images_are_not_mixed(tmp_path: Path, capsys: pytest.CaptureFix
         (["--text", "a.txt", "--images", "b"], "expected --text FILE or images; got --text and --images"),
         (["--text", "a.txt", "--rotate"], "expected --text FILE or images; got --text and --rotate"),
         (["--text", "a.txt"], "a.txt, which does not exist"),
-        (["--text", "/dev/null"], "/dev/null, no regular file"),
+        (["--text", "/dev/null"], "/dev/null (it is a device)"),
         (["--task", "text", "--image-size", "8"], "expected no options of images with the task text; got --image-size"),
     ):
         with pytest.raises(SystemExit) as caught:

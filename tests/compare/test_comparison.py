@@ -16,6 +16,7 @@ import pytest
 from schema import check
 
 from relpos.cli import main
+from relpos.files.writing import PART
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +84,7 @@ def test_a_record_is_a_file_of_its_own(finished: Path, results: dict[str, Any]) 
     files = {path.name for path in (finished / "records").iterdir()}
     assert not [name for name in files if not name.endswith(".json")]
     for record in results["records"]:
-        assert json.loads((finished / "records" / f"{record['id']}.json").read_text()) == record
+        assert json.loads((finished / "records" / f"{record['id']}.json").read_text())["record"] == record
 
 
 def test_the_same_call_again_does_no_work(
@@ -177,7 +178,9 @@ def test_killed_in_the_middle_it_goes_on(tmp_path: Path) -> None:
     assert 1 <= len(kept) < 4, "killed in the middle of training"
     for content, _ in kept.values():
         json.loads(content)
-    (out / "records" / "timing.json.part").write_text('[{"position": "no')
+    half = out / "records" / f"{PART}0123.part"
+    half.write_text('[{"position": "no')
+    os.utime(half, (0, 0))
 
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relpos.compare.store import OtherSettingsError, Store, write_whole
+from relpos.compare import store
+from relpos.compare.store import OtherSettingsError, Store, require_usable
+from relpos.files.writing import PART, WriteError
 
 SETTINGS: dict[str, Any] = {"task": "digits", "seeds": 2, "recipe": {"steps": 400, "learning_rate": 0.003}}
 HERE = {"torch": "2.13.0", "cores": 2}
@@ -97,7 +101,7 @@ def test_a_folder_cut_short_while_it_was_made_is_taken_for_an_empty_one(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context:
-        context.setattr(os, "replace", killed)
+        context.setattr(os, "link", killed)
         with pytest.raises(KeyboardInterrupt):
             Store(folder, SETTINGS, HERE)
     assert folder.exists()
@@ -105,38 +109,56 @@ def test_a_folder_cut_short_while_it_was_made_is_taken_for_an_empty_one(
     assert Store(folder, SETTINGS, HERE).get("x") == [1]
 
 
-def test_an_interrupted_write_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "results.json"
-    write_whole(path, "old")
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    for name in ("replace", "fsync"):
-        with monkeypatch.context() as context:
-            context.setattr(os, name, killed)
-            with pytest.raises(KeyboardInterrupt):
-                write_whole(path, "new")
-        assert path.read_text() == "old"
-    write_whole(path, "new")
-    assert path.read_text() == "new"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_files_are_synchronised_before_they_take_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    for name in ("fsync", "replace"):
-        real = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *a, name=name, real=real: (calls.append(name), real(*a))[1])
-    write_whole(tmp_path / "x", "text")
-    assert calls == ["fsync", "replace"]
-
-
 def test_a_half_written_record_is_no_record(tmp_path: Path) -> None:
-    store = Store(tmp_path, SETTINGS, HERE)
-    (tmp_path / "records" / "x.json.part").write_text('{"accuracy": 0.')
-    assert not store.has("x")
+    opened = Store(tmp_path, SETTINGS, HERE)
+    half = tmp_path / "records" / f"{PART}0123.part"
+    half.write_text('{"accuracy": 0.')
+    os.utime(half, (0, 0))
+    assert not opened.has("x")
     assert not Store(tmp_path, SETTINGS, HERE).has("x")
-    store.add("x", {"accuracy": 0.5})
-    assert store.get("x") == {"accuracy": 0.5}
-    assert not (tmp_path / "records" / "x.json.part").exists()
+    assert not half.exists(), "swept"
+
+
+def test_two_processes_in_one_folder_keep_the_first_record(tmp_path: Path) -> None:
+    one, other = (Store(tmp_path, SETTINGS, HERE) for _ in range(2))
+    one.add("timing", [1])
+    other.add("timing", [2])
+    assert one.get("timing") == other.get("timing") == [1]
+
+
+def test_two_processes_begin_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other begins between the look whether it is begun and the beginning; of equal settings both go on."""
+    real = store.write_json
+
+    def overtaken(path: Path, tree: Any, **how: Any) -> None:
+        monkeypatch.setattr(store, "write_json", real)
+        Store(tmp_path, {**SETTINGS, "seeds": seeds}, HERE)
+        real(path, tree, **how)
+
+    seeds = 2
+    monkeypatch.setattr(store, "write_json", overtaken)
+    Store(tmp_path, SETTINGS, HERE).add("x", [1])
+    shutil.rmtree(tmp_path)
+    seeds = 5
+    monkeypatch.setattr(store, "write_json", overtaken)
+    with pytest.raises(OtherSettingsError, match="seeds was 5, now 2"):
+        Store(tmp_path, SETTINGS, HERE)
+
+
+def test_no_record_has_a_number_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ArithmeticError, match=r"expected finite numbers in .*x\.json"):
+        Store(tmp_path, SETTINGS, HERE).add("x", {"loss": float("nan")})
+
+
+def test_a_folder_that_cannot_be_written_is_known_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Store(tmp_path / "begun", SETTINGS, HERE)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    for name in ("begun", "new"):
+        with pytest.raises(WriteError, match="No space left on device"):
+            Store(tmp_path / name, SETTINGS, HERE)
+        with pytest.raises(WriteError, match="No space left on device"):
+            require_usable(tmp_path / name)

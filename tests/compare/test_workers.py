@@ -83,5 +83,12 @@ def test_whoever_stops_listening_stops_the_work(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
+def test_an_interruption_is_this_process_alone_to_answer() -> None:
+    """Ctrl-C in a terminal reaches every process of the group; workers, and what starts them, would each complain."""
+    (found,) = [event.value for event in run_tasks([Task("mask", work.held_back, ())], 1) if event.kind == "finished"]
+    assert found is True
+    assert not work.held_back()
+
+
 def test_nothing_to_do() -> None:
     assert list(run_tasks([], 2)) == []

@@ -49,6 +49,7 @@ import relpos
 from conformance import devices
 from conformance.cases import CASES, Case
 from conformance.engines import dtypes, engines_of, finest, lacking
+from orders import in_orders
 from relpos import Grid, Mask, Mechanism, Positions, Sequence, Site
 from relpos.core import Coordinates
 from relpos.patterns import big_bird, dilated, fixed, local, longformer
@@ -285,7 +286,7 @@ class MechanismSuite:
             output = self.oracle_attention(twin, *leaves, case.queries, keys, None)
             return {"output": output, **gradients(output, own, twin, leaves)}
 
-        exact, cost = by_loops(torch.float64), by_loops(yardstick_dtype(dtype))
+        exact, cost = by_loops(torch.float64), in_orders(lambda: by_loops(yardstick_dtype(dtype)))
         silent = mechanism.acts_on_tokens and not mechanism.acts_in_attention
         if run.engine == "reference" and dtype in parity.LIMITS and self.named(mechanism) and not silent:
             parity.note(self.named(mechanism), "loops", dtype, found, exact)

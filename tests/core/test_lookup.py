@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from relpos.core import at_least_float32, lookup, segment_sum
 
@@ -93,3 +94,18 @@ def test_vmap_of_a_lookup_and_of_its_gradient(places: tuple[int | None, int | No
         together = torch.func.vmap(function, in_dims=places)(*arguments)
         each = ([x[n] if place == 0 else x for x, place in zip(arguments, places, strict=True)] for n in range(3))
         torch.testing.assert_close(together, torch.stack([function(*one) for one in each]))
+
+
+def test_rows_are_not_counted_from_the_end() -> None:
+    for index in (torch.tensor([1, -1]), torch.tensor([[5]])):
+        with pytest.raises(ValueError, match="row numbers from 0 to 4 in the index"):
+            lookup(torch.randn(5, 2), index)
+    assert lookup(torch.randn(0, 2), torch.zeros(0, 3, dtype=torch.long)).shape == (0, 3, 2)
+
+
+def test_numbers_are_not_asked_for_where_they_cannot_be_had() -> None:
+    """On fake tensors and on a device that would wait; `attention/compile_terms.py` compiles it."""
+    table, index = torch.randn(5, 2), torch.tensor([0, 3])
+    with FakeTensorMode() as mode:
+        assert lookup(mode.from_tensor(table), mode.from_tensor(index)).shape == (2, 2)
+    assert lookup(table.to("meta"), index.to("meta")).shape == (2, 2)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
+import os
+import socket
 import struct
 import threading
+import time
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import relpos.data.decode
 from relpos.data.decode import decode, decode_all, endings
 
 RAMP = np.linspace(0, 255, 12 * 8).astype(np.uint8).reshape(12, 8)
@@ -23,8 +31,12 @@ def stored(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
     return file.getvalue()
 
 
+def file_of(image: Image.Image, kind: str = "PNG", **options: object) -> io.BytesIO:
+    return io.BytesIO(stored(image, kind, **options))
+
+
 def same_size(data: bytes) -> np.ndarray:
-    return decode(data, (12, 8))
+    return decode(io.BytesIO(data), (12, 8))
 
 
 def test_colour_is_exact() -> None:
@@ -101,13 +113,13 @@ def test_an_animation_gives_its_first_frame(kind: str, options: dict[str, object
 @pytest.mark.parametrize("shape", [(40, 90), (90, 40), (33, 1000), (5, 3), (1, 1)])
 @pytest.mark.parametrize("size", [(16, 16), (20, 32), (32, 8)])
 def test_any_shape_becomes_the_size_asked_for(shape: tuple[int, int], size: tuple[int, int]) -> None:
-    assert decode(stored(Image.new("L", shape[::-1], 9)), size).shape == (*size, 3)
+    assert decode(file_of(Image.new("L", shape[::-1], 9)), size).shape == (*size, 3)
 
 
 @pytest.mark.parametrize("lying", [True, False])
 def test_the_longer_side_is_cropped_evenly(lying: bool) -> None:
     thirds = np.repeat(np.uint8([10, 200, 90]), 30)[None].repeat(30, axis=0)  # its middle third is square
-    found = decode(stored(Image.fromarray(thirds if lying else thirds.T)), (10, 10))
+    found = decode(file_of(Image.fromarray(thirds if lying else thirds.T)), (10, 10))
     assert np.array_equal(found[2:-2, 2:-2], np.full((6, 6, 3), 200))
     assert abs(found.astype(int) - 200).max() < 40, "an edge takes a little of what was cropped"
 
@@ -115,8 +127,8 @@ def test_the_longer_side_is_cropped_evenly(lying: bool) -> None:
 def test_a_large_photograph_is_read_at_a_fraction_and_looks_the_same() -> None:
     smooth = np.add.outer(np.arange(1200), np.arange(1600)) * 255 // 2800
     image = Image.fromarray(np.stack([smooth, smooth[::-1], smooth[:, ::-1]], axis=2).astype(np.uint8))
-    photograph = decode(stored(image, "JPEG", quality=95), (24, 24)).astype(int)
-    assert abs(photograph - decode(stored(image), (24, 24))).max() <= 3
+    photograph = decode(file_of(image, "JPEG", quality=95), (24, 24)).astype(int)
+    assert abs(photograph - decode(file_of(image), (24, 24))).max() <= 3
 
 
 def cut(data: bytes) -> bytes:
@@ -127,8 +139,8 @@ def cut(data: bytes) -> bytes:
 def test_a_small_photograph_keeps_its_detail(side: int) -> None:
     blocks = np.random.default_rng(0).integers(0, 256, (24, 24), dtype=np.uint8)
     image = Image.fromarray(blocks).resize((side, side), Image.Resampling.NEAREST)
-    photograph = decode(stored(image, "JPEG", quality=95), (24, 24)).astype(int)
-    assert abs(photograph - decode(stored(image), (24, 24))).mean() < 6
+    photograph = decode(file_of(image, "JPEG", quality=95), (24, 24)).astype(int)
+    assert abs(photograph - decode(file_of(image), (24, 24))).mean() < 6
 
 
 BROKEN: dict[str, bytes] = {
@@ -160,6 +172,165 @@ def test_what_is_broken_gets_a_reason_and_the_rest_its_pixels(tmp_path: Path) ->
         assert reason.startswith(REASONS.get(name, "it is broken: ")), reason
         assert "\n" not in reason
     assert seen == [(done, len(names)) for done in range(1, len(names) + 1)]
+
+
+@pytest.fixture
+def no_picture(tmp_path: Path) -> Iterator[dict[str, Path]]:
+    """What is no regular file under an image's name. A reader that opens the pipe meets a writer, and does not hang."""
+    places = {name: tmp_path / f"{name}.png" for name in ("folder", "pipe", "device", "socket", "circle", "linked")}
+    places["folder"].mkdir()
+    places["device"].symlink_to("/dev/null")
+    places["circle"].symlink_to(places["circle"])
+    places["linked"].symlink_to(tmp_path / "fine")
+    (tmp_path / "fine").write_bytes(stored(Image.fromarray(COLOURS)))
+    os.mkfifo(places["pipe"])
+    writer = threading.Thread(target=lambda: os.close(os.open(places["pipe"], os.O_WRONLY)), daemon=True)
+    writer.start()
+    with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(tmp_path):  # a socket's address must be short
+        server.bind("socket.png")
+    yield places
+    os.close(os.open(places["pipe"], os.O_RDONLY | os.O_NONBLOCK))
+    writer.join()
+
+
+def test_regular_files_alone_are_read(no_picture: dict[str, Path]) -> None:
+    linked, *others = decode_all([no_picture["linked"], *no_picture.values()], (12, 8))[:-1]
+    assert np.array_equal(linked, COLOURS), "a link to an image is one"
+    found = dict(zip(no_picture, others, strict=False))
+    assert found == {
+        "folder": "it is a folder",
+        "pipe": "it is a named pipe",
+        "device": "it is a device",
+        "socket": "it is a socket",
+        "circle": "it cannot be read: Too many levels of symbolic links",
+    }
+
+
+def test_a_file_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.png").write_bytes(stored(Image.fromarray(COLOURS)))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "a.png")
+
+    monkeypatch.setattr(Path, "open", refuse)  # whoever runs the tests may be root, who reads everything
+    assert decode_all([tmp_path / "a.png"], (12, 8)) == ["it cannot be read: Permission denied"]
+
+
+def claims(rows: int, columns: int) -> bytes:
+    """A small PNG whose header says that it is large."""
+    data = bytearray(stored(Image.fromarray(COLOURS)))
+    data[16:24] = struct.pack(">II", columns, rows)
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    return bytes(data)
+
+
+def test_pixels_are_counted_before_they_are_decoded(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(claims(30_000, 30_000))
+    icon = struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(claims(30_000, 30_000)), 22)
+    (tmp_path / "b.ico").write_bytes(icon + claims(30_000, 30_000))  # 16 x 16, says the icon around it
+    found = decode_all([tmp_path / "a.png", tmp_path / "b.ico"], (12, 8))
+    assert found == ["it has 900,000,000 pixels, more than 100,000,000; --max-pixels raises the limit"] * 2
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "TGA", "PCX", "JPEG2000"])
+def test_the_limit_on_pixels_is_the_same_for_every_kind(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "fits").write_bytes(stored(Image.new("RGB", (32, 24), 9), kind))
+    (tmp_path / "large").write_bytes(stored(Image.new("RGB", (32, 25), 9), kind))
+    fits, large = decode_all([tmp_path / "fits", tmp_path / "large"], (12, 8), max_pixels=32 * 24)
+    assert isinstance(fits, np.ndarray)
+    assert large == "it has 800 pixels, more than 768; --max-pixels raises the limit"
+    (raised,) = decode_all([tmp_path / "large"], (12, 8), max_pixels=800)
+    assert isinstance(raised, np.ndarray)
+
+
+def test_files_larger_than_the_pixels_allow_are_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "a.webp").open("wb") as file:  # Pillow reads a WEBP whole; this one has no blocks on the disk
+        file.write(b"RIFF\0\0\0\0WEBPVP8 ")
+        file.truncate(50_000_000_000)
+    (found,) = decode_all([tmp_path / "a.webp"], (12, 8))
+    assert found == "it has 50,000,000,000 bytes, more than 800,000,000; --max-pixels raises the limit"
+
+
+def test_pixels_in_the_works_stay_within_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, most, lock = 0, 0, threading.Lock()
+    plain = relpos.data.decode._plain
+
+    def counted(image: Image.Image) -> Image.Image:
+        nonlocal now, most
+        with lock:
+            now, most = now + image.width * image.height, max(most, now + image.width * image.height)
+        time.sleep(0.002)
+        with lock:
+            now -= image.width * image.height
+        return plain(image)
+
+    monkeypatch.setattr(relpos.data.decode, "_plain", counted)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    for number, side in enumerate((5, 20, 7, 20, 10, 20, 3, 20) * 3):
+        (tmp_path / f"{number:02}.png").write_bytes(stored(Image.new("L", (side, side), number)))
+    found = decode_all(sorted(tmp_path.iterdir()), (4, 4), max_pixels=500)
+    assert [int(one[0, 0, 0]) for one in found if not isinstance(one, str)] == list(range(24))
+    assert 400 < most <= 500, "several at a time, together no more than one may have"
+
+
+TURNED = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0"
+FUZZED = {
+    "PNG": stored(Image.fromarray(COLOURS)),
+    "GIF": stored(Image.fromarray(RAMP), "GIF", save_all=True, append_images=[Image.fromarray(RAMP.T)]),
+    "JPEG": stored(Image.fromarray(COLOURS), "JPEG", exif=TURNED),
+    "TIFF": stored(Image.fromarray(COLOURS), "TIFF", compression="tiff_lzw"),
+    "BMP": stored(Image.fromarray(COLOURS), "BMP"),
+    "WEBP": stored(Image.fromarray(COLOURS), "WEBP"),
+    "ICO": stored(Image.fromarray(COLOURS), "ICO"),
+}
+
+
+@pytest.mark.parametrize("kind", list(FUZZED))
+def test_damage_gives_pixels_or_a_reason(kind: str, tmp_path: Path) -> None:
+    random, data = np.random.default_rng(0), np.frombuffer(FUZZED[kind], dtype=np.uint8)
+    paths = []
+    for number in range(60):
+        damaged = data[: random.integers(1, len(data) + 1)].copy() if number % 2 else data.copy()
+        for _ in range(random.integers(1, 4)):  # most in the first bytes, where the header is
+            damaged[min(len(damaged) - 1, int(random.exponential(40)))] = random.integers(256)
+        paths.append(tmp_path / f"{number:02}")
+        paths[-1].write_bytes(damaged.tobytes())
+    (tmp_path / "whole").write_bytes(data.tobytes())
+    whole, *found = decode_all([tmp_path / "whole", *paths], (12, 8), max_pixels=1_000_000)
+    assert isinstance(whole, np.ndarray)
+    for one in found:
+        if isinstance(one, str):
+            assert "\n" not in one
+            assert one.startswith(("it is broken: ", "it has ", "Pillow finds no image in it")), one
+        else:
+            assert one.shape == (12, 8, 3)
+
+
+def test_memory_that_one_image_takes_is_that_images_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.png").write_bytes(stored(Image.fromarray(COLOURS)))
+
+    def claim(_: Image.Image) -> Image.Image:
+        raise MemoryError
+
+    monkeypatch.setattr(relpos.data.decode, "_plain", claim)
+    assert decode_all([tmp_path / "a.png"], (12, 8)) == ["memory ran out while it was decoded"]
+
+
+def test_pillow_says_nothing_of_its_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    data = bytearray(stored(Image.fromarray(COLOURS), "TIFF"))
+    at = data.index(struct.pack("<HHIH", 277, 3, 1, 3))  # samples per pixel
+    data[at + 8 : at + 10] = struct.pack("<H", 2048)
+    (tmp_path / "a.tif").write_bytes(data)
+    (found,) = decode_all([tmp_path / "a.tif"], (12, 8))
+    assert isinstance(found, str)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 65535])
+def test_an_orientation_that_there_is_not_is_none(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    assert np.array_equal(same_size(stored(Image.fromarray(COLOURS), exif=exif)), COLOURS)
 
 
 def test_large_images_are_no_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import inspect
 import itertools
 import json
+import os
 import pickle
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,7 @@ from torch import Tensor
 
 from photographs import CLASSES, KINDS, make_folder
 from relpos.data import ImageFolder, Probe, find_task
-from relpos.data.folder import Found
+from relpos.data.folder import Found, list_folder
 from relpos.data.images import _contents
 
 SIZE, PATCH, SIDE = 32, 4, 16
@@ -319,6 +323,77 @@ def test_broken_images_are_skipped_where_asked(photographs: Path, tmp_path: Path
     assert task.options["contents"] == ImageFolder(photographs).options["contents"], "nothing else changes"
 
 
+def test_images_with_too_many_pixels_are_refused_or_skipped(noise: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(noise, tmp_path / "noise")
+    Image.new("RGB", (60, 50), "red").save(folder / "class0" / "large.png")
+    reason = "it has 3,000 pixels, more than 2,999; --max-pixels raises the limit"
+    with pytest.raises(ValueError, match=re.escape(f"class0/large.png ({reason}). Mend or remove them")):
+        ImageFolder(folder, max_pixels=2999)
+    task = ImageFolder(folder, bad_images="skip", max_pixels=2999)
+    assert task.skipped == ({"path": "class0/large.png", "reason": reason},)
+    assert task.options["contents"] == ImageFolder(noise).options["contents"], "nothing else changes"
+    assert task.options["max_pixels"] == 2999
+    assert find_task("images", task.options).options == task.options
+    assert not ImageFolder(folder, max_pixels=3000).skipped
+    assert ImageFolder(noise).options["max_pixels"] == 100_000_000
+
+
+def test_options_of_before_the_limit_make_the_task(noise: Path) -> None:
+    options = ImageFolder(noise).options
+    before = {name: value for name, value in options.items() if name != "max_pixels"}
+    assert find_task("images", before).options == options
+
+
+def test_a_folder_that_may_not_be_read_is_named(noise: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = Path.iterdir
+
+    def refuse(folder: Path) -> Any:
+        if folder.name == "class1":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)  # whoever runs the tests may be root, who reads everything
+    with pytest.raises(ValueError, match=r"a folder that can be read; got .*class1 \(Permission denied\)\. "):
+        ImageFolder(noise)
+
+
+def test_names_that_are_no_text_can_be_written_all_the_same(noise: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(noise, tmp_path / "noise")
+    (folder / "class0" / "a\udcff\n\x1b[31m.png").write_bytes(b"")
+    (folder / "class0" / "b\udcff.txt").write_bytes(b"")
+    task = ImageFolder(folder, bad_images="skip")
+    assert task.skipped == ({"path": r"class0/a\udcff\n\x1b[31m.png", "reason": "the file is empty"},)
+    assert task.ignored == (r"class0/b\udcff.txt",)
+    with pytest.raises(ValueError, match=r"class0/a\\udcff\\n\\x1b\[31m\.png \(the file is empty\)"):
+        ImageFolder(folder)
+
+
+def test_a_class_and_a_folder_have_names_that_a_page_can_show(noise: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(noise, tmp_path / "noise")
+    (folder / "class1").rename(folder / "c\udcff")
+    with pytest.raises(ValueError, match=r"expected a folder with a name in UTF-8; got .*/c\\udcff\. Rename it\."):
+        ImageFolder(folder)
+    with pytest.raises(ValueError, match=r"expected a folder with a name in UTF-8; got .*/n\\udcff\. Rename it\."):
+        ImageFolder(shutil.copytree(noise, tmp_path / "n\udcff"))
+
+
+def test_folders_may_lie_deeper_than_calls(noise: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(noise, tmp_path / "noise")
+    deep = folder / "class0"
+    for _ in range(250):
+        deep = deep / "d"
+        deep.mkdir()
+    shutil.copy(folder / "class0" / "00.png", deep / "x.png")
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 200)
+    try:
+        found = [image.path for image in list_folder(folder, (".png",)).images]
+    finally:
+        sys.setrecursionlimit(before)
+    assert deep.relative_to(folder).as_posix() + "/x.png" in found
+    assert len(found) == 41
+
+
 def test_a_class_that_was_all_broken_is_named(noise: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(noise, tmp_path / "noise")
     for path in (folder / "class1").iterdir():
@@ -342,6 +417,7 @@ def test_a_class_that_was_all_broken_is_named(noise: Path, tmp_path: Path) -> No
         ),
         ({"image_size": (0, 64)}, "expected image_size to be an integer of at least 1; got int 0"),
         ({"patch": (0, 8)}, "expected patch to be an integer of at least 1; got int 0"),
+        ({"max_pixels": 0}, "expected max_pixels to be an integer of at least 1; got int 0"),
         ({"bad_images": "leave"}, "expected bad_images to be one of 'error', 'skip'; got str 'leave'"),
         ({"image_size": (64, 96), "rotate": True}, "expected square pictures to rotate; got an image size of 64 x 96"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -102,6 +104,46 @@ def test_a_file_too_short_or_absent(tmp_path: Path) -> None:
         Text(tmp_path)
     with pytest.raises(ValueError, match="expected options of the task text: text; got image_size"):
         find_task("text", {"image_size": 3})
+
+
+def test_a_text_of_any_size_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.txt"
+    with path.open("wb") as file:
+        file.truncate(50_000_000_000)  # no blocks on the disk
+    with pytest.raises(
+        ValueError,
+        match=r"large\.txt \(it has 50,000,000,000 bytes, more than 1,073,741,824\)\. Name another, or a part",
+    ):
+        Text(path)
+
+
+@pytest.mark.parametrize(("kind", "says"), [("pipe", "it is a named pipe"), ("device", "it is a device")])
+def test_a_text_is_a_regular_file(kind: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match=rf"expected a file of text for --text; got .*mine\.txt \({says}\)\. Name"):
+        Text(path)
+
+
+def test_a_text_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.txt").write_bytes(LONG)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "open", refuse)  # whoever runs the tests may be root, who reads everything
+    with pytest.raises(ValueError, match=r"mine\.txt \(it cannot be read: Permission denied\)"):
+        Text(tmp_path / "mine.txt")
+
+
+def test_a_text_has_a_name_that_a_page_can_show(tmp_path: Path) -> None:
+    path = tmp_path / "mine\udcff.txt"
+    path.write_bytes(LONG)
+    with pytest.raises(ValueError, match=r"a file with a name in UTF-8; got .*/mine\\udcff\.txt\. Rename it\."):
+        Text(path)
 
 
 def test_the_least_is_enough(tmp_path: Path) -> None:

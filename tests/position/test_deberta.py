@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import oracle
 from conformance.cases import Case
 from conformance.suite import MechanismSuite
-from parity import layers_agree
+from parity import TIGHT, layers_agree
 from position.published import DTYPES, config, heads, largest_tensor, model, random, running_in, tokens
 from relpos import DisentangledPosition, Grid, Scale, Sequence, Site, attention
 from relpos.core import Coordinates
@@ -217,7 +217,7 @@ def test_parity_with_deberta_v2(
         attended.transpose(1, 2).flatten(2),
         theirs,
         {"x": x, "rel_embeddings": table, **dict(block.named_parameters())},
-        limit={torch.float64: 1e-13, torch.float32: 5e-6}[dtype],
+        limit=TIGHT[dtype],
     )
 
 

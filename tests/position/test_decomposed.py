@@ -14,7 +14,7 @@ from torch import Tensor
 import oracle
 from conformance.cases import Case
 from conformance.suite import MechanismSuite
-from parity import layers_agree
+from parity import TIGHT, layers_agree
 from position.published import DTYPES, EXACT, config, model, random, running_in, tokens
 from relpos import AxisVectors, DecomposedPosition, Grid, Site, attention
 
@@ -96,9 +96,6 @@ class TestDecomposedInterpolated(Decomposed):
 
 
 # parity
-
-
-TIGHT = {torch.float64: 1e-13, torch.float32: 5e-6}
 
 
 def sam(size: int, dtype: torch.dtype = torch.float64, kind: str = "SamVisionSdpaAttention") -> Any:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parity import agree, layers_agree
+from parity import TIGHT, agree, layers_agree
 from position.published import DTYPES, random, tokens
 from relpos import (
     Grid,
@@ -45,9 +45,6 @@ def test_beits_index_with_class_token(timm: ModuleType, window: tuple[int, int])
     assert torch.equal(RelativePositionBias(2, window, prefix=1).relative_position_index, theirs)
     layers = importlib.import_module("timm.layers.pos_embed_rel")
     assert torch.equal(layers.gen_relative_position_index(window, class_token=True), theirs)
-
-
-TIGHT = {torch.float64: 1e-13, torch.float32: 2e-6}
 
 
 def assert_same_attention(

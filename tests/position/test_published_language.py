@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from parity import layers_agree
+from parity import TIGHT, layers_agree
 from position.published import DTYPES, EXACT, before, config, heads, model, random, running_in, tokens
 from relpos import (
     ALiBi,
@@ -33,9 +33,6 @@ from relpos import (
 pytestmark = pytest.mark.usefixtures("timm")  # transformers imports torchvision as timm does; see there
 
 SINGLE = {"rtol": 1e-5, "atol": 1e-6}
-TIGHT = {torch.float64: 1e-13, torch.float32: 2e-6}
-TURNED = {torch.float64: 1e-13, torch.float32: 5e-6}
-"""Rotations: in float32 their angles are float32 and ours float64."""
 ROUNDED = "ours rounds its bias once, to float32, and theirs is widened here"
 
 
@@ -280,7 +277,7 @@ def test_llamas_attention(base: float, backend: str, dtype: torch.dtype) -> None
     q, k, v = (heads(layer(x), count) for layer, count in zip(layers(block), (6, 2, 2), strict=True))
     output = block.o_proj(causal_attention(q, k, v, RotaryEmbedding(8, base=base), backend))
     leaves = {"x": x, **dict(block.named_parameters())}
-    layers_agree("rotary_1d", "transformers LlamaAttention", output, theirs, leaves, limit=TURNED[dtype])
+    layers_agree("rotary_1d", "transformers LlamaAttention", output, theirs, leaves, limit=TIGHT[dtype])
 
 
 def layers(block: Any) -> tuple[Any, Any, Any]:
@@ -302,7 +299,7 @@ def test_gpt_neoxs_attention(dtype: torch.dtype) -> None:
     qkv = block.query_key_value(x).unflatten(-1, (3, 3, 16)).permute(3, 0, 2, 1, 4)
     output = block.dense(causal_attention(*qkv, position=RotaryEmbedding(16, rotary_dim=4)))
     leaves = {"x": x, **dict(block.named_parameters())}
-    layers_agree("rotary_1d", "transformers GPTNeoXAttention", output, theirs, leaves, limit=TURNED[dtype])
+    layers_agree("rotary_1d", "transformers GPTNeoXAttention", output, theirs, leaves, limit=TIGHT[dtype])
 
 
 @DTYPES
@@ -320,7 +317,7 @@ def test_gpt_js_attention(turning: int, dtype: torch.dtype) -> None:
     output = block.out_proj(causal_attention(q, k, v, RotaryEmbedding(16, rotary_dim=turning, layout="interleaved")))
     leaves = {"x": x, **dict(block.named_parameters())}
     name = "rotary_1d (interleaved)"
-    layers_agree(name, "transformers GPTJAttention", output, theirs, leaves, limit=TURNED[dtype])
+    layers_agree(name, "transformers GPTJAttention", output, theirs, leaves, limit=TIGHT[dtype])
 
 
 @DTYPES
@@ -340,7 +337,7 @@ def test_roformers_attention(dtype: torch.dtype) -> None:
     output = attended.transpose(1, 2).flatten(2)
     leaves = {"x": x, **dict(block.named_parameters())}
     name = "rotary_1d (interleaved)"
-    layers_agree(name, "transformers RoFormerSelfAttention", output, theirs, leaves, limit=TURNED[dtype])
+    layers_agree(name, "transformers RoFormerSelfAttention", output, theirs, leaves, limit=TIGHT[dtype])
 
 
 # sinusoids

@@ -14,13 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from parity import layers_agree
+from parity import TIGHT, layers_agree
 from position.published import DTYPES, random, running_in, tokens
 from relpos import Grid, Positions, RotaryEmbedding, SinusoidalPositionEmbedding, attention, rotate
 
 GRIDS = [(1, 1), (4, 8), (5, 3), (14, 14)]
 CLOSE = {"rtol": 0, "atol": 4e-6}
-TURNED = {torch.float64: 1e-13, torch.float32: 5e-6}
 
 pytestmark = pytest.mark.usefixtures("timm")
 
@@ -124,7 +123,7 @@ def test_rotary_grids_of_tokens(sizes: tuple[int, int], rotate_half: bool, dtype
         theirs = sincos().apply_rot_embed_cat(x, cat.get_embed(list(sizes)), half=rotate_half)
     layout: Any = "half" if rotate_half else "interleaved"
     ours = rotate(x, RotaryEmbedding(24, axes=2, base=100.0, layout=layout).angles(Grid(*sizes)), layout=layout)
-    layers_agree(named(rotate_half), "timm RotaryEmbeddingCat", ours, theirs, {"x": x}, limit=TURNED[dtype])
+    layers_agree(named(rotate_half), "timm RotaryEmbeddingCat", ours, theirs, {"x": x}, limit=TIGHT[dtype])
 
 
 def named(rotate_half: bool) -> str:
@@ -154,4 +153,4 @@ def test_rotary_attention_with_a_class_token(
     assert isinstance(attended, Tensor)
     ours = block.proj(attended.transpose(1, 2).flatten(2))
     leaves = {"x": x, **dict(block.named_parameters())}
-    layers_agree(named(rotate_half), "timm EvaAttention", ours, theirs, leaves, limit=TURNED[dtype])
+    layers_agree(named(rotate_half), "timm EvaAttention", ours, theirs, leaves, limit=TIGHT[dtype])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import oracle
 from conformance.cases import Case
 from conformance.suite import MechanismSuite
-from parity import layers_agree
+from parity import TIGHT, layers_agree
 from position.published import DTYPES, config, heads, largest_tensor, model, random, running_in, tokens
 from relpos import Grid, Mask, Sequence, ShawPosition, Site, attention
 from relpos.core import Coordinates
@@ -84,8 +84,6 @@ class TestShawCausal(Shaw):
 
 
 # the sign, the clip and the skew
-
-TIGHT = {torch.float64: 1e-13, torch.float32: 5e-6}
 
 
 @DTYPES

@@ -12,7 +12,7 @@ from torch import Tensor
 import oracle
 from conformance.cases import Case
 from conformance.suite import MechanismSuite
-from parity import layers_agree
+from parity import TIGHT, layers_agree
 from position.published import DTYPES, config, heads, largest_tensor, model, random, tokens
 from relpos import Grid, Mask, Sequence, Site, TransformerXLPosition, attention
 from relpos.core import Coordinates
@@ -88,9 +88,6 @@ class TestTransformerXLCausal(TransformerXL):
     causal = True
     every = 4
     sampled = 4
-
-
-TIGHT = {torch.float64: 1e-13, torch.float32: 5e-6}
 
 
 def sinusoid(distances: range, layout: Any) -> Tensor:

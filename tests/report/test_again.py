@@ -24,11 +24,12 @@ def test_command_names_the_images_and_how_they_were_read(make: Any) -> None:
         "patch": [8, 8],
         "bad_images": "skip",
         "rotate": True,
+        "max_pixels": 5000,
         "contents": "a fingerprint",
     }
     assert command_line(results).startswith(
         "relpos compare --task images --images '/my pictures' --image-size 64x96 --patch 8 --bad-images skip --rotate "
-        "--positions none "
+        "--max-pixels 5000 --positions none "
     )
     results["settings"]["task_options"] = {"images": "here", "rotate": False, "patch": None}
     assert command_line(results).startswith("relpos compare --task images --images here --positions none ")

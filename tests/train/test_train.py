@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
+import os
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from relpos.data import find_task
+from relpos.files.writing import WriteError
 from relpos.models import VisionTransformer
-from relpos.train import Curve, ImageRecipe, Progress, check_free, load, predict, resolve_device, save, train
+from relpos.train import (
+    Curve,
+    ImageRecipe,
+    Progress,
+    check_free,
+    checkpoint,
+    load,
+    predict,
+    resolve_device,
+    save,
+    train,
+)
 from relpos.train.loop import parameter_groups, rate_at
 
 TINY = ImageRecipe(steps=4, warmup_steps=2, batch_size=16, embed_dim=16, depth=1, num_heads=2)
@@ -254,6 +270,54 @@ def test_nothing_is_overwritten(name: str, tmp_path: Path) -> None:
         save(tmp_path, untrained(), task=find_task("digits"), position="none", recipe=TINY, about={})
     assert (tmp_path / name).read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def save_to(folder: Path, **about: Any) -> None:
+    save(folder, untrained(), task=find_task("digits"), position="relative_2d", recipe=TINY, about=about)
+
+
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("raised", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_save_that_fails_leaves_nothing(
+    after: int, raised: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.fsync, []
+
+    def failing(number: int) -> None:
+        calls.append(number)
+        if len(calls) > after:
+            raise raised
+        real(number)
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "fsync", failing)
+        with pytest.raises((WriteError, KeyboardInterrupt)) as caught:
+            save_to(tmp_path)
+    if isinstance(caught.value, WriteError):
+        assert re.match(r"expected .* free for .*/(config\.json|model\.safetensors); got ", str(caught.value))
+    assert not list(tmp_path.iterdir())
+    save_to(tmp_path)
+
+
+def test_of_two_that_save_in_one_folder_the_first_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other has looked whether the folder is free before the first came."""
+    real = checkpoint.write_json
+
+    def overtaken(path: Path, tree: Any, **how: Any) -> None:
+        monkeypatch.setattr(checkpoint, "write_json", real)
+        save_to(tmp_path, who="first")
+        real(path, tree, **how)
+
+    monkeypatch.setattr(checkpoint, "write_json", overtaken)
+    with pytest.raises(ValueError, match="nothing is overwritten"):
+        save_to(tmp_path, who="second")
+    assert load(tmp_path)[1]["who"] == "first"
+
+
+def test_no_configuration_has_a_number_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ArithmeticError, match=r"expected finite numbers in .*config\.json"):
+        save_to(tmp_path, test=math.nan)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:

@@ -29,12 +29,14 @@ from relpos.core import (
     Term,
     Terms,
     require_coordinates,
+    require_width,
 )
 from relpos.core.checks import (
     broadcasts,
     dtype_under_autocast,
     fail,
     require_device,
+    require_flag,
     require_number,
     require_probability,
     require_tensor,
@@ -79,6 +81,11 @@ class Call:
         """Query heads that share a key head."""
         return self.q.shape[1] // self.k.shape[1]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no batch, or are no queries or no keys. Engines never see such a call."""
+        return 0 in (*self.q.shape[:3], self.k.shape[2])
+
     def seeded(self) -> Call:
         """This call with a seed from PyTorch's generator, where it has dropout. Asking about a call draws none."""
         return replace(self, seed=torch.randint(2**32, (), device=self.q.device)) if self.dropout > 0 else self
@@ -103,6 +110,7 @@ def prepare(
     """Check the arguments of `relpos.attention` and make them a `Call`; see there."""
     _check_tensors(q, k, v)
     require_probability(dropout, "dropout")
+    require_flag(return_lse, "return_lse")
     if scale is not None:
         require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
     if mask is not None:
@@ -126,10 +134,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             fail(f"{name} to be floating point", shape_of(x), f"Convert {name}, e.g. {name}.float().")
         if x.shape[1] == 0 or x.shape[3] == 0:
             fail(f"{name} with at least one head and a width above 0", shape_of(x), f"Check the layout of {name}.")
-    if not dtype_under_autocast(q) == dtype_under_autocast(k) == dtype_under_autocast(v):
-        fail("q, k and v in one dtype", f"{q.dtype}, {k.dtype} and {v.dtype}", "Convert them, or use torch.autocast.")
-    if not q.device == k.device == v.device:
-        fail("q, k and v on one device", f"{q.device}, {k.device} and {v.device}", "Move them with .to(device).")
+    require_alike(q, k, v)
     if not q.shape[0] == k.shape[0] == v.shape[0]:
         fail(
             "one batch size",
@@ -150,6 +155,14 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             f"{q.shape[1]} and {k.shape[1]}",
             "Grouped keys serve equal groups of query heads.",
         )
+
+
+def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise unless all three are on one device and in one dtype, or in such as autocast makes one."""
+    if not dtype_under_autocast(q) == dtype_under_autocast(k) == dtype_under_autocast(v):
+        fail("q, k and v in one dtype", f"{q.dtype}, {k.dtype} and {v.dtype}", "Convert them, or use torch.autocast.")
+    if not q.device == k.device == v.device:
+        fail("q, k and v on one device", f"{q.device}, {k.device} and {v.device}", "Move them with .to(device).")
 
 
 def _resolve_terms(
@@ -268,6 +281,7 @@ def check_term(term: Term, q: Tensor, k: Tensor, v: Tensor) -> None:
             _check_heads(values, f"{name} values", q)
             _check_lines(lines, name, q, k)
         case Rotation():
+            require_width(q, term.width)
             for side, count, angles, magnitude in (
                 ("query", n, term.query, term.query_magnitude),
                 ("key", m, term.key, term.key_magnitude),
@@ -314,6 +328,7 @@ def check_term(term: Term, q: Tensor, k: Tensor, v: Tensor) -> None:
             _check_device(bias, name, q)
             _check_shape(bias, name, ((1, batch), (1, heads), (n,), (m,)))
         case RowRule(parameters=parameters):
+            require_width(q, term.width, name)
             for parameter in parameters:
                 _check_device(parameter, f"{name} parameters", q)
         case Sinks(logits=logits):

@@ -25,6 +25,7 @@ from relpos.core import (
     Rotation,
     RowRule,
     Terms,
+    at_least_float32,
     expand,
     lookup,
     rotate,
@@ -66,7 +67,7 @@ def with_zero_row(vectors: Float[Tensor, "H R D"], dtype: torch.dtype) -> Float[
 
 def _flat_index(rows: Int[Tensor, "*B N M"], count: int) -> Int[Tensor, "*B N M"]:
     """Row numbers that are unique to each query as well: `(b * N + i) * count + row`."""
-    lead = torch.arange(rows[..., 0].numel(), device=rows.device).view(*rows.shape[:-1], 1)
+    lead = torch.arange(rows.shape[:-1].numel(), device=rows.device).view(*rows.shape[:-1], 1)
     return lead * count + rows
 
 
@@ -172,5 +173,5 @@ def bias(
                 pass
     if not parts:
         return None
-    total = reduce(torch.add, parts).to(q.dtype)
+    total = reduce(torch.add, map(at_least_float32, parts)).to(q.dtype)
     return total if total.dim() == 4 else total[None]

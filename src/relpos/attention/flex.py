@@ -17,7 +17,7 @@ from torch import Tensor
 
 from relpos.attention.call import Call
 from relpos.attention.operators import lacks_transform
-from relpos.attention.work import Work, of_nothing, work_of
+from relpos.attention.work import Work, work_of
 from relpos.core import LineBias, LineVectors, Mask, QueryBias, Rotation, Scale, Sinks, Softcap, at_least_float32
 
 NAME = "flex"
@@ -25,6 +25,8 @@ SUMMARY = (
     "PyTorch's FlexAttention, compiled, for line biases and vectors on few rows; CUDA, gradients in no fixed order"
 )
 
+CHECKED_ON = ("cuda",)
+"""Kinds of device where `auto` would take this engine only after it has agreed with the reference; see `verdicts`."""
 NARROWEST = 16
 """Head width that its compiler takes."""
 MOST_ROWS = 512
@@ -70,8 +72,6 @@ def _compiled() -> tuple[Any, Any]:
 
 def run(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """Output and log-sum-exp."""
-    if 0 in (*call.q.shape[:3], call.k.shape[2]):
-        return of_nothing(call)
     return attend(work_of(call), *_compiled())
 
 

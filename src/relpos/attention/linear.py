@@ -28,9 +28,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.attention import dense
-from relpos.attention.call import check_term
+from relpos.attention.call import check_term, require_alike
 from relpos.core import Rotation, Term, Terms
-from relpos.core.checks import fail, require_choice, require_floating, require_int, shape_of
+from relpos.core.checks import (
+    fail,
+    require_choice,
+    require_device,
+    require_flag,
+    require_floating,
+    require_int,
+    shape_of,
+)
 
 FeatureMap = Literal["elu", "relu", "softmax", "identity"]
 Form = Literal["chunked", "recurrent", "quadratic"]
@@ -68,6 +76,8 @@ def linear_attention(
         ValueError: arguments that do not fit together.
         NotImplementedError: terms that are not a rotation, which a softmax is needed for.
     """
+    require_flag(causal, "causal")
+    require_flag(normalize, "normalize")
     _check(q, k, v, feature_map, causal, decay, chunk)
     require_choice(form, "form", get_args(Form))
     terms = _rotation(position)
@@ -95,6 +105,7 @@ def _check(
 ) -> None:
     for x, name in ((q, "q"), (k, "k"), (v, "v")):
         require_floating(x, name, dims=4)
+    require_alike(q, k, v)
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or k.shape[:3] != v.shape[:3]:
         fail(
             "q [B, H, N, D], k [B, G, M, D] and v [B, G, M, V]",
@@ -115,8 +126,12 @@ def _check(
         )
     if feature_map == "softmax":
         fail("a feature map of each token alone in a causal call", "'softmax'", "It sums over all tokens; use 'elu'.")
-    if decay is not None and (not isinstance(decay, Tensor) or tuple(decay.shape) != (q.shape[1],)):
-        fail(f"a tensor with one decay a query head, [{q.shape[1]}]", shape_of(decay), "Values are above 0, at most 1.")
+    if decay is not None:
+        fits = isinstance(decay, Tensor) and decay.is_floating_point() and tuple(decay.shape) == (q.shape[1],)
+        if not fits:
+            wanted = f"a tensor with one decay a query head, [{q.shape[1]}], in floating point"
+            fail(wanted, shape_of(decay), "Values are above 0, at most 1.")
+        require_device(decay, "the decay", q.device, "Move it with .to(device).")
 
 
 def _rotation(position: Terms | Term | None) -> Terms:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from relpos.attention.private import inside_forward_mode, inside_transform
 from relpos.attention.work import Packed, Work, unpack
 
 Forward = Callable[[Work], tuple[Tensor, Tensor]]
@@ -23,13 +23,16 @@ Backward = Callable[[Work, Tensor, Tensor, Tensor, Tensor, list[Tensor]], Gradie
 of one that is not there it is zero."""
 
 
+FORWARD_MODE = "forward-mode derivatives"
+
+
 def lacks_transform() -> str | None:
     """The transform of functions that the call is made under, which no custom operator goes through."""
     if torch.compiler.is_compiling():
         return None
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return "torch.func (vmap, grad, ...)"
-    return "forward-mode derivatives" if forward_ad._current_level >= 0 else None
+    if inside_forward_mode():
+        return FORWARD_MODE
+    return "torch.func (vmap, grad, ...)" if inside_transform() else None
 
 
 def _apart(tensors: list[Tensor]) -> list[Tensor]:

@@ -47,7 +47,7 @@ def weights(call: Call) -> tuple[Float[Tensor, "B H N M"], Float[Tensor, "B H N"
 
     sinks = call.terms.one(Sinks)
     sink = None if sinks is None else sinks.logits.to(score.dtype)[:, None, None]
-    peak = score.detach().amax(dim=-1, keepdim=True)
+    peak = score.detach().amax(dim=-1, keepdim=True) if m else score.new_full((*score.shape[:3], 1), -torch.inf)
     if sink is not None:
         peak = torch.maximum(peak, sink.detach())
     peak = torch.where(peak == -torch.inf, 0, peak)

@@ -1,8 +1,9 @@
 """Everything that is a score becomes the mask of PyTorch's `scaled_dot_product_attention`.
 
 N x M numbers are stored, and a learned bias takes PyTorch's math path; at small sizes this is the fastest there is.
-What PyTorch cannot express raises: value vectors, a soft cap, the log-sum-exp. Dropout is PyTorch's own: the same
-distribution as elsewhere, not the same pairs.
+What PyTorch cannot express raises: value vectors, a soft cap, the log-sum-exp, and scores that are added under a
+transform of functions, because PyTorch chooses a kernel without asking whether they are learned outside of it. Dropout
+is PyTorch's own: the same distribution as elsewhere, not the same pairs.
 
 On CUDA a floating mask goes in q's own dtype and never to cuDNN: PyTorch's kernels there want it so (a float32 mask
 beside half q is refused or misread, pytorch 191612), and cuDNN's gradient under a mask has been NaN at some lengths
@@ -21,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from relpos.attention import dense
 from relpos.attention.call import Call
+from relpos.attention.operators import FORWARD_MODE, lacks_transform
 from relpos.core import (
     AxisVectors,
     DenseBias,
@@ -50,15 +52,20 @@ def lacks(call: Call) -> str | None:
         return "LineVectors on the value side"
     if call.return_lse:
         return "return_lse (PyTorch does not return the log-sum-exp)"
-    return None
+    transform = lacks_transform()
+    return transform if transform == FORWARD_MODE or _adds(call) else None
+
+
+def _adds(call: Call) -> bool:
+    """Whether something is added to the scores, which makes PyTorch's mask a floating one."""
+    return any(isinstance(term, _ADDS) for term in call.terms)
 
 
 def run(call: Call) -> tuple[Float[Tensor, "B H N V"], None]:
     """The output; there is no log-sum-exp."""
     n, m = call.q.shape[2], call.k.shape[2]
     q, k, v = call.q, call.k, call.v
-    adds = any(isinstance(term, _ADDS) for term in call.terms)
-    causal = not adds and n == m and call.mask is not None and call.mask.is_plain_causal
+    causal = not _adds(call) and n == m and call.mask is not None and call.mask.is_plain_causal
     bias = blank = None
     if not causal:
         bias, blank = _mask(call)
@@ -96,14 +103,16 @@ def _mask(call: Call) -> tuple[Tensor | None, Tensor | None]:
     sinks = call.terms.one(Sinks)
     blank = None
     if allowed is not None and call.mask is not None and call.mask.may_blank_rows and sinks is None:
-        blank = ~allowed.any(dim=-1, keepdim=True)
-        allowed = allowed | blank  # such a row attends anywhere and is blanked, instead of dividing by zero
+        blank = ~allowed.any(dim=-1, keepdim=True)  # such a row attends anywhere and is blanked, for 0 is no divisor
     if sinks is not None:
         bias = k.new_zeros(1, 1, n, m) if bias is None else bias
         allowed = torch.ones_like(bias, dtype=torch.bool) if allowed is None else allowed
-    if bias is None or allowed is None:
-        return (allowed if bias is None else bias), blank
-    bias = torch.where(allowed, bias, -torch.inf)
+    if allowed is None:
+        return bias, blank
+    if bias is None:
+        return (allowed if blank is None else allowed | blank), blank
+    forbidden = bias.new_full((), -torch.inf)
+    bias = torch.where(allowed, bias, forbidden if blank is None else forbidden.where(~blank, 0))
     if sinks is not None:
         column = sinks.logits.to(bias.dtype)[:, None, None].expand(call.q.shape[1], n, 1)
         shape = torch.broadcast_shapes(bias.shape[:2], (1, call.q.shape[1]))

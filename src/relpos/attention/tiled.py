@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.attention.call import check_term
+from relpos.attention.call import check_term, require_alike
 from relpos.core import LineBias, Lines, segment_sum
-from relpos.core.checks import fail, require_floating, require_int, shape_of
+from relpos.core.checks import fail, require_flag, require_floating, require_int, require_number, shape_of
 
 
 def flash_attention(
@@ -49,6 +49,7 @@ def flash_attention(
     """
     for x, name in ((q, "q"), (k, "k"), (v, "v")):
         require_floating(x, name, dims=4)
+    require_alike(q, k, v)
     if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3] or k.shape[:3] != v.shape[:3]:
         fail(
             "q [B, H, N, D], k [B, H, M, D] and v [B, H, M, V]",
@@ -56,8 +57,9 @@ def flash_attention(
             "Repeat grouped heads, or call relpos.attention.",
         )
     require_int(block_size, "block_size", at_least=1)
-    if not isinstance(causal, bool):
-        fail("causal to be True or False", shape_of(causal), "False sees every key.")
+    require_flag(causal, "causal")
+    if scale is not None:
+        require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
     if causal and q.shape[2] != k.shape[2]:
         fail("as many queries as keys in a causal call", f"{q.shape[2]} and {k.shape[2]}", "Use relpos.attention.")
     if bias is not None:
@@ -66,7 +68,7 @@ def flash_attention(
         check_term(bias, q, k, v)
         if bias.lines.query.dim() > 1 or bias.lines.key.dim() > 1:
             fail("a bias whose lines all elements of the batch share", "one line an element", "Use relpos.attention.")
-    factor = q.shape[3] ** -0.5 if scale is None else scale
+    factor = q.shape[3] ** -0.5 if scale is None else float(scale)
     values, lines = (None, None) if bias is None else (bias.values, bias.lines)
     with torch.autocast(q.device.type, enabled=False):  # which would round the scores that a softmax is taken of
         out: Tensor = _Flash.apply(q, k, v, values, lines, causal, factor, block_size)  # type: ignore[no-untyped-call]

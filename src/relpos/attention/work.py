@@ -143,8 +143,8 @@ def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
         return (type(node).__name__, *(_take_apart(part, tensors, numbers) for part in parts))
     if node is None or isinstance(node, str | bool):
         return node
-    if isinstance(node, float):
-        return float(node)
+    if isinstance(node, float | torch.SymFloat):
+        return node.__float__()  # one number, where a compiler makes symbols of numbers
     numbers.append(node)
     return ("int", len(numbers) - 1)
 

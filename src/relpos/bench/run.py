@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -24,9 +23,10 @@ from relpos.bench.modules import peers_of
 from relpos.bench.peers import ROOFLINE, all_engines, engines_here
 from relpos.bench.targets import judge, memory_fits
 from relpos.compare.settings import environment
-from relpos.compare.store import Store, write_whole
+from relpos.compare.store import Store
 from relpos.compare.workers import Event, Task, WorkerError, run_tasks
 from relpos.core.checks import fail, require_int, require_name
+from relpos.files.writing import write_json
 
 QUICK_TOKENS = 256
 CEILINGS = "ceilings"
@@ -155,7 +155,7 @@ class Bench:
             if peer.name != ROOFLINE:
                 arguments = (case, peer.name, engines, settings.threads)
                 found.append(Task(_memory_name(case, peer.name), memory_of, arguments))
-        return [task for task in found if not self.store.has(task.name)]
+        return [task for task in found if not self.store.finished(task.name)]
 
     def run(self, watch: Callable[[Event], None] | None = None) -> dict[str, Any]:
         """Do what is left and return the results; memory is not measured of a peer that is red or was not tried."""
@@ -235,5 +235,5 @@ class Bench:
 
     def _write(self) -> dict[str, Any]:
         results = self.results()
-        write_whole(self.store.folder / "results.json", json.dumps(results, indent=1) + "\n")
+        write_json(self.store.folder / "results.json", results, indent=1)
         return results

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from relpos.bench.run import Bench, Settings
 
 
+LIMITS = {"repeats": 1000, "threads": 1024}
+
+
 def add_arguments(parser: ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument(

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from relpos.compare import Settings
 
 
+LIMITS = {"seeds": 1000, "steps": 10_000_000}
+
+
 def add_arguments(parser: ArgumentParser) -> None:
     """The verb's arguments."""
     add_task_arguments(parser)
@@ -60,6 +63,7 @@ def run(arguments: Namespace) -> None:
     from rich.console import Console
 
     from relpos.compare import Comparison, Settings, require_asked, require_usable
+    from relpos.files.writing import require_writable
     from relpos.report import render_terminal, write_report
 
     console = Console()
@@ -70,8 +74,11 @@ def run(arguments: Namespace) -> None:
     what: dict[str, Any] = {"what": arguments.what, "choices": choices}
     asked = (positions, arguments.seeds, arguments.steps, arguments.device, arguments.precision)
     require_asked(*asked, **what)
-    if arguments.out is not None:
-        require_usable(Path(arguments.out))  # before many images are read
+    # Before many images are read.
+    if arguments.out is None:
+        require_writable(Path("runs"))
+    else:
+        require_usable(Path(arguments.out))
     task = choose_task(arguments, console)
     settings = Settings.make(task, *asked, quick=arguments.quick, **what)
     folder = default_folder(settings) if arguments.out is None else Path(arguments.out)

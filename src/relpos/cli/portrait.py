@@ -18,6 +18,7 @@ from torch import Tensor
 from relpos.attention import attention, attention_weights
 from relpos.core import Grid, LineBias, LineVectors, Mask, Rotation, RowRule, Scale, Sequence, Terms
 from relpos.position import Mechanism
+from relpos.position.mechanism import acts_in_attention, acts_on_tokens
 from relpos.report.plots.learned import MINUS, signed
 from relpos.report.plots.show import Axis, Bars, Maps, Strip, Words
 
@@ -73,11 +74,11 @@ def strips(parts: list[Mechanism], view: View, *, where: str = "") -> list[Strip
     found: list[Strip] = []
     for part in parts:
         name = f"{type(part).__name__}{where}"
-        if part.acts_on_tokens:
+        if acts_on_tokens(part):
             found += _embedding(part, view, name)
-        if part.acts_in_attention:
+        if acts_in_attention(part):
             found += _in_attention(part, view, name)
-        if not part.acts_on_tokens and not part.acts_in_attention:
+        if not acts_on_tokens(part) and not acts_in_attention(part):
             found += _nothing(view, name)
     return found or _nothing(view, "No position")
 
@@ -282,5 +283,7 @@ def _offsets(low: int, span: int) -> tuple[tuple[float, str], ...]:
 
 def _counted(count: int) -> tuple[tuple[float, str], ...]:
     """Ticks at whole numbers from 0, about five to nine of them."""
-    step = next(step for step in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if count <= 9 * step)
+    step = 1
+    while count > 9 * step:
+        step *= 2
     return tuple((at, str(at)) for at in range(0, count, step))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
 
 HEADS, HEAD_DIM, SEED, LENGTH, GRID = 4, 16, 0, 16, (8, 8)
 TOKENS_AT_MOST = 4096
+LIMITS = {"length": 10**9, "heads": 256, "head_dim": 1024, "query": 10**9, "seed": 2**63 - 1}
+TRAINED_AT_MOST = 65_536
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -50,11 +51,12 @@ def run(arguments: Namespace) -> None:
     if (arguments.position is None) == (arguments.weights is None):
         came = "neither" if arguments.position is None else f"{arguments.position!r} and --weights"
         fail("a position or --weights FILE", came, "Write relpos show relative_2d, or relpos show --weights FOLDER.")
+    out = None if arguments.out is None else _free_file(Path(arguments.out))
     if arguments.weights is None:
         name, title, note, view, strips = _untrained(arguments)
     else:
         name, title, note, view, strips = _trained(arguments)
-    out = _free_file(Path(f"show-{name}.png" if arguments.out is None else arguments.out))
+    out = _free_file(Path(f"show-{name}.png")) if out is None else out
     save_picture(picture(title, note, strips), out)
     what = f"{name}, {_tokens_in_words(view.tokens)}" + ("" if view.query is None else f", {view.chosen_name}")
     Console().print(f"Drew {what}: {out}", highlight=False, soft_wrap=True, markup=False)
@@ -109,15 +111,19 @@ def _trained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
     """The same of a trained model: its mechanisms where it was trained."""
     from relpos.cli.portrait import View, strips
     from relpos.core.checks import fail
+    from relpos.train import load
 
     for option in ("length", "grid", "heads", "head_dim", "seed"):
         if getattr(arguments, option) is not None:
             name = f"--{option.replace('_', '-')}"
             fail("--weights alone", f"--weights and {name}", f"A trained model has its own; leave {name} out.")
     folder = _model_folder(Path(arguments.weights))
-    model, config = _load(folder)
+    loaded: tuple[Any, dict[str, Any]] = load(folder)
+    model, config = loaded
+    if (count := model.coordinates.count) > TRAINED_AT_MOST:
+        fail(f"at most {TRAINED_AT_MOST:,} tokens in a picture", f"{count:,} in {folder}", "Draw one with fewer.")
     attention = model.blocks[0].attn
-    width = model.norm.normalized_shape[0]
+    width = attention.qkv.in_features
     view = View(model.coordinates, attention.num_heads, width // attention.num_heads, width, arguments.query)
     _require_query(view)
     model.to("cpu")
@@ -150,20 +156,6 @@ def _model_folder(path: Path) -> Path:
     if path.name != WEIGHTS:
         fail(f"a model's folder or its {WEIGHTS} for --weights", f"the file {path}", remedy)
     return path.parent
-
-
-def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
-    from safetensors import SafetensorError
-
-    from relpos.core.checks import fail
-    from relpos.train import load
-
-    try:
-        return load(folder)
-    except (json.JSONDecodeError, UnicodeDecodeError, SafetensorError, KeyError, TypeError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or ["no message"])[0]
-        came = f"{folder}, which cannot be read ({type(error).__name__}: {reason})"
-        fail("a model that relpos train wrote for --weights", came, "Train it again with relpos train --out DIR.")
 
 
 def _tokens(preset: Preset, length: int | None, grid: str | None) -> Sequence | Grid:
@@ -210,6 +202,7 @@ def _require_query(view: View) -> None:
 def _free_file(path: Path) -> Path:
     """The file to write, which must not exist and must have an ending that can be written."""
     from relpos.core.checks import fail
+    from relpos.files.writing import require_writable
     from relpos.report.plots.show import ENDINGS
 
     if path.is_dir():
@@ -221,6 +214,7 @@ def _free_file(path: Path) -> Path:
         fail("a file that does not exist yet", str(path), "Choose another --out; nothing is overwritten.")
     if not path.parent.is_dir():
         fail("--out in a folder that exists", str(path), f"Make {path.parent} first.")
+    require_writable(path.parent)
     return path
 
 

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from relpos.data import Task
 
 _SIZES = {"image_size": "--image-size", "patch": "--patch"}
+_IMAGE_OPTIONS = ("image_size", "patch", "bad_images", "max_pixels")
 _NAMED = 5
+SIDE_AT_MOST = 4096
+"""Pixels of an image's side that a model is made for."""
 
 
 def add_task_arguments(parser: ArgumentParser) -> None:
@@ -37,6 +40,12 @@ def add_task_arguments(parser: ArgumentParser) -> None:
         "--bad-images", type=str | None, default=None, help="error (default) or skip: what to do with broken images"
     )
     parser.add_argument(
+        "--max-pixels",
+        type=int | None,
+        default=None,
+        help="pixels that an image may have; decoding takes about 12 bytes for each. Default: 100000000",
+    )
+    parser.add_argument(
         "--text", type=str | None, default=None, help="a file of your own text, read as bytes; chooses the task text"
     )
     parser.add_argument("--rotate", action="store_true", help="also test images rotated by 90, 180 and 270 degrees")
@@ -46,12 +55,16 @@ def _size(text: str, option: str) -> list[int]:
     found = re.fullmatch(r"(\d+)(?:x(\d+))?", text.strip().lower())
     if not found:
         raise ValueError(f"expected N or HxW for {option}; got {text!r}. Write {option} 64, or {option} 64x96.")
+    if max(len(side) for side in found.groups("")) > 9 or max(map(int, filter(None, found.groups()))) > SIDE_AT_MOST:
+        raise ValueError(
+            f"expected at most {SIDE_AT_MOST:,} pixels a side for {option}; got {text!r}. Choose a smaller one."
+        )
     return [int(found[1]), int(found[2] or found[1])]
 
 
 def _options(arguments: Namespace) -> tuple[str, dict[str, Any]]:
     """A task's name and its options, from what was typed."""
-    typed = {name: arguments[name] for name in ("image_size", "patch", "bad_images") if arguments[name] is not None}
+    typed = {name: arguments[name] for name in _IMAGE_OPTIONS if arguments[name] is not None}
     if arguments.rotate:
         typed["rotate"] = True
     if arguments.text is not None:

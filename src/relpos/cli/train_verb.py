@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
 
+LIMITS = {"seed": 2**63 - 1, "steps": 10_000_000, "threads": 1024}
+
+
 def add_arguments(parser: ArgumentParser) -> None:
     """The verb's arguments."""
     add_task_arguments(parser)
@@ -35,6 +38,7 @@ def run(arguments: Namespace) -> None:
 
     from relpos import __version__
     from relpos.core.checks import require_choice, require_int
+    from relpos.files.writing import require_writable
     from relpos.position import find
     from relpos.train import OPTIMIZERS, Recipe, check_free, measured, require_precision, resolve_device, save, train
     from relpos.train import Progress as StepProgress
@@ -43,6 +47,7 @@ def run(arguments: Namespace) -> None:
     find(arguments.position)
     folder = Path(arguments.out)
     check_free(folder)
+    require_writable(folder)
     if arguments.steps is not None:
         require_int(arguments.steps, "steps", at_least=1)
     require_int(arguments.threads, "threads", at_least=1)
@@ -55,6 +60,8 @@ def run(arguments: Namespace) -> None:
     if arguments.steps is not None:
         recipe = replace(recipe, steps=arguments.steps, warmup_steps=min(recipe.warmup_steps, arguments.steps))
     note_on_batch(recipe.batch_size, task, console)
+    weights = recipe.build(task, arguments.position).parameters()
+    require_writable(folder, size=sum(x.numel() * x.element_size() for x in weights))
 
     columns = (
         TextColumn("{task.description}"),
@@ -90,7 +97,10 @@ def run(arguments: Namespace) -> None:
     }
     save(folder, model, task=task, position=arguments.position, recipe=recipe, about=about)
     figure, unit = ("{:.1%}", "") if task.measure == "accuracy" else ("{:.3f}", " bits per byte")
-    words = ", ".join(f"{split} {figure.format(value)}{unit}" for split, value in reached.items())
+    figures = {
+        split: "not finite" if value is None else figure.format(value) + unit for split, value in reached.items()
+    }
+    words = ", ".join(f"{split} {value}" for split, value in figures.items())
     by = "" if recipe.optimizer == "adamw" else f" by {recipe.optimizer}"
     console.print(
         f"{arguments.position} on {task.name}{by}: {words}. Saved in {folder}/",

@@ -167,7 +167,8 @@ def _unable(error: Exception) -> str:
 
 
 def time_steps(settings: Settings, task: Task, watch: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
-    """Time of a training step of everything at every size, without memory. On all cores, alone on the machine."""
+    """Time of a training step of everything at every size, without memory. Alone on the machine, on its own threads."""
+    torch.set_num_threads(settings.timing_threads)
     return [entry for size in sizes(settings, task) for entry in _time_size(size, settings, task, watch)]
 
 

@@ -6,7 +6,6 @@ come last, alone on the machine, mechanisms interleaved.
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 from collections.abc import Callable
@@ -18,8 +17,9 @@ from relpos import data
 from relpos.compare import cost
 from relpos.compare.run import run
 from relpos.compare.settings import Job, Settings, describe, environment
-from relpos.compare.store import Store, write_whole
+from relpos.compare.store import Store
 from relpos.compare.workers import Event, Task, run_tasks
+from relpos.files.writing import write_json
 
 
 def _train(job: Job, settings: Settings, packed: bytes, report: Callable[[Any], None]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Comparison:
         ]
         timing = [Task("timing", _time, (settings, packed), reports=True)]
         stages = (training + memory, timing)  # timings want the machine to themselves
-        return [[task for task in stage if not self.store.has(task.name)] for stage in stages]
+        return [[task for task in stage if not self.store.finished(task.name)] for stage in stages]
 
     def run(self, watch: Callable[[Event], None] | None = None) -> dict[str, Any]:
         """Do what is left to do and return the results; finished pieces are kept as they finish."""
@@ -104,5 +104,5 @@ class Comparison:
 
     def _gather(self) -> dict[str, Any]:
         results = self.results()
-        write_whole(self.store.folder / "results.json", json.dumps(results, separators=(",", ":")) + "\n")
+        write_json(self.store.folder / "results.json", results)
         return results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -14,17 +15,18 @@ from relpos.compare.memory import PeakMemory, keep_freed_memory
 from relpos.compare.settings import Job, Settings, environment
 from relpos.data import ImageTask, Probe, Task, Text
 from relpos.models import LanguageModel, VisionTransformer, count_parameters
-from relpos.train import Model, Progress, Recipe, measured, train
+from relpos.train import DivergedError, Model, Progress, Recipe, measured, train
 
 
 def warm_up(task: Task, recipe: Recipe, device: torch.device, precision: str) -> None:
     """One small step, so that what a process loads on first use does not count as a model's memory."""
     small = replace(recipe, steps=1, batch_size=2, depth=1)
-    train(task, "none", small, seed=0, device=device, precision=precision)
+    with contextlib.suppress(DivergedError):  # nothing is wanted of this model
+        train(task, "none", small, seed=0, device=device, precision=precision)
 
 
 def run(job: Job, settings: Settings, task: Task, watch: Callable[[Progress], None] | None = None) -> dict[str, Any]:
-    """Train one job and measure it; see docs/results.md for the record."""
+    """Train one job and measure it; see docs/results.md for the record, also of a run that diverges."""
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
     device = torch.device(settings.device)
@@ -33,13 +35,21 @@ def run(job: Job, settings: Settings, task: Task, watch: Callable[[Progress], No
     warm_up(task, recipe, device, settings.precision)
     memory = PeakMemory(device)
     started = time.perf_counter()
-    model, curve = train(
-        task, position, recipe, seed=job.seed, device=device, precision=settings.precision, watch=watch
-    )
+    model: Model | None = None
+    diverged: dict[str, Any] = {}
+    try:
+        model, curve = train(
+            task, position, recipe, seed=job.seed, device=device, precision=settings.precision, watch=watch
+        )
+    except DivergedError as error:
+        curve = error.curve
+        found = {"step": error.step, "rate": error.rate, "what": error.what, "value": error.value}
+        diverged = {"diverged": found}
     seconds = time.perf_counter() - started
     peak = memory.mib()
     names = {"validation": f"validation_{task.measure}"}
-    parts = {name: count.total for name, count in count_parameters(model).items()}
+    built = recipe.build(task, position) if model is None else model
+    parts = {name: count.total for name, count in count_parameters(built).items()}
     return {
         "id": job.id,
         **({} if settings.what == "position" else {"choice": job.name}),
@@ -47,17 +57,27 @@ def run(job: Job, settings: Settings, task: Task, watch: Callable[[Progress], No
         "seed": job.seed,
         "position_learning_rate_multiplier": job.multiplier,
         "variant": job.variant,
+        **diverged,
         "parameters": {"total": sum(parts.values()), "position": parts.get("position", 0), "parts": parts},
         "curve": {names.get(name, name): [round(x, 6) for x in values] for name, values in asdict(curve).items()},
-        names["validation"]: curve.validation[-1],
+        names["validation"]: None if model is None else curve.validation[-1],
         "train_seconds": round(seconds, 2),
         "threads": settings.threads,
         "peak_memory_mib": peak,
         "settings": {**settings.to_json(), "recipe": asdict(recipe), "position": position, "seed": job.seed},
         "environment": environment(settings.device),
-        "metrics": metrics(model, task, settings.probes(task), device, quick=settings.quick),
-        **({"learned": learned(model), **_shown(model, task)} if settings.what == "position" else {}),
+        **_measured(model, settings, task, device),
     }
+
+
+def _measured(model: Model | None, settings: Settings, task: Task, device: torch.device) -> dict[str, Any]:
+    """What is known of a trained model; nothing where there is none."""
+    found: dict[str, Any] = {"metrics": []}
+    if model is not None:
+        found["metrics"] = metrics(model, task, settings.probes(task), device, quick=settings.quick)
+    if settings.what == "position":
+        found |= {"learned": []} if model is None else {"learned": learned(model), **_shown(model, task)}
+    return found
 
 
 def _shown(model: Model, task: Task) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides a comparison's figures, timings aside.
+    """Everything that decides a comparison's figures; those of a clock also depend on the machine.
 
     Attributes:
         task: a task's name. task_options: plain values that, with it, make the task again; they hold a fingerprint of
@@ -49,7 +49,8 @@ class Settings:
         seeds: how many; they are 0, 1, ...
         recipe: the training recipe of all runs.
         quick: a short run to see that everything works; no verdict.
-        device, precision, threads: how a run computes.
+        device, precision, threads: how a run computes. timing_threads: of the CPU where steps are timed; by default
+            those of this process (all cores, or `OMP_NUM_THREADS`).
         what: is compared. choices: their names where that is not position; `positions` is then the one of all models.
     """
 
@@ -62,6 +63,7 @@ class Settings:
     device: str = "cpu"
     precision: str = "float32"
     threads: int = 1
+    timing_threads: int = field(default_factory=torch.get_num_threads)
     what: What = "position"
     choices: tuple[str, ...] = ()
 

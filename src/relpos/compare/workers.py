@@ -7,10 +7,13 @@ it, which takes longer than a quick run's training. A worker whose parent is gon
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -55,12 +58,39 @@ def _work(task: Task, connection: Connection) -> None:
         connection.send(("failed", traceback.format_exc()))
 
 
+@contextlib.contextmanager
+def _interruptions_held_back() -> Iterator[None]:
+    """What starts in here, and what that starts, never sees Ctrl-C; this process sees it right afterwards.
+
+    A terminal sends it to all of them, and each would answer with a traceback. They are stopped by this one.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # a fork server starts it, and its start lets interruptions through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["relpos.compare.experiment", "accelerate", "sklearn.datasets", "torch._dynamo"])
+    with _interruptions_held_back():
+        forkserver.ensure_running()
+    # It takes seconds to load its libraries; waiting for it may be interrupted, and an empty process is soon over.
+    first = context.Process(target=_nothing, daemon=True)
+    first.start()
+    first.join()
     return context
+
+
+def _nothing() -> None:
+    pass
 
 
 def run_tasks(tasks: Sequence[Task], at_once: int) -> Iterator[Event]:
@@ -69,6 +99,8 @@ def run_tasks(tasks: Sequence[Task], at_once: int) -> Iterator[Event]:
     Raises:
         WorkerError: a task failed; the others are stopped.
     """
+    if not tasks:
+        return
     context = _context()
     waiting = list(tasks)
     running: dict[Connection, tuple[Task, BaseProcess]] = {}
@@ -78,7 +110,8 @@ def run_tasks(tasks: Sequence[Task], at_once: int) -> Iterator[Event]:
                 task = waiting.pop(0)
                 ours, theirs = context.Pipe(duplex=False)
                 process = context.Process(target=_work, args=(task, theirs), daemon=True)
-                process.start()
+                with _interruptions_held_back():
+                    process.start()
                 theirs.close()
                 running[ours] = (task, process)
                 yield Event(task, "started")

@@ -7,7 +7,7 @@ into one; the others stand side by side.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn, Self, TypeVar
 
@@ -52,9 +52,9 @@ class Terms(Movable):
 
     items: tuple[Term, ...]
 
-    def __init__(self, *terms: Term) -> None:
+    def __init__(self, *terms: Term, items: Iterable[Term] = ()) -> None:  # by name: `dataclasses.replace`, and FSDP
         joined: list[Term] = []
-        for term in terms:
+        for term in (*terms, *items):
             _join(joined, term)
         object.__setattr__(self, "items", tuple(joined))
 
@@ -77,7 +77,13 @@ class Terms(Movable):
 
     def narrow(self, queries: slice, keys: slice) -> Terms:
         """The same terms for some consecutive queries and keys: one step of decoding, a block, a shard."""
-        return Terms(*(term.narrow(queries, keys) for term in self))
+        return self.each(lambda term: term.narrow(queries, keys))
+
+    def each(self, change: Callable[[Term], Term]) -> Terms:
+        """The terms, each changed by itself: two that have come to stand on the same lines are not added into one."""
+        changed = object.__new__(Terms)
+        object.__setattr__(changed, "items", tuple(change(term) for term in self))
+        return changed
 
 
 def _join(joined: list[Term], term: Term) -> None:

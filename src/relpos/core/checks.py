@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
-from typing import Literal, NoReturn
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 
 def fail(expected: str, came: str, remedy: str) -> NoReturn:
@@ -27,6 +28,17 @@ def shape_of(x: object) -> str:
     text, kind = " ".join(repr(x).split()), type(x).__name__
     text = text if len(text) <= 100 else text[:97] + "..."
     return text if text.startswith(f"{kind}(") else f"{kind} {text}"
+
+
+def at_hand(x: Tensor, ask: Callable[[Tensor], Tensor]) -> Any:
+    """What `ask` finds out of a tensor, as numbers; None, and nothing is asked, where no number is at hand: a device
+    would have to be waited for, or a compiler or a transform of functions traces."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        return None
+    try:
+        return ask(x).tolist()
+    except RuntimeError:  # the transform maps over it
+        return None
 
 
 def broadcasts(size: int, count: int) -> bool:
@@ -63,6 +75,12 @@ def consecutive(part: slice, count: int | None) -> tuple[int, int] | None:
     return None if count is None else (start, stop)
 
 
+def require_flag(x: object, name: str, remedy: str = "Pass one of them.") -> None:
+    """Raise unless `x` is True or False."""
+    if not isinstance(x, bool):
+        fail(f"{name} to be True or False", shape_of(x), remedy)
+
+
 def require_choice(x: object, name: str, choices: tuple[str, ...]) -> None:
     """Raise unless `x` is one of the names in `choices`."""
     if x not in choices:
@@ -88,7 +106,7 @@ def require_probability(x: object, name: str) -> None:
 
 def require_number(x: object, name: str, bound: Literal["above 0", "of at least 0"], remedy: str) -> None:
     """Raise unless `x` is a finite number within the bound (a bool is none)."""
-    number = isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
+    number = isinstance(x, int | float) and not isinstance(x, bool) and -math.inf < x < math.inf
     if not number or x < 0 or (x == 0 and bound == "above 0"):  # type: ignore[operator]
         fail(f"{name} to be a number {bound}", shape_of(x), remedy)
 
@@ -99,6 +117,16 @@ def require_floating(x: object, name: str, *, dims: int) -> None:
     assert isinstance(x, Tensor)
     if not x.is_floating_point():
         fail(f"{name} to be floating point", shape_of(x), "Convert it with .float().")
+
+
+def require_wide(x: Tensor, name: str, why: str) -> None:
+    """Raise unless `x` is float32 or float64. FSDP casts what enters a sharded block, terms too."""
+    if x.dtype not in (torch.float32, torch.float64):
+        remedy = (
+            f"{why} Where FSDP casts what enters a sharded block, make the terms inside that block, or give its policy "
+            "cast_forward_inputs=False."
+        )
+        fail(f"{name} in float32 or float64", shape_of(x), remedy)
 
 
 def require_device(x: Tensor, name: str, device: torch.device, remedy: str) -> None:

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from relpos.core.checks import fail, require_int, shape_of
+from relpos.core.checks import fail, require_int, require_wide, shape_of
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,14 @@ class Grid:
     sizes: tuple[int, ...]
     prefix: int = 0
 
-    def __init__(self, *sizes: int, prefix: int = 0) -> None:
-        if not sizes:
+    def __init__(self, *cells: int, sizes: tuple[int, ...] = (), prefix: int = 0) -> None:
+        every = (*cells, *sizes)  # by name: `dataclasses.replace`, and FSDP
+        if not every:
             fail("Grid to have at least one axis", "none", "Write Grid(rows, columns).")
-        for size in sizes:
+        for size in every:
             require_int(size, "each Grid size", at_least=1)
         require_int(prefix, "Grid prefix", at_least=0)
-        object.__setattr__(self, "sizes", tuple(sizes))
+        object.__setattr__(self, "sizes", every)
         object.__setattr__(self, "prefix", prefix)
 
     def __repr__(self) -> str:
@@ -161,6 +162,8 @@ class Positions:
             )
         if not isinstance(values, Tensor) or values.dtype == torch.bool or values.is_complex():
             fail("Positions to hold a tensor of numbers", shape_of(values), "Pass an integer tensor.")
+        if values.is_floating_point():
+            require_wide(values, "Positions values", "Half precision rounds 1995 to 1992.")
         if one_axis:
             values = values[..., None]
         if values.dim() not in (2, 3) or values.shape[-1] != len(lows):

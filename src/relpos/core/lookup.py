@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from relpos.core.checks import fail, require_device, shape_of
+from relpos.core.checks import at_hand, fail, require_device, shape_of
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -77,16 +77,24 @@ def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Ten
 
     Args:
         table: `[R, ...]`, floating point.
-        index: integers in 0 ... R - 1, any shape. They are not range-checked here: reading them would synchronise.
+        index: integers in 0 ... R - 1, any shape. On CPU others are refused; elsewhere they are not looked at, because
+            the device would be waited for, nor in a compiled graph: -1 then reads the last row.
 
     Returns:
         The index's shape, then the shape of a row.
+
+    Raises:
+        ValueError: no table, no index, or one with other row numbers.
     """
     if not isinstance(table, Tensor) or not table.is_floating_point() or table.dim() == 0:
         fail("a floating-point table [R, ...]", shape_of(table), "Convert it with .float(); rows come first.")
     if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
         fail("an integer tensor as index", shape_of(index), "Convert it with .long().")
     require_device(index, "the index", table.device, "Move it to the table's device.")
+    known = None if 0 in index.shape else at_hand(index, lambda x: torch.stack(x.aminmax()))
+    if known is not None and (known[0] < 0 or known[1] >= table.shape[0]):
+        wanted = f"row numbers from 0 to {table.shape[0] - 1} in the index"
+        fail(wanted, f"{known[0]} to {known[1]}", "Clamp it, or give the others a row of their own.")
     result: Tensor = _Lookup.apply(table, index)  # type: ignore[no-untyped-call]
     return result
 

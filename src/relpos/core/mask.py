@@ -12,7 +12,8 @@ both), or are given as tensors, or both, and then both hold. Globals ignore all 
 pattern with globals causal: `mask & Mask.causal()` sets it. Order is its own, apart from position: `query_order` and
 `key_order` default to the index, which needs as many queries as keys. None of the fields is N x M.
 
-A row that may see nothing gives output 0 and gradient 0.
+A row that may see nothing gives output 0 and gradient 0. It may hold anything, NaN too, and so may keys and values that
+no query sees; what is hidden from some queries alone may not: in a product with their weights of 0, NaN is NaN.
 """
 
 from __future__ import annotations
@@ -78,6 +79,9 @@ def _at(x: Tensor | None, which: Tensor | slice) -> Tensor | None:
 @dataclass(frozen=True, eq=False)
 class Mask(Movable):
     """Allowed pairs as O(N) structure; see the file's head. All per-token tensors are `[N]` or `[B, N]` (keys: M).
+
+    Keys and values that no query of their batch element sees may hold anything, and queries that see nothing; a NaN
+    that is hidden from some queries alone may reach them.
 
     Attributes:
         left, right: how far before and after its own order a query sees, or None for no bound.
@@ -147,7 +151,8 @@ class Mask(Movable):
         for x in (valid, rows):
             if not isinstance(x, Tensor) or x.dtype != torch.bool:
                 fail("a boolean tensor, True at real tokens", shape_of(x), "Pass attention_mask.bool().")
-        return cls(query_segments=rows.int() - 1, key_segments=valid.int() - 1)
+        theirs = valid.int() - 1
+        return cls(query_segments=theirs if rows is valid else rows.int() - 1, key_segments=theirs)
 
     def __and__(self, other: Mask) -> Mask:
         """The pairs both allow. Both may bound intervals of one order; every other part may come from one side only."""

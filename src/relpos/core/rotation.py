@@ -38,6 +38,13 @@ def _fits(angles: Tensor, shape: tuple[int, int, int], most: int) -> bool:
     return fits and angles.shape[2] == n and angles.shape[3] <= most
 
 
+def require_width(x: Tensor, width: int | None, name: str = "Rotation") -> None:
+    """Raise unless the heads of `x` are as wide as those that a term was built for; None for any."""
+    if width is not None and x.shape[-1] != width:
+        part = "; rotary_dim= turns a part of them" if name == "Rotation" else ""
+        fail(f"heads {width} wide for this {name}", str(x.shape[-1]), f"Build it for the width of the heads{part}.")
+
+
 def cosines(
     x: Float[Tensor, "B H N D"],
     angles: Float[Tensor, "#B #H N P"],
@@ -79,6 +86,7 @@ def rotate(
     *,
     layout: RotationLayout,
     magnitude: float | Float[Tensor, "#B #H N P"] = 1.0,
+    width: int | None = None,
 ) -> Float[Tensor, "B H N D"]:
     """Turn the first `2 * P` dimensions of `x` by `angles` (radians).
 
@@ -87,10 +95,13 @@ def rotate(
         angles: one an adjacent pair, in float32 or wider.
         layout: `"half"` or `"interleaved"`.
         magnitude: multiplies the rotated dimensions: a number (YaRN's attention factor) or one an angle (xPos).
+        width: the head width that the angles were made for (a mechanism's `head_dim`), or None for any.
 
     Raises:
         ValueError: the angles do not fit `x`, or are in a half precision.
     """
+    if isinstance(x, Tensor):
+        require_width(x, width)
     cos, sin = cosines(x, angles, layout=layout, magnitude=magnitude)
     wide, pairs = at_least_float32(x), angles.shape[-1]
     turned, rest = wide[..., : 2 * pairs], wide[..., 2 * pairs :]

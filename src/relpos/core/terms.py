@@ -26,9 +26,12 @@ from relpos.core.checks import (
     fail,
     require_choice,
     require_device,
+    require_flag,
     require_floating,
+    require_int,
     require_number,
     require_tensor,
+    require_wide,
     shape_of,
 )
 from relpos.core.lines import Lines
@@ -64,12 +67,8 @@ class LineBias(Term):
 
     def __post_init__(self) -> None:
         _heads_first(self.values, "LineBias values", "L")
-        if self.values.dtype not in (torch.float32, torch.float64):
-            fail(
-                "LineBias values in float32 or float64",
-                shape_of(self.values),
-                "Compute them with .float(); half precision cannot tell near biases apart.",
-            )
+        why = "Compute them with .float(); half precision cannot tell near biases apart."
+        require_wide(self.values, "LineBias values", why)
         _require_lines(self.lines, "LineBias")
         if self.values.shape[1] != self.lines.length:
             fail(
@@ -103,6 +102,7 @@ class Rotation(Single):
         layout: `"half"` or `"interleaved"`, see `core.rotation`.
         magnitude: multiplies the rotated dimensions of both sides (YaRN's attention factor).
         query_magnitude, key_magnitude: one an angle and side (xPos), multiplied with `magnitude`.
+        width: the head width that the angles were made for, R or more; attention refuses another. None for any.
     """
 
     query: Float[Tensor, "#B #H N P"]
@@ -111,6 +111,7 @@ class Rotation(Single):
     magnitude: float = static(default=1.0)
     query_magnitude: Float[Tensor, "#B #H N P"] | None = None
     key_magnitude: Float[Tensor, "#B #H M P"] | None = None
+    width: int | None = static(default=None)
 
     def __post_init__(self) -> None:
         require_choice(self.layout, "layout", ("half", "interleaved"))
@@ -120,12 +121,8 @@ class Rotation(Single):
             if x is None and name != "query":
                 continue
             require_tensor(x, f"Rotation {name}", dims=4)
-            if x.dtype not in (torch.float32, torch.float64):
-                fail(
-                    f"Rotation {name} in float32 or float64",
-                    shape_of(x),
-                    "Half precision rounds a position of 1995 to 1992; compute angles in float32.",
-                )
+            why = "Half precision rounds a position of 1995 to 1992; compute angles in float32."
+            require_wide(x, f"Rotation {name}", why)
             if x.shape[3] != self.query.shape[3]:
                 fail(
                     f"Rotation {name} with {self.query.shape[3]} angles a token, as the query has",
@@ -134,6 +131,11 @@ class Rotation(Single):
                 )
         if self.key is None and self.key_magnitude is not None:
             fail("no key magnitude where keys come rotated", shape_of(self.key_magnitude), "Apply it with rotate().")
+        if self.width is not None:
+            require_int(self.width, "Rotation width", at_least=1)
+            turned = 2 * self.query.shape[3]
+            if turned > self.width:
+                fail(f"a Rotation of at most {self.width} dimensions", str(turned), "There is one angle a pair.")
 
     def narrow(self, queries: slice, keys: slice) -> Rotation:
         def cut(x: Tensor | None, part: slice) -> Tensor | None:
@@ -198,6 +200,7 @@ class LineVectors(Term):
         _heads_first(self.vectors, "LineVectors vectors", "R, D")
         _require_lines(self.lines, "LineVectors")
         require_choice(self.side, "side", ("query", "key", "value"))
+        require_flag(self.scaled, "scaled")
         if self.index is not None:
             whole = isinstance(self.index, Tensor) and not self.index.is_floating_point()
             if not whole or self.index.dtype == torch.bool or self.index.shape != (self.lines.length,):
@@ -303,14 +306,17 @@ class RowRule(Term):
     all queries), from their unrotated, unscaled queries `q[B, H, n, D]`, all keys `k[B, H, M, D]` (repeated to the
     query heads) and `allowed[1 or B, 1 or H, n, M]`, True where the mask lets a pair through. It must treat rows
     independently. Gradients reach q, k and `parameters`; tensors that a rule only closes over get none in engines
-    that recompute.
+    that recompute. `width` is the head width D that it was made for, None for any; attention refuses another.
     """
 
     rule: Rule = static()
     parameters: tuple[Tensor, ...] = ()
     offset: int = static(default=0)
+    width: int | None = static(default=None)
 
     def __post_init__(self) -> None:
+        if self.width is not None:
+            require_int(self.width, "RowRule width", at_least=1)
         if not callable(self.rule):
             fail("a function as RowRule's rule", shape_of(self.rule), "See the docstring for what it receives.")
         if not isinstance(self.parameters, tuple) or not all(isinstance(x, Tensor) for x in self.parameters):

@@ -7,6 +7,7 @@ A field declared with `static()` is structure: it is compared, never mapped. All
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Self, TypeVar
 
 import torch
@@ -32,7 +33,7 @@ def register(cls: type[T]) -> type[T]:
     def flatten(node: T) -> tuple[list[Any], tuple[Any, ...]]:
         return [getattr(node, name) for name in children], tuple(getattr(node, name) for name in structure)
 
-    def unflatten(values: Any, context: tuple[Any, ...]) -> T:
+    def unflatten(values: Any, context: Iterable[Any]) -> T:  # a list, where it comes of a file
         node = object.__new__(cls)  # a tree may hold anything while it is mapped, so nothing is checked here
         for name, value in [*zip(children, values, strict=True), *zip(structure, context, strict=True)]:
             object.__setattr__(node, name, value)

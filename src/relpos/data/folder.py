@@ -19,6 +19,7 @@ from pathlib import Path
 
 from relpos.core.checks import fail
 from relpos.data.task import Split
+from relpos.files.reading import printable, require_utf8
 
 SPLITS: dict[str, Split] = {
     "train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test",
@@ -57,15 +58,24 @@ class Listing:
 
 def _inside(folder: Path) -> tuple[list[Path], list[Path]]:
     """Folders and files directly inside, sorted, hidden ones left out."""
-    seen = sorted(path for path in folder.iterdir() if path.name[0] != "." and path.name.lower() not in _LITTER)
+    try:
+        there = list(folder.iterdir())
+    except OSError as error:
+        fail("a folder that can be read", f"{folder} ({error.strerror})", "Change its permissions, or move it.")
+    seen = sorted(path for path in there if path.name[0] != "." and path.name.lower() not in _LITTER)
     return [path for path in seen if path.is_dir()], [path for path in seen if not path.is_dir()]
 
 
 def _below(folder: Path) -> list[Path]:
     """Files below a folder, sorted, hidden ones left out. A link to a folder, which may run in a circle, stays one."""
-    folders, files = _inside(folder)
-    links = [path for path in folders if path.is_symlink()]
-    return sorted(files + links + [path for inner in folders if inner not in links for path in _below(inner)])
+    found: list[Path] = []
+    left = [folder]
+    while left:
+        folders, files = _inside(left.pop())
+        links = {path for path in folders if path.is_symlink()}
+        found += [*files, *links]
+        left += [path for path in folders if path not in links]
+    return sorted(found)
 
 
 def _split_folders(folder: Path) -> dict[Split, Path]:
@@ -113,6 +123,7 @@ def list_folder(folder: Path, endings: Iterable[str]) -> Listing:
     if not folder.is_dir():
         came = f"the file {folder}" if folder.exists() else f"{folder}, which is not there"
         fail("a folder of images", came, "Name the folder that holds the folders of the classes.")
+    require_utf8(folder, "a folder")
     known = frozenset(endings)
     splits = _split_folders(folder)
     images: list[Found] = []
@@ -130,6 +141,7 @@ def list_folder(folder: Path, endings: Iterable[str]) -> Listing:
         ignored += beside
         classes[split] = [path.name for path in folders]
         for inner in folders:
+            require_utf8(inner, "a folder")
             files = _below(inner)
             mine = [path for path in files if path.suffix.lower() in known]
             if not mine:
@@ -146,7 +158,7 @@ def list_folder(folder: Path, endings: Iterable[str]) -> Listing:
         images=tuple(images),
         classes=tuple(classes["train"]),
         taken=tuple(split for split in SHARES if split not in splits),
-        ignored=tuple(path.relative_to(folder).as_posix() for path in ignored),
+        ignored=tuple(printable(path.relative_to(folder).as_posix()) for path in ignored),
     )
 
 

@@ -16,16 +16,17 @@ import torch
 from jaxtyping import Int, Num
 from torch import Tensor
 
-from relpos.core.checks import fail, require_choice, require_int
+from relpos.core.checks import fail, require_choice, require_flag, require_int
 from relpos.data.canvas import CanvasTask, Level
 from relpos.data.folder import SHARES, Found, Listing, assign, list_folder
 from relpos.data.task import Split, Watch
+from relpos.files.reading import printable
 
 IMAGE_SIZE = (64, 64)
 PATCH = (8, 8)
 _MARGIN = 2
 _NAMED = 3
-_OPTIONS = ("images", "image_size", "patch", "bad_images", "rotate", "contents")
+_OPTIONS = ("images", "image_size", "patch", "bad_images", "rotate", "max_pixels", "contents")
 
 
 class ImageFolder(CanvasTask):
@@ -36,6 +37,7 @@ class ImageFolder(CanvasTask):
         image_size: (rows, columns) that a model sees, the margin included.
         patch: (rows, columns) of a patch.
         bad_images: "error" names the files that cannot be read; "skip" leaves them out and counts them.
+        max_pixels: an image with more cannot be read; `relpos.data.decode.MAX_PIXELS` where left out.
         rotate: adds probes with pictures turned by 90, 180 and 270 degrees.
         watch: told how many files are read, of how many.
 
@@ -55,11 +57,16 @@ class ImageFolder(CanvasTask):
         bad_images: str = "error",
         rotate: bool = False,
         watch: Watch | None = None,
+        *,
+        max_pixels: int | None = None,
     ) -> None:
-        from relpos.data.decode import decode_all, endings  # Pillow: only who reads images needs it
+        from relpos.data.decode import MAX_PIXELS, decode_all, endings  # Pillow: only who reads images needs it
 
         _require_sizes(image_size, patch)
         require_choice(bad_images, "bad_images", ("error", "skip"))
+        max_pixels = MAX_PIXELS if max_pixels is None else max_pixels
+        require_int(max_pixels, "max_pixels", at_least=1)
+        require_flag(rotate, "rotate")
         if rotate and image_size[0] - 2 * _MARGIN * patch[0] != image_size[1] - 2 * _MARGIN * patch[1]:
             fail("square pictures to rotate", f"an image size of {_by(image_size)}", "Choose a square one.")
         folder = Path(images).expanduser().resolve()
@@ -70,9 +77,12 @@ class ImageFolder(CanvasTask):
 
         listing = list_folder(folder, endings())
         self.classes, self.ignored = listing.classes, listing.ignored
-        decoded = decode_all([folder / image.path for image in listing.images], self.picture_size, watch)
+        paths = [folder / image.path for image in listing.images]
+        decoded = decode_all(paths, self.picture_size, watch, max_pixels=max_pixels)
         pairs = list(zip(listing.images, decoded, strict=True))
-        self.skipped = tuple({"path": image.path, "reason": one} for image, one in pairs if isinstance(one, str))
+        self.skipped = tuple(
+            {"path": printable(image.path), "reason": one} for image, one in pairs if isinstance(one, str)
+        )
         if self.skipped and bad_images == "error":
             _refuse(folder, self.skipped)
         pictures = {image: one for image, one in pairs if not isinstance(one, str)}
@@ -86,6 +96,7 @@ class ImageFolder(CanvasTask):
             "patch": list(patch),
             "bad_images": bad_images,
             "rotate": rotate,
+            "max_pixels": max_pixels,
             "contents": _contents(splits, pictures),
         }
 

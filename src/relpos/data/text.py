@@ -21,12 +21,15 @@ from torch import Tensor
 
 from relpos.core.checks import fail
 from relpos.data.task import Kind, Probe, Split, Task, Watch
+from relpos.files.reading import FileError, fail_to_read, read_file, require_utf8
 
 LENGTHS = (256, 512, 1024, 2048)
 """Bytes of an input: the first is trained, all are tested."""
 VOCABULARY = 256
 BLOCKS_AT_LEAST = 2
 """Blocks of test text: of a single one nobody can say how much blocks vary."""
+BYTES_AT_MOST = 2**30
+"""Of a file: training takes nine times as many of memory, in each of its processes."""
 SHARES = {"validation": 0.05, "test": 0.08}
 _REPEATED = 40
 """A paragraph of at least so many characters that has come before is left out."""
@@ -194,11 +197,14 @@ def _topics() -> dict[str, bytes]:
 
 def _file(path: Path) -> dict[str, bytes]:
     """A file in three pieces, in their order."""
-    if not path.is_file():
-        no_file = "a folder" if path.is_dir() else "no regular file" if path.exists() else "which does not exist"
-        came = f"{path}, {no_file}"
-        fail("a file of text for --text", came, "Name one, or leave --text out.")
-    data = path.read_bytes()
+    expected = "a file of text for --text"
+    require_utf8(path, "a file")
+    if not path.exists():
+        fail(expected, f"{path}, which does not exist", "Name one, or leave --text out.")
+    try:
+        data = read_file(path, BYTES_AT_MOST)
+    except FileError as error:
+        fail_to_read(expected, path, error, "Name another, or a part of it.")
     test, validation = (int(len(data) * (1 - SHARES["test"])), int(len(data) * (1 - sum(SHARES.values()))))
     splits = {"train": data[:validation], "validation": data[validation:test], "test": data[test:]}
     enough = {"train": 1, "validation": 1, "test": BLOCKS_AT_LEAST}

@@ -20,6 +20,7 @@ from relpos.core import Coordinates, DenseBias, Mask, Sequence, Term, Terms
 from relpos.core.checks import (
     fail,
     require_choice,
+    require_flag,
     require_floating,
     require_int,
     require_probability,
@@ -30,6 +31,7 @@ from relpos.layers.cache import LayerCache
 from relpos.layers.norms import HeadNormChoice, QueryKeyNorm
 from relpos.layers.products import PRODUCTS, Product, meet
 from relpos.position import Mechanism
+from relpos.position.mechanism import acts_in_attention, acts_on_tokens, is_mechanism, parts_of
 
 
 class ScaledDotProductAttention(nn.Module):
@@ -45,8 +47,7 @@ class ScaledDotProductAttention(nn.Module):
         super().__init__()
         require_probability(dropout, "dropout")
         require_backend(backend)
-        if not isinstance(scale, bool):
-            fail("scale to be True or False", shape_of(scale), "For another factor pass position=Scale(factor).")
+        require_flag(scale, "scale", "For another factor pass position=Scale(factor).")
         self.dropout, self.scale, self.backend = dropout, scale, backend
 
     def forward(
@@ -124,13 +125,15 @@ class MultiHeadAttention(nn.Module):
             fail("dim to be a multiple of num_heads", f"{dim} and {num_heads}", "Change one of them.")
         if num_heads % num_kv_heads:
             fail("num_heads to be a multiple of num_kv_heads", f"{num_heads} and {num_kv_heads}", "Change one of them.")
+        require_flag(qkv_bias, "qkv_bias")
+        require_flag(proj_bias, "proj_bias")
         require_probability(attn_drop, "attn_drop")
         require_probability(proj_drop, "proj_drop")
         require_backend(backend)
-        if position is not None and not isinstance(position, Mechanism):
+        if position is not None and not is_mechanism(position):
             fail("position to be a mechanism", shape_of(position), "Build it first; terms are passed in the call.")
-        for part in [] if position is None else position.parts():
-            if part.acts_on_tokens and not part.acts_in_attention:
+        for part in [] if position is None else parts_of(position):
+            if acts_on_tokens(part) and not acts_in_attention(part):
                 fail(
                     "a mechanism that acts in attention",
                     f"{type(part).__name__}, which acts on tokens",

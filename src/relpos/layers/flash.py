@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from relpos.attention.tiled import flash_attention
 from relpos.core import Coordinates, LineBias, Sequence
-from relpos.core.checks import fail, require_int, require_tokens, shape_of
+from relpos.core.checks import fail, require_flag, require_int, require_tokens, shape_of
 from relpos.position import Mechanism
+from relpos.position.mechanism import is_mechanism
 
 
 class FlashAttention(nn.Module):
@@ -35,9 +36,10 @@ class FlashAttention(nn.Module):
         require_int(d_model, "d_model", at_least=1)
         require_int(num_heads, "num_heads", at_least=1)
         require_int(block_size, "block_size", at_least=1)
+        require_flag(causal, "causal")
         if d_model % num_heads:
             fail("d_model to be a multiple of num_heads", f"{d_model} and {num_heads}", "Change one of them.")
-        if position is not None and not isinstance(position, Mechanism):
+        if position is not None and not is_mechanism(position):
             fail("position to be a mechanism", shape_of(position), "Build it first, e.g. RelativePositionBias(...).")
         self.num_heads, self.block_size, self.causal, self.position = num_heads, block_size, causal, position
         self.qkv = nn.Linear(d_model, 3 * d_model)

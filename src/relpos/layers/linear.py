@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from relpos.attention.linear import FeatureMap, linear_attention
 from relpos.core import Coordinates, Sequence
-from relpos.core.checks import fail, require_int, require_tokens, shape_of
+from relpos.core.checks import fail, require_flag, require_int, require_tokens, shape_of
 from relpos.position import Mechanism
+from relpos.position.mechanism import is_mechanism
 
 
 def retention_decay(num_heads: int) -> Float[Tensor, " H"]:
@@ -53,9 +54,12 @@ class LinearAttention(nn.Module):
         require_int(num_kv_heads, "num_kv_heads", at_least=1)
         if num_heads % num_kv_heads:
             fail("num_heads to be a multiple of num_kv_heads", f"{num_heads} and {num_kv_heads}", "Change one of them.")
+        flags = {"causal": causal, "retention": retention, "qkv_bias": qkv_bias, "proj_bias": proj_bias}
+        for name, flag in flags.items():
+            require_flag(flag, name)
         if retention and not causal:
             fail("retention only in a causal layer", "causal=False", "Pass causal=True.")
-        if position is not None and not isinstance(position, Mechanism):
+        if position is not None and not is_mechanism(position):
             fail("position to be a mechanism", shape_of(position), "Build it first, e.g. RotaryEmbedding(head_dim).")
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, d_model // num_heads
         self.feature_map: FeatureMap = feature_map

@@ -13,7 +13,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.core.checks import fail, require_choice, require_int, require_number, require_tokens, shape_of
+from relpos.core.checks import (
+    fail,
+    require_choice,
+    require_flag,
+    require_int,
+    require_number,
+    require_tokens,
+)
 
 NormChoice = Literal["layernorm", "rmsnorm", "groupnorm"]
 HeadNormChoice = Literal["layernorm", "rmsnorm"]
@@ -61,8 +68,7 @@ class GroupNorm(nn.Module):
         require_number(eps, "eps", "above 0", "It keeps equal channels from dividing by 0.")
         if d_model % num_groups:
             fail("d_model to be a multiple of num_groups", f"{d_model} and {num_groups}", "Change one of them.")
-        if not isinstance(across_tokens, bool):
-            fail("across_tokens to be True or False", shape_of(across_tokens), "False is safe for causal models.")
+        require_flag(across_tokens, "across_tokens", "False is safe for causal models.")
         self.num_groups, self.eps, self.across_tokens = num_groups, eps, across_tokens
         self.norm = nn.GroupNorm(num_groups, d_model, eps)
 

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.attention import attention, flash_attention, linear_attention
+from relpos.attention.call import check_term
 from relpos.attention.dense import content
 from relpos.core import LineBias, Mask, Rotation, Term, Terms
 
@@ -51,6 +52,8 @@ def meet(
     biases, rest = terms.of(LineBias), [term for term in terms if not isinstance(term, LineBias)]
     if len(biases) > 1 or any(not isinstance(term, Rotation) for term in rest):
         _lacks(product, "a line bias, a rotation or both as position", ", ".join(type(t).__name__ for t in terms))
+    for term in rest:
+        check_term(term, q, k, v)
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     q, k = content(Terms(*rest), q, k)
     return flash_attention(q, k, v, bias=biases[0] if biases else None, causal=causal)

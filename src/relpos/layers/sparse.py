@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Coordinates
-from relpos.core.checks import require_int
+from relpos.core.checks import require_flag, require_int
 from relpos.layers.attention import MultiHeadAttention
 from relpos.patterns import fixed
 from relpos.position import Mechanism
@@ -43,6 +43,7 @@ class SparseAttention(nn.Module):
     ) -> None:
         super().__init__()
         require_int(sparsity_factor, "sparsity_factor", at_least=1)
+        require_flag(causal, "causal")
         self.sparsity_factor, self.causal = sparsity_factor, causal
         self.attn = MultiHeadAttention(
             d_model, num_heads, num_kv_heads=num_kv_heads, position=position, backend=backend

@@ -26,7 +26,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Mask, Positions, Sequence, Terms
-from relpos.core.checks import fail, require_choice, require_device, require_int, require_probability, shape_of
+from relpos.core.checks import (
+    fail,
+    require_choice,
+    require_device,
+    require_flag,
+    require_int,
+    require_probability,
+    shape_of,
+)
 from relpos.layers import KeyValueCache, TransformerBlock
 from relpos.layers.block import MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
@@ -34,7 +42,7 @@ from relpos.models.attending import ATTENTIONS, AttentionChoice, pattern, produc
 from relpos.models.positions import LayerPositions, PositionChoice
 from relpos.models.sampling import require_sampling, sample
 from relpos.position import Site, Sum
-from relpos.position.mechanism import AS_IS, require_flag, require_std
+from relpos.position.mechanism import AS_IS, require_std
 
 
 class LanguageModel(nn.Module):

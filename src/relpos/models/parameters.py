@@ -12,7 +12,7 @@ from torch import nn
 
 from relpos.core.checks import fail, shape_of
 from relpos.layers import GatedMlp, Mlp, MultiHeadAttention, PatchEmbedding
-from relpos.position import Mechanism
+from relpos.position.mechanism import is_mechanism
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def count_parameters(model: nn.Module) -> dict[str, Count]:
         match module:
             case _ if part == "position":
                 pass  # whatever a mechanism holds is position's
-            case Mechanism():
+            case _ if is_mechanism(module):
                 part = "position"
             case PatchEmbedding():
                 part = "patch embedding"

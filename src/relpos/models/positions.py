@@ -13,9 +13,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Terms
-from relpos.core.checks import fail, shape_of
+from relpos.core.checks import fail, require_flag, shape_of
 from relpos.position import Mechanism, Site, Sum, find
-from relpos.position.mechanism import grow_part, require_flag
+from relpos.position.mechanism import acts_in_attention, acts_on_tokens, grow_part, growth_of, is_mechanism, parts_of
 
 PositionChoice = str | Callable[[Site], Mechanism] | None
 
@@ -45,29 +45,34 @@ class LayerPositions(nn.ModuleList):
         build = _builder(position)
         built = [build(site) for _ in range(1 if shared else depth)]
         for one in built:
-            if not isinstance(one, Mechanism):
+            if not is_mechanism(one):
                 fail("position to return a mechanism for a Site", shape_of(one), "Return a relpos.Mechanism.")
-        parts = [part for one in built for part in one.parts()]
+        parts = [part for one in built for part in parts_of(one)]
         if len({id(part) for part in parts}) != len(parts):
             fail("a mechanism of its own for each layer", "one object twice", "Pass shared_position=True to share it.")
-        later = (Sum(part for part in one.parts() if part.acts_in_attention) for one in built[1:])
+        later = (Sum(part for part in parts_of(one) if acts_in_attention(part)) for one in built[1:])
         return cls([Sum([built[0]]), *later], depth, trainable)
 
-    def sums(self) -> list[Sum]:
-        """One sum of mechanisms for all layers, or one a layer."""
-        return [position for position in self if isinstance(position, Sum)]
+    def sums(self) -> list[Mechanism]:
+        """One sum of mechanisms for all layers, or one a layer; wrapped, where something has wrapped them."""
+        for position in self:
+            if not is_mechanism(position):
+                came, remedy = type(position).__name__, "What wraps a mechanism has to hand its terms on."
+                fail("the position of each layer to say terms(queries, keys)", came, remedy)
+        return list(self)  # type: ignore[arg-type]  # mechanisms, or wrappers of some
 
     def on_tokens(self) -> Sum:
         """The mechanisms that act on tokens."""
-        return Sum(part for part in self.sums()[0].parts() if part.acts_on_tokens)
+        return Sum(part for part in parts_of(self.sums()[0]) if acts_on_tokens(part))
 
     def in_attention(self) -> list[Sum]:
         """The mechanisms that act in attention, one sum a layer or one for all."""
-        return [Sum(part for part in position.parts() if part.acts_in_attention) for position in self.sums()]
+        return [Sum(part for part in parts_of(position) if acts_in_attention(part)) for position in self.sums()]
 
     def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
         """Tokens with their absolute position added."""
-        return self.sums()[0].embed(x, coordinates)
+        first = self.sums()[0]
+        return first.embed(x, coordinates) if acts_on_tokens(first) else x
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> list[Terms]:
         """What each layer's attention is told; computed once where layers share."""
@@ -76,14 +81,13 @@ class LayerPositions(nn.ModuleList):
 
     def growth(self) -> tuple[str, ...]:
         """The rules by which the mechanisms go on to other coordinates, as `Sum` has them."""
-        return self.sums()[0].growth
+        return growth_of(self.sums()[0])
 
     def grown(self, coordinates: Coordinates, rule: str) -> LayerPositions:
         """Copies for other coordinates by one of the rules; parts that are defined anywhere are the same objects."""
         first, *later = self.sums()
-        grown = first.grow(coordinates, rule)
-        assert isinstance(grown, Sum)
-        rest = [Sum(grow_part(part, coordinates, rule) for part in position.parts()) for position in later]
+        grown = Sum([first.grow(coordinates, rule) if isinstance(first, Sum) else grow_part(first, coordinates, rule)])
+        rest = [Sum(grow_part(part, coordinates, rule) for part in parts_of(position)) for position in later]
         return LayerPositions([grown, *rest], self.depth, self.trainable)
 
 

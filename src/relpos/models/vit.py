@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Grid, Mask, Terms
-from relpos.core.checks import fail, require_choice, require_int, require_probability
+from relpos.core.checks import fail, require_choice, require_flag, require_int, require_probability
 from relpos.layers import PatchEmbedding, TransformerBlock
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
 from relpos.layers.patch import pair
@@ -86,6 +86,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         require_choice(global_pool, "global_pool", ("token", "avg", "max"))
         require_int(depth, "depth", at_least=1)
+        require_flag(class_token, "class_token")
         require_int(num_classes, "num_classes", at_least=0)
         require_int(reg_tokens, "reg_tokens", at_least=0)
         require_probability(drop_rate, "drop_rate")

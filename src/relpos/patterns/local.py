@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 
 from relpos.core import Mask
-from relpos.core.checks import fail, require_int
+from relpos.core.checks import fail, require_flag, require_int
 
 
 def _reach(window_size: int, causal: bool) -> tuple[int, int]:
     """How far a window goes back and ahead, in its own steps."""
     require_int(window_size, "window_size", at_least=1)
+    require_flag(causal, "causal")
     if causal:
         return window_size - 1, 0
     if window_size % 2 == 0:

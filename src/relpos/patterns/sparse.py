@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from relpos.core import Blocks, Mask
-from relpos.core.checks import fail, require_int, shape_of
+from relpos.core.checks import fail, require_flag, require_int, shape_of
 from relpos.patterns.local import local
 
 
@@ -21,6 +23,7 @@ def fixed(length: int, stride: int, *, summaries: int = 1, causal: bool = False)
     require_int(length, "length", at_least=0)
     require_int(stride, "stride", at_least=1)
     require_int(summaries, "summaries", at_least=1)
+    require_flag(causal, "causal")
     if summaries > stride:
         fail(f"at most {stride} summaries, a whole block", str(summaries), "The last tokens of a block sum it up.")
     numbers = torch.arange(length)
@@ -38,6 +41,7 @@ def strided(length: int, stride: int, *, causal: bool = False) -> Mask:
     """
     require_int(length, "length", at_least=0)
     require_int(stride, "stride", at_least=1)
+    require_flag(causal, "causal")
     columns = Mask.packed(torch.arange(length) % stride)
     return columns & Mask.causal() if causal else columns
 
@@ -49,13 +53,26 @@ def longformer(length: int, window_size: int, global_tokens: Int[Tensor, " g"] |
         global_tokens: their numbers, such as `[0]` for a class token.
     """
     require_int(length, "length", at_least=0)
-    numbers = torch.as_tensor(global_tokens, dtype=torch.long)
+    numbers = _numbers(global_tokens)
     if numbers.numel() and not (int(numbers.min()) >= 0 and int(numbers.max()) < length):
         fail(f"global_tokens of 0 to {length - 1}", str(numbers.tolist()), "They are numbers of tokens.")
     chosen = torch.zeros(length, dtype=torch.bool)
     chosen[numbers] = True
     window = local(window_size)
     return Mask(left=window.left, right=window.right, query_global=chosen, key_global=chosen)
+
+
+def _numbers(tokens: Int[Tensor, " g"] | list[int]) -> Int[Tensor, " g"]:
+    """The numbers of some tokens as a tensor, checked."""
+    if isinstance(tokens, Tensor):
+        whole = not tokens.is_floating_point() and not tokens.is_complex() and tokens.dtype != torch.bool
+        fits = tokens.dim() == 1 and (whole or not tokens.numel())
+    else:
+        fits = isinstance(tokens, tuple | list) and all(isinstance(one, Integral) for one in tokens)
+        fits = fits and not any(isinstance(one, bool) or abs(one) >= 2**63 for one in tokens)
+    if not fits:
+        fail("global_tokens as integers, such as [0]", shape_of(tokens), "A mask's are mask.nonzero()[:, 0].")
+    return torch.as_tensor(tokens, dtype=torch.long)
 
 
 def block_sparse(layout: Bool[Tensor, "... n m"], size: int) -> Mask:
@@ -88,6 +105,8 @@ def big_bird(
         require_int(number, name, at_least=1)
     for name, number in (("global_blocks", global_blocks), ("random_blocks", random_blocks)):
         require_int(number, name, at_least=0)
+    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**64:
+        fail("seed to be an integer of at most 64 bits", shape_of(seed), "PyTorch's generator takes no other.")
     if window % 2 == 0:
         fail("an odd window", str(window), "Half of it stands on each side.")
     count = -(-length // size)

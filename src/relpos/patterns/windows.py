@@ -9,6 +9,7 @@ windows.
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
 import torch.nn.functional as F
@@ -28,10 +29,6 @@ def windows(grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ...
     Raises:
         ValueError: a prefix, which belongs to no window; a shift of a window or more.
     """
-    if not isinstance(grid, Grid):
-        fail("a Grid", shape_of(grid), "Write Grid(rows, columns).")
-    if grid.prefix:
-        fail("a grid without a prefix", repr(grid), "A prefix belongs to no window.")
     sizes, shifts = _by_axis(grid, size, shift)
     segments = torch.zeros((), dtype=torch.long)
     for axis, (cells, one, ahead) in enumerate(zip(grid.sizes, sizes, shifts, strict=True)):
@@ -42,17 +39,22 @@ def windows(grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ...
 
 
 def _by_axis(grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Size and shift of each axis, checked."""
-    sizes, shifts = ((x,) * grid.axes if isinstance(x, int) else tuple(x) for x in (size, shift))
+    """Size and shift of each axis, checked, and the grid too."""
+    if not isinstance(grid, Grid):
+        fail("a Grid", shape_of(grid), "Write Grid(rows, columns).")
+    if grid.prefix:
+        fail("a grid without a prefix", repr(grid), "A prefix belongs to no window.")
+    sizes, shifts = ((x,) * grid.axes if isinstance(x, int) else x for x in (size, shift))
     for name, numbers in (("size", sizes), ("shift", shifts)):
-        if len(numbers) != grid.axes:
-            fail(f"a {name} for each of {grid.axes} axes", str(numbers), "Give one number for all of them, or a tuple.")
+        if not isinstance(numbers, tuple | list) or len(numbers) != grid.axes:
+            came = shape_of(numbers)
+            fail(f"a {name} for each of {grid.axes} axes", came, "Give one number for all of them, or a tuple.")
     for one, ahead in zip(sizes, shifts, strict=True):
         require_int(one, "size", at_least=1)
         require_int(ahead, "shift", at_least=0)
         if ahead >= one:
             fail("a shift below the window's size", f"{ahead} and {one}", "Swin shifts by half a window.")
-    return sizes, shifts
+    return tuple(sizes), tuple(shifts)
 
 
 def partition(
@@ -98,10 +100,19 @@ def _cut(x: Tensor, sizes: tuple[int, ...], shifts: tuple[int, ...]) -> Tensor:
 def join(
     x: Float[Tensor, "W T E"], grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ...] = 0
 ) -> Float[Tensor, "B *cells E"]:
-    """The tokens of windows on their grid again: `join(partition(x, size, shift)[0], grid, size, shift)` is x."""
+    """The tokens of windows on their grid again: `join(partition(x, size, shift)[0], grid, size, shift)` is x.
+
+    Raises:
+        ValueError: tokens of other windows, or not as many as the grid has; a prefix, which belongs to none.
+    """
     sizes, shifts = _by_axis(grid, size, shift)
-    axes = grid.axes
+    axes, inside = grid.axes, math.prod(sizes)
     counts = [-(-cells // one) for cells, one in zip(grid.sizes, sizes, strict=True)]
+    if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[1] != inside:
+        fail(f"tokens of windows [W, {inside}, E]", shape_of(x), "They are what partition() returns, attended.")
+    if x.shape[0] % math.prod(counts):
+        wanted = f"windows of {sizes} cells on {grid!r}, {math.prod(counts)} for each element of the batch"
+        fail(wanted, shape_of(x), "Pass the grid and the size that partition() had.")
     x = x.unflatten(1, sizes).unflatten(0, (-1, *counts))
     pairs = itertools.chain.from_iterable((1 + axis, 1 + axes + axis) for axis in range(axes))
     x = x.permute(0, *pairs, 2 * axes + 1)

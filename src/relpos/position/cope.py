@@ -65,7 +65,7 @@ class CoPE(Mechanism):
         require_coordinates(queries, "queries")
         if keys is not None:
             require_coordinates(keys, "keys")
-        return Terms(RowRule(_rule, (at_least_float32(self.pos_emb),)))
+        return Terms(RowRule(_rule, (at_least_float32(self.pos_emb),), width=self.pos_emb.shape[1]))
 
 
 def _rule(

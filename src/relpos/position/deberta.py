@@ -26,8 +26,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Kind, LineVectors, Scale, Terms, at_least_float32, constant
-from relpos.core.checks import fail, require_int
-from relpos.position.mechanism import AS_IS, Mechanism, Site, raster_lines, require_flag, require_std, start_table
+from relpos.core.checks import fail, require_flag, require_int
+from relpos.position.mechanism import AS_IS, Mechanism, Site, raster_lines, require_std, start_table
 from relpos.position.preset import Preset
 
 

@@ -89,6 +89,9 @@ def _rule(
     q: Tensor, k: Tensor, allowed: Tensor, rows: slice, query: Tensor, is_query: Tensor, key: Tensor, is_key: Tensor,
     c: Tensor, threshold: Tensor, in_weight: Tensor, in_bias: Tensor, out_weight: Tensor, out_bias: Tensor,
 ) -> Float[Tensor, "B H n M"]:  # fmt: skip
+    c, threshold, in_weight, in_bias, out_weight, out_bias = (
+        at_least_float32(x) for x in (c, threshold, in_weight, in_bias, out_weight, out_bias)
+    )
     place = query[:, rows, None]
     distance = (place - key[:, None, :]).abs().to(c.dtype)
     reach = torch.maximum(place.to(c.dtype), threshold)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from jaxtyping import Float
@@ -30,7 +30,15 @@ from relpos.core import (
     lines,
     require_coordinates,
 )
-from relpos.core.checks import broadcasts, fail, require_device, require_int, require_number, shape_of
+from relpos.core.checks import (
+    broadcasts,
+    fail,
+    require_device,
+    require_flag,
+    require_int,
+    require_number,
+    shape_of,
+)
 
 
 @dataclass(frozen=True)
@@ -63,18 +71,13 @@ class Site:
         if self.keys is not None:
             require_coordinates(self.keys, "Site keys")
         require_std(self.init_std)
+        require_flag(self.causal, "Site causal")
         require_flag(self.trainable, "Site trainable")
 
 
 def require_std(x: object, name: str = "init_std") -> None:
     """Raise unless `x` can be the standard deviation that a learned table starts from."""
     require_number(x, name, "of at least 0", "Pass 0.0 to start from zeros.")
-
-
-def require_flag(x: object, name: str) -> None:
-    """Raise unless `x` is True or False."""
-    if not isinstance(x, bool):
-        fail(f"{name} to be True or False", shape_of(x), "Pass one of them.")
 
 
 def require_window(window_size: object) -> tuple[int, ...]:
@@ -196,9 +199,37 @@ class Mechanism(nn.Module):
         return self
 
     def __add__(self, other: Mechanism) -> Sum:
-        if not isinstance(other, Mechanism):
+        if not is_mechanism(other):
             fail("a mechanism on both sides of +", shape_of(other), "Build the mechanism first.")
-        return Sum([*self.parts(), *other.parts()])
+        return Sum([self, other])
+
+
+def is_mechanism(x: object) -> bool:
+    """Whether `x` says terms: a mechanism, or a module that PEFT, say, has put around one.
+
+    Such a wrapper may lack all else that a mechanism has; the functions below then say what is usual.
+    """
+    return isinstance(x, nn.Module) and callable(getattr(x, "terms", None))
+
+
+def parts_of(mechanism: Mechanism) -> list[Mechanism]:
+    """The mechanisms that it is a sum of. A wrapper is one: what it holds would answer without it."""
+    return mechanism.parts() if isinstance(mechanism, Mechanism) else [mechanism]
+
+
+def acts_on_tokens(part: Mechanism) -> bool:
+    """Whether a mechanism, wrapped or not, embeds tokens."""
+    return bool(getattr(part, "acts_on_tokens", False))
+
+
+def acts_in_attention(part: Mechanism) -> bool:
+    """Whether the terms of a mechanism, wrapped or not, say anything."""
+    return bool(getattr(part, "acts_in_attention", True))
+
+
+def growth_of(part: Mechanism) -> tuple[str, ...]:
+    """The rules by which a mechanism, wrapped or not, grows."""
+    return tuple(getattr(part, "growth", ()))
 
 
 def add_to_tokens(
@@ -229,23 +260,28 @@ class Sum(Mechanism):
 
     def __init__(self, mechanisms: Iterable[Mechanism]) -> None:
         super().__init__()
-        self.mechanisms = nn.ModuleList(part for mechanism in mechanisms for part in mechanism.parts())
+        self.mechanisms = nn.ModuleList(part for mechanism in mechanisms for part in parts_of(mechanism))
 
     def parts(self) -> list[Mechanism]:
-        return [part for part in self.mechanisms if isinstance(part, Mechanism)]
+        for part in self.mechanisms:
+            if not is_mechanism(part):
+                came, remedy = type(part).__name__, "What wraps a mechanism has to hand its terms on."
+                fail("each part of a sum to say terms(queries, keys)", came, remedy)
+        return list(self.mechanisms)  # type: ignore[arg-type]  # mechanisms, or wrappers of some
 
     @property
     def device(self) -> torch.device:
         """The device of its parts."""
-        return next((part.device for part in self.parts()), super().device)
+        return next((part.device for part in self.parts() if hasattr(part, "device")), super().device)
 
     @property
     def growth(self) -> tuple[str, ...]:
         """The rules of all parts, in their order; none where a part has none."""
-        if not all(part.growth for part in self.parts()):
+        each = [growth_of(part) for part in self.parts()]
+        if not all(each):
             return ()
-        rules = dict.fromkeys(rule for part in self.parts() for rule in part.growth)
-        if not all(AS_IS in part.growth for part in self.parts()):
+        rules = dict.fromkeys(rule for own in each for rule in own)
+        if not all(AS_IS in own for own in each):
             rules.pop(AS_IS, None)
         return tuple(rules) or (AS_IS,)
 
@@ -256,15 +292,15 @@ class Sum(Mechanism):
 
     def extend(self, length: int) -> Mechanism:
         """The sum of its parts, each for sequences of `length` tokens."""
-        return Sum(part.extend(length) for part in self.parts())
+        return Sum(_extend_part(part, length) for part in self.parts())
 
     @property
     def acts_on_tokens(self) -> bool:
-        return any(part.acts_on_tokens for part in self.parts())
+        return any(acts_on_tokens(part) for part in self.parts())
 
     @property
     def acts_in_attention(self) -> bool:
-        return any(part.acts_in_attention for part in self.parts())
+        return any(acts_in_attention(part) for part in self.parts())
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         joined = Terms()
@@ -274,13 +310,26 @@ class Sum(Mechanism):
 
     def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
         for part in self.parts():
-            x = part.embed(x, coordinates)
+            x = part.embed(x, coordinates) if acts_on_tokens(part) else x
         return x
 
 
 def grow_part(part: Mechanism, queries: Coordinates, rule: str) -> Mechanism:
     """A part of a sum, grown by a rule of the sum: by its own first rule where it does not have that one."""
-    return part.grow(queries, rule if rule in part.growth else part.growth[0])
+    rules = growth_of(part)
+    rule = rule if rule in rules else rules[0]
+    return part.grow(queries, rule) if isinstance(part, Mechanism) else _wrapped_as_is(part, rule == AS_IS)
+
+
+def _extend_part(part: Mechanism, length: int) -> Mechanism:
+    return part.extend(length) if isinstance(part, Mechanism) else _wrapped_as_is(part, AS_IS in growth_of(part))
+
+
+def _wrapped_as_is(part: nn.Module, suffices: bool) -> Any:
+    """A wrapper itself where that suffices. What it holds could grow, but alone, without what the wrapper adds."""
+    if not suffices:
+        fail("a mechanism to grow", f"{type(part).__name__}, which wraps one", "Merge the adapter into it first.")
+    return part
 
 
 class OffsetBias(Mechanism):

@@ -101,7 +101,8 @@ class MultimodalRotary(Mechanism):
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         query = self.angles(queries)
-        return Terms(Rotation(query, query if keys is None else self.angles(keys), layout=self.layout))
+        key = query if keys is None else self.angles(keys)
+        return Terms(Rotation(query, key, layout=self.layout, width=self.head_dim))
 
 
 def _axis_of_pair(sections: tuple[int, ...], order: Order) -> tuple[int, ...]:

@@ -25,15 +25,17 @@ from __future__ import annotations
 import copy
 from typing import Literal, Self
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import Coordinates, Rotation, Terms, require_coordinates
+from relpos.core import Coordinates, Rotation, Terms, constant, keeps, passing, require_coordinates
 from relpos.core.checks import fail, require_choice, require_int, require_number, shape_of
-from relpos.position.angles import angles, frequencies
+from relpos.position.angles import frequencies, places
 from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
 from relpos.position.scaling import (
+    OF_FEW_LISTS,
     DynamicNTK,
     LinearScaling,
     Llama3Scaling,
@@ -157,23 +159,33 @@ class RotaryEmbedding(Mechanism):
             return frequencies(pairs, self.base), 1.0
         return self.scaling(self.base, pairs, length)
 
+    def _bands_here(self, length: int) -> Float[Tensor, " P"]:
+        """The frequencies on its device, float64. Of what depends on the length nothing is kept there, nor copied."""
+        if isinstance(self.scaling, DynamicNTK) and keeps(self.device):
+            pairs = self.rotary_dim // (2 * self.axes)
+            exponents = constant(tuple(-p / pairs for p in range(pairs)), torch.float64, self.device)
+            return torch.pow(self.scaling.larger_base(self.base, pairs, length), exponents)
+        few = self.scaling is None or isinstance(self.scaling, OF_FEW_LISTS)
+        return (constant if few else passing)(self.bands(length)[0], torch.float64, self.device)
+
     def angles(self, coordinates: Coordinates, length: int | None = None) -> Float[Tensor, "_ 1 N P"]:
         """How far each token turns, in radians, float64; what `relpos.rotate` takes for keys that go into a cache.
 
         Args:
             coordinates: where the tokens are.
             length: of the context, for scalings that heed it; by default up to the largest of these places. What goes
-                into a cache wants `magnitude=own.bands(length)[1]` too.
+                into a cache wants `magnitude=own.bands(length)[1]` and `width=own.head_dim` too.
         """
-        places = self._own(coordinates, "coordinates")
-        bands, _ = self.bands(context_length(places) if length is None else length)
-        return angles(places, bands, self.device).flatten(2)[:, None]
+        own = self._own(coordinates, "coordinates")
+        length = context_length(own) if length is None else length
+        return (places(own, self.device)[..., None] * self._bands_here(length)).flatten(2)[:, None]
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         sides = [self._own(queries, "queries")] + ([] if keys is None else [self._own(keys, "keys")])
         length = context_length(*sides)
         turns = [self.angles(side, length) for side in sides]
-        return Terms(Rotation(turns[0], turns[-1], layout=self.layout, magnitude=self.bands(length)[1]))
+        magnitude = self.bands(length)[1]
+        return Terms(Rotation(turns[0], turns[-1], layout=self.layout, magnitude=magnitude, width=self.head_dim))
 
     def _own(self, coordinates: Coordinates, name: str) -> Coordinates:
         """The coordinates as it sees them."""

@@ -86,7 +86,8 @@ class RotaryMixed(Mechanism):
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         query = self.angles(queries)
-        return Terms(Rotation(query, query if keys is None else self.angles(keys), layout=self.layout))
+        key = query if keys is None else self.angles(keys)
+        return Terms(Rotation(query, key, layout=self.layout, width=2 * self.frequencies.shape[2]))
 
 
 PRESETS = [

@@ -28,7 +28,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from relpos.core.checks import fail, require_int, require_number, shape_of
+from relpos.core.checks import fail, require_flag, require_int, require_number, shape_of
 from relpos.position.angles import frequencies
 
 Scaled = tuple[tuple[float, ...], float]
@@ -57,9 +57,9 @@ class LinearScaling:
         return tuple(w / self.factor for w in frequencies(pairs, base)), 1.0
 
 
-def _with_larger_base(base: float, pairs: int, by: float) -> tuple[float, ...]:
-    """The slowest pair turns `by` times slower, the fastest as before: a single pair as before."""
-    return frequencies(pairs, base * by ** (pairs / (pairs - 1)) if pairs > 1 else base)
+def _larger(base: float, pairs: int, by: float) -> float:
+    """The base with which the slowest pair turns `by` times slower, the fastest as before: a single pair as before."""
+    return base * by ** (pairs / (pairs - 1)) if pairs > 1 else base
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class NTKScaling:
 
     def __call__(self, base: float, pairs: int, length: int) -> Scaled:
         """The frequency of each pair, and the magnitude."""
-        return _with_larger_base(base, pairs, self.factor), 1.0
+        return frequencies(pairs, _larger(base, pairs, self.factor)), 1.0
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,12 @@ class DynamicNTK:
 
     def __call__(self, base: float, pairs: int, length: int) -> Scaled:
         """The frequency of each pair, and the magnitude."""
+        return frequencies(pairs, self.larger_base(base, pairs, length)), 1.0
+
+    def larger_base(self, base: float, pairs: int, length: int) -> float:
+        """The base in a context of `length` tokens."""
         over = max(length, self.trained_length) / self.trained_length
-        return _with_larger_base(base, pairs, self.factor * over - (self.factor - 1)), 1.0
+        return _larger(base, pairs, self.factor * over - (self.factor - 1))
 
 
 @dataclass(frozen=True)
@@ -123,8 +127,7 @@ class YaRN:
             came = f"{self.beta_slow} and {self.beta_fast}"
             fail("beta_slow below beta_fast", came, "The published ones are 1 and 32.")
         _require_magnitude(self.magnitude)
-        if not isinstance(self.truncate, bool):
-            fail("truncate to be True or False", shape_of(self.truncate), "Pass one of them.")
+        require_flag(self.truncate, "truncate")
 
     def __call__(self, base: float, pairs: int, length: int) -> Scaled:
         """The frequency of each pair, and the magnitude."""
@@ -225,3 +228,7 @@ class Llama3Scaling:
             return (1 - kept) * w / self.factor + kept * w
 
         return tuple(scaled(w) for w in frequencies(pairs, base)), 1.0
+
+
+OF_FEW_LISTS = (LinearScaling, NTKScaling, YaRN, LongRoPE, Llama3Scaling)
+"""Those that know one list of frequencies, or two, whatever lengths they meet."""

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Kind, Lines, LineVectors, Terms, at_least_float32
-from relpos.core.checks import require_int
-from relpos.position.mechanism import AS_IS, Mechanism, Site, raster_lines, require_flag, require_std, start_table
+from relpos.core.checks import require_flag, require_int
+from relpos.position.mechanism import AS_IS, Mechanism, Site, raster_lines, require_std, start_table
 from relpos.position.preset import Preset
 
 

@@ -29,8 +29,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Offsets, Scale, Terms, at_least_float32, constant, lookup
-from relpos.core.checks import fail, require_int
-from relpos.position.mechanism import AS_IS, OffsetBias, Site, require_flag, require_std, start_table
+from relpos.core.checks import fail, require_flag, require_int
+from relpos.position.mechanism import AS_IS, OffsetBias, Site, require_std, start_table
 from relpos.position.preset import Preset
 
 

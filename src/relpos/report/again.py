@@ -8,7 +8,7 @@ from relpos.report.results import Results
 
 YEAR = 2026
 """Of this version of relpos."""
-TASK_OPTIONS = ("text", "images", "image_size", "patch", "bad_images", "rotate")
+TASK_OPTIONS = ("text", "images", "image_size", "patch", "bad_images", "rotate", "max_pixels")
 """What of `settings.task_options` the command takes; the rest, such as a fingerprint of the images, only describes."""
 
 

@@ -15,7 +15,7 @@ From findings the word follows as `claims.py` has it.
 from relpos.report.choices import ahead, amount, rows
 from relpos.report.claim_rules import CLOSE, NOTICEABLE
 from relpos.report.claims import Claim, Outcome, word
-from relpos.report.evidence import Finding, Speaks, ahead_words, more_than
+from relpos.report.evidence import Finding, Speaks, ahead_words, lost, more_than
 from relpos.report.measure import measure_of
 from relpos.report.results import Results, cost, positions, token_counts, what
 
@@ -63,10 +63,12 @@ def speed(results: Results, name: str, most: float = 1.0) -> list[Finding]:
 
 def quality(results: Results, name: str, little: float) -> list[Finding]:
     """Whether it is behind the first by no more than what counts as little; 0 asks whether it is ahead."""
-    interval = ahead(results, name) if name in positions(results)[1:] else None
+    first, *others = positions(results)
+    interval = ahead(results, name) if name in others else None
     if interval is None:
-        return []
-    words = ahead_words(interval, positions(results)[0], measure_of(results))
+        beside = [Finding(name, f"has no {first} beside it, which diverged", "open")] if lost(results, first) else []
+        return (lost(results, name) or beside) if name in others else []
+    words = ahead_words(interval, first, measure_of(results))
     return [Finding(name, f"is {words} on the test", more_than(results, interval, -little))]
 
 

@@ -4,6 +4,7 @@ Two whose interval covers 0 are "not told apart". Times whose middle halves over
 """
 
 from relpos.report.choices import Row, grown_sizes, rows
+from relpos.report.diverged import all_diverged, find_diverged
 from relpos.report.evidence import size_words
 from relpos.report.results import Results, positions, probes
 from relpos.report.verdict import ProbeVerdict, Standing, judge_probe
@@ -16,7 +17,7 @@ def choice_headline(results: Results) -> str:
     """Who is best on the test, and who is not told apart from it."""
     verdict = judge_probe(results, probes(results, "test")[0])
     if not verdict.standings:
-        return "No run has finished yet."
+        return "Every training run diverged." if all_diverged(results) else "No run has finished yet."
     best, *rest = verdict.leaders
     figure = verdict.measure.figure(best.reached.mean)
     if not rest:
@@ -55,6 +56,7 @@ def choice_cautions(results: Results) -> list[str]:
     found = [QUICK] if settings["quick"] else []
     if settings["seeds"] == 1:
         found.append("One seed: what differs from seed to seed is in no interval here. Ask for --seeds 3 or more.")
+    found += [one.words() for one in find_diverged(results)]
     missing = settings["seeds"] * len(positions(results)) - len(results["records"])
     return [*found, f"Unfinished: {missing} of the training runs asked for are not there yet."] if missing else found
 

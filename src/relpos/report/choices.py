@@ -12,7 +12,18 @@ from typing import Any
 import numpy as np
 
 from relpos.report.measure import measure_of
-from relpos.report.results import Contender, Results, cost, name_of, outcomes, positions, probes, runs, token_counts
+from relpos.report.results import (
+    Contender,
+    Results,
+    cost,
+    diverged,
+    name_of,
+    outcomes,
+    positions,
+    probes,
+    runs,
+    token_counts,
+)
 from relpos.report.statistics import Interval
 
 LENGTHS = 3
@@ -24,7 +35,8 @@ class Row:
     """One choice.
 
     Attributes:
-        reached: on the plain test. ahead: by how much it is better than the first there, None for the first itself.
+        reached: on the plain test. diverged: whether it has no such figure because its runs diverged.
+        ahead: by how much it is better than the first there, None for the first itself.
         parameters: of the model. state: numbers that the optimizer keeps for each.
         trained, largest: costs at the task's own number of tokens and at the most, where they were measured.
         ratio: its time at the most as a multiple of the first's, and memory_ratio its memory.
@@ -33,6 +45,7 @@ class Row:
 
     name: str
     reached: Interval | None
+    diverged: bool
     ahead: Interval | None
     parameters: int | None
     state: float | None
@@ -92,7 +105,8 @@ def amount(entry: Mapping[str, Any], figure: str) -> float | None:
 
 
 def _row(results: Results, name: str) -> Row:
-    first, counts, finished = positions(results)[0], token_counts(results), runs(results, name)
+    first, counts, lost = positions(results)[0], token_counts(results), diverged(results, name)
+    finished = [*runs(results, name), *lost]
     trained, largest = ((cost(results, name, counts[end]) or {}) if counts else {} for end in (0, -1))
     beside = (cost(results, first, counts[-1]) or {}) if counts else {}
     measure, own = measure_of(results), reached(results, name)
@@ -100,6 +114,7 @@ def _row(results: Results, name: str) -> Row:
     return Row(
         name=name,
         reached=measure.interval(own) if own else None,
+        diverged=bool(lost) and not own,
         ahead=None if name == first else ahead(results, name),
         parameters=int(finished[0]["parameters"]["total"]) if finished else None,
         state=states[0] if states else None,

@@ -15,6 +15,7 @@ from relpos.report.evidence import (
     fall,
     fall_words,
     farthest_size,
+    lost,
     more_than,
     opposite,
     plain,
@@ -173,7 +174,7 @@ def alibi_is_fastest(results: Results) -> list[Finding]:
 
 
 def biases_are_stable(results: Results) -> list[Finding]:
-    """How far apart the seeds of biases are on the test images."""
+    """How far apart the seeds of biases are on the test images, and whether some diverged."""
     test = trained_probe(results)
     if test is None:
         return []
@@ -186,6 +187,7 @@ def biases_are_stable(results: Results) -> list[Finding]:
             speaks: Speaks = "open" if not known else "for" if apart <= STEADY else "against"
             words = f"{len(by_seed)} seeds within {measure_of(results).gap(apart)}"
             found.append(Finding(name, words, speaks))
+        found += lost(results, name, some=True)
     return found
 
 
@@ -264,6 +266,7 @@ def _low_fast_near(results: Results, names: Sequence[str], little: float) -> lis
                 found.append(Finding(name, words, "for" if share <= CHEAP else "against"))
     found += _cheap(results, names)
     for name in names:
+        found += lost(results, name)
         own = None if test is None else plain(results, name, test)
         if own is None or first is None or test is None:
             continue

@@ -20,10 +20,12 @@ from relpos.report.results import (
     Results,
     contenders,
     cost,
+    diverged,
     largest_canvas,
     longest,
     outcomes,
     probes,
+    runs,
     token_counts,
 )
 from relpos.report.statistics import Interval, paired_difference
@@ -124,6 +126,16 @@ def best(results: Results, names: Iterable[str], probe: Probe) -> Contender | No
         return measure.rank(measure.interval(outcomes(results, entry, probe["id"])).mean)
 
     return min(found, key=rank, default=None)
+
+
+def lost(results: Results, name: str, *, some: bool = False) -> list[Finding]:
+    """Against what is said of its quality where all of its runs diverged, or `some`; else nothing."""
+    gone, left = diverged(results, name), runs(results, name)
+    if not gone or (left and not some):
+        return []
+    settled = results["settings"]["seeds"] > 1 and not results["settings"]["quick"]
+    figure = f"diverged in {len(gone)} of {len(gone) + len(left)} runs"
+    return [Finding(name, figure, "against" if settled else "open")]
 
 
 def fall_words(interval: Interval, measure: Measure = ACCURACY) -> str:

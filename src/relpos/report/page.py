@@ -5,9 +5,7 @@ a script element) that the vendored uPlot draws. Without scripts everything but 
 """
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from relpos.files.writing import write_whole
 from relpos.report.again import bibtex, citation, command_line
 from relpos.report.cards import costs, counts, standings
 from relpos.report.charts import ALL_IN_FRONT, front, robustness_charts, training_charts
@@ -25,9 +24,12 @@ from relpos.report.families import Family, kind, summands
 from relpos.report.measure import measure_of
 from relpos.report.plots import attention_svgs, learned_svgs
 from relpos.report.results import (
+    DIVERGED,
+    Contender,
     Results,
     check_results,
     contenders,
+    diverged,
     far_probe,
     largest_canvas,
     outcomes,
@@ -36,7 +38,7 @@ from relpos.report.results import (
     runs,
     what,
 )
-from relpos.report.table import Column, ComparisonTable, build_table
+from relpos.report.table import NOTHING, Column, ComparisonTable, build_table
 from relpos.report.text_explanations import explain_text
 from relpos.report.verdict import chance_of, judge
 from relpos.report.wording import (
@@ -102,21 +104,11 @@ WORDS = {
 
 
 def write_report(results: Results, path: str | Path) -> None:
-    """Write the page. A reader never sees half of it: it is written beside `path` and then put in its place."""
+    """Write the page, whole; the folder is made."""
     path = Path(path)
     page = build_page(results)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=".report", delete=False) as file:
-        file.write(page)
-    try:
-        # A temporary file is its owner's alone; the page may be read by whoever may read a new file here.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(file.name, 0o666 & ~mask)
-        os.replace(file.name, path)
-    except OSError:
-        os.unlink(file.name)
-        raise
+    write_whole(path, page)
 
 
 def build_page(results: Results) -> str:
@@ -245,7 +237,7 @@ def _gaps(table: ComparisonTable, columns: list[Column]) -> list[str]:
     for row in table.rows:
         for column in columns:
             for value in row.cells[column.key].values:
-                if value.reason and row.position not in found.setdefault(value.reason, []):
+                if value.reason and value.reason != DIVERGED and row.position not in found.setdefault(value.reason, []):
                     found[value.reason].append(row.position)
     return [f"{reason}: {listed(names)}" for reason, names in found.items()]
 
@@ -336,14 +328,15 @@ def _by_seed(results: Results, ranked: list[str]) -> dict[str, Any]:
     far = far_probe(results)
     shown = [*probes(results, "test")[:1], *([far] if far is not None else [])]
     seeds = sorted({int(record["seed"]) for record in results["records"]})
-    rows = []
+    figure, rows = measure_of(results).figure, []
     for position in ranked:
+        lost = {int(record["seed"]) for record in diverged(results, position)}
         for probe in shown:
-            for contender in contenders(results, probe["id"]):
-                if contender.position != position:
-                    continue
+            own = [entry for entry in contenders(results, probe["id"]) if entry.position == position]
+            for contender in own or ([Contender(position)] if lost else []):
                 scored = outcomes(results, contender, probe["id"])
-                reached = [float(scored[seed].mean()) if seed in scored else None for seed in seeds]
+                without = {seed: DIVERGED if seed in lost else NOTHING for seed in seeds}
+                reached = [figure(float(scored[seed].mean())) if seed in scored else without[seed] for seed in seeds]
                 rule = "" if contender.growth is None else f", {contender.growth}"
                 rows.append({"position": position, "probe": f"{probe['label']}{rule}", "reached": reached})
     return {"seeds": seeds, "rows": rows}

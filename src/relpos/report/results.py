@@ -7,13 +7,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 SCHEMA_VERSION = 1
 SECTIONS = ("settings", "environment", "task", "mechanisms", "records", "costs")
+LISTS = ("mechanisms", "records", "costs")
+BYTES_AT_MOST = 2**30
+
+DIVERGED = "diverged"
+"""What stands in place of a figure where every run diverged."""
 
 Results = Mapping[str, Any]
 Outcomes = dict[int, NDArray[np.float64]]
@@ -27,24 +32,31 @@ class ResultsError(ValueError):
 def load_results(path: str | Path) -> dict[str, Any]:
     """Read `results.json`, or the one in a folder.
 
-    Raises `ResultsError` where the file is missing, is not JSON, or has another schema.
+    Raises `ResultsError` where the file is missing, is not JSON, or has another schema. What is inside the entries of
+    its sections is not checked.
     """
     path = Path(path)
     if path.is_dir():
         path = path / "results.json"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not path.exists():
         message = f"no results at {path}: expected the results.json that `relpos compare --out DIR` writes"
-        raise ResultsError(message) from None
+        raise ResultsError(message)
+    if not path.is_file():  # of a pipe there may be no end
+        raise ResultsError(f"expected a regular file for {path}, got something else: name the results.json itself")
+    if (size := path.stat().st_size) > BYTES_AT_MOST:
+        raise ResultsError(f"expected at most {BYTES_AT_MOST:,} bytes in {path}, got {size:,}: name another file")
     try:
-        results = json.loads(text)
-    except json.JSONDecodeError as error:
+        results = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:  # of the JSON, its UTF-8, numbers of thousands of digits, brackets
         message = f"{path} is not JSON ({error}): run `relpos compare` again with the same --out to gather it anew"
         raise ResultsError(message) from None
     check_results(results, name=str(path))
     assert isinstance(results, dict)
     return results
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
 
 
 def check_results(results: object, *, name: str = "results") -> None:
@@ -60,6 +72,15 @@ def check_results(results: object, *, name: str = "results") -> None:
     missing = [section for section in SECTIONS if section not in results]
     if missing:
         raise ResultsError(f"{name}: expected the sections {', '.join(SECTIONS)}; missing: {', '.join(missing)}")
+    for section in SECTIONS:
+        content, is_list = results[section], section in LISTS
+        if not isinstance(content, list if is_list else Mapping):
+            wanted = "a list" if is_list else "an object"
+            raise ResultsError(f"{name}: expected the section {section} to be {wanted}, got {type(content).__name__}")
+        odd = [entry for entry in content if not isinstance(entry, Mapping)] if is_list else []
+        if odd:
+            came = f"{type(odd[0]).__name__} in it"
+            raise ResultsError(f"{name}: expected the section {section} to be a list of objects, got {came}")
 
 
 @dataclass(frozen=True, order=True)
@@ -95,7 +116,16 @@ def name_of(entry: Mapping[str, Any]) -> str:
 
 
 def runs(results: Results, position: str, variant: str = "recipe") -> list[Mapping[str, Any]]:
-    """The finished training runs of one mechanism or choice, by seed."""
+    """The finished training runs of one mechanism or choice, by seed, without those that diverged."""
+    return [record for record in _records(results, position, variant) if "diverged" not in record]
+
+
+def diverged(results: Results, position: str, variant: str = "recipe") -> list[Mapping[str, Any]]:
+    """The training runs of one mechanism or choice that diverged, by seed."""
+    return [record for record in _records(results, position, variant) if "diverged" in record]
+
+
+def _records(results: Results, position: str, variant: str) -> list[Mapping[str, Any]]:
     found = [record for record in results["records"] if name_of(record) == position and record["variant"] == variant]
     return sorted(found, key=lambda record: int(record["seed"]))
 
@@ -167,7 +197,7 @@ def unmeasured(results: Results, probe: str) -> dict[Contender, str]:
     for position in positions(results):
         finished = runs(results, position)
         if not finished:
-            found[Contender(position)] = "no finished run"
+            found[Contender(position)] = DIVERGED if diverged(results, position) else "no finished run"
         for run in finished:
             for metric in run["metrics"]:
                 contender = Contender(position, metric["growth"])

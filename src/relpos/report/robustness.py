@@ -75,7 +75,8 @@ def canvas_curves(results: Results) -> list[tuple[str, list[Curve]]]:
             points += [_point(results, contender, p, float(p["x"]), f"{p['x']:g}") for p in chosen]
             known = tuple(point for point in points if point is not None)
             curves.append(Curve(contender, _rule_index(results, contender), known))
-        found.append((str(variant or "larger canvas"), curves))
+        if curves:
+            found.append((str(variant or "larger canvas"), curves))
     return found
 
 

@@ -11,10 +11,12 @@ from typing import Literal
 
 from relpos.report.measure import measure_of
 from relpos.report.results import (
+    DIVERGED,
     Contender,
     Results,
     contenders,
     cost,
+    diverged,
     far_probe,
     largest_shift,
     outcomes,
@@ -134,7 +136,7 @@ def _cell(results: Results, position: str, column: Column) -> Cell:
     if column.group == "name":
         return Cell((Value(position),))
     if column.group == "parameters":
-        finished = runs(results, position)
+        finished = [*runs(results, position), *diverged(results, position)]
         if not finished:
             return Cell((Value(NOTHING, reason="no finished run"),))
         count = int(finished[0]["parameters"]["position"])
@@ -157,9 +159,12 @@ def _figures(results: Results, position: str, probe: str, variant: str) -> Cell:
     if variant == "recipe":
         for contender, reason in unmeasured(results, probe).items():
             if contender.position == position:
-                values.append(Value(NOTHING, rule=contender.growth, reason=reason))
-    nothing = (Value(NOTHING, reason="trained with the recipe only"),)
-    return Cell(tuple(values) or nothing, measure_of(results).better)
+                text = DIVERGED if reason == DIVERGED else NOTHING
+                values.append(Value(text, rule=contender.growth, reason=reason))
+    nothing = Value(NOTHING, reason="trained with the recipe only")
+    if diverged(results, position, variant):
+        nothing = Value(DIVERGED, reason=DIVERGED)
+    return Cell(tuple(values) or (nothing,), measure_of(results).better)
 
 
 def _figure(results: Results, contender: Contender, probe: str, variant: str) -> Value:

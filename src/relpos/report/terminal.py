@@ -12,7 +12,16 @@ from relpos.report.choice_claims import judge_choices
 from relpos.report.choice_words import choice_cautions, choice_headline, choice_sentences
 from relpos.report.choices import amount, rows
 from relpos.report.measure import Measure, measure_of
-from relpos.report.results import Results, far_probe, largest_canvas, largest_shift, positions, token_counts, what
+from relpos.report.results import (
+    DIVERGED,
+    Results,
+    far_probe,
+    largest_canvas,
+    largest_shift,
+    positions,
+    token_counts,
+    what,
+)
 from relpos.report.statistics import Interval
 from relpos.report.table import COLUMN_GROUPS, NOTHING, Cell, Column, ComparisonTable, build_table
 from relpos.report.verdict import judge
@@ -52,7 +61,7 @@ def _choices(results: Results) -> Group:
         step, memory = (amount(row.trained, figure) for figure in ("time", "memory"))
         table.add_row(
             row.name,
-            NOTHING if row.reached is None else _spread(row.reached, measure),
+            (DIVERGED if row.diverged else NOTHING) if row.reached is None else _spread(row.reached, measure),
             NOTHING if row.ahead is None else _spread(row.ahead, measure, signed=True),
             NOTHING if step is None else f"{step:,.1f}",
             NOTHING if memory is None else f"{memory:,.0f}",

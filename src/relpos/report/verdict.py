@@ -22,12 +22,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from relpos.report.diverged import Diverged, all_diverged, find_diverged
 from relpos.report.measure import Measure, measure_of
 from relpos.report.results import (
     Contender,
     Results,
     contenders,
     cost,
+    diverged,
     largest_canvas,
     largest_shift,
     longest,
@@ -152,6 +154,8 @@ class Verdict:
     without_growth: tuple[str, ...]
     costs: tuple[CostLine, ...]
     unfinished: int
+    diverged: tuple[Diverged, ...]
+    all_diverged: bool
 
     def probe(self, *groups: str) -> ProbeVerdict | None:
         """The headline probe of one of these groups, if the task has it."""
@@ -162,7 +166,7 @@ def judge(results: Results) -> Verdict:
     """The verdict on a whole comparison, finished or not."""
     judged = tuple(judge_probe(results, probe) for probe in headline_probes(results))
     asked = int(results["settings"]["seeds"])
-    finished = [len(runs(results, position)) for position in positions(results)]
+    ended = [len(runs(results, name)) + len(diverged(results, name)) for name in positions(results)]
     return Verdict(
         measure=measure_of(results),
         quick=bool(results["settings"]["quick"]),
@@ -172,7 +176,9 @@ def judge(results: Results) -> Verdict:
         recipe_effects=_recipe_effects(results, judged),
         without_growth=_without_growth(results),
         costs=_costs(results),
-        unfinished=sum(max(0, asked - count) for count in finished),
+        unfinished=sum(max(0, asked - count) for count in ended),
+        diverged=find_diverged(results),
+        all_diverged=all_diverged(results),
     )
 
 

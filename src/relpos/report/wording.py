@@ -68,7 +68,8 @@ def _answer(verdict: Verdict) -> str:
     test, far, figure_of = verdict.probe("test"), verdict.probe("shift", "length"), verdict.measure.figure
     shown = [probe for probe in (far, test) if probe is not None and probe.standings]
     if not shown:
-        return "there is nothing to compare yet." if verdict.quick else "There is nothing to compare yet."
+        why = "every training run diverged." if verdict.all_diverged else "there is nothing to compare yet."
+        return why if verdict.quick else capital(why)
     first = shown[0]
     best = first.standings[0]
     if len(first.standings) == 1:
@@ -119,6 +120,7 @@ def cautions(verdict: Verdict) -> list[str]:
         )
     if verdict.unfinished:
         found.append(f"Unfinished: {verdict.unfinished} of the training runs asked for are not there yet.")
+    found += [one.words() for one in verdict.diverged]
     for probe in verdict.probes:
         if probe.left_out_seeds:
             seeds = listed([str(seed) for seed in probe.left_out_seeds])

@@ -27,9 +27,13 @@ BINS = 32
 def predict(
     model: nn.Module, images: Float[Tensor, "n C height width"], device: torch.device, batch_size: int = AT_ONCE
 ) -> Int[Tensor, " n"]:
-    """The most likely class of every image; the model is left in evaluation mode."""
+    """The most likely class of every image, -1 where a score is nan; the model is left in evaluation mode."""
     model.eval()
-    return torch.cat([model(batch.to(device)).argmax(dim=-1).cpu() for batch in images.split(batch_size)])
+    return torch.cat([_likeliest(model(batch.to(device))).cpu() for batch in images.split(batch_size)])
+
+
+def _likeliest(scores: Float[Tensor, "n classes"]) -> Int[Tensor, " n"]:
+    return scores.argmax(dim=-1).masked_fill(scores.isnan().any(dim=-1), -1)
 
 
 def _at_once(probe: ImageProbe, task: ImageTask) -> int:
@@ -89,12 +93,16 @@ def measured(
 ) -> dict[str, Any]:
     """What the model reaches on the test data of a probe: the fields of a metric in `results.json`.
 
+    Bits that are nan or inf are None, with a reason.
+
     Args:
         quick: of text the first blocks alone.
     """
     if isinstance(task, Text):
         assert isinstance(probe, TextProbe)
         each = bits(model, task, probe, "test", device, blocks=QUICK_BLOCKS if quick else None)
+        if not each.isfinite().all():
+            return {"bits_per_byte": None, "reason": "the model's scores are not finite there"}
         pieces = each.view(-1, probe.length).mean(dim=0)
         bins = min(BINS, probe.length)
         return {

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from relpos.core.checks import fail
 from relpos.data import Task
@@ -45,6 +45,35 @@ class Curve:
     rate: list[float] = field(default_factory=list)
     validation_step: list[int] = field(default_factory=list)
     validation: list[float] = field(default_factory=list)
+
+    def add(self, step: int, losses: list[float], rate: float) -> None:
+        """A point after a step, of the losses since the point before, which are taken off the list."""
+        self.step.append(step)
+        self.loss.append(torch.tensor(losses).mean().item())
+        self.rate.append(rate)
+        losses.clear()
+
+
+class DivergedError(ValueError):
+    """Training stopped because a loss or a gradient was nan or inf.
+
+    Attributes:
+        step: which one, counted from 1. The weights have not taken it in, unless it was they that it made no numbers.
+        rate: the learning rate there.
+        what: "loss" or "gradient". value: "nan", "inf" or "-inf".
+        curve: what happened before.
+    """
+
+    def __init__(
+        self, what: Literal["loss", "gradient"], value: float, *, step: int, recipe: Recipe, position: str, curve: Curve
+    ) -> None:
+        self.step, self.what, self.value, self.curve = step, what, str(value), curve
+        self.rate = rate_at(step - 1, recipe)
+        super().__init__(
+            f"expected a finite {what}; got {value} at step {step} of {recipe.steps}, at the learning rate "
+            f"{self.rate:.1e}, with the position {position}. Lower the recipe's learning rate, or choose another "
+            "precision, optimizer or seed."
+        )
 
 
 def rate_at(step: int, recipe: Recipe) -> float:
@@ -121,6 +150,10 @@ def train(
 
     Returns:
         The trained model in evaluation mode, and its curve.
+
+    Raises:
+        DivergedError: a loss or a gradient is nan or inf. The gradient of float16, which is scaled, may be: such a step
+            is skipped.
     """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
@@ -141,10 +174,18 @@ def train(
 
     batches = task.batches(recipe.batch_size, seed)
     curve = Curve()
-    losses: list[Tensor] = []
+    losses: list[float] = []
+
+    def require_finite(what: Literal["loss", "gradient"], value: float, step: int) -> None:
+        if math.isfinite(value):
+            return
+        if losses:
+            curve.add(step - 1, losses, rate_at(max(0, step - 2), recipe))
+        raise DivergedError(what, value, step=step, recipe=recipe, position=position, curve=curve)
+
     model.train()
     for step in range(recipe.steps):
-        rate = rate_at(step, recipe)
+        done, rate = step + 1, rate_at(step, recipe)
         for group in optimizer.param_groups:
             group["lr"] = rate * group["multiplier"]
         inputs, classes = (x.to(device) for x in next(batches))
@@ -152,25 +193,36 @@ def train(
             estimate_hessian(recipe.optimizer, optimizer, model, inputs, classes)
         with torch.autocast(device.type, torch.float16) if half else accelerator.autocast():
             loss = cross_entropy(model(inputs), classes)
+        reached = loss.item()
+        require_finite("loss", reached, done)
         accelerator.backward(scaler.scale(loss))
         scaler.unscale_(optimizer)
-        accelerator.clip_grad_norm_(model.parameters(), recipe.gradient_clip)
+        norm = accelerator.clip_grad_norm_(model.parameters(), recipe.gradient_clip)
+        if not half:
+            require_finite("gradient", float(norm), done)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        losses.append(loss.detach())
-        done = step + 1
+        losses.append(reached)
         if done % max(1, recipe.steps // points) == 0 or done == recipe.steps:
-            curve.step.append(done)
-            curve.loss.append(torch.stack(losses).mean().item())
-            curve.rate.append(rate)
-            losses.clear()
+            curve.add(done, losses, rate)
         if done % max(1, recipe.steps // validations) == 0 or done == recipe.steps:
+            # No step follows the last one, whose loss would tell that the weights are no numbers.
+            require_finite("loss", _loss(model, inputs, classes), done)
+            valid = validated(model, task, device)
+            require_finite("loss", valid, done)
             curve.validation_step.append(done)
-            curve.validation.append(validated(model, task, device))
+            curve.validation.append(valid)
             model.train()
         if watch is not None:
-            watch(Progress(done, recipe.steps, loss.item(), rate))
+            watch(Progress(done, recipe.steps, reached, rate))
     model.eval()
     unwrapped: Model = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
     return unwrapped, curve
+
+
+@torch.no_grad()
+def _loss(model: nn.Module, inputs: Tensor, classes: Tensor) -> float:
+    """The loss of a batch as it is measured, in float32 and without dropout; the model is left so."""
+    model.eval()
+    return cross_entropy(model(inputs), classes).item()

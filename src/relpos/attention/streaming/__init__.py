@@ -23,8 +23,8 @@ from relpos.attention.streaming.backward import Backward
 from relpos.attention.streaming.forward import Forward
 from relpos.attention.streaming.rules import slower as slower
 from relpos.attention.streaming.segments import split
-from relpos.attention.work import Work, of_nothing, pack, work_of
-from relpos.core import DenseBias, LineVectors, RowRule, Term, Terms, at_least_float32, lookup
+from relpos.attention.work import Work, pack, work_of
+from relpos.core import DenseBias, LineVectors, RowRule, Term, at_least_float32, lookup
 
 NAME = "streaming"
 SUMMARY = "blocks of rows in O(N) memory, with an exact gradient; every term, any device; fastest on CPU"
@@ -67,8 +67,6 @@ def lacks(call: Call) -> str | None:
 
 def run(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """Output and log-sum-exp."""
-    if 0 in (*call.q.shape[:3], call.k.shape[2]):
-        return of_nothing(call)
     work = _work(call)
     rules = call.terms.of(RowRule)
     if not rules:
@@ -78,7 +76,7 @@ def run(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
 
 def _work(call: Call) -> Work:
     work = work_of(call)
-    return replace(work, terms=Terms(*(_one_row_an_entry(term) for term in work.terms)))
+    return replace(work, terms=work.terms.each(_one_row_an_entry))
 
 
 def _attend(work: Work) -> tuple[Tensor, Tensor]:

@@ -6,11 +6,14 @@ N x M exists, and the kernel's log-sum-exp is what the backward needs. Prefix ke
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.attention.streaming.operands import put, take
+from relpos.attention.private import flash_kernel
+from relpos.attention.streaming.operands import put, side_by_side, take
 from relpos.attention.streaming.strips import Block, Strips, Tile
 from relpos.attention.work import Work
 from relpos.core import LineBias
@@ -23,16 +26,20 @@ _CAUSAL_ROWS = 256
 
 def serves(work: Work) -> bool:
     """Whether the kernel can do the forward of a call that `Strips` serves, in full precision and as fast."""
-    mask = work.mask
-    biases = work.terms.of(LineBias)
-    for term in biases:
-        query, key = term.lines.layout.query, term.lines.layout.key
-        if mask is None or query is None or key is None or key.prefix == 0:
-            continue
-        if mask.left is not None or key.prefix > query.prefix:
-            return False  # some row may not see some prefix key
-    if work.q.device.type != "cpu" or work.q.dtype != torch.float32 or work.v.shape[3] != work.q.shape[3]:
+    mask, width = work.mask, work.q.shape[3]
+    fits = (
+        x.device.type == "cpu" and x.dtype == torch.float32 and x.shape[3] == width for x in (work.q, work.k, work.v)
+    )
+    if flash_kernel() is None or not all(fits):
         return False
+    for term in work.terms.of(LineBias):
+        query, key = term.lines.layout.query, term.lines.layout.key
+        if mask is None or query is None or key is None:
+            continue
+        if math.prod(query.sizes[1:]) != math.prod(key.sizes[1:]):
+            return False  # what the mask allows is no part of a window
+        if key.prefix > 0 and (mask.left is not None or key.prefix > query.prefix):
+            return False  # some row may not see some prefix key
     return mask is None or (mask.is_interval and not mask.may_blank_rows)
 
 
@@ -54,8 +61,10 @@ def attend(
     lse: Float[Tensor, "BH N 1"],
 ) -> None:
     """Write output and natural log-sum-exp of all rows behind the prefix, over all keys behind the prefix."""
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    kernel = flash_kernel()
+    assert kernel is not None
     every = slice(None)
+    k, v = side_by_side(k), side_by_side(v)  # whose last stride the kernel does not ask for
     for blocks, tiles in _groups(side):
         own = take(q, every, torch.cat([block.numbers for block in blocks])).unflatten(1, (len(blocks), -1))
         theirs = (x[:, tiles[0].keys].expand(len(blocks), -1, -1, -1) for x in (k, v))
@@ -89,12 +98,12 @@ def _mask(side: Strips, blocks: list[Block], tiles: list[Tile]) -> Tensor | None
     """`[blocks, BH, n, m]`, a view of a window a block."""
     every = slice(None)
     parts = [side.bias(block, tile, every) for block, tile in zip(blocks, tiles, strict=True)]
-    if parts[0] is None:
+    if all(part is None for part in parts):
         return None
-    if len(parts) == 1:
+    if len(parts) == 1 and parts[0] is not None:
         return parts[0][None]
     windows = torch.stack([side.window(block, tile, every) for block, tile in zip(blocks, tiles, strict=True)])
-    n, m = parts[0].shape[1:]
+    n, m = blocks[0].rows.stop - blocks[0].rows.start, tiles[0].count
     return windows.as_strided(
         (len(parts), windows.shape[1], n, m), (windows.stride(0), windows.stride(1), blocks[0].step, 1)
     )

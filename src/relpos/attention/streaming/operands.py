@@ -29,6 +29,11 @@ def put(into: Float[Tensor, "BH N D"], heads: slice, numbers: Int[Tensor, " n"],
     into[heads].index_copy_(1, numbers, x.to(into.dtype))
 
 
+def side_by_side(x: Float[Tensor, "*A D"]) -> Float[Tensor, "*A D"]:
+    """The same numbers, those of the last axis next to each other in memory; copied only where they are not."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 class Operands:
     """The tensors of a call, all heads of all batches in one axis."""
 

@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from relpos.attention.private import multiplies_bfloat16
+
 
 def native(q: Tensor) -> bool:
     """Whether this dtype has faster products of its own here."""
     if q.dtype != torch.bfloat16 or q.device.type != "cpu" or not hasattr(_settings(), "fp32_precision"):
         return False
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.backends.mkldnn.is_available() and multiplies_bfloat16()
 
 
 def _settings() -> Any:

@@ -63,7 +63,7 @@ def _border(call: Call) -> tuple[int | None, str]:
     strips = (LineBias, LineVectors, Rotation, QueryBias, Scale, Sinks)
     vectors = call.terms.of(LineVectors)
     lines = [term.lines.layout for term in call.terms.of(LineBias)] + [term.lines.layout for term in vectors]
-    batch = call.q.shape[0] * call.q.shape[1]
+    batch = max(1, call.q.shape[0]) * call.q.shape[1]
     regular = all(layout.kind != "irregular" for layout in lines) and len(call.terms.of(LineBias)) <= 1
     if vectors:
         regular = all(layout.kind == "affine" for layout in lines)

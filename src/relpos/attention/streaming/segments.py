@@ -34,7 +34,6 @@ from relpos.core import (
     Sinks,
     Softcap,
     Term,
-    Terms,
     lines,
 )
 
@@ -114,7 +113,7 @@ class Segments:
             v=self._linked(whole.v),
             plain_q=None if whole.plain_q is None else self._linked(whole.plain_q),
             plain_k=None if whole.plain_k is None else self._linked(whole.plain_k),
-            terms=Terms(*(self._term(term) for term in whole.terms)),
+            terms=whole.terms.each(self._term),
             mask=self._mask(),
             tokens=self.numbers,
         )

@@ -31,6 +31,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from relpos.attention.streaming import masks
+from relpos.attention.streaming.operands import side_by_side
 from relpos.attention.work import Work
 from relpos.core import LineBias, LineVectors, Mask, Sinks
 from relpos.core.lines import Ramp
@@ -154,6 +155,8 @@ class Strips:
         if prefix:
             place = self.line.lines.layout.tokens if self.line is not None else 0
             yield Block(slice(0, prefix), torch.arange(prefix, device=self.device), 0, place)
+        if self.length == 0:
+            return
         at_once = 1 if self.mask is not None else min(self.columns, max(1, self.most_rows // self.length))
         for column in range(0, self.columns, at_once):
             strips = range(column, min(column + at_once, self.columns))
@@ -243,13 +246,14 @@ class Strips:
         return window.as_strided((*window.shape[:-1], n, m), strides, window.storage_offset())
 
     def window(self, block: Block, tile: Tile, heads: slice) -> Float[Tensor, "#g *s W"]:
-        """What the rows of a tile read, row r from `r * step` on; one window a strip where there are several."""
+        """What the rows of a tile read, row r from `r * step` on; one window a strip where there are several. Entries
+        lie side by side, which those that keys of a grid of one column read do not in the values."""
         if self.reversed is None:
             window = torch.zeros(1, tile.width, dtype=self.dtype, device=self.device)
         else:
             own = self.reversed[heads]
             parts = [self._windows(own, tile.first - strip, tile.width).flatten(1) for strip in block.strips]
-            window = parts[0] if len(parts) == 1 else torch.stack(parts, dim=1)
+            window = side_by_side(parts[0]) if len(parts) == 1 else torch.stack(parts, dim=1)
         if tile.low > 0 or tile.high < tile.width:
             window = window.clone()
             window[:, : tile.low] = -torch.inf
@@ -289,7 +293,7 @@ class Strips:
     ) -> None:
         """Add to the gradient of the reversed values: `columns` are the sums of the shifted rows of `d`, by strips."""
         if tile.keys.step is not None:
-            self._collect_stepped(into[heads], tile, d)
+            self._collect_stepped(into[heads], tile, d if block.step else d.sum(dim=1, keepdim=True))
             return
         if tile.first >= 0:
             for number, strip in enumerate(block.strips):

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from relpos.attention.call import Call
 from relpos.attention.operators import lacks_transform, make_operator
-from relpos.attention.work import Work, of_nothing, pack, work_of
+from relpos.attention.work import Work, pack, work_of
 from relpos.core import LineBias, Lines, QueryBias, Rotation, Scale, Sinks
 
 NAME = "triton"
 SUMMARY = "fused kernels for a line bias on GPU, with a gradient in a fixed order"
+CHECKED_ON = ("cuda",)
+"""Kinds of device where `auto` takes this engine only after it has agreed with the reference; see `verdicts`."""
 
 _SERVED = (LineBias, Rotation, QueryBias, Scale, Sinks)
 MOST_AXES = 3
@@ -131,8 +133,6 @@ def slower(call: Call) -> str | None:
 
 def run(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """Output and log-sum-exp."""
-    if 0 in (*call.q.shape[:3], call.k.shape[2]):
-        return of_nothing(call)
     from relpos.attention.triton.rotation import rotate
 
     out, lse = _operator(*pack(work_of(call, rotate)))

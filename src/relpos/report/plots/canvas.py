@@ -16,6 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from relpos.files.writing import write_whole
+
 INK = "#12a0fe"
 """Stands for the page's own text colour while matplotlib draws; no palette has it."""
 
@@ -71,4 +73,6 @@ def to_png(figure: Figure, path: Path, *, dots_per_inch: float) -> None:
     """The figure as a PNG file with a white ground; the folder is made."""
     FigureCanvasAgg(figure)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png", dpi=dots_per_inch, facecolor="white", metadata={"Software": None})
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dots_per_inch, facecolor="white", metadata={"Software": None})
+    write_whole(path, buffer.getvalue())

@@ -9,6 +9,7 @@ Nothing here knows mechanisms: whoever draws makes `Maps`, `Bars` and `Words` of
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
+from relpos.files.writing import write_whole
 from relpos.report.plots.canvas import drawing, to_png
 from relpos.report.plots.learned import DIVERGING, HEADS_IN_A_ROW, MINUS, symmetric_limit
 
@@ -139,8 +141,10 @@ def save_picture(figure: Figure, path: Path) -> None:
         return
     dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     ending = path.suffix.lower().removeprefix(".")
+    buffer = io.BytesIO()
     with drawing(ink=INK, size=8.5):
-        figure.savefig(path, format=ending, facecolor="white", metadata=dates[ending])
+        figure.savefig(buffer, format=ending, facecolor="white", metadata=dates[ending])
+    write_whole(path, buffer.getvalue())
 
 
 def _layout(strip: Maps | Bars) -> tuple[int, int]:

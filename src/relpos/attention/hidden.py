@@ -1,0 +1,37 @@
+"""What no query sees may hold anything: padding, the unused part of a cache, numbers that no one has written.
+
+A forbidden pair has a weight of 0, but 0 times NaN is NaN, in a product of weights and values as in the gradients. So
+keys and values that are hidden from every query of their head are made 0 before any engine sees them, and so are
+queries that see nothing: their gradient is 0 because nothing of them is used. The mask alone says which these are (see
+`core.seen`), and where it hides nothing, nothing is copied; a GPU, which would have to be waited for to know that,
+copies under every mask but plain intervals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from relpos.attention.call import Call
+from relpos.core.checks import at_hand
+from relpos.core.seen import seen
+
+
+def without_hidden(call: Call) -> Call:
+    """The call with 0 for keys and values that no query sees, and for queries that see no key."""
+    if call.mask is None or call.is_empty:
+        return call
+    found = seen(call.mask, call.q.shape[2], call.k.shape[2], call.q.device)
+    if found is None:
+        return call
+    rows, columns = found
+    if columns.shape[1] > 1:
+        columns = columns.unflatten(1, (call.k.shape[1], call.groups)).any(dim=2)
+    return replace(call, q=_alone(call.q, rows), k=_alone(call.k, columns), v=_alone(call.v, columns))
+
+
+def _alone(x: Float[Tensor, "B H N D"], which: Bool[Tensor, "#B #H N"]) -> Float[Tensor, "B H N D"]:
+    return x if at_hand(which, torch.all) else x.masked_fill(~which[..., None], 0)

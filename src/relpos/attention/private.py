@@ -1,0 +1,68 @@
+"""What default paths use of PyTorch that it promises to nobody, looked for here alone and never taken on trust.
+
+An operator is used under the very signature that was read, which says what dtypes and shapes do to it; a PyTorch
+without it, or with another, goes without: the same results, more slowly. What tells whether a call stands inside a
+transform of functions has a public way beside it, or an error of PyTorch's own behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+_FLASH = (
+    "aten::_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value, float dropout_p=0., "
+    "bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None) -> (Tensor output, Tensor logsumexp)"
+)
+_BFLOAT16 = "mkldnn::_is_mkldnn_bf16_supported() -> bool _0"
+
+
+def _operator(signature: str) -> Callable[..., Any] | None:
+    """The operator with exactly this signature, or None."""
+    namespace, _, name = signature.partition("(")[0].partition("::")
+    found = getattr(getattr(getattr(torch.ops, namespace), name, None), "default", None)
+    return found if str(getattr(found, "_schema", None)) == signature else None
+
+
+@cache
+def flash_kernel() -> Callable[..., Any] | None:
+    """PyTorch's flash attention on CPU with the log-sum-exp, which no public function returns.
+
+    It believes that q, k and v `[B, H, N, D]` are of one dtype and width, and that they and the mask hold the numbers
+    of their last axis side by side; the other strides may be any.
+    """
+    return _operator(_FLASH)
+
+
+@cache
+def multiplies_bfloat16() -> bool:
+    """Whether oneDNN multiplies bfloat16 on this CPU. Where nobody tells, False: float32 copies are multiplied."""
+    asked = _operator(_BFLOAT16)
+    return asked is not None and bool(asked())
+
+
+def inside_transform() -> bool:
+    """Whether a transform of `torch.func` is being applied. Where nobody tells, False: an operator of ours raises
+    under every one but forward mode, which `inside_forward_mode` knows."""
+    peek = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
+    try:
+        return peek() is not None
+    except TypeError:  # it takes arguments now
+        return False
+
+
+def inside_forward_mode() -> bool:
+    """Whether derivatives are being pushed forward."""
+    level = getattr(forward_ad, "_current_level", None)
+    if isinstance(level, int):
+        return level >= 0
+    nothing = torch.zeros(())
+    try:  # the public way, which takes an error to say no
+        forward_ad.make_dual(nothing, nothing)
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,296 @@
+"""Every engine of this machine held against the reference: output and gradients of small calls of every kind.
+
+A call is a case of `cases`, in a dtype: a few hundred tokens that fill no tile, every kind of term and mask, learned
+tables of random numbers. `attention.agreement` has the rule. What an engine lacks is left out, and said.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from relpos.attention.agreement import Difference
+from relpos.attention.api import backends, difference, expected
+from relpos.attention.call import Call, prepare
+from relpos.bench.check import first_line
+from relpos.bench.run import surroundings
+from relpos.core import Blocks, Coordinates, DenseBias, Grid, Mask, Positions, Sequence, Sinks, Softcap, Term, Terms
+from relpos.core.checks import require_name
+from relpos.position import (
+    CoPE,
+    DecomposedPosition,
+    DisentangledPosition,
+    Mechanism,
+    RelativePositionBias,
+    RotaryEmbedding,
+    ShawPosition,
+    T5Bias,
+    TransformerXLPosition,
+    TUPEPosition,
+)
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+TOKENS = {"cpu": 139, "cuda": 299}
+"""About how many tokens a call has."""
+_HEADS, _WIDTH = 2, 64
+_STD = 0.2
+"""Of learned tables: a wrong row is seen, and the softmax keeps more than one key."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """A kind of call.
+
+    Attributes:
+        name: in a few words.
+        position: what makes it, None for no position.
+        queries, keys: where the tokens are; keys default to the queries.
+        mask: or None. shared: whether the query heads share key heads. dropout: probability. width: of a head.
+    """
+
+    name: str
+    position: Callable[[], Mechanism | Terms | Term] | None
+    queries: Coordinates
+    keys: Coordinates | None = None
+    mask: Mask | None = None
+    shared: bool = False
+    dropout: float = 0.0
+    width: int = _WIDTH
+
+
+def kinds(n: int) -> tuple[Kind, ...]:
+    """All kinds of calls, of about n tokens."""
+    line, full = Sequence(n), Sequence(n // 128 * 128 + 128)
+    side = int(n**0.5)
+    token = torch.arange(n)
+
+    def table(length: int = n, prefix: int = 0) -> Callable[[], Mechanism]:
+        return lambda: RelativePositionBias(_HEADS, seq_len=length, prefix=prefix)
+
+    def sinks() -> Terms:
+        return Sinks(torch.zeros(_HEADS, requires_grad=True)) + Softcap(3.0)
+
+    segments = torch.where(token < n - 9, token * 4 // n, -1)
+    some = Mask(left=n // 4, right=3, query_global=token < 2, key_global=token < 2)
+    blocks = Mask(blocks=Blocks((torch.arange(-(-n // 16))[:, None] + torch.arange(-(-n // 16)))[None] % 3 > 0, 16))
+    places = Positions(token * 17 % n, low=0, high=n - 1)
+    return (
+        Kind("no position", None, line),
+        Kind("causal, width 128, full tiles", None, full, mask=Mask.causal(), width=128),
+        Kind("1-D bias", table(), line),
+        Kind("1-D bias, full tiles", table(full.count), full),
+        Kind("1-D bias, causal, prefix", table(prefix=3), Sequence(n, prefix=3), mask=Mask.causal()),
+        Kind("1-D bias, window", table(), line, mask=Mask.window(n // 3, 5)),
+        Kind("1-D bias, segments, padding", table(), line, mask=Mask.packed(segments)),
+        Kind("1-D bias, global tokens", table(), line, mask=some),
+        Kind("1-D bias, blocks", table(), line, mask=blocks),
+        Kind("1-D bias, dropout", table(), line, dropout=0.2),
+        Kind("1-D bias, shared keys", table(), line, shared=True),
+        Kind("1-D bias, width 128", table(), line, width=128),
+        Kind("buckets, other queries", lambda: T5Bias(_HEADS, scaled=True), Sequence(n // 2, start=n // 3), line),
+        Kind("buckets, irregular places", lambda: T5Bias(_HEADS, scaled=True), places),
+        Kind(
+            "2-D bias, prefix",
+            lambda: RelativePositionBias(_HEADS, window_size=(side, side), prefix=1),
+            Grid(side, side, prefix=1),
+        ),
+        Kind("2-D bias, windows", lambda: RelativePositionBias(_HEADS, window_size=(7, 7)), Grid(7, 7)),
+        Kind("rotation", lambda: RotaryEmbedding(_WIDTH), line),
+        Kind(
+            "rotation and buckets",
+            lambda: RotaryEmbedding(_WIDTH) + T5Bias(_HEADS, scaled=True),
+            line,
+            mask=Mask.causal(),
+        ),
+        Kind("sinks, soft cap", sinks, line),
+        Kind("Shaw's vectors", lambda: ShawPosition(_WIDTH), line),
+        Kind("DeBERTa's vectors", lambda: DisentangledPosition(_HEADS, _WIDTH, 32), line),
+        Kind("Transformer-XL's vectors", lambda: TransformerXLPosition(_HEADS, _WIDTH, 32), line),
+        Kind("MViTv2's vectors", lambda: DecomposedPosition(_WIDTH, (side, side)), Grid(side, side)),
+        Kind("TUPE's products", lambda: TUPEPosition(_HEADS, _WIDTH, 32, seq_len=n), line),
+        Kind("CoPE's rule", lambda: CoPE(_WIDTH), line, mask=Mask.causal()),
+        Kind("bias of all pairs", lambda: DenseBias(torch.zeros(1, _HEADS, n, n, requires_grad=True)), line),
+    )
+
+
+def make(kind: Kind, dtype: torch.dtype) -> Call:
+    """A call of a kind on the CPU, of the same random numbers in every process."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+    keys = kind.queries if kind.keys is None else kind.keys
+    shared = 2 if kind.shared else 1
+    q = normal(2, _HEADS, kind.queries.count, kind.width)
+    k, v = (normal(2, _HEADS // shared, keys.count, kind.width) for _ in range(2))
+    call = prepare(
+        q, k, v, position=_position(kind, dtype, generator), queries=None, keys=None, mask=kind.mask, scale=None,
+        dropout=kind.dropout, return_lse=False,
+    )  # fmt: skip
+    return replace(call, seed=torch.tensor(12345) if kind.dropout else None)
+
+
+def _position(kind: Kind, dtype: torch.dtype, generator: torch.Generator) -> Terms | None:
+    """The terms of a kind, random where they are learned; in float64 where the call is."""
+    if kind.position is None:
+        return None
+    with torch.random.fork_rng(devices=[]):
+        made = kind.position()
+    if isinstance(made, Mechanism):
+        for parameter in made.parameters():
+            parameter.data.normal_(0, _STD, generator=generator)
+        made = made.terms(kind.queries, kind.keys)
+
+    def leaf(x: Tensor) -> Tensor:
+        own = x.detach().double() if dtype == torch.float64 and x.is_floating_point() else x.detach().clone()
+        if x.is_leaf and x.requires_grad:  # which came without a mechanism
+            own.normal_(0, 1, generator=generator)
+        return own.requires_grad_(x.requires_grad)
+
+    terms: Terms = pytree.tree_map_only(Tensor, leaf, made if isinstance(made, Terms) else Terms(made))
+    return terms
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one engine did with one kind of call in one dtype.
+
+    Attributes:
+        found: how far it is from the reference; None where it lacks something or raised.
+        lack: what it lacks. raised: the error, in a line.
+    """
+
+    device: str
+    engine: str
+    dtype: str
+    kind: str
+    found: Difference | None = None
+    lack: str | None = None
+    raised: str | None = None
+
+    @property
+    def fault(self) -> str | None:
+        """What is wrong, or None."""
+        return self.raised if self.found is None else self.found.fault
+
+
+def devices() -> tuple[torch.device, ...]:
+    """The CPU and every GPU."""
+    return (torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count())))
+
+
+def engines(named: str | None = None) -> tuple[str, ...]:
+    """The engines that are named, joined by commas; default all but the reference itself, which stands for right.
+
+    Raises:
+        ValueError: a name is no engine's.
+    """
+    every = [name for name in backends() if name != "reference"]
+    if named is None:
+        return tuple(every)
+    asked = [name.strip() for name in named.split(",") if name.strip()]
+    for name in asked or [named]:
+        require_name(name, every, "an engine")
+    return tuple(dict.fromkeys(asked))
+
+
+def check(asked: Many[str], *, only: Many[torch.device] | None = None) -> Iterator[Row]:
+    """Hold the engines against the reference, a row a kind of call, on all devices of this machine or some."""
+    for device in devices() if only is None else only:
+        every = kinds(TOKENS[device.type])
+        for dtype in DTYPES:
+            for kind in every:
+                wanted = expected(lambda kind=kind, dtype=dtype: make(kind, dtype))  # type: ignore[misc]
+                for engine in asked:
+                    names = str(device), engine, str(dtype).removeprefix("torch."), kind.name
+                    if engine == "sdpa" and kind.dropout:
+                        yield Row(*names, lack="dropout by the counter of the others: it draws PyTorch's own")
+                        continue
+                    try:
+                        yield Row(*names, found=difference(engine, wanted, device))
+                    except NotImplementedError as error:
+                        yield Row(*names, lack=str(error))
+                    except Exception as error:
+                        yield Row(*names, raised=first_line(error))
+
+
+def count(asked: Many[str], *, only: Many[torch.device] | None = None) -> int:
+    """How many rows `check` gives."""
+    found = devices() if only is None else only
+    return sum(len(kinds(TOKENS[device.type])) * len(DTYPES) * len(asked) for device in found)
+
+
+def versions() -> str:
+    """Versions and hardware, a line each."""
+    about = surroundings("cuda" if torch.cuda.is_available() else "cpu")
+    names = ("relpos", "torch", "triton", "python")
+    lines = [", ".join(f"{name} {about[name]}" for name in names), about["platform"]]
+    lines.append(f"cpu: {about['processor']}, {about['cores']} cores, {about['capability']}")
+    lines += [f"{device}: {torch.cuda.get_device_name(device)}" for device in devices()[1:]]
+    if torch.cuda.is_available():
+        lines.append(f"CUDA {about['cuda']}, driver {about['driver']}")
+    return "\n".join(lines)
+
+
+def render(rows: Many[Row], *, every: bool = False) -> str:
+    """Versions, tables in Markdown, what differs and what was left out, to be pasted into an issue; 80 columns.
+
+    Args:
+        every: a line for every kind of call, a table for each engine and dtype, instead of a line for each of those.
+    """
+    heads = ["output", "gradient", "verdict", "time"]
+    table, tables = [["engine", "on", "dtype", "calls", *heads]], []
+    for names, group in groupby(sorted(rows, key=_place), key=lambda row: (row.engine, row.device, row.dtype)):
+        ran = [row for row in group if row.lack is None]
+        if ran:
+            table.append([*names, str(len(ran)), *_summary(ran)])
+            lines = [["call", *heads], *([row.kind, *_summary([row])] for row in ran)]
+            tables.append(f"{', '.join(names)}\n\n{_draw(lines)}")
+    parts = [versions(), *(tables if every else [_draw(table)]), _explained(rows)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _summary(rows: Many[Row]) -> list[str]:
+    """Largest differences of the output and of gradients, the verdict, and seconds."""
+    found = [row.found for row in rows if row.found is not None]
+    far = [f"{max(x):.1e}" if x else "" for x in ([one.output for one in found], [one.gradients for one in found])]
+    wrong = sum(row.fault is not None for row in rows)
+    verdict = "agrees" if not wrong else "DIFFERS" if len(rows) == 1 else f"{wrong} differ"
+    seconds = sum(one.seconds for one in found)
+    return [*far, verdict, f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"]
+
+
+def _draw(table: list[list[str]]) -> str:
+    wide = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+    lines = [table[0], ["-" * width for width in wide], *table[1:]]
+    return "\n".join("| " + " | ".join(x.ljust(w) for x, w in zip(line, wide, strict=True)) + " |" for line in lines)
+
+
+def _place(row: Row) -> tuple[int, str, int]:
+    """By engine, device and dtype, engines as `auto` asks them."""
+    dtypes = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
+    return list(backends()).index(row.engine), row.device, dtypes.index(row.dtype)
+
+
+def _explained(rows: Many[Row]) -> str:
+    """What differs, and what each engine left out."""
+    said = [f"{row.engine}, {row.device}, {row.dtype}, {row.kind}: {row.fault}" for row in rows if row.fault]
+    lacks: dict[tuple[str, str], list[str]] = {}
+    ran = {(row.engine, row.device) for row in rows if row.lack is None}
+    for row in rows:
+        known = lacks.setdefault((row.engine, row.device), [])
+        if row.lack is not None and row.lack not in known:
+            known.append(row.lack)
+    for (engine, device), reasons in lacks.items():
+        if reasons:
+            left_out = "left out" if (engine, device) in ran else "not run"
+            said.append(f"{engine}, {device}, {left_out} for want of: {'; '.join(reasons)}")
+    return "\n".join(textwrap.fill(f"- {one}", 80, subsequent_indent="  ", break_long_words=False) for one in said)

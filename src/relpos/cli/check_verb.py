@@ -1,0 +1,39 @@
+"""`relpos check`: every engine of this machine against the reference; a table to paste into an issue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser, Namespace
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument(
+        "--engines",
+        type=str | None,
+        default=None,
+        help="engines, joined by commas (relpos list backends). Default: all",
+    )
+    parser.add_argument("--all", action="store_true", help="a line for every kind of call")
+
+
+def run(arguments: Namespace) -> None:
+    """Carry the verb out. Raises `SystemExit(1)` where an engine differs."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from relpos.bench.engines import check, count, engines, render
+
+    asked = engines(arguments.engines)
+    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    rows = []
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:  # the table alone may be piped
+        bar = bars.add_task("", total=count(asked))
+        for row in check(asked):
+            rows.append(row)
+            bars.update(bar, advance=1, description=f"{row.engine}, {row.device}, {row.dtype}")
+    print(render(rows, every=arguments.all))
+    if any(row.fault for row in rows):
+        raise SystemExit(1)

@@ -1,0 +1,1 @@
+"""Files: read with suspicion (`reading`), written whole or not at all (`writing`)."""

@@ -1,0 +1,119 @@
+"""Files that others wrote: regular ones alone, no larger than expected, and JSON that is JSON.
+
+A pipe or a device would hang or never end, a sparse file of any size costs nothing to make, and `json` takes `NaN` and
+a thousand brackets. Each is met with a `FileError` whose message says what the file is, to be put behind its name:
+"it is a named pipe". Who reads says what was expected and what to do.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import stat
+from pathlib import Path
+from typing import Any, NoReturn
+
+from relpos.core.checks import fail
+
+MIB = 2**20
+DEEPEST = 100
+"""Lists and objects inside one another, at most."""
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+class FileError(ValueError):
+    """A file that cannot be read; the message, without its name, says why."""
+
+
+def open_file(path: Path, at_most: int, remedy: str = "") -> io.BufferedReader:
+    """A regular file, opened to be read.
+
+    Args:
+        at_most: bytes that it may have. remedy: what helps where it has more, put behind a semicolon.
+
+    Raises:
+        FileError: it is something else, larger, or may not be read.
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise FileError(f"it is {_KINDS.get(stat.S_IFMT(status.st_mode), 'no regular file')}")
+        if status.st_size > at_most:
+            came = f"it has {status.st_size:,} bytes, more than {at_most:,}"
+            raise FileError(f"{came}; {remedy}" if remedy else came)
+        return path.open("rb")
+    except OSError as error:
+        raise FileError(f"it cannot be read: {error.strerror}") from None
+
+
+def read_file(path: Path, at_most: int) -> bytes:
+    """The bytes of a regular file, as many as it says it has; errors as `open_file` has them."""
+    with open_file(path, at_most) as file:
+        try:
+            return file.read(os.fstat(file.fileno()).st_size)  # some under /proc say none, and reading them waits
+        except OSError as error:
+            raise FileError(f"it cannot be read: {error.strerror}") from None
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _finite(digits: str) -> float:
+    return number if math.isfinite(number := float(digits)) else _no_number(digits)
+
+
+def _require_shallow(tree: Any) -> None:
+    level = [tree]
+    for _ in range(DEEPEST):
+        inside = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [one for these in inside for one in these]
+    if any(isinstance(one, dict | list) for one in level):
+        raise ValueError(f"its brackets are more than {DEEPEST} deep")
+
+
+def parse_json(text: bytes) -> Any:
+    """What a JSON text says.
+
+    Raises:
+        FileError: it is no JSON, has a NaN or an infinity, or is nested absurdly.
+    """
+    try:
+        tree = json.loads(text.decode("utf-8"), parse_float=_finite, parse_constant=_no_number)
+        _require_shallow(tree)
+    except RecursionError:
+        raise FileError(f"it is no JSON that can be read (its brackets are more than {DEEPEST} deep)") from None
+    except ValueError as error:  # of the JSON, of its UTF-8, of a number of thousands of digits
+        raise FileError(f"it is no JSON that can be read ({error})") from None
+    return tree
+
+
+def read_json(path: Path, at_most: int) -> Any:
+    """What a JSON file says; errors as `read_file` and `parse_json` have them."""
+    return parse_json(read_file(path, at_most))
+
+
+def printable(name: str) -> str:
+    """A file's name with control characters, and bytes that are no UTF-8, as escapes."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in name)
+
+
+def require_utf8(path: Path, what: str) -> None:
+    """Raise unless a path can stand on a page. `what` has its article."""
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError:
+        fail(f"{what} with a name in UTF-8", printable(str(path)), "Rename it.")
+
+
+def fail_to_read(expected: str, path: Path, why: object, remedy: str) -> NoReturn:
+    """Raise a `ValueError` that names the file, what is wrong with it, and the remedy."""
+    fail(expected, f"{printable(str(path))} ({why})", remedy)

@@ -1,0 +1,169 @@
+"""Files that appear whole or not at all, and one line that says why where they cannot be written.
+
+A file is written beside its place, under a name that no other writer has, synchronised, and moved there. So whoever
+reads it, at any moment, and however many processes write it, finds the old one or a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+PART = ".relpos-"
+"""How the name of a file begins that is not whole yet; it ends in .part."""
+_OLD = 3600.0
+"""Seconds after which such a file belongs to no writer any more."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class WriteError(OSError):
+    """A file cannot be written; the message names it, why, and what it needs."""
+
+    def __init__(self, message: str, number: int | None) -> None:
+        super().__init__(message)
+        self.errno = number
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class UnwritableError(WriteError):
+    """Nothing can be written in a folder, found before anything was."""
+
+
+def write_whole(path: Path, content: str | bytes, *, new: bool = False) -> None:
+    """Write a file so that at every moment the old or the new one is there, whole.
+
+    Args:
+        new: do not replace a file that is there, nor one that someone else puts there meanwhile.
+
+    Raises:
+        WriteError: it cannot be written; nothing has changed.
+        FileExistsError: it is there and was to be new.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    beside = _beside(path.parent)
+    try:
+        try:
+            with beside.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            _place(beside, path, new=new)
+        finally:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+    except FileExistsError:
+        raise
+    except OSError as error:
+        why = error.strerror or str(error)
+        message = f"expected to write {path}; got {why}."
+        if error.errno in _FULL:
+            free = shutil.disk_usage(path.parent).free
+            message = f"expected {_size(len(data))} free for {path}; got {_size(free)} ({why}). Free some space."
+        raise WriteError(message, error.errno) from error
+
+
+def write_json(path: Path, tree: Any, *, indent: int | None = None, new: bool = False) -> None:
+    """Write plain values as JSON; else as `write_whole`.
+
+    Raises:
+        ArithmeticError: a number is nan or inf, which JSON has not.
+        WriteError, FileExistsError: as there.
+    """
+    text = as_json(path, tree, indent=indent)
+    write_whole(path, text + "\n", new=new)
+
+
+def as_json(path: Path, tree: Any, *, indent: int | None = None) -> str:
+    """Plain values as the JSON text of a file.
+
+    Raises:
+        ArithmeticError: a number is nan or inf, which JSON has not.
+    """
+    try:
+        return json.dumps(tree, allow_nan=False, indent=indent, separators=None if indent else (",", ":"))
+    except ValueError as error:
+        raise ArithmeticError(f"expected finite numbers in {path}; got nan or inf") from error
+
+
+def require_writable(folder: Path, *, size: int = 0) -> None:
+    """Raise an `UnwritableError` unless files of `size` bytes can be written in a folder.
+
+    All stays as it was: a folder that is not there is made to see that it can be, and removed.
+    """
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    beside = _beside(folder)
+    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with beside.open("xb") as file:
+                file.write(b"relpos")
+                file.flush()
+                os.fsync(file.fileno())
+            free = shutil.disk_usage(folder).free
+        finally:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            for one in missing:  # the deepest first
+                with contextlib.suppress(OSError):
+                    one.rmdir()
+    except OSError as error:
+        came = f"{folder}: {error.strerror or error}"
+        message = f"expected a folder that can be written; got {came}. Choose another --out."
+        raise UnwritableError(message, error.errno) from error
+    if free < size:
+        message = (
+            f"expected {_size(size)} free in {folder}; got {_size(free)}. Free some space, or choose another --out."
+        )
+        raise UnwritableError(message, errno.ENOSPC)
+
+
+def is_part(path: Path) -> bool:
+    """Whether a file is one that some writer has not finished."""
+    return path.name.startswith(PART) and path.suffix == ".part"
+
+
+def sweep(folder: Path) -> None:
+    """Remove what writers that were killed have left in a folder."""
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if is_part(path) and time.time() - path.stat().st_mtime > _OLD:
+                path.unlink()
+
+
+def _beside(folder: Path) -> Path:
+    """A name that no other writer has, chosen before the file is there, so that an interruption leaves none."""
+    return folder / f"{PART}{secrets.token_hex(8)}.part"
+
+
+def _place(beside: Path, path: Path, *, new: bool) -> None:
+    if not new:
+        os.replace(beside, path)
+        return
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        os.replace(beside, path)
+
+
+def _size(count: float) -> str:
+    """ "312 bytes", "3.0 MiB"."""
+    if count < 1024:
+        return f"{count:.0f} bytes"
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} EiB"

@@ -1,0 +1,24 @@
+"""FSDP over two processes in mixed precision: terms are made inside a sharded block, or the error says so."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+import torch
+import two_ranks
+
+
+@pytest.mark.slow
+def test_two_ranks_in_half_precision(tmp_path: pathlib.Path) -> None:
+    torch.multiprocessing.spawn(two_ranks.run, (str(tmp_path),), nprocs=two_ranks.RANKS)  # type: ignore[no-untyped-call, attr-defined]
+    for rank in range(two_ranks.RANKS):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        cast = {name: found.pop(name) for name in ("across: bias", "across: rotation", "model: blocks cast")}
+        assert found == dict.fromkeys(found, True)
+        assert len(found) == 5
+        for name, message in cast.items():
+            assert "\n" not in message
+            assert "float32 or float64; got" in message, name
+            assert "make the terms inside that block" in message, name

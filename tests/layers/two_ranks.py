@@ -1,0 +1,104 @@
+"""What two processes do for `test_sharded`: each is one rank, and writes what it found into a file."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pathlib
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from relpos import (
+    ALiBi,
+    Grid,
+    Mask,
+    MultiHeadAttention,
+    RelativePositionBias,
+    RotaryEmbedding,
+    VisionTransformer,
+)
+
+RANKS = 2
+GRID = Grid(2, 3)
+HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+UNCAST = MixedPrecisionPolicy(param_dtype=torch.bfloat16, cast_forward_inputs=False)
+
+
+def layer(position: Any = None) -> MultiHeadAttention:
+    torch.manual_seed(1)
+    return MultiHeadAttention(16, 2, position=position)
+
+
+def relative() -> RelativePositionBias:
+    torch.manual_seed(2)
+    return RelativePositionBias(2, window_size=(2, 3), init_std=1.0)
+
+
+def model() -> VisionTransformer:
+    torch.manual_seed(3)
+    return VisionTransformer(
+        img_size=(4, 6), patch_size=2, in_chans=1, num_classes=3, embed_dim=16, depth=2, num_heads=2,
+        position="relative_2d+rotary_2d", position_init_std=1.0,
+    )  # fmt: skip
+
+
+def alike(sharded: nn.Module, whole: nn.Module, *inputs: Any, **named: Any) -> bool:
+    """Whether output and gradients are bit for bit those of the whole module in half precision."""
+    whole = copy.deepcopy(whole).to(torch.bfloat16)
+    ours, theirs = sharded(*inputs, **named), whole(*(x.to(torch.bfloat16) for x in inputs), **named)
+    ours.float().square().sum().backward()
+    theirs.float().square().sum().backward()
+    same = torch.equal(ours, theirs)
+    for (name, x), y in zip(sharded.named_parameters(), whole.parameters(), strict=True):
+        assert x.grad is not None, name
+        assert y.grad is not None, name
+        same = same and torch.equal(x.grad.full_tensor(), y.grad.float())  # type: ignore[attr-defined]
+    return same
+
+
+def said(call: Any) -> str:
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+def run(rank: int, folder: str) -> None:
+    """One rank's findings, as `rank.json` in the folder."""
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS, init_method=f"file://{folder}/store")
+    mesh = init_device_mesh("cpu", (RANKS,))
+    x, images = torch.randn(1, 6, 16, generator=torch.Generator().manual_seed(4)), torch.ones(2, 1, 4, 6)
+    found: dict[str, Any] = {}
+
+    for name, position in (
+        ("bias", relative()),
+        ("rotation", RotaryEmbedding(8, axes=2)),
+        ("sum", relative() + ALiBi(2)),
+    ):
+        whole = layer(position)
+        sharded = fully_shard(copy.deepcopy(whole), mesh=mesh, mp_policy=HALF)
+        found[f"inside: {name}"] = alike(sharded, whole, x, coordinates=GRID, mask=Mask.packed(torch.zeros(6).long()))
+
+    for name, position in (("bias", relative()), ("rotation", RotaryEmbedding(8, axes=2))):
+        sharded = fully_shard(layer(), mesh=mesh, mp_policy=HALF)
+        found[f"across: {name}"] = said(partial(sharded, x, position=position.terms(GRID)))
+
+    for name, policy in (("whole", None), ("blocks uncast", UNCAST), ("blocks cast", HALF)):
+        whole, sharded = model(), model()
+        for block in sharded.blocks if policy is not None else ():
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(sharded, mesh=mesh, mp_policy=HALF)
+        if name == "blocks cast":
+            found[f"model: {name}"] = said(partial(sharded, images))
+        else:
+            found[f"model: {name}"] = alike(sharded, whole, images)
+
+    (pathlib.Path(folder) / f"{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
