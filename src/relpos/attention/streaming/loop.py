@@ -65,13 +65,15 @@ class Loop:
             self.sink = logits.expand(self.batch, self.heads).reshape(-1, 1, 1)
         self.operands = Operands(work, self.dtype)
         self.planned: list[Planned] = []
+        self.by_pairs = False
         if isinstance(self.side, Strips):
-            alone = range(self.heads) if self.side.heads_apart else (None,)
+            apart = self.side.heads_apart
+            alone = range(self.heads) if apart else (None,)
             blocks = list(self.side.blocks())
             self.planned = [
                 Planned(block, list(self.side.tiles(block, head)), head) for block in blocks for head in alone
             ]
-        self.by_pairs = any(tile.masked for planned in self.planned for tile in planned.tiles)
+            self.by_pairs = apart or any(tile.masked for planned in self.planned for tile in planned.tiles)
 
     def parts(self, prefix_only: bool = False) -> Iterator[Part]:
         """Every block of rows of every head, as many heads together as the buffers hold.
