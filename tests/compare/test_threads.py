@@ -35,7 +35,8 @@ def test_another_number_of_threads_is_another_comparison(tmp_path: Path) -> None
     assert default_folder(made(1)) != default_folder(made(2))
 
 
-def test_steps_are_timed_on_the_threads_of_the_settings() -> None:
+def test_steps_are_timed_on_the_threads_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "_time_size", lambda *_: [{"threads": torch.get_num_threads()}])
     settings = made(2)
     torch.set_num_threads(1)  # the process that times may have been given others
     assert {entry["threads"] for entry in cost.time_steps(settings, DIGITS)} == {2}
