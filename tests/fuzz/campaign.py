@@ -44,6 +44,8 @@ def campaign(seeds: range, engines: tuple[str, ...], jobs: int, threads: int, st
         for seed, outcome in _outcomes(seeds, engines, jobs, threads):
             tally.add(outcome)
             bar.advance(task)
+            if not console.is_terminal and tally.calls % 1000 == 0:
+                console.print(f"{tally.calls:,} calls, {failing:,} failing")
             if outcome.failures:
                 failing += 1
                 report(draw(seed, engines), outcome, engines, shrinking)

@@ -24,8 +24,6 @@ functions unchanged. They are printed with the first function that differed, and
 from __future__ import annotations
 
 import argparse
-import ast
-import hashlib
 import json
 import os
 import pathlib
@@ -37,224 +35,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
-HERE = pathlib.Path(__file__).resolve()
-ROOT = HERE.parent.parent.parent
-TARGETS = ("attention/streaming", "core/mask.py")
-CHOOSING = {"slower", "is_pattern", "_border", "lacks"}
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from fuzz.mutating import Mutant, files_of, mutants  # noqa: E402
+from fuzz.watching import NOTHING, Watch, digest  # noqa: E402
+
 COVERING = 300
 """Seeds that tell which lines are run."""
-
-COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
-COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
-    ast.Mod: ast.FloorDiv, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
-}  # fmt: skip
-PAIRS = (
-    ("min", "max"), ("amin", "amax"), ("any", "all"), ("minimum", "maximum"), ("start", "stop"), ("low", "high"),
-    ("left", "right"), ("query", "key"), ("queries", "keys"), ("rows", "columns"), ("query_segments", "key_segments"),
-    ("query_order", "key_order"), ("query_global", "key_global"), ("first", "last"),
-)  # fmt: skip
-OTHER = {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One change: a stretch of a file's text, and what stands there instead."""
-
-    path: str
-    line: int
-    start: int
-    stop: int
-    before: str
-    after: str
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.before} -> {self.after}"
-
-
-# what can be changed
-
-
-def _changes(node: ast.AST) -> Iterator[ast.AST | None]:
-    """Each mutant of a node; None where it goes altogether."""
-    match node:
-        case ast.Compare(left=left, ops=[op], comparators=right) if type(op) in COMPARED:
-            yield ast.Compare(left, [COMPARED[type(op)]()], right)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in COMPUTED:
-            yield ast.BinOp(left, COMPUTED[type(op)](), right)
-        case ast.AugAssign(target=target, op=op, value=value):
-            if type(op) in COMPUTED:
-                yield ast.AugAssign(target, COMPUTED[type(op)](), value)
-            yield None
-        case ast.BoolOp(op=op, values=values):
-            yield ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), values)
-        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
-            yield operand
-        case ast.IfExp(test=test, body=body, orelse=orelse):
-            yield ast.IfExp(test, orelse, body)
-        case ast.Constant(value=bool() as value):
-            yield ast.Constant(not value)
-        case ast.Constant(value=int() as value):
-            yield ast.Constant(value + 1)
-            yield ast.Constant(value - 1)
-        case ast.Attribute(value=value, attr=name, ctx=ast.Load()) if name in OTHER:
-            yield ast.Attribute(value, OTHER[name], ast.Load())
-        case ast.Name(id="min" | "max" | "any" | "all" as name, ctx=ast.Load()):
-            yield ast.Name(OTHER[name], ast.Load())
-        case ast.Subscript(value=value, slice=ast.Tuple(elts=[first, second, *rest]), ctx=ctx):
-            yield ast.Subscript(value, ast.Tuple([second, first, *rest], ast.Load()), ctx)
-        case ast.Expr(value=ast.Call()):
-            yield None
-        case _:
-            pass
-
-
-def _left_out(node: ast.AST) -> bool:
-    """Whether nothing inside is mutated."""
-    match node:
-        case ast.Raise() | ast.Assert():
-            return True
-        case ast.Call(func=ast.Name(id=name)):
-            return name == "fail" or name.startswith("require_")
-        case ast.If(body=body, orelse=[]):  # what asks whether to raise
-            return all(_left_out(statement) for statement in body)
-        case ast.FunctionDef(name=name):
-            return name in CHOOSING or name == "__post_init__" or name.strip("_").startswith("check")
-        case ast.Expr(value=value):
-            return isinstance(value, ast.Constant) or _left_out(value)
-        case _:
-            return False
-
-
-def _nodes(node: ast.AST, function: str = "") -> Iterator[tuple[ast.AST, str]]:
-    """Everything in the bodies of functions that may be mutated, and in which function it is."""
-    if _left_out(node):
-        return
-    if isinstance(node, ast.FunctionDef):
-        for child in node.body:
-            yield from _nodes(child, node.name)
-        return
-    if function:
-        yield node, function
-    for name, value in ast.iter_fields(node):
-        if name in ("annotation", "decorator_list", "returns", "args") and not isinstance(node, ast.Call):
-            continue
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                yield from _nodes(child, function)
-
-
-def mutants(source: pathlib.Path) -> list[Mutant]:
-    """All of the targets, in the order of the files."""
-    found = []
-    for path in _files(source):
-        text = path.read_text()
-        starts = [0]
-        for line in text.splitlines(keepends=True):
-            starts.append(starts[-1] + len(line))
-        for node, function in _nodes(ast.parse(text)):
-            for change in _changes(node):
-                if change is not None and ast.unparse(change) == ast.unparse(node):
-                    continue
-                assert isinstance(node, ast.expr | ast.stmt)
-                assert node.end_lineno is not None
-                assert node.end_col_offset is not None
-                start = starts[node.lineno - 1] + node.col_offset
-                stop = starts[node.end_lineno - 1] + node.end_col_offset
-                after = "pass" if change is None else ast.unparse(change)
-                if isinstance(node, ast.expr) and not isinstance(change, ast.Constant | ast.Name):
-                    after = f"({after})"
-                where, before = str(path.relative_to(source)), " ".join(text[start:stop].split())
-                found.append(Mutant(where, node.lineno, start, stop, before, after, function))
-    return found
-
-
-def _files(source: pathlib.Path) -> list[pathlib.Path]:
-    found: list[pathlib.Path] = []
-    for target in TARGETS:
-        path = source / "relpos" / target
-        found += sorted(path.glob("*.py")) if path.is_dir() else [path]
-    return found
-
-
-# what a call does in the mutated modules
-
-
-class Watch:
-    """Which lines of some files run, and digests of what their functions return, with and without fractions."""
-
-    def __init__(self, files: list[pathlib.Path], *, lines: bool) -> None:
-        self.files, self.wants_lines = {str(path) for path in files}, lines
-        self.lines: set[tuple[str, int]] = set()
-        self.returned: list[str] = []
-        self.fractions: list[str] = []
-
-    def __enter__(self) -> Watch:
-        sys.settrace(self._called)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        sys.settrace(None)
-
-    def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if frame.f_code.co_filename not in self.files:
-            return None
-        frame.f_trace_lines = self.wants_lines
-        return self._within
-
-    def _within(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if event == "line":
-            self.lines.add((frame.f_code.co_filename, frame.f_lineno))
-        elif event == "return" and not self.wants_lines:
-            for into, fractions in ((self.returned, False), (self.fractions, True)):
-                told = hashlib.md5(_summary(arg, fractions).encode()).hexdigest()[:8]
-                into.append(f"{frame.f_code.co_name} {told}")
-        return self._within
-
-
-def _summary(x: Any, fractions: bool) -> str:
-    """What a result is; of its floating tensors the shapes alone, or all bits."""
-    import torch
-
-    if isinstance(x, torch.Tensor):
-        if x.is_floating_point() and not fractions:
-            return f"float{tuple(x.shape)}"
-        return f"{_digest(x)} {tuple(x.shape)}"
-    if isinstance(x, tuple | list):
-        return f"[{','.join(_summary(one, fractions) for one in x)}]"
-    if isinstance(x, int | str | slice | None.__class__):
-        return repr(x)
-    if hasattr(x, "__dataclass_fields__"):
-        own = (_summary(getattr(x, name, None), fractions) for name in x.__dataclass_fields__)
-        return f"{type(x).__name__}({','.join(own)})"
-    return type(x).__name__
-
-
-NOTHING = hashlib.md5(b"None").hexdigest()[:8]
-"""The digest of a function that returns nothing."""
-
-
-def _digest(x: Any) -> str:
-    import torch
-
-    flat = torch.cat([x.detach().reshape(-1)])  # whose only entry may lie apart from nothing
-    return hashlib.md5(flat.view(torch.uint8).numpy().tobytes()).hexdigest()[:8]
-
 
 # the processes
 
 
 def _work(given: argparse.Namespace) -> None:
     """In a process of its own, on the source that PYTHONPATH names: a line of JSON for each seed."""
-    sys.path.insert(0, str(HERE.parent.parent))
     resource.setrlimit(resource.RLIMIT_AS, (12 * 2**30, 12 * 2**30))
     import torch
 
@@ -269,12 +65,12 @@ def _work(given: argparse.Namespace) -> None:
 
     def run(*given: Any) -> Any:
         out, lse, gradients = found = true(*given)
-        results.extend(_digest(x) for x in (out, lse, *gradients.values()) if x is not None)
+        results.extend(digest(x) for x in (out, lse, *gradients.values()) if x is not None)
         return found
 
     running._run = run
 
-    files = _files(pathlib.Path(relpos.__file__).parent.parent)
+    files = files_of(pathlib.Path(relpos.__file__).parent.parent)
     first, last = (int(x) for x in given.work.split(":"))
     watch = Watch(files, lines=given.lines)
     if given.watch:  # memory that nothing was written into holds the same every time

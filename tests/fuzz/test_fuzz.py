@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import math
+import pathlib
 import random
 from dataclasses import replace
 from typing import Any
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor
 
 import oracle
+import relpos
 from fuzz.building import build
 from fuzz.description import Described, Layout, Part, Tokens, read, shown
 from fuzz.drawing import draw
-from fuzz.mutants import ROOT, mutants
+from fuzz.mutating import mutants
 from fuzz.once_failed import ONCE_FAILED
 from fuzz.plain_pairs import kept_pairs
 from fuzz.running import ENGINES, check, share_of_allowed, truth_of
@@ -340,7 +342,7 @@ def test_an_engine_that_is_wrong_is_told(wrong: str, monkeypatch: pytest.MonkeyP
 
 
 def test_mutants_are_valid_and_leave_messages_alone() -> None:
-    source = ROOT / "src"
+    source = pathlib.Path(relpos.__file__).parent.parent
     found = mutants(source)
     assert len(found) > 1000
     assert {mutant.path for mutant in found} > {"relpos/core/mask.py", "relpos/attention/streaming/strips.py"}
