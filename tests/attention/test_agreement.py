@@ -71,7 +71,12 @@ def test_a_small_call_is_of_the_variant_that_it_was_made_for(name: str, size: An
 @pytest.mark.parametrize("name", list(MASKS))
 def test_a_small_mask_has_the_parts_of_the_one_it_stands_for(name: str) -> None:
     n = N
-    rest = Sinks(torch.randn(H)) + QueryBias(torch.randn(H, 8)) + Softcap(2.0) + RotaryEmbedding(6).terms(Sequence(n))
+    rest = (
+        Sinks(torch.randn(H))
+        + QueryBias(torch.randn(H, 8))
+        + Softcap(2.0)
+        + RotaryEmbedding(8, rotary_dim=6).terms(Sequence(n))
+    )
     found = variant_of(call_of(n, n, groups=1, position=rest, mask=MASKS[name], dropout=0.1))
     assert found is not None
     small = small_call(found, "odd")

@@ -114,7 +114,7 @@ def test_every_whole_number_has_a_limit() -> None:
     class Options(list[Any]):
         def add_argument(self, *names: str, **how: Any) -> None:
             if how.get("type") in (int, int | None):
-                self.append(how.get("dest") or names[0].removeprefix("--"))
+                self.append(how.get("dest") or names[0].removeprefix("--").replace("-", "_"))
 
     for verb in VERBS:
         module = importlib.import_module(f"relpos.cli.{verb}_verb")
@@ -130,6 +130,6 @@ def test_a_huge_image(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     from relpos.cli.task_choice import _options
 
     given = {"task": None, "images": "x", "image_size": None, "patch": None, "bad_images": None, "text": None}
-    given |= {"rotate": False, typed.removeprefix("--").replace("-", "_"): "80x80000000"}
+    given |= {"max_pixels": None, "rotate": False, typed.removeprefix("--").replace("-", "_"): "80x80000000"}
     with pytest.raises(ValueError, match=rf"expected at most 4,096 pixels a side for {typed}; got '80x80000000'\."):
         _options(Namespace(**given))

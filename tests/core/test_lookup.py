@@ -109,3 +109,9 @@ def test_numbers_are_not_asked_for_where_they_cannot_be_had() -> None:
     with FakeTensorMode() as mode:
         assert lookup(mode.from_tensor(table), mode.from_tensor(index)).shape == (2, 2)
     assert lookup(table.to("meta"), index.to("meta")).shape == (2, 2)
+
+
+def test_bytes_are_refused(unchecked: None) -> None:
+    """PyTorch takes them for a mask."""
+    with pytest.raises(ValueError, match="an integer tensor as index"):
+        lookup(torch.randn(4, 3), torch.tensor([0, 1, 1, 0], dtype=torch.uint8))

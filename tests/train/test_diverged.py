@@ -108,3 +108,11 @@ def test_the_command_says_so_in_one_line(
     assert printed.startswith("relpos: error: expected a finite loss; got nan at step 1 of 2, at the learning rate ")
     assert len(printed.splitlines()) == 1
     assert not out.exists()
+
+
+def test_float16_does_not_skip_every_step_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate import Accelerator
+
+    monkeypatch.setattr(Accelerator, "clip_grad_norm_", lambda *_: torch.tensor(math.nan))
+    with pytest.raises(DivergedError, match="expected a finite gradient; got nan at step 41 of 50"):
+        train(find_task("digits"), "none", replace(TINY, steps=50), seed=0, device=CPU, precision="fp16-mixed")

@@ -1,4 +1,4 @@
-"""Whether a kernel agrees with the reference on this machine: the one state of relpos that a whole process shares.
+"""Whether a kernel agrees with the reference on this machine: the one state of a process that decides.
 
 An engine names in `CHECKED_ON` the kinds of device where `auto` takes it only after a check: kernels that a compiler
 makes for each GPU may be wrong on one that nobody has tried. Before the first such call of an engine, device and

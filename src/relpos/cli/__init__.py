@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 VERBS = {
@@ -75,8 +76,11 @@ def _require_values(given: Mapping[str, Any], limits: Mapping[str, int], options
             _fail(_beyond(name, limits[name], came, low=value < 0), 2)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, loaded: Callable[[], object] = lambda: None) -> None:
     """Run the command line.
+
+    Args:
+        loaded: called once all that the verb needs is imported.
 
     Raises:
         SystemExit: with 0; 1 for a bug, or an engine that `check` found wrong; 2 for a user's error; 130 interrupted.
@@ -86,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = [word for word in words if word != "--debug"]
     kept = KEPT.get(words[0]) if words else None
     try:
-        _run(words)
+        _run(words, loaded)
     except KeyboardInterrupt:
         if debug:
             raise
@@ -119,7 +123,7 @@ def _user_error(error: Exception, kept: str | None) -> str:
     return str(error)
 
 
-def _run(words: list[str]) -> None:
+def _run(words: list[str], loaded: Callable[[], object]) -> None:
     """Read the words and carry the verb out."""
     try:
         from jsonargparse import ArgumentParser
@@ -153,4 +157,8 @@ def _run(words: list[str]) -> None:
     verb, module = parsed.verb, modules[parsed.verb]
     options = verbs.choices[verb]._option_string_actions
     _require_values(parsed[verb].as_dict(), getattr(module, "LIMITS", {}), options, verb)
+    for name in getattr(module, "LIBRARIES", ()):
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:  # who needs it says that it is missing
+            importlib.import_module(name)
+    loaded()
     module.run(parsed[verb])

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from relpos.bench.run import Bench, Settings
 
 
+LIBRARIES = ("relpos.bench.run",)
 LIMITS = {"repeats": 1000, "threads": 1024}
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
+LIBRARIES = ("relpos.bench.engines",)
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The verb's arguments."""

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from relpos.cli.task_choice import LIMITS as _OF_TASKS
 from relpos.cli.task_choice import add_task_arguments, choose_task, note_on_batch
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from relpos.compare import Settings
 
 
-LIMITS = {"seeds": 1000, "steps": 10_000_000}
+LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.compare", "relpos.report")
+LIMITS = {"seeds": 1000, "steps": 10_000_000, **_OF_TASKS}
 
 
 def add_arguments(parser: ArgumentParser) -> None:

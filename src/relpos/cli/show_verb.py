@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 HEADS, HEAD_DIM, SEED, LENGTH, GRID = 4, 16, 0, 16, (8, 8)
 TOKENS_AT_MOST = 4096
+LIBRARIES = ("relpos.cli.portrait", "relpos.report.plots.show")
 LIMITS = {"length": 10**9, "heads": 256, "head_dim": 1024, "query": 10**9, "seed": 2**63 - 1}
 TRAINED_AT_MOST = 65_536
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from relpos.data import Task
 
 _SIZES = {"image_size": "--image-size", "patch": "--patch"}
+LIMITS = {"max_pixels": 10**12}
 _IMAGE_OPTIONS = ("image_size", "patch", "bad_images", "max_pixels")
 _NAMED = 5
 SIDE_AT_MOST = 4096

@@ -6,13 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from relpos.cli.task_choice import LIMITS as _OF_TASKS
 from relpos.cli.task_choice import add_task_arguments, choose_task, note_on_batch
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
 
-LIMITS = {"seed": 2**63 - 1, "steps": 10_000_000, "threads": 1024}
+LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.train")
+LIMITS = {"seed": 2**63 - 1, "steps": 10_000_000, "threads": 1024, **_OF_TASKS}
 
 
 def add_arguments(parser: ArgumentParser) -> None:

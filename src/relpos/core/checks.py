@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import math
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NoReturn
 
@@ -104,9 +104,12 @@ def require_probability(x: object, name: str) -> None:
         fail(f"{name} to be a number in [0, 1)", shape_of(x), f"Pass {name}=0.0 to switch it off.")
 
 
+_LARGEST = sys.float_info.max  # a whole number above it is no float any more
+
+
 def require_number(x: object, name: str, bound: Literal["above 0", "of at least 0"], remedy: str) -> None:
     """Raise unless `x` is a finite number within the bound (a bool is none)."""
-    number = isinstance(x, int | float) and not isinstance(x, bool) and -math.inf < x < math.inf
+    number = isinstance(x, int | float) and not isinstance(x, bool) and -_LARGEST <= x <= _LARGEST
     if not number or x < 0 or (x == 0 and bound == "above 0"):  # type: ignore[operator]
         fail(f"{name} to be a number {bound}", shape_of(x), remedy)
 

@@ -32,6 +32,10 @@ def ordered_segment_sum(
     return torch.segment_reduce(wide, "sum", offsets=offsets, initial=0, unsafe=True).to(values.dtype)
 
 
+_MASKS = (torch.bool, torch.uint8)
+"""What PyTorch takes for a mask, and not for numbers."""
+
+
 class _Lookup(torch.autograd.Function):
     generate_vmap_rule = True
 
@@ -88,7 +92,7 @@ def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Ten
     """
     if not isinstance(table, Tensor) or not table.is_floating_point() or table.dim() == 0:
         fail("a floating-point table [R, ...]", shape_of(table), "Convert it with .float(); rows come first.")
-    if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
+    if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype in _MASKS:
         fail("an integer tensor as index", shape_of(index), "Convert it with .long().")
     require_device(index, "the index", table.device, "Move it to the table's device.")
     known = None if 0 in index.shape else at_hand(index, lambda x: torch.stack(x.aminmax()))

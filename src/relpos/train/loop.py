@@ -54,6 +54,10 @@ class Curve:
         losses.clear()
 
 
+_SKIPPED_AT_MOST = 40
+"""Steps in a row that float16 may skip: its scale, which each of them halves, is then below one."""
+
+
 class DivergedError(ValueError):
     """Training stopped because a loss or a gradient was nan or inf.
 
@@ -153,7 +157,7 @@ def train(
 
     Raises:
         DivergedError: a loss or a gradient is nan or inf. The gradient of float16, which is scaled, may be: such a step
-            is skipped.
+            is skipped, unless forty before it were.
     """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
@@ -183,6 +187,7 @@ def train(
             curve.add(step - 1, losses, rate_at(max(0, step - 2), recipe))
         raise DivergedError(what, value, step=step, recipe=recipe, position=position, curve=curve)
 
+    skipped = 0
     model.train()
     for step in range(recipe.steps):
         done, rate = step + 1, rate_at(step, recipe)
@@ -198,7 +203,8 @@ def train(
         accelerator.backward(scaler.scale(loss))
         scaler.unscale_(optimizer)
         norm = accelerator.clip_grad_norm_(model.parameters(), recipe.gradient_clip)
-        if not half:
+        skipped = skipped + 1 if half and not math.isfinite(float(norm)) else 0
+        if not half or skipped > _SKIPPED_AT_MOST:
             require_finite("gradient", float(norm), done)
         scaler.step(optimizer)
         scaler.update()
