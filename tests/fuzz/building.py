@@ -73,13 +73,7 @@ class Builder(MechanismBuilder, MaskBuilder):
             for name, x in self.named.items()
         }
         if call.poison:
-            hidden = ~allowed.any(dim=2).any(dim=1)  # [1 or B, M]
-            hidden = hidden.expand(call.batch, m)[:, None, :, None]
-            anything = math.nan if call.poison == "nan" else math.inf
-            for name in {names["k"], names["v"]} - {"q"}:
-                numbers[name] = torch.where(hidden, 0.0, numbers[name])
-                with torch.no_grad():
-                    _fill(self.named[name], hidden, anything)
+            self._poison(numbers, names, allowed.expand(call.batch, call.heads, n, m))
         d_out = d_lse = None
         if call.upstream in ("out", "both"):
             dtype = torch.bfloat16 if call.autocast else self.dtype
@@ -108,6 +102,25 @@ class Builder(MechanismBuilder, MaskBuilder):
             None if d_lse is None else d_lse.detach(), seed, self._precision(),
             torch.bfloat16 if call.autocast else self.dtype, self.named,
         )  # fmt: skip
+
+    def _poison(self, numbers: dict[str, Tensor], names: dict[str, str], allowed: Tensor) -> None:
+        """Let whatever may hold anything hold it: keys and values that no query sees, queries that see nothing, and
+        dense biases at forbidden pairs. The oracle has 0 there."""
+        grouped = allowed.any(dim=2).unflatten(1, (self.call.groups, -1)).any(dim=2)
+        unseen = {names[x]: ~grouped[..., None] for x in ("k", "v")}
+        if names["k"] == "q":  # one tensor, which is a query too
+            unseen["q"] = unseen["q"] & ~allowed.any(dim=3)[..., None]
+        else:
+            unseen["q"] = ~allowed.any(dim=3)[..., None]
+        for kind, entry in self.entries:
+            if kind == "dense":
+                bias = self.named[self.alias.get(entry["bias"], entry["bias"])]
+                own = tuple(axis for axis in (0, 1) if bias.shape[axis] == 1)
+                unseen[self.names[id(bias)]] = ~allowed.any(dim=own, keepdim=True) if own else ~allowed
+        for name, where in unseen.items():
+            numbers[name] = torch.where(where, 0.0, numbers[name])
+            with torch.no_grad():
+                _fill(self.named[name], where, math.nan if self.call.poison == "nan" else math.inf)
 
     def _precision(self) -> Precision:
         call, (n, m) = self.call, self.call.counts

@@ -85,7 +85,7 @@ class Described:
         layouts: name of a tensor to how it lies in memory.
         tiles: constants of the engines and what they are set to.
         autocast: whether the call is made under autocast to bfloat16.
-        poison: what hidden keys and values hold: "", "nan" or "inf".
+        poison: what tokens hold that the mask leaves out altogether: "", "nan" or "inf".
     """
 
     seed: int
