@@ -18,12 +18,14 @@ from torch import Tensor
 
 from relpos.attention.call import Call
 from relpos.core.checks import at_hand
-from relpos.core.seen import seen
+from relpos.core.seen import hides_nothing, seen
 
 
 def without_hidden(call: Call) -> Call:
     """The call with 0 for keys and values that no query sees, and for queries that see no key, where it may matter."""
-    if call.mask is None or call.is_empty or all(_is_tame(x) for x in (call.q, call.k, call.v)):
+    if call.mask is None or call.is_empty or hides_nothing(call.mask, call.q.shape[2], call.k.shape[2]):
+        return call
+    if all(_is_tame(x) for x in (call.q, call.k, call.v)):
         return call
     found = seen(call.mask, call.q.shape[2], call.k.shape[2], call.q.device)
     if found is None:

@@ -30,9 +30,9 @@ def seen(
     mask: Mask, queries: int, keys: int, device: torch.device
 ) -> tuple[Bool[Tensor, "#B #H N"], Bool[Tensor, "#B #H M"]] | None:
     """Whether each query sees some key, and each key is seen by some query, in a head; None where all do and are."""
-    if _see_themselves(mask, queries, keys):
-        if mask.query_segments is None:
-            return None
+    if hides_nothing(mask, queries, keys):
+        return None
+    if _see_themselves(mask, queries, keys) and mask.query_segments is not None:
         own = torch.atleast_2d(mask.query_segments >= 0)[:, None]
         return own, own
     blocks = mask.blocks
@@ -42,6 +42,11 @@ def seen(
         layout, size = blocks.layout, blocks.size
     stretches = _stretches(mask, queries, keys, device)
     return _rows(stretches, layout, size), _columns(stretches, layout, size)
+
+
+def hides_nothing(mask: Mask, queries: int, keys: int) -> bool:
+    """Whether it is known at once that every query sees some key, and every key is seen."""
+    return mask.query_segments is None and _see_themselves(mask, queries, keys)
 
 
 def _see_themselves(mask: Mask, queries: int, keys: int) -> bool:
