@@ -41,7 +41,7 @@ def calls() -> Iterator[tuple[str, relpos.Terms, Mask | None, int, int]]:
     for name, where in (("odd length", Sequence(33, prefix=1)), ("grid", Grid(3, 11, prefix=1))):
         line = lines(where, device=DEVICE)
         values = torch.randn(2, line.length, device=DEVICE, requires_grad=True)
-        turned = RotaryEmbedding(20).to(DEVICE).terms(Sequence(34))
+        turned = RotaryEmbedding(24, rotary_dim=20).to(DEVICE).terms(Sequence(34))
         yield f"{name}, turned", LineBias(values, line) + turned, None, 2, 2
         sinks = Sinks(torch.randn(2, device=DEVICE, requires_grad=True))
         yield f"{name}, causal, a sink, grouped keys", LineBias(values, line) + sinks, Mask.causal(), 2, 1

@@ -107,13 +107,15 @@ def check(mask: Mask, name: str, backend: str, dtype: torch.dtype) -> None:
     blank, hidden = reach(mask)
     assert blank.any() or hidden.any()
     try:
-        wanted = run(tensors, leaves, position, mask, backend)
+        every = zip(tensors, (blank, hidden, hidden), strict=True)
+        zeros = [x.masked_fill(where[..., None], 0) for x, where in every]  # keys that are seen by none may set a bound
+        wanted = run(zeros, leaves, position, mask, backend)
     except NotImplementedError:
         assert backend in ("sdpa", "triton")
         return
     for fillings in ((torch.nan, torch.inf, torch.nan), (torch.inf, torch.nan, torch.inf)):
-        every = zip(tensors, (blank, hidden, hidden), fillings, strict=True)
-        q, k, v = (x.masked_fill(where[..., None], filling) for x, where, filling in every)
+        poisoned = zip(tensors, (blank, hidden, hidden), fillings, strict=True)
+        q, k, v = (x.masked_fill(where[..., None], filling) for x, where, filling in poisoned)
         found = run([q, k, v], leaves, position, mask, backend)
         for ours, exact in zip(found, wanted, strict=True):
             assert (ours is None and exact is None) or torch.equal(ours, exact)

@@ -15,6 +15,7 @@ A coordinate system answers four questions, all in plain Python except the last:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -85,7 +86,7 @@ class Grid:
     sizes: tuple[int, ...]
     prefix: int = 0
 
-    def __init__(self, *cells: int, sizes: tuple[int, ...] = (), prefix: int = 0) -> None:
+    def __init__(self, *cells: int, sizes: Iterable[int] = (), prefix: int = 0) -> None:
         every = (*cells, *sizes)  # by name: `dataclasses.replace`, and FSDP
         if not every:
             fail("Grid to have at least one axis", "none", "Write Grid(rows, columns).")
