@@ -15,8 +15,8 @@ A coordinate system answers four questions, all in plain Python except the last:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Shaped
@@ -86,8 +86,8 @@ class Grid:
     sizes: tuple[int, ...]
     prefix: int = 0
 
-    def __init__(self, *cells: int, sizes: Iterable[int] = (), prefix: int = 0) -> None:
-        every = (*cells, *sizes)  # by name: `dataclasses.replace`, and FSDP
+    def __init__(self, *cells: int, sizes: Any = (), prefix: int = 0) -> None:
+        every = (*cells, *sizes)  # by name: `dataclasses.replace`, and FSDP; each is checked below
         if not every:
             fail("Grid to have at least one axis", "none", "Write Grid(rows, columns).")
         for size in every:
