@@ -71,8 +71,11 @@ class MaskChoices(Chance):
         options: Options = {"segments": (kind, self.r.randint(1, 5)), "int": self.of("int64", "int64", "int32")}
         for side in ("query", "key"):
             options[f"{side}_segments_batch"] = self._batch()
-        if call.sides[0].count == call.sides[1].count and self.sometimes(0.6):
+        if call.sides[0].count == call.sides[1].count and self.sometimes(0.7):
             options["one_segments"] = True
+            if self.sometimes(0.4):  # scattered over the tokens, of all elements of the batch alike
+                options["segments"] = (self.of("remainder", "random"), self.r.randint(1, 5))
+                options["query_segments_batch"] = self.of(0, 1)
             options["key_segments_batch"] = options["query_segments_batch"]
         return options
 

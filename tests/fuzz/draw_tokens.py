@@ -101,8 +101,8 @@ class TokenChoices(Chance):
         if alike:
             return queries, None
         x = self.r.random()
-        if x < 0.15:  # as many, and only one side with coordinates of each element
-            return queries, replace(queries, batched=not queries.batched)
+        if x < 0.3:  # as many tokens elsewhere, of one side for each element of the batch
+            return queries, replace(self.positions(axes, queries.sizes[0]), prefix=queries.prefix)
         if x < 0.6:
             return queries, self.positions(axes, 0 if self.sometimes(0.1) else self.count())
         if axes == 1:

@@ -8,7 +8,8 @@ What is no mutant, by rule and not by hand:
     lines that no one of the fuzzer's first calls runs
     docstrings, annotations, decorators, default arguments, module constants, assertions
     whatever stands inside `raise`, `fail(...)` or `require_...(...)` or asks whether to do so, and functions that only
-    check arguments or choose between engines: they decide about messages and speed, and have tests of their own
+    check arguments, choose between engines or say how fast a product is: they decide about messages and speed, and
+    have tests of their own
     a change after which the text says the same
 
 Two kinds of survivors are set apart by what the functions of the mutated modules return, call by call, beside the same
