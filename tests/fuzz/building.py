@@ -137,7 +137,10 @@ class Builder(MechanismBuilder, MaskBuilder):
         tiny = 1e-290 if wide == torch.float64 else 1e-30
         if any(x.dtype == torch.float16 for x in self.named.values()):
             tiny = torch.finfo(torch.float16).tiny
-        return Precision(arithmetic, weights, content, tiny, max(m, call.width, call.batch * call.heads * n))
+        longest = max(m, call.width, call.batch * call.heads * n)
+        if any(3 in layout.expanded for layout in call.layouts.values()):
+            longest = max(longest, call.width**2, call.value_width**2)  # equal products round to one side
+        return Precision(arithmetic, weights, content, tiny, longest)
 
 
 def _fill(x: Tensor, where: Tensor, value: float) -> None:
