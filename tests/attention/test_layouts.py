@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import pairwise
 from relpos import LineBias, LineVectors, Mask, Sequence, attention, lines
 from relpos.attention.streaming import flash, loop
 from tolerance import assert_close
@@ -46,10 +48,11 @@ def one_along(*axes: int) -> Callable[[Tensor], Tensor]:
     return laid
 
 
+CONVOLUTION = "tokens last, as a 1 x 1 convolution has them"
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "as it is": lambda x: x,
     "heads behind tokens": in_order(0, 2, 1, 3),
-    "tokens last, as a 1 x 1 convolution has them": in_order(0, 1, 3, 2),
+    CONVOLUTION: in_order(0, 1, 3, 2),
     "heads last": in_order(0, 2, 3, 1),
     "width behind the batch": in_order(0, 3, 1, 2),
     "batch last": in_order(1, 2, 3, 0),
@@ -105,11 +108,14 @@ def results(
 
 
 FAST = ("bias, one batch", "bias, causal", "bias, one number wide", "grouped")
+ROWS = pairwise(CALLS, LAYOUTS, ((0,), (1,), (2,), (3,), (0, 1, 2, 3)))
+ROWS += [row for row in itertools.product(CALLS, [CONVOLUTION], ((1,), (2,), (0, 1, 2, 3))) if row not in ROWS]
+"""Which call, which layout, and which of q, k, v and the output's gradient lie so."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CALLS])
 def test_every_layout(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of q, k, v and the output's gradient, one of them or all."""
+    """One of q, k, v and the output's gradient lies so, or all of them do."""
     for module, constant in ((loop, "ROWS"), (loop, "_NATIVE_ROWS"), (flash, "_CAUSAL_ROWS")):
         monkeypatch.setattr(module, constant, 16)
     position, given = CALLS[name]
@@ -121,25 +127,15 @@ def test_every_layout(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = torch.promote_types(dtype, torch.float32)
     leaves = [torch.randn(H, LINE.length, dtype=wide), torch.randn(1, 2 * N - 1, width, dtype=wide)]
     lower = torch.float32 if dtype == torch.float64 else dtype
-    known: dict[tuple[str, ...], list[list[Tensor]]] = {}
-    for layout, lay in LAYOUTS.items():
-        every = () if layout in ANEW else ((0, 1, 2, 3),)
-        for which in ((0,), (1,), (2,), (3,), *every):
-            laid = [lay(x) if place in which else x for place, x in enumerate(plain)]
-            key = tuple(layout if layout in ANEW and place in which else "" for place in range(4))
-            if key not in known:
-                dense = [x.contiguous() for x in laid]
-                yardstick = "streaming" if any(key) else "reference"
-                known[key] = [
-                    results(engine, position, mask, [x.to(of) for x in dense], [x.to(own) for x in leaves])
-                    for engine, of, own in (
-                        ("reference", torch.float64, torch.float64),
-                        (yardstick, lower, torch.float32),
-                    )
-                ]
-            exact, cost = known[key]
-            mine = results("streaming", position, mask, laid, leaves)
-            size = max(float(x.square().mean().sqrt()) for x in exact)
-            for what, a, e, c in zip(("output", "q", "k", "v", "values", "vectors"), mine, exact, cost, strict=True):
-                terms = 1.0 if what == "output" else size
-                assert_close(a, e, c, what=f"{what}, {layout} {which}", terms=terms, dtype=dtype)
+    for layout, which in (row[1:] for row in ROWS if row[0] == name):
+        places = which[:1] if layout in ANEW else which
+        laid = [LAYOUTS[layout](x) if place in places else x for place, x in enumerate(plain)]
+        dense = [x.contiguous() for x in laid]
+        exact = results("reference", position, mask, [x.double() for x in dense], [x.double() for x in leaves])
+        yardstick = "streaming" if layout in ANEW else "reference"
+        cost = results(yardstick, position, mask, [x.to(lower) for x in dense], [x.float() for x in leaves])
+        mine = results("streaming", position, mask, laid, leaves)
+        size = max(float(x.square().mean().sqrt()) for x in exact)
+        for what, a, e, c in zip(("output", "q", "k", "v", "values", "vectors"), mine, exact, cost, strict=True):
+            terms = 1.0 if what == "output" else size
+            assert_close(a, e, c, what=f"{what}, {layout} {places}", terms=terms, dtype=dtype)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from conformance.devices import attention
+from covering import pairwise
 from orders import in_orders
 from relpos import (
     Blocks,
@@ -126,16 +127,23 @@ COORDINATES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", [3, 11])  # a part of a strip, or several strips together
-@pytest.mark.parametrize("name", COORDINATES)
-def test_tiles_of_every_layout(name: str, rows: int, small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "rows", "transposed", "dtype"),  # rows: a part of a strip, or several strips together
+    pairwise(COORDINATES, (3, 11), (False, True), DTYPES),
+    ids=str,
+)
+def test_tiles_of_every_layout(
+    name: str, rows: int, transposed: bool, dtype: torch.dtype, small_tiles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loop, "ROWS", rows)
     monkeypatch.setattr(loop, "_NATIVE_ROWS", rows)
     queries, keys = COORDINATES[name]
     position, shapes = biased(queries, keys)
     m = (queries if keys is None else keys).count
-    check(position, shapes, queries.count, m)
-    check(lambda table: position(table.T), [shapes[0][::-1]], queries.count, m)  # as a table's lookup leaves values
+    if transposed:  # as a table's lookup leaves values
+        check(lambda table: position(table.T), [shapes[0][::-1]], queries.count, m, dtypes=(dtype,))
+    else:
+        check(position, shapes, queries.count, m, dtypes=(dtype,))
 
 
 N = 29
@@ -160,12 +168,13 @@ MASKS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["sequence", "grid", "prefix", "none"])
-@pytest.mark.parametrize("name", MASKS)
-def test_tiles_under_every_mask(name: str, layout: str, small_tiles: None) -> None:
+@pytest.mark.parametrize(
+    ("name", "layout", "dtype"), pairwise(MASKS, ("sequence", "grid", "prefix", "none"), DTYPES), ids=str
+)
+def test_tiles_under_every_mask(name: str, layout: str, dtype: torch.dtype, small_tiles: None) -> None:
     coordinates = {"sequence": Sequence(N), "grid": Grid(7, 4, prefix=1), "prefix": Sequence(N - 2, prefix=2)}
     position, shapes = biased(coordinates[layout]) if layout != "none" else ((lambda: Terms()), [])
-    check(position, shapes, N, N, mask=MASKS[name], dtypes=DTYPES if layout == "grid" else DTYPES[::2])
+    check(position, shapes, N, N, mask=MASKS[name], dtypes=(dtype,))
 
 
 def vectors(n: int, sides: tuple[str, ...]) -> tuple[Callable[..., Any], list[tuple[int, ...]]]:

@@ -13,6 +13,7 @@ import oracle
 import relpos
 from conformance import devices
 from conformance.engines import engines, lacking
+from covering import pairwise
 from orders import in_orders
 from relpos import (
     AxisVectors,
@@ -38,7 +39,7 @@ from relpos.attention import dense
 from relpos.core import axis_lines
 from tolerance import assert_close, rms, yardstick_dtype
 
-FAST_SHARE = 8  # of its tests, in the fast part
+FAST_SHARE = 4  # of its tests, in the fast part
 
 B, H, N, M, D = 2, 3, 4, 6, 4
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -317,9 +318,7 @@ def run(
     return [output, *(torch.zeros_like(x) if g is None else g for x, g in zip(own, gradients, strict=True))]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
-@pytest.mark.parametrize("backend", engines())
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "backend", "dtype"), pairwise(CASES, engines(), DTYPES), ids=str)
 def test_values_and_gradients(name: str, backend: str, dtype: torch.dtype) -> None:
     case = CASES[name]
     tensors, leaves, upstream = inputs(case, dtype)

@@ -147,18 +147,24 @@ def step(backend: str, made: Made, inputs: list[Tensor], upstream: list[Tensor],
 
 ALWAYS = (("a line", 0.0), ("other terms", 0.4))
 """Positions, and the probability of dropout, that are quick enough to look at on every run."""
-CASES = [
-    *(pytest.param(*one, id=f"{one[0]}, {one[1]}") for one in ALWAYS),
-    *(
-        pytest.param(name, dropout, id=f"{name}, {dropout}", marks=pytest.mark.slow)
-        for name, dropout in [*((name, 0.0) for name in positions()), ("a grid", 0.4)]
-        if (name, dropout) not in ALWAYS
-    ),
-]
+CASES = [(name, 0.0) for name in positions()] + [("a grid", 0.4)]
+SHARE = 3
+"""Under each mask one in so many of `CASES`, from a different one on."""
 
 
-@pytest.mark.parametrize(("position", "dropout"), CASES)
-@pytest.mark.parametrize("name", MASKS)
+def under(number: int) -> list[tuple[str, float]]:
+    """The positions and probabilities of dropout that are looked at under a mask."""
+    return [*ALWAYS, *(case for case in CASES[number % SHARE :: SHARE] if case not in ALWAYS)]
+
+
+@pytest.mark.parametrize(
+    ("name", "position", "dropout"),
+    [
+        pytest.param(name, *case, marks=() if case in ALWAYS else pytest.mark.slow)
+        for number, name in enumerate(MASKS)
+        for case in under(number)
+    ],
+)
 def test_streaming_is_the_definition(name: str, position: str, dropout: float) -> None:
     """Blocks, stretches and segments of every kind, all terms and dropout; the same bits on every run."""
     torch.manual_seed(0)
