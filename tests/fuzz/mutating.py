@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 TARGETS = ("attention/streaming", "core/mask.py")
@@ -115,10 +115,10 @@ def _nodes(node: ast.AST, function: str = "") -> Iterator[tuple[ast.AST, str]]:
                 yield from _nodes(child, function)
 
 
-def mutants(source: pathlib.Path) -> list[Mutant]:
+def mutants(source: pathlib.Path, targets: Sequence[str] = TARGETS) -> list[Mutant]:
     """All of the targets, in the order of the files."""
     found = []
-    for path in files_of(source):
+    for path in files_of(source, targets):
         text = path.read_text()
         starts = [0]
         for line in text.splitlines(keepends=True):
@@ -140,9 +140,9 @@ def mutants(source: pathlib.Path) -> list[Mutant]:
     return found
 
 
-def files_of(source: pathlib.Path) -> list[pathlib.Path]:
+def files_of(source: pathlib.Path, targets: Sequence[str] = TARGETS) -> list[pathlib.Path]:
     found: list[pathlib.Path] = []
-    for target in TARGETS:
+    for target in targets:
         path = source / "relpos" / target
-        found += sorted(path.glob("*.py")) if path.is_dir() else [path]
+        found += sorted(path.rglob("*.py")) if path.is_dir() else [path]
     return found
