@@ -16,8 +16,9 @@ from typing import Any
 from relpos.report.choice_claims import TABLE, judge_choices
 from relpos.report.choices import Row, amount, rows
 from relpos.report.claims import Outcome, judge_claims
-from relpos.report.measure import measure_of
 from relpos.report.results import positions, what
+
+from relpos.report.measure import measure_of
 from relpos.report.statistics import Interval
 
 PAGE = Path(__file__).parents[1] / "docs" / "choices.md"

@@ -13,7 +13,7 @@ import pytest
 
 import relpos.cli.compare_verb as compare_verb
 import relpos.cli.train_verb as train_verb
-import relpos.report.plots.show as drawing
+import relpos.viz.strips as drawing
 from relpos.cli import main
 
 Captured = pytest.CaptureFixture[str]

@@ -96,18 +96,18 @@ def tiny(position: str) -> LanguageModel:
 def test_a_bias_is_kept_for_the_past() -> None:
     model = tiny("alibi")
     (entry,) = learned(model)
-    assert (entry["offsets"], entry["along"], entry["layer"]) == ([[0, 255]], "bytes", "shared")
-    assert entry["values"][0][:3] == pytest.approx([0, entry["values"][0][1], 2 * entry["values"][0][1]])
-    assert all(len(values) == 256 and values[1] < 0 for values in entry["values"])
+    assert (entry.offsets, entry.along, entry.layer) == ([[0, 255]], "bytes", "shared")
+    assert entry.values[0][:3] == pytest.approx([0, entry.values[0][1], 2 * entry.values[0][1]])
+    assert all(len(values) == 256 and values[1] < 0 for values in entry.values)
 
 
 def test_a_sequence_of_vectors_is_thinned() -> None:
     model = tiny("sinusoidal_1d")
     (entry,) = learned(model)
-    assert (entry["grid"], entry["every"]) == ([64], 4)
+    assert (entry.grid, entry.every) == ([64], 4)
     places = model.token_position.embed(torch.zeros(1, 256, 16), model.coordinates)[0, ::4]
     unit = torch.nn.functional.normalize(places - places.mean(dim=0), dim=-1)
-    torch.testing.assert_close(torch.tensor(entry["similarity"]), unit @ unit.T, rtol=0, atol=1e-3)
+    torch.testing.assert_close(torch.tensor(entry.similarity), unit @ unit.T, rtol=0, atol=1e-3)
 
 
 @pytest.mark.slow

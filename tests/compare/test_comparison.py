@@ -129,7 +129,7 @@ def test_training_figures_repeat(finished: Path, results: dict[str, Any], tmp_pa
     mine = {record["id"]: record for record in results["records"]}
     assert len(again["records"]) == 1
     for record in again["records"]:
-        for part in ("curve", "validation_accuracy", "metrics", "learned", "attention", "parameters"):
+        for part in ("curve", "validation", "metrics", "learned", "attention", "parameters"):
             assert record[part] == mine[record["id"]][part], part
 
 

@@ -22,7 +22,8 @@ def record(name: str, seed: int, share: float, images: int = 400) -> dict[str, A
         "id": f"{name}--recipe--seed{seed}", "choice": name, "position": "rotary_2d", "seed": seed,
         "variant": "recipe", "position_learning_rate_multiplier": 10.0,
         "parameters": {"total": 1000, "position": 0, "parts": {"head": 1000}},
-        "metrics": [
+        "curve": {"step": [], "loss": [], "rate": [], "validation_step": [], "validation": []},
+        "threads": 1, "train_seconds": 1.0, "metrics": [
             {"probe": "test", "growth": None, "accuracy": float(correct.mean()), "trials": 1,
              "correct": correct.tolist()}
         ],
@@ -49,7 +50,7 @@ def make(shares: tuple[float, ...] = (0.90, 0.60, 0.89), seeds: int = 3, **setti
             cost("linear", tokens, 10 * by**2 * 1.05, 10 * by**1.5, 1.05),
         ]
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "settings": {
             "task": "digits", "task_options": {}, "positions": ["rotary_2d"], "seeds": seeds, "quick": False,
             "device": "cpu", "precision": "float32", "threads": 1, "what": "attention", "choices": list(NAMES),

@@ -59,6 +59,11 @@ ACCURACY = {
     "learned+relative_2d": make_figures(0.965, 0.6, 0.35, 0.22, interpolated=0.2, clipped=0.24),
     "rotary_2d+relative_2d": make_figures(0.972, 0.95, 0.935, 0.91, interpolated=0.6, clipped=0.78),
 }
+FAMILY = {
+    "none": "none",
+    **dict.fromkeys(("learned", "sinusoidal_2d"), "absolute"),
+    **dict.fromkeys(("rotary_1d", "rotary_2d"), "rotation"),
+}
 SUMMARY = {
     "none": "Attention sees a bag of patches. Expect it to survive any move and to miss every arrangement.",
     "learned": "A learned vector is added to every patch. Expect it to know only the places it saw.",
@@ -97,7 +102,7 @@ def make_results(
         for variant, seed in itertools.product(variants, range(seeds)):
             records.append(make_record(name, seed, variant, probes, figures[name], rules[name], difficulty, random))
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "settings": {
             "task": "digits",
             "positions": list(names),
@@ -149,6 +154,7 @@ def make_results(
                 "summary": SUMMARY.get(name, "A mechanism made up for a test."),
                 "source": SOURCE.get(name, "nobody"),
                 "growth": rules[name],
+                "family": "sum" if "+" in name else FAMILY.get(name, "bias"),
             }
             for name in names
         ],
@@ -229,9 +235,9 @@ def make_record(
             "loss": loss.tolist(),
             "rate": (3e-3 * np.cos(steps / 400 * np.pi / 2)).tolist(),
             "validation_step": steps[3::4].tolist(),
-            "validation_accuracy": np.clip(validation, 0, 1).tolist(),
+            "validation": np.clip(validation, 0, 1).tolist(),
         },
-        "validation_accuracy": float(reach),
+        "validation": float(reach),
         "train_seconds": 8.5,
         "threads": 1,
         "peak_memory_mib": 210.0,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
     from relpos.compare import Settings
+    from relpos.results import Results
 
 
 LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.compare", "relpos.report")
@@ -97,7 +98,7 @@ def run(arguments: Namespace) -> None:
     console.print(f"\nPage:    {page}\nResults: {folder / 'results.json'}", highlight=False, soft_wrap=True)
 
 
-def _watched(comparison: Any, left: int, console: Any) -> dict[str, Any]:
+def _watched(comparison: Any, left: int, console: Any) -> Results:
     """Run the comparison under progress bars: one for all, one for each piece under way."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -128,5 +129,5 @@ def _watched(comparison: Any, left: int, console: Any) -> dict[str, Any]:
                 note = f"loss {step.loss:.3f}  rate {step.rate:.1e}"
                 bars.update(live[name], completed=step.step, total=step.steps, note=note)
 
-        results: dict[str, Any] = comparison.run(watch)
+        results: Results = comparison.run(watch)
     return results

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
-    from relpos.cli.portrait import View
     from relpos.core import Grid, Sequence
     from relpos.position import Preset
-    from relpos.report.plots.show import Strip
+    from relpos.viz.portrait import View
+    from relpos.viz.strips import Strip
 
 HEADS, HEAD_DIM, SEED, LENGTH, GRID = 4, 16, 0, 16, (8, 8)
 TOKENS_AT_MOST = 4096
-LIBRARIES = ("relpos.cli.portrait", "relpos.report.plots.show")
+LIBRARIES = ("relpos.viz.portrait", "relpos.viz.strips")
 LIMITS = {"length": 10**9, "heads": 256, "head_dim": 1024, "query": 10**9, "seed": 2**63 - 1}
 TRAINED_AT_MOST = 65_536
 
@@ -47,7 +47,7 @@ def run(arguments: Namespace) -> None:
     from rich.console import Console
 
     from relpos.core.checks import fail
-    from relpos.report.plots.show import picture, save_picture
+    from relpos.viz.strips import picture, save_picture
 
     if (arguments.position is None) == (arguments.weights is None):
         came = "neither" if arguments.position is None else f"{arguments.position!r} and --weights"
@@ -67,9 +67,9 @@ def _untrained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
     """Name, title, note, view and strips of a mechanism by name."""
     import torch
 
-    from relpos.cli.portrait import HEADS_AT_MOST, View, strips
     from relpos.core.checks import require_int
     from relpos.position import Site, find
+    from relpos.viz.portrait import HEADS_AT_MOST, View, strips
 
     preset = find(arguments.position)
     tokens = _tokens(preset, arguments.length, arguments.grid)
@@ -110,9 +110,9 @@ _READING = (
 
 def _trained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
     """The same of a trained model: its mechanisms where it was trained."""
-    from relpos.cli.portrait import View, strips
     from relpos.core.checks import fail
     from relpos.train import load
+    from relpos.viz.portrait import View, strips
 
     for option in ("length", "grid", "heads", "head_dim", "seed"):
         if getattr(arguments, option) is not None:
@@ -204,7 +204,7 @@ def _free_file(path: Path) -> Path:
     """The file to write, which must not exist and must have an ending that can be written."""
     from relpos.core.checks import fail
     from relpos.files.writing import require_writable
-    from relpos.report.plots.show import ENDINGS
+    from relpos.viz.strips import ENDINGS
 
     if path.is_dir():
         fail("a file for --out", f"the folder {path}", f"Write for example --out {path / 'show.png'}.")

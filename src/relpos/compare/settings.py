@@ -134,10 +134,11 @@ class Settings:
         return cls(task.name, chosen, seeds, options, recipe, quick, resolved, precision, what=kind, choices=named)
 
     def jobs(self, task: Task) -> list[Job]:
-        """The training runs: every mechanism and seed by the recipe, then those with learned positions at rate x 1.
+        """The training runs: every mechanism and seed by the recipe, then those with learned positions without
+        its position learning rate.
 
         Seed by seed, so that a comparison cut short has whole seeds. One seed gives a first look in little time: the
-        runs at rate x 1, which ask how much the recipe decides, come from two seeds on.
+        runs without that rate, which ask how much the recipe decides, come from two seeds on.
         """
         usual = self.recipe.position_learning_rate_multiplier
         jobs = [Job(name, seed, "recipe", usual) for seed in range(self.seeds) for name in self.names]
@@ -231,4 +232,5 @@ def describe(name: str, settings: Settings, task: Task) -> dict[str, Any]:
         "summary": preset.summary,
         "source": preset.source,
         "growth": list(model.growth()),
+        "family": preset.family,
     }

@@ -22,8 +22,8 @@ from typing import Any
 from relpos.core.checks import fail
 from relpos.files.reading import MIB, FileError, fail_to_read, read_file, read_json
 from relpos.files.writing import as_json, is_part, require_writable, sweep, write_json, write_whole
+from relpos.results import SCHEMA_VERSION
 
-SCHEMA_VERSION = 1
 _HEAD = "comparison.json"
 _HEAD_AT_MOST, _RECORD_AT_MOST = 16 * MIB, 1024 * MIB
 _SEALED = re.compile(rb'\{"sha256":"([0-9a-f]{64})","record":(.*)\}\n', re.DOTALL)

@@ -114,6 +114,7 @@ PRESETS = [
         "On images the distance is Euclidean and knows no direction: left and right, above and below look alike.",
         source="Press et al. 2022, section 3; Fuller et al. 2023 (CROMA) on grids",
         token_axes=(1, 2),
+        family="bias",
     ),
     Preset(
         name="alibi_manhattan",
@@ -123,6 +124,7 @@ PRESETS = [
         "It knows no direction either.",
         source="Press et al. 2022, section 3, on two axes",
         token_axes=(2,),
+        family="bias",
     ),
     Preset(
         name="alibi_learned",
@@ -132,6 +134,7 @@ PRESETS = [
         "A number a head; it knows no direction.",
         source="Press et al. 2022, section 3, where the slopes are learned",
         token_axes=(1, 2),
+        family="bias",
     ),
     Preset(
         name="alibi_axes",
@@ -141,5 +144,6 @@ PRESETS = [
         "them. It starts as the Manhattan distance, and does not tell left from right.",
         source="Press et al. 2022, section 3, an axis each",
         token_axes=(2,),
+        family="bias",
     ),
 ]

@@ -68,5 +68,6 @@ PRESETS = [
         "side. Defined at any length; what is far looks equally far.",
         source="Shaw et al. 2018, section 3.2, as a scalar; R = 16",
         token_axes=(1, 2),
+        family="bias",
     )
 ]

@@ -94,5 +94,6 @@ PRESETS = [
         "query meets a learned vector of that place. It can count words or sentences instead of tokens.",
         source="Golovneva et al. 2024, section 4; 64 places",
         token_axes=(1,),
+        family="vectors",
     )
 ]

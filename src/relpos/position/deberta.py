@@ -127,5 +127,6 @@ PRESETS = [
         "share logarithmic buckets. What a distance means depends on either token.",
         source="He et al. 2021, section 3.1; 32 buckets either way, up to 128",
         token_axes=(1, 2),
+        family="vectors",
     )
 ]

@@ -127,5 +127,6 @@ PRESETS = [
         "means depends on what is looking. Other sizes are interpolated.",
         source="Li et al. 2022 (MViTv2), section 4.1; ViTDet, SAM",
         token_axes=(2,),
+        family="vectors",
     )
 ]

@@ -132,5 +132,6 @@ PRESETS = [
         "Far fewer numbers than a joint table; it cannot single out one diagonal neighbour.",
         source="Raffel et al. 2020, section 2.1, an axis each",
         token_axes=(2,),
+        family="bias",
     )
 ]

@@ -111,5 +111,6 @@ PRESETS = [
         "each head. However long the sequence, it is asked about nothing outside the range it was trained on.",
         source="Li et al. 2024, section 3.2",
         token_axes=(1,),
+        family="bias",
     )
 ]

@@ -163,6 +163,7 @@ PRESETS = [
         "vector for each pair of buckets. It knows direction, and far offsets share what they learn.",
         source="Wu et al. 2021, section 3.2; ratio 1.9, shared by the heads",
         token_axes=(2,),
+        family="vectors",
     ),
     Preset(
         name="irpe_euclidean",
@@ -172,5 +173,6 @@ PRESETS = [
         "buckets. It knows no direction: left and right, above and below look alike.",
         source="Wu et al. 2021, section 3.2; ratio 20, shared by the heads",
         token_axes=(2,),
+        family="vectors",
     ),
 ]

@@ -85,6 +85,7 @@ PRESETS = [
         "Slower than ALiBi far away, and as ready for any length.",
         source="Chi et al. 2022, section 4 (logarithmic)",
         token_axes=(1, 2),
+        family="bias",
     ),
     Preset(
         name="kerple_power",
@@ -94,5 +95,6 @@ PRESETS = [
         "At exponent 1, where it starts, it is ALiBi with learned slopes.",
         source="Chi et al. 2022, section 4 (power)",
         token_axes=(1, 2),
+        family="bias",
     ),
 ]

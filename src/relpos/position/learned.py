@@ -180,5 +180,6 @@ PRESETS = [
         "Accurate where training put things; a place never trained means nothing, and a new size needs resampling.",
         source="Dosovitskiy et al. 2021, section 3.1",
         token_axes=(1, 2),
+        family="absolute",
     )
 ]

@@ -85,5 +85,6 @@ PRESETS = [
         "Smooth, so that windows larger than the one trained on get sensible numbers.",
         source="Liu et al. 2022 (Swin V2), section 3.3",
         token_axes=(2,),
+        family="bias",
     )
 ]

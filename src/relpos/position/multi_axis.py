@@ -130,5 +130,6 @@ PRESETS = [
         "three. Made for text, images and video in one sequence: on images alone a third of the pairs is idle.",
         source="Wang et al. 2024 (Qwen2-VL), section 2.1; interleaved as in Qwen3-VL, base 10,000",
         token_axes=(1, 2, 3),
+        family="rotation",
     )
 ]

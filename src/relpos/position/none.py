@@ -33,5 +33,6 @@ PRESETS = [
         "mask it can count them. It is the control: what a mechanism adds is measured against it.",
         source="Vaswani et al. 2017, section 3.5 (why positions are needed)",
         token_axes=(1, 2, 3),
+        family="none",
     )
 ]

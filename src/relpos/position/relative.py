@@ -325,6 +325,7 @@ PRESETS = [
         "On images the sequence is the raster order: a step to the next row and a long step sideways look alike.",
         source="Raffel et al. 2020, section 2.1, without buckets",
         token_axes=(1, 2),
+        family="bias",
     ),
     Preset(
         name="relative_2d",
@@ -334,5 +335,6 @@ PRESETS = [
         "The same offset means the same everywhere, so what it learned in one place it can use in another.",
         source="Liu et al. 2021 (Swin), section 3.2; Bao et al. 2022 (BEiT) for prefix tokens",
         token_axes=(2,),
+        family="bias",
     ),
 ]

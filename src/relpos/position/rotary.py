@@ -212,6 +212,7 @@ def stretched(name: str, title: str, beyond: Beyond, how: str, source: str) -> P
         "Meant for going on beyond the trained length, where the plain rotation meets angles it has never seen.",
         source=source,
         token_axes=(1,),
+        family="rotation",
     )
 
 
@@ -224,6 +225,7 @@ PRESETS = [
         "nothing is learned. On images the place is the raster order, where a row below is as far as a row is wide.",
         source="Su et al. 2021, section 3.2; base 10,000, half layout",
         token_axes=(1, 2),
+        family="rotation",
     ),
     Preset(
         name="rotary_2d",
@@ -233,6 +235,7 @@ PRESETS = [
         "Nothing is learned about position itself: what an offset means comes from the queries and keys.",
         source="Heo et al. 2024, section 3; base 100, interleaved layout",
         token_axes=(2,),
+        family="rotation",
     ),
     stretched(
         "rotary_linear",
@@ -270,5 +273,6 @@ PRESETS = [
         "Nothing is to be chosen, but while a text grows all its tokens turn by ever new frequencies.",
         source="emozilla 2023; Peng et al. 2023, section 3.3",
         token_axes=(1,),
+        family="rotation",
     ),
 ]

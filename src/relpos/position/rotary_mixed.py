@@ -99,5 +99,6 @@ PRESETS = [
         "Diagonals are seen as well as rows and columns, for two numbers a pair and head.",
         source="Heo et al. 2024, section 3.2; base 10, interleaved layout",
         token_axes=(2,),
+        family="rotation",
     )
 ]

@@ -73,5 +73,6 @@ PRESETS = [
         "strength. Nothing is learned, any length will do.",
         source="Chi et al. 2023, section 5",
         token_axes=(1, 2),
+        family="bias",
     )
 ]

@@ -86,5 +86,6 @@ PRESETS = [
         "the values. What a distance means depends on the query, which a bias cannot do.",
         source="Shaw et al. 2018, sections 3.1 and 3.2; k = 16",
         token_axes=(1, 2),
+        family="vectors",
     )
 ]

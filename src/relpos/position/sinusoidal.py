@@ -95,6 +95,7 @@ PRESETS = [
         "nothing is learned. On images the number is the raster order, so the model must find out about rows itself.",
         source="Vaswani et al. 2017, section 3.5; base 10,000",
         token_axes=(1, 2),
+        family="absolute",
     ),
     Preset(
         name="sinusoidal_2d",
@@ -104,5 +105,6 @@ PRESETS = [
         "Defined at any resolution, but a place that training never saw is still a number never seen.",
         source="Chen et al. 2021 (MoCo v3); base 10,000",
         token_axes=(2,),
+        family="absolute",
     ),
 ]

@@ -18,6 +18,7 @@ PRESETS = [
         "It can do what either can, and picks up the habits of both: what it learned about places does not move along.",
         source="Liu et al. 2021 (Swin), table 4, row 'abs. + rel. pos.'",
         token_axes=(2,),
+        family="sum",
     ),
     Preset(
         name="rotary_2d+relative_2d",
@@ -27,5 +28,6 @@ PRESETS = [
         "The rotation lets content decide what an offset means, the bias gives a preference whatever the content.",
         source="Heo et al. 2024 and Liu et al. 2021, together",
         token_axes=(2,),
+        family="sum",
     ),
 ]

@@ -126,5 +126,6 @@ PRESETS = [
         "Here with the usual scale of 1/sqrt(D) instead of T5's 1; on images the distance runs along the raster order.",
         source="Raffel et al. 2020, section 2.1; 32 buckets up to 128",
         token_axes=(1, 2),
+        family="bias",
     )
 ]

@@ -95,5 +95,6 @@ PRESETS = [
         "what keys and distances are worth to any query. Smooth in distance, and defined at any.",
         source="Dai et al. 2019, section 3.3",
         token_axes=(1, 2),
+        family="vectors",
     )
 ]

@@ -153,5 +153,6 @@ PRESETS = [
         "The class token is kept out of it: to it no place is nearer than another.",
         source="Ke et al. 2021, sections 3.1 and 3.2 (TUPE-A)",
         token_axes=(1, 2),
+        family="absolute",
     )
 ]

@@ -144,5 +144,6 @@ PRESETS = [
         "Made for causal attention, to go on to longer inputs than it was trained on.",
         source="Sun et al. 2022, section 3; gamma 0.4, scale base 512",
         token_axes=(1,),
+        family="rotation",
     )
 ]
