@@ -37,6 +37,7 @@ def advise(results: Results) -> Advice:
     test, away = stand(results, results.task.probes[0]), stand(results, far) if far is not None else None
     lines, named = _lines(results, test, away)
     notes = [] if results.settings.quick else [*_flips(test, away), *_plain_rate(results)]
+    notes = [note for note in notes if note not in lines]
     return Advice(tuple(lines[:3]), tuple(named), tuple(_cautions(results, test, away)), tuple(notes))
 
 

@@ -37,7 +37,7 @@ def overview(results: Results, advice: Advice) -> list[Chart]:
         costed = {}
         for name, (point,) in lines.items():
             costed[name] = [replace(point, x=step_cost(results, name, tokens) or 1.0, label="")]
-        found.append(_chart(results, title, f"{unit}, {tokens:,} tokens", costed, advice, chance=True))
+        found.append(_chart(results, title, f"{unit}, at {tokens:,} tokens", costed, advice, chance=True))
     return found
 
 
@@ -47,7 +47,7 @@ def curves(results: Results, advice: Advice) -> list[Chart]:
     charts = []
     for group, title, across in (
         ("shift", "Moved beyond where training put it", "pixels"),
-        ("canvas", "On larger canvases, without training again", "side of the canvas, pixels"),
+        ("canvas", "On larger canvases", "side of the canvas, pixels"),
         ("length", "The same text in longer pieces", "bytes read at once"),
         ("rotation", "Turned", "degrees counter-clockwise"),
     ):

@@ -51,10 +51,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """One mechanism by one rule; `main` is its best."""
+    """One mechanism by one rule; `main` is its best, and `rule` its name where there are others."""
 
     contender: Contender
     main: bool
+    rule: str
     cells: tuple[Cell, ...]
 
 
@@ -79,7 +80,7 @@ def build_table(results: Results, *, every: bool = False) -> Table:
 
 
 def _filled(results: Results, columns: list[Column]) -> Table:
-    best, measure = best_rules(results), measure_of(results)
+    best = best_rules(results)
     rules: dict[str, dict[str | None, None]] = {name: {best.get(name): None} for name in results.names}
     for probe in results.task.probes:
         for contender in contenders(results, probe):
@@ -90,12 +91,12 @@ def _filled(results: Results, columns: list[Column]) -> Table:
         asked = [probe for probe in (far_probe(results), results.task.probes[0]) if probe is not None]
         reached = {name: tuple(_rank(results, name, best.get(name), probe) for probe in asked) for name in order}
         order.sort(key=reached.__getitem__)
-    del measure
     rows = []
     for name in order:
         for rule in rules[name]:
             contender, main = Contender(name, rule), rule == best.get(name)
-            rows.append(Row(contender, main, tuple(column.cell(contender) for column in columns)))
+            named = (rule or "") if len(rules[name]) > 1 else ""
+            rows.append(Row(contender, main, named, tuple(column.cell(contender) for column in columns)))
     return Table(tuple(columns), tuple(rows))
 
 
@@ -130,7 +131,7 @@ def _plain_columns(results: Results) -> list[Column]:
     note = "with position parameters at the learning rate of the rest"
     return [
         Column(
-            f"{'test' if place == 0 else f'+{probe.x:g} px'}, no {times:g}x rate",
+            f"{'test' if place == 0 else f'+{probe.x:g} px'} without {times:g}x rate",
             f"{probe.label}, {note}.",
             0,
             _figures(results, probe, "x1"),

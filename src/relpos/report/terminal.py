@@ -42,12 +42,11 @@ def render_table(results: Results, *, width: int = WIDTH) -> Table:
         for row in built.rows:
             if not any(row.cells[index].text for index in kept):
                 continue
-            name = row.contender.name if row.main else "\N{MIDDLE DOT} other rule"
-            rule = "" if row.contender.growth is None else f" ({row.contender.growth})"
+            name = row.contender.name if row.main else f"\N{MIDDLE DOT} {row.rule}"
             cells = [row.cells[index] for index in kept]
             wide = [f"{cell.text} {cell.half}" if built.columns[index].keep > 6 else cell.text
                     for index, cell in zip(kept, cells, strict=True)]  # fmt: skip
-            shown.add_row(Text(name + rule if not row.main else name), *(Text(text.strip()) for text in wide))
+            shown.add_row(Text(name), *(Text(text.strip()) for text in wide))
         return shown
 
     shown = drawn()

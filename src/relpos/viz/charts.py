@@ -61,7 +61,7 @@ def draw(chart: Chart, looks: Mapping[str, Style], *, size: tuple[float, float] 
         figure = Figure(figsize=size)
         wide = max((len(name) for name in chart.lines), default=0) + 6
         right = 1 - 0.0125 - wide * 0.0118 * WIDTH / size[0]
-        axes = figure.add_axes((0.115, 0.15, right - 0.115 - 0.03, 0.80))
+        axes = figure.add_axes((0.135, 0.15, right - 0.135 - 0.03, 0.80))
         draw_on(axes, chart, looks)
     return figure
 
@@ -77,7 +77,7 @@ def draw_on(axes: Axes, chart: Chart, looks: Mapping[str, Style]) -> None:
     for index, (name, line) in enumerate(chart.lines.items()):
         look, bold = looks[name], name in chart.bold
         xs, means = (np.asarray([getattr(point, key) for point in line]) for key in ("x", "mean"))
-        apart = 0.0 if scattered else (index - (len(chart.lines) - 1) / 2) * 0.011
+        apart = 0.0 if scattered or not few else (index - (len(chart.lines) - 1) / 2) * 0.011
         span = float(np.ptp([point.x for point in points])) or 1.0
         places = xs * (1 + apart) if chart.log else xs + apart * span
         if few or scattered:
