@@ -64,8 +64,8 @@ PRESETS = [
         name="clipped",
         title="Clipped relative bias",
         build=ClippedBias.from_site,
-        summary="Each head learns one number for every distance up to 16 and one for all that is farther, on either "
-        "side. Defined at any length; what is far looks equally far.",
+        summary="Each head learns one bias per distance up to 16 and one for everything farther, on either side. It "
+        "is defined at any length; all far tokens look equally far.",
         source="Shaw et al. 2018, section 3.2, as a scalar; R = 16",
         token_axes=(1, 2),
         family="bias",

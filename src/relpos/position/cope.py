@@ -90,8 +90,9 @@ PRESETS = [
         name="cope",
         title="CoPE, contextual",
         build=CoPE.from_site,
-        summary="A key's place is the number of keys between it and the query that the query cares about, and the "
-        "query meets a learned vector of that place. It can count words or sentences instead of tokens.",
+        summary="A key's position is the number of keys between it and the query that the query attends to, and the "
+        "query is multiplied by a learned vector of that position. It can count words or sentences instead of "
+        "tokens.",
         source="Golovneva et al. 2024, section 4; 64 places",
         token_axes=(1,),
         family="vectors",

@@ -123,8 +123,8 @@ PRESETS = [
         name="deberta",
         title="DeBERTa, disentangled",
         build=DisentangledPosition.from_site,
-        summary="Queries meet a vector of the distance, and so do keys, beside the product of the two; far distances "
-        "share logarithmic buckets. What a distance means depends on either token.",
+        summary="Queries are multiplied by a vector of the distance, and so are keys, in addition to their own "
+        "product; far distances share logarithmic buckets. What a distance means depends on either token.",
         source="He et al. 2021, section 3.1; 32 buckets either way, up to 128",
         token_axes=(1, 2),
         family="vectors",

@@ -128,8 +128,8 @@ PRESETS = [
         name="factored_2d",
         title="Factored relative bias, 2-D",
         build=FactoredBias.from_site,
-        summary="Each head learns one number for every row offset and one for every column offset, and adds the two. "
-        "Far fewer numbers than a joint table; it cannot single out one diagonal neighbour.",
+        summary="Each head learns one bias per row offset and one per column offset, and adds the two. It has far "
+        "fewer parameters than a joint table and cannot single out one diagonal neighbour.",
         source="Raffel et al. 2020, section 2.1, an axis each",
         token_axes=(2,),
         family="bias",

@@ -107,8 +107,8 @@ PRESETS = [
         name="fire",
         title="FIRE",
         build=FIREBias.from_site,
-        summary="A small network turns the distance, as a share of all that lies behind the query, into a number for "
-        "each head. However long the sequence, it is asked about nothing outside the range it was trained on.",
+        summary="A small network turns the distance, as a share of all that precedes the query, into a bias for each "
+        "head. However long the sequence, its input stays within the range it was trained on.",
         source="Li et al. 2024, section 3.2",
         token_axes=(1,),
         family="bias",

@@ -176,8 +176,9 @@ PRESETS = [
         name="learned",
         title="Learned absolute",
         build=LearnedPositionEmbedding.from_site,
-        summary="Every place has a learned vector that is added to its token before the first layer. "
-        "Accurate where training put things; a place never trained means nothing, and a new size needs resampling.",
+        summary="One learned vector per position is added to its token before the first layer. It is accurate where "
+        "training put things; a position that was never trained means nothing, and a new size needs "
+        "resampling.",
         source="Dosovitskiy et al. 2021, section 3.1",
         token_axes=(1, 2),
         family="absolute",

@@ -91,8 +91,8 @@ PRESETS = [
         name="sinusoidal_1d",
         title="Sinusoidal absolute, 1-D",
         build=SinusoidalPositionEmbedding.from_site,
-        summary="Sines and cosines of a token's number, from fast to slow, are added to it before the first layer; "
-        "nothing is learned. On images the number is the raster order, so the model must find out about rows itself.",
+        summary="Sines and cosines of a token's index, from fast to slow, are added to it before the first layer; "
+        "nothing is learned. On images the index is the raster order, so the model must discover rows itself.",
         source="Vaswani et al. 2017, section 3.5; base 10,000",
         token_axes=(1, 2),
         family="absolute",
@@ -102,7 +102,7 @@ PRESETS = [
         title="Sinusoidal absolute, 2-D",
         build=lambda site: SinusoidalPositionEmbedding.from_site(site, 2),
         summary="Half of a token's width gets sines and cosines of its row, half of its column; nothing is learned. "
-        "Defined at any resolution, but a place that training never saw is still a number never seen.",
+        "It is defined at any resolution, but positions outside training were never seen.",
         source="Chen et al. 2021 (MoCo v3); base 10,000",
         token_axes=(2,),
         family="absolute",

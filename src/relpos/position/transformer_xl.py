@@ -91,8 +91,9 @@ PRESETS = [
         name="transformer_xl",
         title="Transformer-XL",
         build=TransformerXLPosition.from_site,
-        summary="Queries meet a projected sinusoid of the distance beside the key itself, and two learned biases say "
-        "what keys and distances are worth to any query. Smooth in distance, and defined at any.",
+        summary="Queries are multiplied by a projected sinusoid of the distance in addition to the key itself, and "
+        "two learned biases say what keys and distances are worth to any query. It is smooth in distance and "
+        "defined at any.",
         source="Dai et al. 2019, section 3.3",
         token_axes=(1, 2),
         family="vectors",

@@ -149,8 +149,8 @@ PRESETS = [
         name="tupe",
         title="TUPE, untied absolute",
         build=TUPEPosition.from_site,
-        summary="Learned places correlate with one another apart from content, in the scores and not on the tokens. "
-        "The class token is kept out of it: to it no place is nearer than another.",
+        summary="Learned position vectors correlate with one another apart from content, in the scores and not on the "
+        "tokens. The class token is excluded: no position is nearer to it than another.",
         source="Ke et al. 2021, sections 3.1 and 3.2 (TUPE-A)",
         token_axes=(1, 2),
         family="absolute",

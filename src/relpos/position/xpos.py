@@ -140,8 +140,8 @@ PRESETS = [
         name="xpos",
         title="xPos",
         build=XPos.from_site,
-        summary="Rotary positions with a decay: the farther back a key lies, the less of each pair remains. "
-        "Made for causal attention, to go on to longer inputs than it was trained on.",
+        summary="Rotary positions with a decay: the farther back a key lies, the less of each pair remains. It is "
+        "made for causal attention, to extrapolate to longer inputs.",
         source="Sun et al. 2022, section 3; gamma 0.4, scale base 512",
         token_axes=(1,),
         family="rotation",
