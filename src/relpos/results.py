@@ -1,7 +1,7 @@
 """`results.json` as dataclasses: what is written, what can be read, and the page that describes it are made of these.
 
 `plain` turns them into JSON values and leaves out optional fields that say nothing, `read` turns JSON values back and
-names what is missing, unknown or of another type, and `python -m relpos.results > docs/results.md` writes the schema.
+names what is missing, unknown or of another type, and `python recipes/results_page.py` writes `docs/results.md`.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def plain(value: Any) -> Any:
     """JSON values of a dataclass; an optional field that holds nothing is left out."""
     if is_dataclass(value):
         own = [(one, getattr(value, one.name)) for one in fields(value)]
-        return {one.name: plain(held) for one, held in own if _required(one) or held not in (None, [], {})}
+        return {one.name: plain(held) for one, held in own if is_required(one) or held not in (None, [], {})}
     if isinstance(value, Mapping):
         return {name: plain(one) for name, one in value.items()}
     return [plain(one) for one in value] if isinstance(value, list | tuple) else value
@@ -382,7 +382,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if origin is dict:
         return {name: _read(inside[1], one, f"{where}.{name}") for name, one in value.items()}
     hints = _hints(kind)
-    needed = {one.name for one in fields(kind) if _required(one)}
+    needed = {one.name for one in fields(kind) if is_required(one)}
     if missing := sorted(needed - set(value)):
         raise ResultsError(f"{where}: missing {', '.join(missing)}")
     if unknown := sorted(set(value) - set(hints)):
@@ -395,56 +395,10 @@ def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _required(one: Field[Any]) -> bool:
+def is_required(one: Field[Any]) -> bool:
+    """Whether a field is always there."""
     return one.default is MISSING and one.default_factory is MISSING
 
 
 def _fail(where: str, wanted: str, came: Any) -> NoReturn:
     raise ResultsError(f"{where}: expected {wanted}, got {came!r:.60}")
-
-
-SECTIONS = (
-    Results, Settings, Environment, Task, Probe, Mechanism, Run, Parameters, Curve, Divergence, Metric, Learned,
-    Attention, Sample, Cost, Time,
-)  # fmt: skip
-PAGE = """# `results.json`: the schema, version {version}
-
-`relpos compare` writes one file a finished piece of work under `DIR/records/`, as `{{"sha256": ..., "record": ...}}`
-with the checksum of the record's text, and gathers the records into `DIR/results.json`. A record that does not have its
-checksum is refused by name; once it is removed, the same call makes it anew. Page and table are made from
-`results.json` alone: `relpos.results.load_results(path)` reads it. A field marked "may be absent" is left out where
-there is nothing to say; no number is nan or inf. A reader should refuse a `schema_version` that it does not know.
-Written by `python -m relpos.results > docs/results.md`.
-"""
-
-
-def schema_page() -> str:
-    """`docs/results.md`: a table for each dataclass."""
-    parts = [PAGE.format(version=SCHEMA_VERSION)]
-    for section in SECTIONS:
-        hints = get_type_hints(section, include_extras=True)
-        rows = []
-        for one in fields(section):
-            kind, text = get_args(hints[one.name])
-            optional = "" if _required(one) else "; may be absent"
-            rows.append(f"| `{one.name}` | {_type_words(kind)}{optional} | {text} |")
-        head = f"## {section.__name__}\n\n{section.__doc__}\n\n| field | type | meaning |\n|---|---|---|\n"
-        parts.append(head + "\n".join(rows) + "\n")
-    return "\n".join(parts)
-
-
-def _type_words(kind: Any) -> str:
-    if kind is Any:
-        return "lists of numbers"
-    if get_origin(kind) is UnionType:
-        return " or ".join(_type_words(one) for one in get_args(kind) if one is not NoneType)
-    if get_origin(kind) is list:
-        return f"list of {_type_words(get_args(kind)[0])}"
-    if get_origin(kind) is dict or get_origin(kind) is Literal:
-        return "object" if get_origin(kind) is dict else "string"
-    words = {str: "string", int: "integer", float: "number", bool: "boolean"}
-    return words.get(kind, f"[{kind.__name__}](#{kind.__name__.lower()})")
-
-
-if __name__ == "__main__":
-    print(schema_page(), end="")

@@ -102,7 +102,7 @@ def _untrained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
 
 
 _READING = (
-    "Offset is query minus key: at +1 the key comes one place before the query. "
+    "Offset is query minus key: at +1 the key is one position before the query. "
     "Signs show as numbers, as + and \N{MINUS SIGN}, or as hatching below zero; within 2% of the scale they are "
     "left out."
 )

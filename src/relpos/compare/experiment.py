@@ -41,7 +41,7 @@ class Comparison:
 
     Args:
         settings: what is compared. task: on what, as `settings` has it.
-        folder: where; a comparison begun there with the same settings goes on.
+        folder: where; a comparison begun there with the same settings is resumed.
     """
 
     def __init__(self, settings: Settings, task: data.Task, folder: Path) -> None:

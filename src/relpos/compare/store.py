@@ -76,7 +76,7 @@ def require_usable(folder: Path) -> None:
     begun = (folder / _HEAD).exists()
     if folder.exists() and not begun and not all(is_part(there) for there in folder.iterdir()):
         raise OtherSettingsError(
-            f"expected an empty folder or a comparison to go on with; {folder} holds other files. Choose another --out."
+            f"expected an empty folder or a comparison to resume; {folder} holds other files. Choose another --out."
         )
     require_writable(folder)
 

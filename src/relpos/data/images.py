@@ -135,9 +135,9 @@ class ImageFolder(CanvasTask):
         return (
             f"{sum(sizes.values())} images of {len(self.classes)} classes in {folder.name or folder}: "
             f"{sizes['train']} for training, {sizes['validation']} for validation, {sizes['test']} for test{rule}. "
-            f"Each is scaled and cropped to {_by(self.picture_size)} pixels and placed near the middle of a "
-            f"{_by(self.image_size)} canvas of the "
-            "training pictures' mean colour: training moves it within one patch, never farther."
+            f"Images of other sizes are scaled until the shorter side fits {_by(self.picture_size)} pixels, and the "
+            f"longer is cropped evenly. Each stands near the middle of a {_by(self.image_size)} canvas of the training "
+            "images' mean colour; training moves it within one patch."
         )
 
     @property

@@ -1,4 +1,4 @@
-"""The charts of the page: what is measured over cost, shift, canvas, length, place and training.
+"""The charts of the page: what is measured over cost, shift, canvas, length, position and training.
 
 Every mechanism is one line, by its best rule, and at most eight are drawn at once: those that the advice names, none,
 and the best of that very chart.
@@ -27,11 +27,7 @@ def overview(results: Results, advice: Advice) -> list[Chart]:
     tokens = cost_tokens(results, {name for lines in shown.values() for name in lines})
     if tokens is None or not all(shown.values()):
         return []
-    unit = (
-        f"time of a training step, times {first_of(results)}'s"
-        if relative(results)
-        else "milliseconds of a training step"
-    )
+    unit = f"step time, times {first_of(results)}'s" if relative(results) else "step time, ms"
     found = []
     for title, lines in shown.items():
         costed = {}
@@ -83,7 +79,7 @@ def _point(results: Results, name: str, probe: Probe, x: float) -> Point | None:
 
 
 def _by_place(results: Results, advice: Advice) -> Chart | None:
-    """Bits of the bytes at each place of the longest text."""
+    """Bits of the bytes at each position of the longest text."""
     probes = results.probes("length")
     if not probes:
         return None
@@ -99,7 +95,7 @@ def _by_place(results: Results, advice: Advice) -> Chart | None:
             means = np.mean(by_seed, axis=0)
             width = probe.x / len(means)
             lines[name] = [Point((at + 0.5) * width, mean, mean, mean) for at, mean in enumerate(means.tolist())]
-    return _chart(results, f"Where in {probe.x:,g} bytes", "place, bytes", lines, advice) if lines else None
+    return _chart(results, f"Where in {probe.x:,g} bytes", "position, bytes", lines, advice) if lines else None
 
 
 def _training(results: Results, advice: Advice) -> Chart | None:

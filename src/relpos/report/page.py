@@ -168,10 +168,9 @@ def _gaps(table: Table) -> list[str]:
 def _learned(results: Results, ranked: Sequence[str]) -> list[dict[str, Any]]:
     """The first seed's pictures of each mechanism that has some, best mechanism first."""
     found = []
-    for index, name in enumerate(ranked):
-        run = next(iter(results.runs(name)), None)
-        if run is None or not run.learned:
-            continue
+    firsts = [(name, run) for name in ranked for run in results.runs(name)[:1] if run.learned]
+    firsts.sort(key=lambda pair: pair[1].parameters.position == 0)  # what a formula says comes last
+    for index, (name, run) in enumerate(firsts):
         pictures = learned_svgs(run.learned, name=f"learned-{index}", mechanism=name)
         note = "" if run.parameters.position else "Given by a formula: nothing of it is learned."
         found.append({"name": name, "note": note, "pictures": [(text, Markup(svg)) for text, svg in pictures]})

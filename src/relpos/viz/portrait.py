@@ -1,7 +1,7 @@
 """What a position mechanism says, as plain numbers for a picture: what `relpos show` draws, and no drawing.
 
 A bias is drawn over its offsets, a rotation by its angles and by the score it leaves to one vector that stands at every
-place, vectors on tokens by themselves and by how alike they are, anything else by what it adds to the scores of that
+position, vectors on tokens by themselves and by how alike they are, anything else by what it adds to the scores of that
 same vector. `offset = query - key` throughout.
 """
 
@@ -84,7 +84,7 @@ def strips(parts: list[Mechanism], view: View, *, where: str = "") -> list[Strip
 
 def _nothing(view: View, name: str) -> list[Strip]:
     """No position: nothing is added to any score, and the picture is flat."""
-    text = "Nothing is added to tokens or to scores: attention sees a set, and every place looks the same to it."
+    text = "Nothing is added to tokens or to scores: attention sees a set, and every position looks the same to it."
     zeros = torch.zeros(1, view.count)
     return [Words(name, text), _row(zeros, view, f"{name}: bias, {view.chosen_name} and every key", ADDED)]
 
@@ -134,13 +134,13 @@ def _bias(term: LineBias, view: View, name: str) -> list[Strip]:
 
 def _rotation(terms: Terms, rotation: Rotation, view: View, name: str) -> list[Strip]:
     prefix = view.tokens.prefix
-    score = f"{name}: score of one vector of length 1 that stands at every place"
+    score = f"{name}: score of one vector of length 1 that stands at every position"
     label = "score (1 without rotation)"
     if view.query is not None:
         return [_row(_scores(terms, view, [view.query]), view, f"{score}, {view.chosen_name} and every key", label)]
     cosine = _numbers(rotation.query[0, :, prefix:].cos().mT)  # [1 or H, pairs, tokens]
-    pairs = Axis("pair of numbers", 0, counted(cosine.shape[1]))
-    places = Axis(f"place{_raster(view)}", 0, counted(view.count))
+    pairs = Axis("pair of dimensions", 0, counted(cosine.shape[1]))
+    places = Axis(f"position{_raster(view)}", 0, counted(view.count))
     found: list[Strip] = [
         Maps(
             f"{name}: cosine of the angle by which each pair turns",
@@ -163,8 +163,8 @@ def _rotation(terms: Terms, rotation: Rotation, view: View, name: str) -> list[S
 
 
 def _other(terms: Terms, view: View, name: str) -> list[Strip]:
-    """Whatever needs content: what it adds to the scores of one vector at every place."""
-    title = f"{name}: what it adds to the score of one vector of length 1 that stands at every place"
+    """Whatever needs content: what it adds to the scores of one vector at every position."""
+    title = f"{name}: what it adds to the score of one vector of length 1 that stands at every position"
     causal = bool(terms.of(RowRule)) and isinstance(view.tokens, Sequence)  # those count what the query may see
     title += ", under a causal mask" if causal else ""
     if view.query is None and isinstance(view.tokens, Sequence) and view.count <= MATRIX_AT_MOST:
@@ -201,12 +201,12 @@ def _embedding(part: Mechanism, view: View, name: str) -> list[Strip]:
     tokens = view.tokens
     vectors = part.embed(torch.zeros(1, tokens.count, view.embed_dim), tokens)[0, tokens.prefix :].double()
     unit = F.normalize(vectors - vectors.mean(dim=0), dim=-1)
-    title, label = f"{name}: how alike the vectors of two places are", "cosine, their mean taken out"
+    title, label = f"{name}: how alike the vectors of two positions are", "cosine, their mean taken out"
     if view.query is not None:
         likeness = (unit[view.query] @ unit.T)[None]
-        return [_row(likeness, view, f"{title}, {view.chosen_name} and every place", label, limit=1.0)]
-    place = f"place{_raster(view)}"
-    numbers = Axis("number of the vector", 0, counted(view.embed_dim))
+        return [_row(likeness, view, f"{title}, {view.chosen_name} and every position", label, limit=1.0)]
+    place = f"position{_raster(view)}"
+    numbers = Axis("dimension of the vector", 0, counted(view.embed_dim))
     plain = _numbers(vectors[None])
     added = Maps(
         f"{name}: the vector added to each token",
@@ -217,10 +217,10 @@ def _embedding(part: Mechanism, view: View, name: str) -> list[Strip]:
         "added to the token",
     )
     if isinstance(tokens, Sequence):
-        return [added, _matrix((unit @ unit.T)[None], view, title, label, limit=1.0, of="place")]
+        return [added, _matrix((unit @ unit.T)[None], view, title, label, limit=1.0, of="position")]
     if view.count > SIMILARITY_AT_MOST:
         likeness = (unit[view.chosen] @ unit.T)[None]
-        return [added, _row(likeness, view, f"{title}, {view.chosen_name} and every place", label, limit=1.0)]
+        return [added, _row(likeness, view, f"{title}, {view.chosen_name} and every position", label, limit=1.0)]
     rows, columns = tokens.sizes
     return [added, sheet(_numbers((unit @ unit.T)[None])[0], rows, columns, title, label)]
 
