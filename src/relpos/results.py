@@ -12,11 +12,10 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, cast, get_args, get_origin, get_type_hints
 
 SCHEMA_VERSION = 2
 BYTES_AT_MOST = 2**30
-T = TypeVar("T")
 
 
 class ResultsError(ValueError):
@@ -36,9 +35,9 @@ class Settings:
     recipe: Annotated[dict[str, Any], "every number of the training recipe"]
     threads: Annotated[int, "of a training run"] = 1
     timing_threads: Annotated[int, "on which steps are timed: all cores, or `OMP_NUM_THREADS`"] = 1
-    task_options: Annotated[
-        dict[str, Any], "what the task was made from, with a fingerprint of a person's own data in `contents`"
-    ] = field(default_factory=dict)
+    task_options: Annotated[dict[str, Any], "what the task was made from, with a fingerprint in `contents`"] = field(
+        default_factory=dict
+    )
     what: Annotated[str, "what is compared where it is not position: `attention`, `norm`, `optimizer`"] = "position"
     choices: Annotated[list[str], "of these, by name"] = field(default_factory=list)
 
@@ -314,9 +313,8 @@ def read(tree: object, name: str = "results") -> Results:
     if version != SCHEMA_VERSION:
         older = isinstance(version, int) and version < SCHEMA_VERSION
         remedy = "run the comparison again in a new folder" if older else "read it with the relpos that wrote it"
-        age = "an older" if older else "another"
         raise ResultsError(
-            f"{name} was written by {age} version of relpos: expected schema_version {SCHEMA_VERSION}, "
+            f"{name} was written by {'an older' if older else 'another'} version of relpos: expected schema_version {SCHEMA_VERSION}, "
             f"got {version!r}; {remedy}"
         )
     return cast(Results, _read(Results, tree, name))
