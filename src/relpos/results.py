@@ -35,9 +35,175 @@ class Settings:
     recipe: Annotated[dict[str, Any], "every number of the training recipe"]
     threads: Annotated[int, "of a training run"] = 1
     timing_threads: Annotated[int, "on which steps are timed: all cores, or `OMP_NUM_THREADS`"] = 1
-    task_options: Annotated[dict[str, Any], "what made the task; `contents` is a fingerprint"] = field(
-        default_factory=dict
-    )
+    task_options: Annotated[dict[str, Any], "what made the task, with a fingerprint"] = field(default_factory=dict)
+    what: Annotated[str, "what is compared where it is not position: `attention`, `norm`, `optimizer`"] = "position"
+    choices: Annotated[list[str], "of these, by name"] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Versions and hardware."""
+
+    relpos: Annotated[str, "version"]
+    torch: Annotated[str, "version"]
+    python: Annotated[str, "version"]
+    platform: Annotated[str, "operating system"]
+    processor: Annotated[str, "its name"]
+    cores: Annotated[int, "that the machine has"]
+    device: Annotated[str, "the GPU's name, or `cpu`"]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One question to a trained model. Probes of a group make one curve."""
+
+    id: Annotated[str, "`test`, `shift/1`, `canvas/20/anywhere`, `rotation/90`, `length/512`"]
+    group: Annotated[str, "`test`, `shift`, `canvas`, `rotation`; of text `test`, `length`"]
+    label: Annotated[str, "a few words"]
+    x: Annotated[float, "on the horizontal axis: pixels shifted, canvas side, degrees, bytes read at once"]
+    description: Annotated[str, "one sentence"]
+    variant: Annotated[str | None, "what tells curves of a group apart: `centred`, `anywhere`, `zoomed`"] = None
+    image_size: Annotated[list[int] | None, "of images: `[rows, columns]`"] = None
+    trials: Annotated[int | None, "of images: placements of each test image"] = None
+    length: Annotated[int | None, "of text: bytes that are read at once"] = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """The data, and the probes in the order they are shown."""
+
+    name: Annotated[str, "the task's name"]
+    title: Annotated[str, "a few words"]
+    description: Annotated[str, "what the data are and what was done to them"]
+    sizes: Annotated[dict[str, int], "images or bytes for `train`, `validation`, `test`"]
+    probes: Annotated[list[Probe], "the first is the plain test"]
+    kind: Annotated[Literal["images", "text"], "what it is made of"] = "images"
+    classes: Annotated[list[str], "of images: labels"] = field(default_factory=list)
+    channels: Annotated[int | None, "of images"] = None
+    image_size: Annotated[list[int] | None, "of images: `[rows, columns]` that a model is trained at"] = None
+    patch_size: Annotated[list[int] | None, "of images: `[rows, columns]`"] = None
+    skipped: Annotated[list[dict[str, str]], "broken images left out: `path`, `reason`"] = field(default_factory=list)
+    ignored: Annotated[list[str], "files in a class's folder that are no images"] = field(default_factory=list)
+    length: Annotated[int | None, "of text: bytes that a model is trained at"] = None
+    blocks: Annotated[int | None, "of text: blocks of the longest length in the test text"] = None
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """What is compared: a position mechanism, or a choice of attention, norm or optimizer."""
+
+    name: Annotated[str, "as the command takes it"]
+    title: Annotated[str, "in words"]
+    summary: Annotated[str, "what it is, what to expect of it"]
+    source: Annotated[str, "paper and section"]
+    growth: Annotated[list[str], "rules by which it extrapolates to another size"]
+    family: Annotated[str, "`none`, `absolute`, `bias`, `rotation`, `vectors`, `sum`, `other`"] = "other"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many parameters a model has."""
+
+    total: Annotated[int, "all"]
+    position: Annotated[int, "that describe position"]
+    parts: Annotated[dict[str, int], "by part of the model"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Training over steps. It ends before the step at which a run diverged."""
+
+    step: Annotated[list[int], "at which loss and rate stand"]
+    loss: Annotated[list[float], "mean over the steps since the last, in nats"]
+    rate: Annotated[list[float], "learning rate"]
+    validation_step: Annotated[list[int], "at which validation stands"]
+    validation: Annotated[list[float], "accuracy, or bits per byte"]
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where a loss or a gradient became nan or inf. Training stopped there, and nothing was measured."""
+
+    step: Annotated[int, "counted from 1"]
+    rate: Annotated[float, "its learning rate"]
+    what: Annotated[str, "`loss` or `gradient`"]
+    value: Annotated[str, "`nan`, `inf` or `-inf`"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One probe by one growth rule: an accuracy or bits per byte, or the reason why there is none."""
+
+    probe: Annotated[str, "its id"]
+    growth: Annotated[str | None, "the rule; null at the trained size, and where there is none"]
+    accuracy: Annotated[float | None, "of images: 0 to 1"] = None
+    trials: Annotated[int | None, "of images: placements of each"] = None
+    correct: Annotated[list[int] | None, "of images: how many placements of each were classified right"] = None
+    bits_per_byte: Annotated[float | None, "of text"] = None
+    values: Annotated[list[float] | None, "of text: of each block; a quick run reads the first two"] = None
+    by_place: Annotated[list[float] | None, "of text: of 32 stretches of an input, first bytes to last"] = None
+    reason: Annotated[str | None, "why there is no figure"] = None
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A bias over offsets (query - key), or how alike the vectors of positions are."""
+
+    kind: Annotated[Literal["bias", "embedding"], "which of the two"]
+    layer: Annotated[str | int | None, "of a bias: `shared` or an index"] = None
+    axes: Annotated[int | None, "of a bias: 1 or 2"] = None
+    along: Annotated[str | None, "of a bias on one axis: `raster order` or `bytes`"] = None
+    offsets: Annotated[list[list[int]] | None, "of a bias: `[lowest, highest]` along each axis"] = None
+    values: Annotated[Any, "of a bias: of each head, over offsets from the lowest to the highest"] = None
+    prefix: Annotated[Any, "of a bias: of each head prefix to token, token to prefix, prefix to prefix"] = None
+    grid: Annotated[list[int] | None, "of vectors: `[rows, columns]`, or `[positions]`"] = None
+    every: Annotated[int | None, "of vectors on a sequence: how many positions apart"] = None
+    similarity: Annotated[Any, "of vectors: cosine of every two, their mean subtracted"] = None
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Where one patch looks, over up to three test images."""
+
+    image: Annotated[Any, "H x W grey values from 0 to 1 of each"]
+    label: Annotated[list[Any], "class of each"]
+    predicted: Annotated[list[Any], "class that the model names"]
+    query: Annotated[list[int], "`[row, column]` of the patch that looks"]
+    grid: Annotated[list[int], "`[rows, columns]` of patches"]
+    maps: Annotated[Any, "`maps[image][layer][head][row][column]`; with prefix tokens a map sums to less than 1"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a language model continues the first test block with, greedily."""
+
+    prompt: Annotated[str, "what it was given"]
+    within: Annotated[str, "up to the trained length"]
+    beyond: Annotated[str, "past it, by the first growth rule"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run with everything measured on its model."""
+
+    id: Annotated[str, "`relative_2d--recipe--seed0`; unique, also the file's name"]
+    position: Annotated[str, "the mechanism"]
+    seed: Annotated[int, "of data order and initialisation"]
+    variant: Annotated[str, "`recipe`, or `x1` for position parameters at the learning rate of the rest"]
+    position_learning_rate_multiplier: Annotated[float, "of this run"]
+    parameters: Annotated[Parameters, "of its model"]
+    curve: Annotated[Curve, "of its training"]
+    train_seconds: Annotated[float, "wall time of training"]
+    threads: Annotated[int, "that it ran on"]
+    metrics: Annotated[list[Metric], "empty where it diverged"]
+    peak_memory_mib: Annotated[float | None, "of its process less the size before the model was built"] = None
+    validation: Annotated[float | None, "at the end"] = None
+    choice: Annotated[str | None, "what is compared where it is not position"] = None
+    diverged: Annotated[Divergence | None, "only of a run that did"] = None
+    learned: Annotated[list[Learned], "what position became"] = field(default_factory=list)
+    attention: Annotated[Attention | None, "of images"] = None
+    sample: Annotated[Sample | None, "of text"] = None
+    settings: Annotated[dict[str, Any], "every setting of this run"] = field(default_factory=dict)
     environment: Annotated[dict[str, Any], "versions and hardware it ran on"] = field(default_factory=dict)
 
     @property
