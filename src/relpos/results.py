@@ -309,12 +309,11 @@ def read(tree: object, name: str = "results") -> Results:
         raise ResultsError(f"{name}: expected a JSON object, got {type(tree).__name__}")
     version = tree.get("schema_version")
     if version != SCHEMA_VERSION:
-        older = isinstance(version, int) and version < SCHEMA_VERSION
-        remedy = "run the comparison again in a new folder" if older else "read it with the relpos that wrote it"
-        raise ResultsError(
-            f"{name} was written by {'an older' if older else 'another'} version of relpos: expected schema_version {SCHEMA_VERSION}, "
-            f"got {version!r}; {remedy}"
-        )
+        age, remedy = "another", "read it with the relpos that wrote it"
+        if isinstance(version, int) and version < SCHEMA_VERSION:
+            age, remedy = "an older", "run the comparison again in a new folder"
+        wanted = f"expected schema_version {SCHEMA_VERSION}, got {version!r}"
+        raise ResultsError(f"{name} was written by {age} version of relpos: {wanted}; {remedy}")
     return cast(Results, _read(Results, tree, name))
 
 
