@@ -2,12 +2,16 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
 
+from relpos.train import ImageRecipe
+
 IMAGES = 360
+RECIPE = asdict(ImageRecipe(steps=400))
 ELEVEN = (
     "none",
     "learned",
@@ -111,21 +115,7 @@ def make_results(
             "device": "cpu",
             "precision": "float32",
             "threads": 1,
-            "recipe": {
-                "steps": 400,
-                "batch_size": 64,
-                "learning_rate": 3e-3,
-                "position_learning_rate_multiplier": 10,
-                "weight_decay": 0.05,
-                "warmup_steps": 20,
-                "gradient_clip": 1.0,
-                "embed_dim": 48,
-                "depth": 3,
-                "num_heads": 4,
-                "mlp_ratio": 2,
-                "global_pool": "max",
-                "shared_position": True,
-            },
+            "recipe": RECIPE,
         },
         "environment": {
             "relpos": "0.1.0",
@@ -241,7 +231,7 @@ def make_record(
         "train_seconds": 8.5,
         "threads": 1,
         "peak_memory_mib": 210.0,
-        "settings": {},
+        "settings": {"recipe": RECIPE},
         "metrics": metrics,
         "learned": make_learned(name, random),
         "attention": make_attention(random),

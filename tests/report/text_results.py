@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from relpos.train import TextRecipe
+
+RECIPE = asdict(TextRecipe(steps=300))
 LENGTHS = (256, 512, 1024, 2048)
 BLOCKS = 14
 Bits = dict[str | None, tuple[float, ...]]
@@ -35,7 +39,6 @@ def make_text(
     figures = {**BITS, **(bits or {})}
     hard = 0.15 * random.normal(size=BLOCKS)
     records = [make_record(name, seed, figures[name], hard, random) for seed in range(seeds) for name in names]
-    recipe = {"steps": 300, "batch_size": 8, "position_learning_rate_multiplier": 1.0, "num_heads": 4, "depth": 3}
     return {
         "schema_version": 2,
         "settings": {
@@ -47,7 +50,7 @@ def make_text(
             "device": "cpu",
             "precision": "float32",
             "threads": 1,
-            "recipe": recipe,
+            "recipe": RECIPE,
         },
         "environment": {
             "relpos": "0.1.0",
@@ -142,7 +145,7 @@ def make_record(name: str, seed: int, figures: Bits, hard: np.ndarray, random: n
         "train_seconds": 17.0,
         "threads": 1,
         "peak_memory_mib": 210.0,
-        "settings": {},
+        "settings": {"recipe": RECIPE},
         "metrics": metrics,
         "learned": [{**bias, "values": values}]
         if name in ("alibi", "t5")

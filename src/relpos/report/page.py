@@ -219,10 +219,9 @@ def _by_seed(results: Results, ranked: Sequence[str]) -> dict[str, Any]:
 
 
 def _python(results: Results, names: Sequence[str]) -> dict[str, str] | None:
-    """Python that trains the first of these outside the command; of positions alone."""
-    if results.settings.what != "position" or not names:
-        return None
-    return {"name": names[0], "source": reproduce(plain(results), names[0])}
+    """Python that trains the first of these outside the command."""
+    name = next((name for name in names if results.runs(name)), None)
+    return None if name is None else {"name": name, "source": reproduce(results, name)}
 
 
 def _few(names: Sequence[str]) -> dict[str, Any]:
