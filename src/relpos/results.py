@@ -166,8 +166,8 @@ class Attention:
     """Where one patch looks, over up to three test images."""
 
     image: Annotated[Any, "H x W grey values from 0 to 1 of each"]
-    label: Annotated[list[Any], "class of each"]
-    predicted: Annotated[list[Any], "class that the model names"]
+    label: Annotated[list[str], "class of each"]
+    predicted: Annotated[list[str], "class that the model names"]
     query: Annotated[list[int], "`[row, column]` of the patch that looks"]
     grid: Annotated[list[int], "`[rows, columns]` of patches"]
     maps: Annotated[Any, "`maps[image][layer][head][row][column]`; with prefix tokens a map sums to less than 1"]

@@ -309,7 +309,7 @@ def make_attention(random: np.random.Generator) -> dict[str, Any]:
         weights = np.exp(scores) / np.exp(scores).sum((-2, -1), keepdims=True)
         maps.append(weights.tolist())
     grid = {"query": [4, 3], "grid": [8, 8]}
-    return {"image": images, "label": [0, 3, 8], "predicted": [0, 3, 6], **grid, "maps": maps}
+    return {"image": images, "label": ["0", "3", "8"], "predicted": ["0", "3", "6"], **grid, "maps": maps}
 
 
 def make_costs(names: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -43,8 +43,8 @@ def test_similarity_lies_as_the_patches_lie() -> None:
 
 def test_attention_has_a_row_a_layer_and_outlines_the_query() -> None:
     maps = np.full((1, 2, 3, 2, 2), 0.25).tolist()
-    look = Attention([np.zeros((4, 4)).tolist()], [1], [0], [1, 0], [2, 2], maps)
-    (axes,) = attention_figure(look, 0, ["cat", "dog"]).axes
+    look = Attention([np.zeros((4, 4)).tolist()], ["cat"], ["dog"], [1, 0], [2, 2], maps)
+    (axes,) = attention_figure(look, 0).axes
     assert len(axes.patches) == 6
     assert axes.patches[0].get_xy() == (-0.5, 1.5)
     glow = overlay(np.zeros((4, 4)), np.asarray([[1.0, 0.0], [0.0, 0.0]]))

@@ -193,7 +193,7 @@ def _attention(results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
     for name in dict.fromkeys(names):
         run = next(iter(results.runs(name)), None)
         if run is not None and run.attention is not None and len(found) < LOOKED_AT:
-            svgs = attention_svgs(run.attention, results.task.classes, name=f"look-{len(found)}", mechanism=name)
+            svgs = attention_svgs(run.attention, name=f"look-{len(found)}", mechanism=name)
             found.append({"name": name, "pictures": [Markup(svg) for svg in svgs]})
     return found
 

@@ -20,17 +20,17 @@ GLOW = np.array([1.0, 0.55, 0.05])
 IMAGES_AT_MOST = 3
 
 
-def attention_svgs(attention: Attention, classes: list[str], *, name: str, mechanism: str) -> list[str]:
+def attention_svgs(attention: Attention, *, name: str, mechanism: str) -> list[str]:
     """One SVG for each of the first few images."""
     found = []
     for index in range(min(IMAGES_AT_MOST, len(attention.image))):
-        label, predicted = (_class(classes, one[index]) for one in (attention.label, attention.predicted))
+        label, predicted = attention.label[index], attention.predicted[index]
         title = f"Attention of {mechanism} over an image of {label}, predicted {predicted}"
-        found.append(to_svg(attention_figure(attention, index, classes), name=f"{name}-{index}", title=title))
+        found.append(to_svg(attention_figure(attention, index), name=f"{name}-{index}", title=title))
     return found
 
 
-def attention_figure(attention: Attention, index: int, classes: list[str]) -> Figure:
+def attention_figure(attention: Attention, index: int) -> Figure:
     """One image: a row of panels for each layer, a column for each head.
 
     All panels are one picture in one pair of axes, in the image's own pixels: a page has hundreds of panels, and axes
@@ -67,7 +67,7 @@ def attention_figure(attention: Attention, index: int, classes: list[str]) -> Fi
         axes.imshow(sheet, interpolation="none")
         axes.set_xlim(-left, heads * across)
         axes.set_ylim(layers * down, -top)
-        label, predicted = (_class(classes, one[index]) for one in (attention.label, attention.predicted))
+        label, predicted = attention.label[index], attention.predicted[index]
         verdict = "right" if label == predicted else f"taken for {predicted}"
         figure.suptitle(f"{label}, {verdict}", fontsize=9, y=0.995, va="top")
     return figure
@@ -80,8 +80,3 @@ def overlay(image: NDArray[np.float64], attention: NDArray[np.float64]) -> NDArr
     grey = (0.14 + 0.72 * np.clip(image, 0.0, 1.0))[..., None] * np.ones(3)
     mixed: NDArray[np.float64] = grey * (1.0 - 0.72 * strength) + 0.72 * strength * GLOW
     return np.clip(mixed, 0.0, 1.0)
-
-
-def _class(classes: list[str], value: int | str) -> str:
-    """A class by its number or already by its name."""
-    return str(classes[value]) if isinstance(value, int) and 0 <= value < len(classes) else str(value)
