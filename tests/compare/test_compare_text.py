@@ -46,7 +46,7 @@ def test_results_are_what_the_page_on_them_says(finished: Path) -> None:
     assert [(cost["position"], cost["tokens"]) for cost in results["costs"]] == [("none", 256), ("relative_1d", 256)]
     assert results["settings"]["task_options"]["text"].endswith("words.txt")
     page = (finished / "report.html").read_text()
-    assert "words.txt: which position mechanism reads on" in page
+    assert "words.txt: 2 position mechanisms compared" in page
     assert "--text" in page, "the command to run it again names the file"
 
 
