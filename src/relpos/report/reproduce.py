@@ -1,7 +1,7 @@
 """A comparison's run as a Python program: the same model, trained by a plain loop over the public API of relpos.
 
-It has the recipe's settings as numbers: initial spread and learning rate of the position parameters, warm-up and cosine,
-clipping, seed and the order of batches. On the machine and thread count of the comparison it reaches the same figure.
+It has the recipe's settings as numbers: initial spread and learning rate of the position parameters, warm-up and
+cosine, clipping, seed and the order of batches. On the comparison's machine and thread count it reaches the same figure.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _model(run: _Run) -> list[str]:
     task, recipe = run.task, run.recipe
     if task["kind"] == "images":
         kind = "VisionTransformer"
-        sizes = {"img_size": tuple(task["image_size"]), "patch_size": tuple(task["patch_size"])}
+        sizes: dict[str, Any] = {"img_size": tuple(task["image_size"]), "patch_size": tuple(task["patch_size"])}
         sizes |= {"in_chans": task["channels"], "num_classes": len(task["classes"])}
     else:
         kind, sizes = "LanguageModel", {"vocab_size": 256, "context": task["length"]}
