@@ -39,6 +39,12 @@ class Job:
         """The record's name: `relative_2d--recipe--seed0`."""
         return f"{self.name}--{self.variant}--seed{self.seed}"
 
+    @property
+    def label(self) -> str:
+        """The run in words."""
+        variant = "" if self.variant == "recipe" else ", position at the learning rate of the rest"
+        return f"{self.name}, seed {self.seed}{variant}"
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -1,7 +1,7 @@
 """A comparison's run as a Python program: the same model, trained by a plain loop over the public API of relpos.
 
 It has the recipe's settings as numbers: initial spread and learning rate of the position parameters, warm-up and
-cosine, clipping, seed and the order of batches. On the comparison's machine and thread count it reaches the same figure.
+cosine, clipping, seed and the order of batches. On the same machine and threads it reaches the same figure.
 """
 
 from __future__ import annotations
