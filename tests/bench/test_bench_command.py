@@ -79,10 +79,10 @@ def test_a_quick_run_from_end_to_end(tmp_path: Path, capsys: Captured, monkeypat
         assert (entry["extra_mib"] is None) == (name == "matmul")
     assert entries["relpos-sdpa"]["backend"] == "sdpa"
     printed = capsys.readouterr().out
-    assert "1 cases on 1 threads: 4 pieces of work" in printed
-    assert "finished memory--line-32-float32-step--sdpa-dense" in printed
+    assert "1 cases on 1 threads, in" in printed
+    assert "Done: measure memory of line-32-float32-step, " in printed
     main(typed)
-    assert "0 pieces of work" in capsys.readouterr().out
+    assert "This benchmark is finished. Its results, from" in capsys.readouterr().out
     assert json.loads((folder / "results.json").read_text()) == found
 
 
