@@ -161,5 +161,5 @@ def test_a_huge_image(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     given = {"task": None, "images": "x", "image_size": None, "patch": None, "bad_images": None, "text": None}
     given |= {"max_pixels": None, "rotate": False, typed.removeprefix("--").replace("-", "_"): "80x80000000"}
-    with pytest.raises(ValueError, match=rf"expected at most 4,096 pixels a side for {typed}; got '80x80000000'\."):
+    with pytest.raises(ValueError, match=rf"expected at most 4,096 pixels per side for {typed}; got '80x80000000'\."):
         _options(Namespace(**given))

@@ -10,8 +10,8 @@ with q_i. Not causal, that is two products of small matrices. Causal, three form
     chunked     the definition inside a chunk of tokens, the state between chunks: how it trains, in O(N)
 
 Position enters in two ways, which compose. A rotation turns phi(q) and phi(k) in the numerator alone: turned features
-may be negative and their sum 0 (Su et al. 2021, "RoFormer", section 3.3). A decay a head makes it retention (Sun et al.
-2023, "Retentive Network", equations 5 to 7), which divides by nothing and is normalised after: `normalize=False`.
+may be negative and their sum 0 (Su et al. 2021, "RoFormer", section 3.3). A decay per head makes it retention (Sun et
+al. 2023, "Retentive Network", equations 5 to 7), which divides by nothing and is normalised after: `normalize=False`.
 
 Efficient attention (Shen et al. 2021) has a softmax over the channels of q and over the tokens of k: the latter sums
 over all tokens, and is not causal.

@@ -1,7 +1,7 @@
 """A benchmark in a folder: case by case a process that checks and times, then one a peer for its memory.
 
-Nothing else runs beside them. The folder is `relpos.compare`'s: finished pieces are kept, the same call goes on, and a
-folder with other settings, another machine or another source of the engines is left alone.
+Nothing else runs beside them. The folder is `relpos.compare`'s: finished pieces are kept, the same command continues,
+and a folder with other settings, another machine or another source of the engines is left alone.
 """
 
 from __future__ import annotations

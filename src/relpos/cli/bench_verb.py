@@ -19,7 +19,7 @@ LIBRARIES = ("relpos.bench.run",)
 
 
 def default_folder(settings: Settings) -> Path:
-    """A folder named by settings, source and machine, so that the same call finds its results again."""
+    """A folder named by settings, source and machine, so that the same command finds its results."""
     from relpos.bench.run import surroundings
 
     whole = json.dumps([settings.to_json(), surroundings(settings.device)], sort_keys=True)

@@ -21,7 +21,7 @@ LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.compare", "relpos.report"
 
 
 def default_folder(settings: Settings) -> Path:
-    """A folder named by settings and environment, so that the same call on the same machine finds its results again."""
+    """A folder named by settings and environment, so that the same command on the same machine finds its results."""
     from relpos.compare import environment
 
     whole = [settings.to_json(), environment(settings.device)]

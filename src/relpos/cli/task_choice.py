@@ -26,7 +26,7 @@ def _size(text: str, option: str) -> list[int]:
         raise ValueError(f"expected N or HxW for {option}; got {text!r}. Write {option} 64, or {option} 64x96.")
     if max(len(side) for side in found.groups("")) > 9 or max(map(int, filter(None, found.groups()))) > SIDE_AT_MOST:
         raise ValueError(
-            f"expected at most {SIDE_AT_MOST:,} pixels a side for {option}; got {text!r}. Choose a smaller one."
+            f"expected at most {SIDE_AT_MOST:,} pixels per side for {option}; got {text!r}. Choose a smaller one."
         )
     return [int(found[1]), int(found[2] or found[1])]
 

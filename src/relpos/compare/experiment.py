@@ -43,7 +43,7 @@ class Comparison:
 
     Args:
         settings: what is compared. task: on what, as `settings` has it.
-        folder: where; a comparison begun there with the same settings goes on.
+        folder: where; a comparison begun there with the same settings continues.
     """
 
     def __init__(self, settings: Settings, task: data.Task, folder: Path) -> None:

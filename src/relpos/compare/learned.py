@@ -126,7 +126,7 @@ PROMPT, WRITTEN = 64, 320
 
 @torch.no_grad()
 def sample(model: LanguageModel, task: Text) -> dict[str, str]:
-    """What the model goes on to write after the beginning of a test block: greedy, so that it repeats.
+    """What the model writes after the beginning of a test block: greedy, so that it repeats.
 
     As it was trained up to the trained length; beyond it by its first growth rule, where it has one.
     """

@@ -101,7 +101,7 @@ def metrics(
         same = probe.size == task.size
         rules: tuple[str | None, ...] = (None,) if same else model.growth()
         if not rules:
-            reason = "the mechanism has no rule by which it goes on to another size"
+            reason = "the mechanism has no rule by which it extrapolates to another size"
             found.append({"probe": probe.id, "growth": None, task.measure: None, "reason": reason})
         for rule in rules:
             tested = model

@@ -51,7 +51,7 @@ class Settings:
     """Everything that decides a comparison's figures; those of a clock also depend on the machine.
 
     Attributes:
-        task: a task's name. task_options: plain values that, with it, make the task again; they hold a fingerprint of
+        task: a task's name. task_options: plain values that, with it, rebuild the task; they hold a fingerprint of
             its data where that is a person's own.
         positions: mechanisms by name, `+` for sums.
         seeds: how many; they are 0, 1, ...
@@ -144,10 +144,11 @@ class Settings:
         return cls(task.name, chosen, seeds, options, recipe, quick, resolved, precision, what=kind, choices=named)
 
     def jobs(self, task: Task) -> list[Job]:
-        """The training runs: every mechanism and seed by the recipe, then those with learned positions at rate x 1.
+        """The training runs: every mechanism and seed by the recipe, then mechanisms with position parameters without
+        the position learning rate multiplier.
 
         Seed by seed, so that a comparison cut short has whole seeds. One seed gives a first look in little time: the
-        runs at rate x 1, which ask how much the recipe decides, come from two seeds on.
+        runs without it, which ask how much the recipe decides, come from two seeds on.
         """
         usual = self.recipe.position_learning_rate_multiplier
         jobs = [Job(name, seed, "recipe", usual) for seed in range(self.seeds) for name in self.names]

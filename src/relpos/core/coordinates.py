@@ -7,7 +7,7 @@ registers); it is part of `count`.
 A coordinate system answers four questions, all in plain Python except the last:
 
     count        how many tokens, prefix included
-    low, high    the smallest and largest coordinate an axis can take, one number an axis
+    low, high    the smallest and largest coordinate an axis can take, one number per axis
     axes         how many axes
     tokens()     Int[count - prefix, axes], or with a batch axis in front, without the prefix
 """
@@ -157,7 +157,7 @@ class Positions:
         whole = all(isinstance(bound, int) and not isinstance(bound, bool) for bound in (*lows, *highs))
         if not whole or len(lows) != len(highs) or any(a > b for a, b in zip(lows, highs, strict=True)):
             fail(
-                "low and high to have one integer an axis with low <= high",
+                "low and high to have one integer per axis with low <= high",
                 f"low={low!r}, high={high!r}",
                 "Give the range of coordinates that can occur.",
             )
@@ -169,7 +169,7 @@ class Positions:
             values = values[..., None]
         if values.dim() not in (2, 3) or values.shape[-1] != len(lows):
             shapes = "[N] or [B, N]" if one_axis else f"[N, {len(lows)}] or [B, N, {len(lows)}]"
-            fail(f"Positions values of shape {shapes}", shape_of(values), "Let low and high have one number an axis.")
+            fail(f"Positions values of shape {shapes}", shape_of(values), "Let low and high have one number per axis.")
         require_int(prefix, "Positions prefix", at_least=0)
         if type(values) is Tensor and values.device.type == "cpu" and not torch.compiler.is_compiling():
             _check_range(values, lows, highs)

@@ -125,7 +125,7 @@ class Rotation(Single):
             require_wide(x, f"Rotation {name}", why)
             if x.shape[3] != self.query.shape[3]:
                 fail(
-                    f"Rotation {name} with {self.query.shape[3]} angles a token, as the query has",
+                    f"Rotation {name} with {self.query.shape[3]} angles per token, as the query has",
                     shape_of(x),
                     "Queries and keys rotate the same dimensions.",
                 )
@@ -135,7 +135,7 @@ class Rotation(Single):
             require_int(self.width, "Rotation width", at_least=1)
             turned = 2 * self.query.shape[3]
             if turned > self.width:
-                fail(f"a Rotation of at most {self.width} dimensions", str(turned), "There is one angle a pair.")
+                fail(f"a Rotation of at most {self.width} dimensions", str(turned), "There is one angle per pair.")
 
     def narrow(self, queries: slice, keys: slice) -> Rotation:
         def cut(x: Tensor | None, part: slice) -> Tensor | None:
@@ -228,7 +228,7 @@ class AxisVectors(Term):
 
     Attributes:
         vectors: one `[1 or H, R_a, D]` an axis.
-        lines: one an axis, as `core.axis_lines` makes them.
+        lines: one per axis, as `core.axis_lines` makes them.
     """
 
     vectors: tuple[Float[Tensor, "#H _ D"], ...]

@@ -84,7 +84,7 @@ class Task(ABC):
         kind: what it is made of. measure: what a probe gives, a key of `results.json`.
         positions: the mechanisms that a comparison takes when none are named. standard: a wider choice, of known ones.
         title, description: what the page calls it.
-        options: plain values that, with the name, make the task again.
+        options: plain values that, with the name, rebuild the task.
         grid: tokens along each axis that a model is trained at.
     """
 

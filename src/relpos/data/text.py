@@ -2,7 +2,7 @@
 
 The bytes to predict are the same under every probe. A test split is cut into blocks of the longest length; each block
 is read in pieces of the probe's length, every piece on its own, and its bits per byte are the mean over all its bytes.
-A model that goes on to longer inputs has fewer bits there, for it sees more of what came before.
+A model that extrapolates to longer inputs needs fewer bits there, since it sees more of what came before.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Parameters in the groups that an optimizer takes: position at a learning rate of its own, decay on matrices alone.
 
-A table of biases is read by every pair of tokens, yet starts near 0 and moves, under Adam, by the learning rate a step.
-At the rate of the layers it is still small when training ends; the recipes of `relpos compare` give it ten times that.
+A table of biases is read by every pair of tokens, yet starts near 0 and moves, under Adam, by the learning rate per
+step. At the rate of the layers it is still small when training ends; the recipes of `relpos compare` give it ten times
+that.
 """
 
 from __future__ import annotations

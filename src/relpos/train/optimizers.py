@@ -40,7 +40,7 @@ def make_optimizer(name: OptimizerName, groups: list[dict[str, Any]]) -> torch.o
 
 
 def cross_entropy(scores: Float[Tensor, "*B classes"], classes: Int[Tensor, "*B"]) -> Float[Tensor, ""]:
-    """The mean loss in nats, in float32, of one class an image or one a token."""
+    """The mean loss in nats, in float32, of one class per image, or per token."""
     return F.cross_entropy(scores.flatten(0, -2).float(), classes.flatten())
 
 
