@@ -67,7 +67,7 @@ def linear_attention(
             the tokens of k.
         causal: whether token i sees no j above it. N and M are then equal.
         position: a rotation, or None.
-        decay: a factor a head on what is one token farther, above 0 and at most 1; causal alone.
+        decay: one factor per head on what is one token farther, above 0 and at most 1; causal alone.
         normalize: whether to divide by the sum of weights; a row whose weights sum to 0 gives 0.
         form: of a causal call; all give the same numbers, "quadratic" in O(N^2).
         chunk: tokens of a chunk.

@@ -27,12 +27,12 @@ from relpos.core.checks import fail, require_int, require_wide, shape_of
 
 @dataclass(frozen=True)
 class Sequence:
-    """`prefix` tokens without a place, then `length` tokens at start, start + 1, ...
+    """`prefix` tokens without a position, then `length` tokens at start, start + 1, ...
 
     Args:
         length: tokens besides the prefix; may be 0 only where there is a prefix.
         start: coordinate of the first of them; may be negative.
-        prefix: tokens before them that have no place (class token, registers).
+        prefix: tokens before them that have no position (class token, registers).
     """
 
     length: int
@@ -76,11 +76,11 @@ class Sequence:
 
 @dataclass(frozen=True, init=False)
 class Grid:
-    """`prefix` tokens without a place, then the cells of a grid in raster order (last axis fastest).
+    """`prefix` tokens without a position, then the cells of a grid in raster order (last axis fastest).
 
     Args:
         sizes: cells along each axis, rows first: `Grid(14, 14)`, `Grid(8, 14, 14)`.
-        prefix: tokens before them that have no place (class token, registers).
+        prefix: tokens before them that have no position (class token, registers).
     """
 
     sizes: tuple[int, ...]
@@ -140,7 +140,7 @@ class Positions:
         low, high: the smallest and largest coordinate each axis can take. Plain numbers, so that no engine has to read
             the tensor to learn the shape of the work; they may be wider than the tensor's own range, never narrower
             (checked on CPU alone: elsewhere it would synchronise).
-        prefix: tokens before these that have no place. They are counted, and are not in `values`.
+        prefix: tokens before these that have no position. They are counted, and are not in `values`.
     """
 
     values: Tensor

@@ -184,7 +184,7 @@ class LineVectors(Term):
         index: `Int[L]`, the row each entry of the line reads; -1 reads a row of zeros. None: entry l reads row l,
             and entries from R on read zeros.
         lines: where queries and keys stand.
-        side: what the vectors meet.
+        side: what the vectors are multiplied with.
         scaled: whether the attention's scale applies.
         bias: `[1 or H, D]`, added to q or k in this product only (Transformer-XL's v).
     """

@@ -254,7 +254,7 @@ class LanguageModel(nn.Module):
                 pass, but for mechanisms whose terms change with the length (dynamic NTK): there tokens keep what
                 they were when they came.
             segments: the document of each token, to pack several in a row, each as long as the context at most: a
-                document counts its places from 0 and sees itself alone. -1 is padding.
+                document counts its positions from 0 and sees itself alone. -1 is padding.
         """
         x = self.head_drop(self.forward_features(tokens, cache=cache, segments=segments))
         return F.linear(x, self.token_embed.weight if self.head is None else self.head.weight)

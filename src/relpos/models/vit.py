@@ -43,7 +43,7 @@ class VisionTransformer(nn.Module):
         depth, num_heads, num_kv_heads, mlp_ratio, norm, qk_norm, qkv_bias: the blocks; see `TransformerBlock`.
         attention: "full", "local", "sparse", "linear" or "flash"; see `models/attending.py`. A pattern of pairs has
             no room for prefix tokens.
-        class_token: whether there is one; reg_tokens: further prefix tokens without a place (registers).
+        class_token: whether there is one; reg_tokens: further prefix tokens without a position (registers).
         drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: dropout before the head, after the embedding, in
             the blocks, and of attention weights.
         position: absolute and relative positions, each on or off: a preset name, names joined with "+", a function from

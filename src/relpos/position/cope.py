@@ -37,7 +37,7 @@ class CoPE(Mechanism):
 
     Args:
         head_dim: width of a head, D.
-        max_position: P, how many places have vectors; farther ones share the last.
+        max_position: P, how many positions have vectors; farther ones share the last.
         init_std: standard deviation that the vectors start from; 0 for zeros, as published.
 
     Attributes:

@@ -45,7 +45,7 @@ def _require_factor(x: object) -> None:
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """Every place divided by `factor`: the longer context squeezed into the trained one (position interpolation)."""
+    """Every position divided by `factor`: the longer context squeezed into the trained one (position interpolation)."""
 
     factor: float
 
@@ -104,10 +104,10 @@ class YaRN:
     Args:
         factor: the longer context over the trained one.
         trained_length: the trained one.
-        beta_fast: pairs that turn at least so often in the trained context are kept.
-        beta_slow: pairs that turn at most so often are interpolated.
-        magnitude: factor on what turns; None for 0.1 ln(factor) + 1. (DeepSeek's mscale and mscale_all_dim m, n are
-            the magnitude (0.1 m ln(factor) + 1) / (0.1 n ln(factor) + 1).)
+        beta_fast: pairs that make at least so many turns in the trained context are kept.
+        beta_slow: pairs that make at most so many turns are interpolated.
+        magnitude: factor on rotated dimensions; None for 0.1 ln(factor) + 1. (DeepSeek's mscale and mscale_all_dim m, n
+            are the magnitude (0.1 m ln(factor) + 1) / (0.1 n ln(factor) + 1).)
         truncate: whether the ends of the ramp are rounded outwards to whole pairs, as published.
     """
 
@@ -162,7 +162,8 @@ class LongRoPE:
         short_factor, long_factor: one number per pair, as a checkpoint's configuration has them.
         trained_length: the longest context that takes the short list.
         factor: the longer context over the trained one; only the magnitude depends on it.
-        magnitude: factor on what turns, in short contexts too; None for sqrt(1 + ln(factor) / ln(trained_length)).
+        magnitude: factor on the rotated dimensions, in short contexts too; None for
+            sqrt(1 + ln(factor) / ln(trained_length)).
     """
 
     short_factor: tuple[float, ...]
@@ -198,7 +199,7 @@ class LongRoPE:
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Pairs by how often they turn in the trained context: up to `low` interpolated, from `high` on kept.
+    """Pairs by how many turns they make in the trained context: up to `low` interpolated, from `high` on kept.
 
     Args:
         factor: the longer context over the trained one.

@@ -48,12 +48,12 @@ UNTIED = 2
 
 
 class TUPEPosition(Mechanism):
-    """Untied product of learned places.
+    """Untied product of learned positions.
 
     Args:
         num_heads, head_dim, embed_dim: H, D and the width of the vectors, E.
-        seq_len: places of a sequence; or
-        grid_size: places of a grid, `(rows, columns)` or more axes.
+        seq_len: positions of a sequence; or
+        grid_size: positions of a grid, `(rows, columns)` or more axes.
         init_std: standard deviation that the vectors start from; 0 for zeros.
 
     Attributes:
@@ -134,7 +134,7 @@ class TUPEPosition(Mechanism):
         return self._with(self.places.resize(size))
 
     def extend(self, length: int) -> TUPEPosition:
-        """A copy for a longer sequence, whose vectors begin again behind the last one."""
+        """A copy for a longer sequence, whose vectors repeat after the last one."""
         return self._with(self.places.extend(length))
 
     def _with(self, places: Mechanism) -> TUPEPosition:
