@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "attention": {"core"},
     "layers": BELOW_LAYERS,
     "models": BELOW_MODELS,
-    "optim": {"core"},
+    "optim": {"core", "position"},
     "data": {"core", "files"},
     "train": BELOW_TRAIN | {"files"},
     "interop": BELOW_TRAIN,

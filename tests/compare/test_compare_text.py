@@ -15,7 +15,7 @@ from relpos.compare import Settings
 from relpos.compare.cost import sizes
 from relpos.compare.learned import PROMPT, WRITTEN, learned, sample
 from relpos.data import Text
-from relpos.data.text import COMPARED_ON_TEXT
+from relpos.data.text import STANDARD_ON_TEXT
 from relpos.models import LanguageModel
 from relpos.position import presets
 from relpos.train import TextRecipe
@@ -68,15 +68,18 @@ def settings(task: Text, positions: tuple[str, ...] | None = None, **more: Any) 
     return Settings.make(task, positions, more.pop("seeds", 1), None, "cpu", "float32", **more)
 
 
-def test_a_comparison_begins_with_a_dozen() -> None:
+def test_a_comparison_takes_six_a_dozen_or_all() -> None:
     task = Text()
     chosen = settings(task)
-    assert chosen.positions == COMPARED_ON_TEXT
-    assert len(chosen.positions) == 12
+    assert chosen.positions == ("none", "learned", "t5", "alibi", "rotary_1d", "kerple_log")
+    standard = settings(task, ("standard",)).positions
+    assert standard == STANDARD_ON_TEXT
+    assert len(standard) == 12
+    assert set(chosen.positions) < set(standard)
     assert chosen.recipe == TextRecipe()
     every = settings(task, ("all",)).positions
     assert set(every) == {name for name, preset in presets().items() if 1 in preset.token_axes}
-    assert set(COMPARED_ON_TEXT) - set(every) <= {name for name in COMPARED_ON_TEXT if "+" in name}
+    assert set(standard) - set(every) <= {name for name in standard if "+" in name}
     with pytest.raises(ValueError, match="expected positions that make sense on text for task text; got 'relative_2d'"):
         settings(task, ("relative_2d",))
 

@@ -101,7 +101,7 @@ def test_the_same_call_again_does_no_work(
     main(call(finished))
     assert snapshot(finished / "records") == before
     assert (finished / "results.json").read_bytes() == gathered
-    assert "0 pieces of work" in " ".join(capsys.readouterr().out.split())
+    assert "This comparison is finished. Its results, from" in " ".join(capsys.readouterr().out.split())
 
 
 def test_other_steps_are_refused_by_name(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

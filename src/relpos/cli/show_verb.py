@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser, Namespace
+    from jsonargparse import Namespace
 
     from relpos.core import Grid, Sequence
     from relpos.position import Preset
@@ -17,29 +17,7 @@ if TYPE_CHECKING:
 HEADS, HEAD_DIM, SEED, LENGTH, GRID = 4, 16, 0, 16, (8, 8)
 TOKENS_AT_MOST = 4096
 LIBRARIES = ("relpos.viz.portrait", "relpos.viz.strips")
-LIMITS = {"length": 10**9, "heads": 256, "head_dim": 1024, "query": 10**9, "seed": 2**63 - 1}
 TRAINED_AT_MOST = 65_536
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    """The verb's arguments."""
-    parser.add_argument("position", type=str, nargs="?", help="a mechanism, or a sum a+b (relpos list positions)")
-    parser.add_argument(
-        "--weights", type=str | None, default=None, help="instead: a folder that relpos train wrote, or its weights"
-    )
-    parser.add_argument("--length", type=int | None, default=None, help=f"tokens of a sequence. Default: {LENGTH}")
-    parser.add_argument(
-        "--grid", type=str | None, default=None, help="rows x columns of patches, such as 8x8, instead of a sequence"
-    )
-    parser.add_argument("--heads", type=int | None, default=None, help=f"attention heads. Default: {HEADS}")
-    parser.add_argument(
-        "--head-dim", dest="head_dim", type=int | None, default=None, help=f"width of a head. Default: {HEAD_DIM}"
-    )
-    parser.add_argument("--query", type=int | None, default=None, help="draw one query and every key")
-    parser.add_argument("--seed", type=int | None, default=None, help=f"of tables that start random. Default: {SEED}")
-    parser.add_argument(
-        "--out", type=str | None, default=None, help="file to write: png, svg or pdf. Default: show-NAME.png"
-    )
 
 
 def run(arguments: Namespace) -> None:

@@ -29,7 +29,7 @@ from relpos.models.attending import pattern
 from relpos.optim import Sophia
 from relpos.position import Sum
 from relpos.results import Cost, Time
-from relpos.train import AUTOCAST, Model, cross_entropy, estimate_hessian, make_optimizer, parameter_groups
+from relpos.train import AUTOCAST, Model, cross_entropy, estimate_hessian, make_optimizer
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _Step:
         if settings.what == "position":
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         else:
-            self.optimizer = make_optimizer(small.optimizer, parameter_groups(self.model, small), 1e-4)
+            self.optimizer = make_optimizer(small.optimizer, replace(small, learning_rate=1e-4).groups(self.model))
         self.inputs, self.classes = (x.to(self.device) for x in task.noise(size.grid, size.batch_size))
 
     def __call__(self) -> float:

@@ -6,6 +6,7 @@ come last, alone on the machine, mechanisms interleaved.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 from collections.abc import Callable
@@ -21,6 +22,9 @@ from relpos.compare.store import Store
 from relpos.compare.workers import Event, Task, run_tasks
 from relpos.files.writing import write_json
 from relpos.results import Results, plain, read
+
+_MEMORY_WEIGHT, _TIMING_WEIGHT = 0.05, 0.4
+"""What they take, measured on two cores, as a multiple of a training run: of one of two at once."""
 
 
 def _train(job: Job, settings: Settings, packed: bytes, report: Callable[[Any], None]) -> dict[str, Any]:
@@ -63,13 +67,23 @@ class Comparison:
     def tasks(self) -> list[list[Task]]:
         """The work that is not finished, in stages; those of a stage may run side by side."""
         settings, packed = self.settings, self._packed
-        training = [Task(job.id, _train, (job, settings, packed), reports=True) for job in self.jobs]
+        training = [
+            Task(job.id, _train, (job, settings, packed), reports=True, label=f"train {job.label}") for job in self.jobs
+        ]
+        sizes = cost.sizes(settings, self.task)
         memory = [
-            Task(f"memory--{name}--{index}", _memory, (name, index, settings, packed))
+            Task(
+                f"memory--{name}--{index}",
+                _memory,
+                (name, index, settings, packed),
+                label=f"measure memory of {name}, {math.prod(sizes[index].grid):,} tokens",
+                weight=_MEMORY_WEIGHT,
+            )
             for index in cost.memory_sizes(settings, self.task)
             for name in settings.names
         ]
-        timing = [Task("timing", _time, (settings, packed), reports=True)]
+        weight = _TIMING_WEIGHT * len(settings.names)
+        timing = [Task("timing", _time, (settings, packed), reports=True, label="time training steps", weight=weight)]
         stages = (training + memory, timing)  # timings want the machine to themselves
         return [[task for task in stage if not self.store.finished(task.name)] for stage in stages]
 

@@ -136,7 +136,7 @@ class Store:
             raise OtherSettingsError(
                 f"expected the settings that {self.folder} was begun with; these differ: "
                 f"{'; '.join(differing[:_NAMED])}{more}. "
-                "Choose another --out, or repeat the call it was begun with."
+                "Choose another --out, or repeat the command it was begun with."
             )
 
     def _path(self, name: str) -> Path:
@@ -173,4 +173,4 @@ class Store:
         try:
             return _unsealed(read_file(path, _RECORD_AT_MOST))
         except FileError as error:
-            fail_to_read("a record that relpos wrote", path, error, "Remove it: the same call makes it anew.")
+            fail_to_read("a record that relpos wrote", path, error, "Remove it: the same command recreates it.")

@@ -175,7 +175,7 @@ def _require_sizes(image_size: tuple[int, int], patch: tuple[int, int]) -> None:
             near = max(below + of, least * of) if below < least * of else f"{below} or {below + of}"
             fail(f"an image size that patches of {_by(patch)} divide", _by(image_size), f"Take {near} for {side}.")
         if side // of < least:
-            wanted = f"an image size of at least {least} patches a side, of which {2 * _MARGIN} are margin"
+            wanted = f"an image size of at least {least} patches per side, of which {2 * _MARGIN} are margin"
             fail(wanted, f"{_by(image_size)} with patches of {_by(patch)}", f"Take {least * of} or more for {side}.")
 
 

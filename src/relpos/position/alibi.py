@@ -1,4 +1,4 @@
-"""ALiBi: attention with linear biases. The farther a key, the less it counts, at a slope a head.
+"""ALiBi: attention with linear biases. The farther a key, the less it counts, at a slope per head.
 
     score[h, i, j] -= slope[h] * distance(i, j)
 
@@ -51,7 +51,7 @@ class ALiBi(OffsetBias):
 
     Args:
         num_heads: query heads, H.
-        distance: between cells of a grid: "euclidean" or "manhattan", one slope a head, or "axes", one a head and
+        distance: between cells of a grid: "euclidean" or "manhattan", one slope per head, or "axes", one per head and
             axis; on a sequence they are the same.
         learned: whether the slopes are learned. "axes" needs it: with fixed slopes it would be "manhattan".
         num_axes: A, where the distance is "axes".

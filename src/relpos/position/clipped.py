@@ -2,7 +2,7 @@
 
     score[h, i, j] += table[clip(i - j, -R, R) + R, h]
 
-2 R + 1 numbers a head whatever the length: the simplest way for a table to be defined everywhere. Far on the left and
+2 R + 1 numbers per head whatever the length: the simplest way for a table to be defined everywhere. Far on the left and
 far on the right stay different. Prefix tokens get 0.
 
 Source: the scalar form of Shaw et al. 2018, section 3.2 (k = R). Not to be confused with T5's buckets, which grow with

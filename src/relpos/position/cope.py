@@ -10,7 +10,7 @@ one it runs over all that follow. Coordinates are not looked at: what counts is 
 among them, and what the mask lets through, which also keeps documents and padding apart. Keys left out of a cache
 would change the count.
 
-For n query rows and M keys it makes a few tensors of n x M numbers a head, and n x P products.
+For n query rows and M keys it makes a few tensors of n x M numbers per head, and n x P products.
 
 Source: Golovneva et al. 2024 ("Contextual Position Encoding: Learning to Count What's Important"), section 4 and the
 code in its appendix. Not to be confused with Shaw's vectors, which queries meet at token distances.
@@ -37,7 +37,7 @@ class CoPE(Mechanism):
 
     Args:
         head_dim: width of a head, D.
-        max_position: P, how many places have vectors; farther ones share the last.
+        max_position: P, how many positions have vectors; farther ones share the last.
         init_std: standard deviation that the vectors start from; 0 for zeros, as published.
 
     Attributes:

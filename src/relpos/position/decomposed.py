@@ -42,7 +42,7 @@ from relpos.position.preset import Preset
 
 
 class DecomposedPosition(Mechanism):
-    """A vector an offset and axis, met by the query.
+    """One learned vector per offset and axis, multiplied with the query.
 
     Args:
         head_dim: width of a head, D.

@@ -35,13 +35,13 @@ EPS = 1e-6
 
 
 class FIREBias(Mechanism):
-    """A learned function of the distance over the query's place.
+    """A learned function of the distance over the query's position.
 
     Args:
         num_heads: query heads, H.
         hidden_dim: width of the network.
         c: where the factor inside the logarithms starts.
-        threshold: L, where the learned threshold starts: shorter places are taken for it.
+        threshold: L, where the learned threshold starts: smaller positions count as it.
 
     Attributes:
         c: a number. multiplier: a number that multiplies `threshold`. mlp: `[1 -> hidden_dim -> H]`.

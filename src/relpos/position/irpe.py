@@ -69,7 +69,7 @@ class ImageRelativePosition(Mechanism):
 
     Args:
         num_heads: query heads, H; 1 for one table that all heads share, as in the authors' models.
-        head_dim: width of a head, D; None for a bias, which queries do not meet.
+        head_dim: width of a head, D; None for a bias, which does not depend on queries.
         method: "product", "euclidean", "quantization", "rows" or "columns".
         ratio: alpha; beta and gamma are 2 and 8 times it.
         init_std: standard deviation that the table starts from; 0 for zeros, as published.

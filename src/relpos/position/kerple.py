@@ -1,4 +1,4 @@
-"""KERPLE: a learned kernel of the distance, two numbers a head.
+"""KERPLE: a learned kernel of the distance, two numbers per head.
 
     log        score[h, i, j] -= r1[h] * log(1 + r2[h] * |i - j|)
     power      score[h, i, j] -= r1[h] * |i - j| ** r2[h]                 0 < r2 < 2

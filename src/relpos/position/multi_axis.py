@@ -45,7 +45,7 @@ class MultimodalRotary(Mechanism):
         sections: how many pairs follow time, rows and columns; together at most D / 2. The rest of a head passes
             through.
         order: "blocked" or "interleaved".
-        base: the slowest pair turns by nearly 1 / base radians a place.
+        base: the slowest pair rotates by nearly 1 / base radians per position.
         layout: "half" or "interleaved", which dimensions are a pair; see `relpos.rotate`.
     """
 

@@ -1,4 +1,4 @@
-"""Learned relative position bias: a table of one number an offset and head, added to the scores.
+"""Learned relative position bias: a table of one number per offset and head, added to the scores.
 
     score[h, i, j] += table[index(i - j), h]
 
@@ -96,7 +96,7 @@ def _read_between(image: Tensor, axis: int, places: list[float], new: int) -> Te
 
 
 class RelativePositionBias(OffsetBias):
-    """A learned bias an offset and head, in one or two dimensions.
+    """A learned bias per offset and head, in one or two dimensions.
 
     Args:
         num_heads: query heads, H.

@@ -56,14 +56,14 @@ def context_length(*coordinates: Coordinates) -> int:
 
 
 class RotaryEmbedding(Mechanism):
-    """Rotation of queries and keys by their place.
+    """Rotation of queries and keys by their position.
 
     Args:
         head_dim: width of a head, D.
         axes: 1 for a sequence (a grid is then read in raster order), 2 for rows and columns, ...
-        base: the slowest pair turns by nearly 1 / base radians a place.
+        base: the slowest pair rotates by nearly 1 / base radians per position.
         layout: "half" or "interleaved".
-        rotary_dim: how many dimensions turn, the first ones; a multiple of 2 * axes. Default: the most there are.
+        rotary_dim: how many dimensions are rotated, the first ones; a multiple of 2 * axes. Default: all.
         scaling: frequencies for longer contexts, such as `YaRN(4.0, trained_length=2048)`; of several axes each has
             them.
         trained_length: tokens of the contexts it is trained on; `grow` stretches from there.
@@ -135,7 +135,7 @@ class RotaryEmbedding(Mechanism):
         return (self.beyond, *(rule for rule in RULES if rule != self.beyond))
 
     def grow(self, queries: Coordinates, rule: str) -> Mechanism:
-        """A copy that stretches from the trained length to the largest place of `queries`, plus 1, as it then is."""
+        """A copy that stretches from the trained length to the largest position of `queries`, plus 1, as it then is."""
         if rule == AS_IS or rule not in self.growth or self.trained_length is None:
             return super().grow(queries, rule)
         require_coordinates(queries, "queries")
@@ -153,7 +153,7 @@ class RotaryEmbedding(Mechanism):
         return grown
 
     def bands(self, length: int) -> Scaled:
-        """The frequency of each pair of an axis in a context of `length` tokens, and the factor on what turns."""
+        """The frequency of each pair of an axis in a context of `length` tokens, and the factor on what is rotated."""
         pairs = self.rotary_dim // (2 * self.axes)
         if self.scaling is None:
             return frequencies(pairs, self.base), 1.0
@@ -173,8 +173,8 @@ class RotaryEmbedding(Mechanism):
 
         Args:
             coordinates: where the tokens are.
-            length: of the context, for scalings that heed it; by default up to the largest of these places. What goes
-                into a cache wants `magnitude=own.bands(length)[1]` and `width=own.head_dim` too.
+            length: of the context, for scalings that heed it; by default up to the largest of these positions. What
+                goes into a cache wants `magnitude=own.bands(length)[1]` and `width=own.head_dim` too.
         """
         own = self._own(coordinates, "coordinates")
         length = context_length(own) if length is None else length

@@ -31,7 +31,7 @@ from relpos.position.preset import Preset
 
 
 class SinusoidalPositionEmbedding(Mechanism):
-    """Fixed sines and cosines of the place, added to tokens.
+    """Fixed sines and cosines of the position, added to tokens.
 
     Args:
         embed_dim: width of a token, E; a multiple of 2 for one axis, of 4 for two.
@@ -72,7 +72,7 @@ class SinusoidalPositionEmbedding(Mechanism):
         return f"{self.embed_dim}, axes={self.axes}, base={self.base}, layout={self.layout!r}"
 
     def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
-        """Tokens with the sinusoids of their place added."""
+        """Tokens with the sinusoids of their position added."""
         return add_to_tokens(x, self.vectors(coordinates), coordinates)
 
     def vectors(self, coordinates: Coordinates) -> Float[Tensor, "_ N E"]:
