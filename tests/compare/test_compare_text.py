@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_a_sample_is_the_trained_models_and_goes_on_beyond_by_its_first_rule(pos
     within = model.generate(prompt, task.length - PROMPT, temperature=0.0)
     grown = model.grow(PROMPT + WRITTEN, model.growth()[0])
     beyond = grown.generate(within, PROMPT + WRITTEN - task.length, temperature=0.0)[0, task.length :]
-    assert sample(model, task) == {
+    assert asdict(sample(model, task)) == {
         "prompt": words(prompt[0]),
         "within": words(within[0, PROMPT:]),
         "beyond": words(beyond),

@@ -61,7 +61,7 @@ def save_overview(results: Results | Mapping[str, Any], path: str | Path) -> Non
     results = read(results)
     advice = advise(results)
     charts = [*overview(results, advice), *curves(results, advice)][:2]
-    to_png(figures_beside(charts, _looks(results), " ".join(advice.lines)), Path(path), dots_per_inch=125)
+    to_png(figures_beside(charts, _looks(results), advice.lines[0]), Path(path), dots_per_inch=125)
 
 
 def build_page(results: Results | Mapping[str, Any]) -> str:

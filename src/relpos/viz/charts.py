@@ -161,6 +161,6 @@ def figures_beside(charts: Sequence[Chart], looks: Mapping[str, Style], title: s
         figure.text(0.03, 0.96, fill(title, 105), fontsize=13, weight="bold", va="top")
         for index, chart in enumerate(charts):
             axes = figure.add_axes((0.055 + index / len(charts), 0.12, 0.62 / len(charts), 0.66))
-            axes.set_title(chart.title, loc="left", weight="bold")
+            axes.set_title(chart.title[:1].upper() + chart.title[1:], loc="left", weight="bold")
             draw_on(axes, chart, looks)
     return figure
