@@ -3,9 +3,9 @@
     python benchmarks/attention.py [--threads 2] [--repeats 7] [--force]
     python benchmarks/attention.py --device cuda        to attention-cuda.json
 
-It takes an hour on two cores and wants them for itself. Cut short, the same call goes on, as long as the source is the
-same. Results that are there already are overwritten with --force alone. `benchmarks/readme.py` then writes the README's
-table.
+It takes an hour on two cores and wants them for itself. Cut short, the same command continues, as long as the source is
+the same. Results that are there already are overwritten with --force alone. `benchmarks/readme.py` then writes the
+README's table.
 """
 
 from __future__ import annotations

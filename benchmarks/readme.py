@@ -2,9 +2,9 @@
 
     python benchmarks/readme.py [--check]
 
-A block between `<!-- benchmark cpu -->` and `<!-- end -->` becomes the table of `results/attention-cpu.json`, one of
-`cuda` that of `results/attention-cuda.json`; without results it says so. --check writes nothing and exits with 1 where
-README and results differ.
+From `<!-- benchmark cpu -->` to the last `<!-- end -->` stand the table of `results/attention-cpu.json` and, once it
+was measured, that of `results/attention-cuda.json`. --check writes nothing and exits with 1 where README and results
+differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from relpos.bench.targets import targets
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
-BLOCK = re.compile(r"(<!-- benchmark (cpu|cuda) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCKS = re.compile(r"<!-- benchmark cpu -->\n.*<!-- end -->", re.DOTALL)
 COLUMNS = {
     "cpu": {"relpos-auto": "relpos", DENSE: "a dense bias, gathered"},
     "cuda": {
@@ -31,10 +31,8 @@ COLUMNS = {
         FLEX: "FlexAttention", DENSE: "a dense bias, gathered",
     },
 }  # fmt: skip
-UNMEASURED = (
-    "*Unmeasured as yet: `python benchmarks/attention.py --device cuda` on a GPU, "
-    "then `python benchmarks/readme.py`.*\n"
-)
+WORDS = {"cpu": "", "cuda": 'On a GPU, `backend="triton"`, in bfloat16, against FlashAttention without a bias:\n\n'}
+"""What stands before a table."""
 
 
 def rows(device: str) -> tuple[Case, ...]:
@@ -72,15 +70,15 @@ def ceilings(results: Mapping[str, Any]) -> str:
     return f" One product alone reaches {found['tflop_a_second']:,} TFLOP/s, a copy {found['gb_a_second']:,} GB/s."
 
 
-def written(text: str) -> str:
-    """README with the tables of today's results."""
-
-    def block(match: re.Match[str]) -> str:
-        path = HERE / "results" / f"attention-{match[2]}.json"
-        inside = table(json.loads(path.read_text()), match[2]) if path.exists() else UNMEASURED
-        return f"{match[1]}{inside}{match[3]}"
-
-    return BLOCK.sub(block, text)
+def written(text: str, folder: Path = HERE / "results") -> str:
+    """README with the tables of the results in a folder: from the first marker to the last end."""
+    found = []
+    for device, words in WORDS.items():
+        path = folder / f"attention-{device}.json"
+        if path.exists():
+            block = table(json.loads(path.read_text(encoding="utf-8")), device)
+            found.append(f"{words}<!-- benchmark {device} -->\n{block}<!-- end -->")
+    return BLOCKS.sub(lambda _: "\n\n".join(found), text)
 
 
 def main() -> int:

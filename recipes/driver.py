@@ -1,6 +1,6 @@
 """What the searches share: settings tried one after another on two processes, kept in a file as they finish.
 
-A search cut short goes on from its file; settings that changed since, or another base or PyTorch, are tried again.
+A search cut short continues from its file; settings that changed since, or another base or PyTorch, are repeated.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Every setting is trained with four mechanisms (learned, t5, alibi, rotary_1d) and one seed, and sees as many bytes as
 every other. The score is the mean of their bits per byte, 256 bytes at a time: a recipe must serve them all, and how a
-mechanism goes on to longer inputs takes no part in the choice. Test text is never loaded into a model here.
+mechanism extrapolates to longer inputs takes no part in the choice. Test text is never loaded into a model here.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ def shaw() -> Tensor:
 
 
 def turned() -> Tensor:
-    """14, variant 3: each token turned by 30 degrees a place."""
+    """14, variant 3: each token turned by 30 degrees per position."""
     angles = torch.arange(3, dtype=torch.float64)[None, None, :, None] * TURN
     return relpos.rotate(TOKENS[None, None], angles, layout="half")[0, 0]
 

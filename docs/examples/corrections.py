@@ -87,11 +87,11 @@ def corrections() -> str:
             "Swin has one joint table, as 12.4's code shows",
         ],
         ["12.4, 13.5", "the sum of the two tables has no plus before the first", "content + b_h + b_w"],
-        ["9.3", "T5's table has (2H-1)(2W-1) entries a head", "T5's has num_buckets entries a head"],
+        ["9.3", "T5's table has (2H-1)(2W-1) entries per head", "T5's has num_buckets entries per head"],
         ["12.5", "next tokens raise b(+1), b(+2)", "b(-1), b(-2): j > i means i - j < 0"],
         ["12.6", "upper right looks backward, lower left forward", "the other way round"],
         ["12.6", "patches more than 6 apart are equally distant", "inside Swin's 7 x 7 window there are none"],
-        ["12.6", "T5 has a bucket a distance for 0 to 16", "for 0 to 7 in encoders, 0 to 15 in decoders"],
+        ["12.6", "T5 has one bucket per distance for 0 to 16", "for 0 to 7 in encoders, 0 to 15 in decoders"],
         [
             "12.3",
             "Transformer-XL shares one embedding beyond 16 to 64",
@@ -116,7 +116,7 @@ def corrections() -> str:
         ],
         [
             "13",
-            "DeBERTa and ViTDet add a scalar a distance",
+            "DeBERTa and ViTDet add a scalar per distance",
             "their vectors meet queries (and keys): content takes part",
         ],
         [

@@ -76,7 +76,7 @@ def two_by_two_relative() -> str:
         + [[offset, where(offset), "missing; here 0"] for offset in ((-1, 1), (1, -1))],
     )
     return f"""
-## A relative position: a number an offset (6.4)
+## A relative position: a number per offset (6.4)
 
 Tokens stay as they are; each score gets a number that depends on the offset alone.
 

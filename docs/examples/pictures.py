@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from relpos.report.plots.show import Axis, Maps, picture, save_picture
+from relpos.viz.strips import Axis, Maps, picture, save_picture
 
 
 def counted(count: int, label: str) -> Axis:

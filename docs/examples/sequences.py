@@ -118,7 +118,7 @@ def four_mechanisms() -> str:
 
 The tokens are [1, 0], [0, 1] and [1, 1], and their content scores the first three rows and columns of the image above.
 
-**A number an offset.** b(-2) ... b(2) = {", ".join(f"{value:.1f}" for value in computed.BIAS_1D.values())}. The printed matrix is right:
+**A number per offset.** b(-2) ... b(2) = {", ".join(f"{value:.1f}" for value in computed.BIAS_1D.values())}. The printed matrix is right:
 
 {beside(computed.additive(), printed.ADDITIVE)}
 
@@ -134,7 +134,7 @@ score = <x[i], x[j] + r[i - j]> / sqrt(2). The printed matrix is right:
 Token 1 is [0, 1] and the vectors have nothing in their second number: its row is content alone. That is what "content-dependent"
 means: whether an offset matters is up to the query.
 
-**A rotation (RoPE).** 30 degrees a place.
+**A rotation (RoPE).** 30 degrees per position.
 
 {turned}
 

@@ -57,7 +57,7 @@ from relpos.layers import (
     TransformerBlock,
 )
 from relpos.models import LanguageModel, VisionTransformer, count_parameters
-from relpos.optim import Lion, Sophia, sampled_loss
+from relpos.optim import Lion, Sophia, parameter_groups, sampled_loss
 from relpos.position import (
     ALiBi,
     ClippedBias,
@@ -183,6 +183,7 @@ __all__ = [
     "linear_attention",
     "lines",
     "lookup",
+    "parameter_groups",
     "rotate",
     "sampled_loss",
 ]

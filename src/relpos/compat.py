@@ -18,10 +18,10 @@ __all__ = ["ALiBiPositionalEmbedding", "AdamW", "RotaryPositionalEmbedding"]
 
 
 class RotaryPositionalEmbedding(nn.Module):
-    """`RotaryEmbedding` applied to a tensor of queries or keys: token n is at place n.
+    """`RotaryEmbedding` applied to a tensor of queries or keys: token n is at position n.
 
     Args:
-        d_model: width of what is turned, an even number: of a head, where there are heads.
+        d_model: width of what is rotated, an even number: of a head, where there are heads.
         max_seq_len: the longest sequence that `forward` takes. Angles are computed, so it costs nothing.
     """
 
@@ -32,7 +32,7 @@ class RotaryPositionalEmbedding(nn.Module):
         self.rotary = RotaryEmbedding(d_model, layout="half")
 
     def forward(self, x: Float[Tensor, "*B N D"], seq_len: int | None = None) -> Float[Tensor, "*B N D"]:
-        """`x` (`[B, N, D]` or `[B, H, N, D]`) turned, Hugging Face's "half" layout.
+        """`x` (`[B, N, D]` or `[B, H, N, D]`) rotated, Hugging Face's "half" layout.
 
         Args:
             seq_len: N, which the documents ask for; left out, it is read off x.

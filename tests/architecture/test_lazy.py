@@ -10,6 +10,8 @@ import sys
 import pytest
 from source import ROOT
 
+from relpos_command.options import VERBS
+
 OPTIONAL = {
     "PIL", "accelerate", "beartype", "jinja2", "jsonargparse", "matplotlib", "rich", "scipy", "sklearn", "timm",
     "torchvision", "transformers", "triton",
@@ -37,6 +39,20 @@ def test_import_relpos_loads_no_optional_part(by_torch: set[str]) -> None:
 def test_import_relpos_loads_no_part_that_only_the_command_needs() -> None:
     parts = {name.split(".")[1] for name in loaded_by("import relpos") if name.startswith("relpos.")}
     assert parts == {"attention", "compat", "core", "layers", "models", "optim", "patterns", "position"}
+
+
+def test_help_and_a_wrong_option_load_neither_torch_nor_relpos() -> None:
+    calls = [[], ["--help"], ["compar"], *([verb, "--help"] for verb in VERBS), *([verb, "--optoin"] for verb in VERBS)]
+    calls += [["compare", "--seeds", "x"], ["train", "--optimizer", "sgd"], ["list", "position"]]
+    statement = f"""
+import contextlib, os, relpos_command
+for words in {calls!r}:
+    sys.argv = ["relpos", *words]
+    with contextlib.suppress(SystemExit), open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+        relpos_command.main()
+        raise AssertionError(words)
+"""
+    assert not {"torch", "relpos", "numpy", "rich"} & loaded_by(statement)
 
 
 def test_the_command_starts_without_what_its_verbs_need(by_torch: set[str]) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 import runpy
 import tomllib
+from pathlib import Path
 
 import pytest
+import torch
 from source import ROOT
 
 import relpos
-from relpos.cli import VERBS
-from relpos.position import presets
+from relpos.cli import VERBS, main
+from relpos.core import Grid
+from relpos.position import Site, presets
 
-README = ROOT / "README.md"
-TEXT = README.read_text(encoding="utf-8") if README.exists() else ""
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMAND = (ROOT / "docs" / "command.md").read_text(encoding="utf-8")
+MECHANISMS = (ROOT / "docs" / "mechanisms.md").read_text(encoding="utf-8")
 PAGES = [
     ROOT / name
     for name in (
@@ -25,6 +29,10 @@ PAGES = [
         "docs/log.md",
         "docs/examples.md",
         "docs/choices.md",
+        "docs/command.md",
+        "docs/mechanisms.md",
+        "docs/results-digits.md",
+        "docs/results-text.md",
     )
 ]
 
@@ -61,27 +69,59 @@ def test_ci_runs_the_command_that_readme_marks() -> None:
     assert "<!-- test command -->\n```bash\n" in TEXT
 
 
-@pytest.mark.parametrize("example", blocks(TEXT, "python"))
-def test_the_library_examples_run(example: str) -> None:
-    assert len([line for line in example.splitlines() if line.strip()]) <= 10
+def test_readme_is_short() -> None:
+    assert len(TEXT.splitlines()) <= 150
+
+
+@pytest.mark.parametrize("example", [*blocks(TEXT, "python"), *blocks(COMMAND, "python")])
+def test_the_library_examples_run(
+    example: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert len([line for line in example.splitlines() if line.strip()]) <= 8
     exec(compile(example, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    if "print(" in example and not torch.cuda.is_available():
+        assert printed == re.split(re.escape(example) + r"```\n+```text\n", TEXT)[1].split("```")[0]
+
+
+@pytest.mark.slow
+def test_the_quick_comparison_prints_what_stands_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Line by line, but for figures, the order of mechanisms, and what three points leave out."""
+    monkeypatch.chdir(tmp_path)
+    main(["compare", "--quick", "--steps", "2"])
+
+    def shape(text: str) -> list[str]:
+        return [" ".join(re.sub(r"-[0-9a-f]{8}/|[\d,.]*\d", "#", line).split()) for line in text.splitlines()]
+
+    (shown,) = [block for block in blocks(TEXT, "text") if block.startswith("Comparing")]
+    printed = capsys.readouterr().out
+    missing = set(shape(shown)) - {"..."} - set(shape(printed))
+    assert not missing, f"of README, {missing} are not among what it prints now:\n{printed}"
+
+
+def test_the_ten_best_known_are_made_as_their_row_says() -> None:
+    table = TEXT.split("## Position mechanisms")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([\w+]+)` \|.*\| `(\w+\(.*?\))` \|", table, flags=re.MULTILINE)
+    assert len(rows) == 10
+    for name, call in rows:
+        site = Site(num_heads=2, head_dim=4, embed_dim=8, queries=Grid(4, 4))
+        assert type(eval(f"relpos.{call}")) is type(presets()[name].build(site)), name
+    assert f"[All {len(presets())}](docs/mechanisms.md)" in table
 
 
 def test_the_table_has_every_mechanism_and_no_other() -> None:
-    table = TEXT.split("## Position mechanisms")[1].split("\n## ")[0]
-    assert sorted(re.findall(r"^\| `([\w+]+)` \|", table, flags=re.MULTILINE)) == sorted(presets())
+    assert sorted(re.findall(r"^\| `([\w+]+)` \|", MECHANISMS, flags=re.MULTILINE)) == sorted(presets())
 
 
 def test_the_table_says_how_each_grows() -> None:
-    from relpos.core import Grid
-    from relpos.position import Site
-
     site = Site(num_heads=2, head_dim=4, embed_dim=8, queries=Grid(4, 4))
-    table = TEXT.split("## Position mechanisms")[1].split("\n## ")[0]
     for name, preset in presets().items():
-        (row,) = re.findall(rf"^\| `{re.escape(name)}` \|.*$", table, flags=re.MULTILINE)
+        (row,) = re.findall(rf"^\| `{re.escape(name)}` \|.*$", MECHANISMS, flags=re.MULTILINE)
         for rule in preset.build(site).growth:
-            assert rule in row, f"README's row of {name} leaves out {rule!r}"
+            assert rule in row, f"the row of {name} leaves out {rule!r}"
 
 
 def test_the_table_has_every_engine_and_no_other() -> None:
@@ -97,6 +137,18 @@ def test_the_tables_of_speed_are_those_of_the_results() -> None:
     assert script["written"](blank) == TEXT
 
 
+def test_a_table_of_a_gpu_stands_there_once_it_is_measured(tmp_path: Path) -> None:
+    script = runpy.run_path(str(ROOT / "benchmarks" / "readme.py"))
+    results = (ROOT / "benchmarks" / "results" / "attention-cpu.json").read_text(encoding="utf-8")
+    for device in ("cpu", "cuda"):
+        (tmp_path / f"attention-{device}.json").write_text(results, encoding="utf-8")
+    both = script["written"](TEXT, tmp_path)
+    assert both.count("<!-- end -->") == 2
+    assert "<!-- benchmark cuda -->\n| case | relpos | its kernels without a bias |" in both
+    assert script["written"](both, tmp_path) == both
+    assert script["written"](both) == TEXT
+
+
 def test_every_verb_in_the_text_exists() -> None:
     for page in PAGES:
         for verb in re.findall(r"\brelpos ([a-z]+)\b", "\n".join(re.findall(r"`([^`\n]+)`", page.read_text()))):
@@ -106,22 +158,17 @@ def test_every_verb_in_the_text_exists() -> None:
 def test_options_in_the_synopsis_exist() -> None:
     from jsonargparse import ArgumentParser
 
-    from relpos.cli import bench_verb, check_verb, compare_verb, list_verb, show_verb, train_verb
-
-    (synopsis,) = [block for block in blocks(TEXT, "") if "relpos compare" in block]
-    for line, verb in zip(
-        synopsis.splitlines(),
-        (compare_verb, train_verb, show_verb, show_verb, bench_verb, check_verb, list_verb),
-        strict=True,
-    ):
+    (synopsis,) = [block for block in blocks(COMMAND, "") if "relpos compare" in block]
+    for line in synopsis.splitlines():
+        verb = line.split()[1]
         parser = ArgumentParser()
-        verb.add_arguments(parser)
+        VERBS[verb].add_options(parser)
         known = {option for action in parser._actions for option in action.option_strings}
         options = set(re.findall(r"--[a-z-]+", line))
-        assert options <= known, f"README names {options - known}"
+        assert options <= known, f"the synopsis names {options - known}"
         own = known - {"-h", "--help", "--print_config", "--config", "--print_shtab", "--debug"}
-        if verb is compare_verb:
-            assert own <= options, f"README leaves out {own - options}"
+        if verb == "compare":
+            assert own <= options, f"the synopsis leaves out {own - options}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

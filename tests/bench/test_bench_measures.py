@@ -348,7 +348,7 @@ def test_the_table_says_it_all() -> None:
     assert "line-16384-float32-step" in text
     assert "RMS error 0.5, allowed 0.1" in text
     assert "1.25 1.200 yes" in text
-    assert "Memory of relpos-auto: 5 MiB + 16 KiB a token, at most 0% off, over N = 256 to 16,384" in text
+    assert "Memory of relpos-auto: 5 MiB + 16 KiB per token, at most 0% off, over N = 256 to 16,384" in text
     assert "Memory of sdpa-free" not in text
 
 

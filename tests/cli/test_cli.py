@@ -24,49 +24,54 @@ Captured = pytest.CaptureFixture[str]
 
 USER_ERRORS: list[tuple[str, str]] = [
     # what is typed, what the line says
-    ("", r"expected one of compare, train, show, bench, check, list; got none\. See relpos --help"),
-    ("compar", r"expected one of compare, train, show, bench, check, list; got 'compar'\. Did you mean 'compare'\?"),
-    ("frobnicate", r"expected one of compare, train, show, bench, check, list; got 'frobnicate'\. See relpos --help"),
-    ("--version", r"expected one of compare, train, show, bench, check, list; got '--version'"),
-    ("list", r"expected a value for kind; got none\. See relpos list --help"),
-    ("list position", r"expected one of positions, tasks, backends; got 'position'\. Did you mean 'positions'\?"),
-    ("list xyz", r"expected one of positions, tasks, backends; got 'xyz'\. Write relpos list positions"),
-    ("list positions extra", r"expected options of relpos list; got 'extra'\. See relpos list --help"),
-    ("train --position none", r"expected a value for out; got none\. See relpos train --help"),
-    ("train --out OUT", r"expected a value for position; got none"),
+    ("", r'expected "verb" to be one of \{compare,train,.*not provided\. See relpos --help'),
+    ("compar", r"invalid choice: 'compar' \(choose from 'compare', .*\)\. Did you mean compare\? See relpos --help"),
+    ("frobnicate", r"invalid choice: 'frobnicate' \(choose from 'compare', .*'list'\)\. See relpos --help"),
+    ("--version", r"unrecognized arguments: --version\. See relpos --help"),
+    ("list", r"the following arguments are required: list\.kind\. See relpos list --help"),
+    ("list position", r"kind: invalid choice: 'position' \(choose from 'positions', 'tasks', 'backends'\)\. See"),
+    ("list positions extra", r"unrecognized arguments: extra\. See relpos list --help"),
+    ("train --position none", r"the following arguments are required: train\.out\. See relpos train --help"),
+    ("train --out OUT", r"the following arguments are required: train\.position\. See"),
     ("train --position relativ_2d --out OUT", r"among .*; got 'relativ_2d'\. Did you mean 'relative_2d'\?"),
     ("train --position none+lerned --out OUT", r"got 'lerned'\. Did you mean 'learned'\?"),
     (
         "train --position none --out OUT --task digit",
         r"a task among digits, images, text; got 'digit'\. Did you mean 'digits'\?",
     ),
-    ("train --position none --out OUT --stepz 3", r"got '--stepz 3'\. Did you mean '--steps'\?"),
-    ("train --position none --out OUT --steps x", r"expected a whole number for --steps; got 'x'\."),
-    ("train --position none --out OUT --steps 2.5", r"expected a whole number for --steps; got '2\.5'\."),
+    ("train --position none --out OUT --stepz 3", r"unrecognized arguments: --stepz 3\. Did you mean --steps\?"),
+    ("train --position none --out OUT --steps x", r"argument --steps: expected a whole number; got 'x'\. See"),
+    ("train --position none --out OUT --steps 2.5", r"argument --steps: expected a whole number; got '2\.5'\."),
     (
         "train --position none --out OUT --steps 0",
-        r"steps to be an integer of at least 1; got int 0\. Its smallest",
+        r"argument --steps: expected a whole number from 1 to 10,000,000; got '0'\. See relpos train --help",
     ),
-    ("train --position none --out OUT --threads 0", r"threads to be an integer of at least 1; got int 0"),
+    ("train --position none --out OUT --threads 0", r"--threads: expected a whole number from 1 to 1,024; got '0'"),
     (
         "train --position none --out OUT --device gpu",
         r"expected a device \(auto, cpu, cuda, cuda:0\); got 'gpu'",
     ),
-    ("train --position none --out OUT --optimizer sgd", r"--optimizer to be one of 'adamw', .*; got str 'sgd'"),
+    (
+        "train --position none --out OUT --optimizer sgd",
+        r"--optimizer: invalid choice: 'sgd' \(choose from 'adamw', 'lion'",
+    ),
     (
         "train --position none --out OUT --precision fp8",
-        r"a precision among float32, bf16-mixed, fp16-mixed; got 'fp8'",
+        r"--precision: invalid choice: 'fp8' \(choose from 'float32', 'bf16-mixed', 'fp16-mixed'\)",
     ),
     ("compare --positions relativ_2d", r"among .*; got 'relativ_2d'\. Did you mean 'relative_2d'\?"),
     ("compare --positions ,", r"expected at least one position; got none\. Name some"),
     ("compare --positions", r"argument --positions: expected one argument\. See relpos compare --help"),
     ("compare --task digit", r"expected a task among digits, images, text; got 'digit'\. Did you mean 'digits'\?"),
-    ("compare --seeds 0", r"seeds to be an integer of at least 1; got int 0"),
-    ("compare --seeds x", r"expected a whole number for --seeds; got 'x'"),
-    ("compare --quick yes", r"expected options of relpos compare; got 'yes'"),
+    ("compare --seeds 0", r"--seeds: expected a whole number from 1 to 1,000; got '0'"),
+    ("compare --seeds x", r"--seeds: expected a whole number; got 'x'"),
+    ("compare --quick yes", r"unrecognized arguments: yes\. See relpos compare --help"),
     ("compare --device gpu", r"expected a device \(auto, cpu, cuda, cuda:0\); got 'gpu'"),
     ("compare --device cuda", r"expected a device that this machine has; got 'cuda'\. .*use --device cpu"),
-    ("compare --precision fp8", r"a precision among float32, bf16-mixed, fp16-mixed; got 'fp8'"),
+    (
+        "compare --precision fp8",
+        r"--precision: invalid choice: 'fp8' \(choose from 'float32', 'bf16-mixed', 'fp16-mixed'\)",
+    ),
     ("compare --out OUT/thesis.tex", r"expected a folder for --out; .*thesis\.tex is a file\. Choose another --out"),
     ("compare --out OUT", r"expected an empty folder .*holds other files\. Choose another --out"),
 ]
@@ -97,12 +102,12 @@ def test_a_users_error_is_one_line_and_exit_code_2(
 
 def test_the_process_exits_with_that_code_and_line() -> None:
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    command = [sys.executable, "-m", "relpos.cli", "list", "position"]
+    command = [sys.executable, "-m", "relpos.cli", "list", "--lng"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        "relpos: error: expected one of positions, tasks, backends; got 'position'. Did you mean 'positions'?\n"
+        "relpos: error: unrecognized arguments: --lng. Did you mean --long? See relpos list --help.\n"
     )
 
 
@@ -163,8 +168,8 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        ("compare", "; what was finished is kept, and the same call goes on from there"),
-        ("bench", "; what was finished is kept, and the same call goes on from there"),
+        ("compare", "; what was finished is kept; the same command continues from there"),
+        ("bench", "; what was finished is kept; the same command continues from there"),
         ("train --position none --out x", "; nothing was saved"),
         ("show none", "; nothing was drawn"),
         ("list positions", ""),

@@ -13,7 +13,7 @@ import pytest
 
 import relpos.cli.compare_verb as compare_verb
 import relpos.cli.train_verb as train_verb
-import relpos.report.plots.show as drawing
+import relpos.viz.strips as drawing
 from relpos.cli import main
 
 Captured = pytest.CaptureFixture[str]
@@ -55,7 +55,7 @@ def no_work(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setattr(train_verb, "choose_task", work)
     monkeypatch.setattr(compare_verb, "choose_task", work)
     monkeypatch.setattr(drawing, "picture", work)
-    monkeypatch.setattr("relpos.cli.bench_verb._watched", work)
+    monkeypatch.setattr("relpos.cli.bench_verb.watched", work)
 
 
 @pytest.mark.parametrize(
@@ -122,16 +122,16 @@ def test_a_disk_that_fills_up_while_it_compares(tmp_path: Path, monkeypatch: Pat
     from relpos.data import find_task
     from relpos.files.writing import write_json
 
-    def compare(comparison: Any, left: int, console: Any) -> None:
+    def compare(run: Any, tasks: Any, console: Any) -> None:
         fail_with(errno.ENOSPC, monkeypatch)
-        write_json(comparison.store.folder / "results.json", {})
+        write_json(Path("out/results.json"), {})
 
     monkeypatch.setattr(compare_verb, "choose_task", lambda *_: find_task("digits"))
-    monkeypatch.setattr(compare_verb, "_watched", compare)
+    monkeypatch.setattr(compare_verb, "watched", compare)
     said = line(["compare", "--quick", "--positions", "none", "--out", "out"], capsys)
     assert re.fullmatch(
         r"expected 3 bytes free for out/results\.json; got .* \(No space left on device\)\. Free some space\. "
-        r"What was finished is kept, and the same call goes on from there\.",
+        r"What was finished is kept; the same command continues from there\.",
         said,
     )
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["comparison.json", "records"]

@@ -166,7 +166,7 @@ def test_what_a_trained_model_learned(
     trained: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from relpos.cli import show_verb
-    from relpos.report.plots import show
+    from relpos.viz import strips as show
 
     drawn = {}
 

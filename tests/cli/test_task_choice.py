@@ -39,16 +39,22 @@ USER_ERRORS: list[tuple[str, str]] = [
         "compare --images DIR --image-size 60",
         r"an image size that patches of 8 x 8 divide; got 60 x 60\. Take 56 or 64",
     ),
-    ("compare --images DIR --max-pixels 0", r"expected max_pixels to be an integer of at least 1; got int 0"),
-    ("compare --images DIR --max-pixels 1e8", r"expected a whole number for --max-pixels; got '1e8'"),
+    (
+        "compare --images DIR --max-pixels 0",
+        r"--max-pixels: expected a whole number from 1 to 1,000,000,000,000; got '0'",
+    ),
+    ("compare --images DIR --max-pixels 1e8", r"argument --max-pixels: expected a whole number; got '1e8'"),
     ("compare --max-pixels 5", r"expected --images DIR with --max-pixels; got none"),
     ("compare --text DIR/x --max-pixels 5", r"expected --text FILE or images; got --text and --max-pixels"),
-    ("compare --images DIR --bad-images leave", r"expected error or skip for --bad-images; got 'leave'\. Choose one"),
+    (
+        "compare --images DIR --bad-images leave",
+        r"--bad-images: invalid choice: 'leave' \(choose from 'error', 'skip'\)",
+    ),
     ("compare --images DIR", r"expected images in .*DIR, in a folder for each class; got no folders in it"),
     ("compare --images DIR/gone", r"expected a folder of images; got .*gone, which is not there"),
     ("train --position none --out OUT --images DIR/gone", r"expected a folder of images; got .*gone, which is not"),
     ("compare --images", r"argument --images: expected one argument\. See relpos compare --help"),
-    ("compare --image DIR", r"ambiguous option: --image could match --images, --image-size\. See relpos"),
+    ("compare --image DIR", r"ambiguous option: --image could match --images, --image-size"),
 ]
 
 
@@ -123,4 +129,4 @@ def test_reading_shows_how_far_it_is_on_a_terminal(tmp_path: Path) -> None:
         printed = console.file.getvalue()
         assert ("reading images" in printed) is terminal
         assert ("12/12" in printed) is terminal
-        assert task.description in printed
+        assert task.description in " ".join(printed.split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 
 from relpos.cli import VERBS, main
 
-HUGE = "1" + 30 * "0"
 Captured = pytest.CaptureFixture[str]
 
 
@@ -57,21 +57,20 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 )
 def test_an_empty_value(typed: str, option: str, empty: str, capsys: Captured) -> None:
     said = line([*typed.split(), empty], capsys)
-    assert said.startswith("expected ")
-    assert f" for {option}; got {empty!r}. See relpos {typed.split()[0]} --help" in said
+    assert re.match(rf"argument {option}: (expected |invalid choice: )", said)
+    assert repr(empty) in said
+    assert said.endswith(f" See relpos {typed.split()[0]} --help.")
 
 
 def test_an_empty_value_after_an_equals_sign(capsys: Captured) -> None:
     assert line(["compare", "--seeds="], capsys) == (
-        "expected a whole number for --seeds; got ''. See relpos compare --help."
+        "argument --seeds: expected a whole number; got ''. See relpos compare --help."
     )
-    assert line(["compare", "--out="], capsys) == "expected a value for --out; got ''. See relpos compare --help."
+    assert line(["compare", "--out="], capsys) == "argument --out: expected a value; got ''. See relpos compare --help."
 
 
 def test_an_empty_word_after_a_flag(capsys: Captured) -> None:
-    assert line(["compare", "--quick", ""], capsys) == (
-        "expected options of relpos compare; got ''. See relpos compare --help."
-    )
+    assert line(["compare", "--quick", ""], capsys).startswith("unrecognized arguments:")
 
 
 @pytest.mark.parametrize(
@@ -92,35 +91,66 @@ def test_an_empty_word_after_a_flag(capsys: Captured) -> None:
     ],
 )
 def test_a_huge_number(typed: str, most: str, capsys: Captured) -> None:
-    option = typed.split()[-1]
-    for number in (HUGE, "99999999999999999999", "9" * 4000):
-        shown = number if len(number) < 40 else "a number of 4,000 digits"
-        said = line([*typed.split(), number], capsys)
-        assert said == f"expected at most {most} for {option}; got {shown}. Choose a smaller one."
-    assert line([*typed.split(), "9" * 5000], capsys) == (
-        f"expected at most {most} for {option}; got a number of 5,000 digits. Choose a smaller one."
-    )
+    verb, option = typed.split()[0], typed.split()[-1]
+    for digits in (20, 31, 4000, 5000):
+        shown = "9" * digits if digits < 40 else f"one of {digits:,} digits"
+        said = line([*typed.split(), "9" * digits], capsys)
+        wanted = (
+            rf"argument {option}: expected a whole number from [-\d,]+ to {most}; got '?{shown}'?\. See relpos {verb}"
+        )
+        assert re.fullmatch(rf"{wanted} --help\.", said)
 
 
-def test_numbers_far_below_zero(capsys: Captured) -> None:
-    said = line(["train", "--position", "none", "--out", "x", "--seed", f"-{HUGE}"], capsys)
-    assert said == f"expected at least -9,223,372,036,854,775,807 for --seed; got -{HUGE}. Choose a larger one."
+def test_numbers_below_the_smallest(capsys: Captured) -> None:
+    said = line(["train", "--position", "none", "--out", "x", "--seed", "-1"], capsys)
+    assert "--seed: expected a whole number from 0 to 9,223,372,036,854,775,807; got '-1'." in said
 
 
-def test_every_whole_number_has_a_limit() -> None:
-    """A new option cannot be forgotten."""
-    import importlib
+def test_names_that_stand_in_the_options_are_the_librarys() -> None:
+    from relpos import compare, train
+    from relpos_command import options
 
-    class Options(list[Any]):
-        def add_argument(self, *names: str, **how: Any) -> None:
-            if how.get("type") in (int, int | None):
-                self.append(how.get("dest") or names[0].removeprefix("--").replace("-", "_"))
+    assert options.OPTIMIZERS == train.OPTIMIZERS
+    assert tuple(train.PRECISIONS) == options.PRECISIONS
+    assert options.WHATS == compare.WHATS
+
+
+def test_defaults_that_help_names_are_those_of_show() -> None:
+    from relpos.cli import show_verb
+    from relpos_command.parsing import parse
+
+    help_of = {name: said for name, said in _helps("show").items() if "Default: " in said}
+    for option, value in (("--heads", show_verb.HEADS), ("--head-dim", show_verb.HEAD_DIM), ("--seed", show_verb.SEED)):
+        assert help_of[option].endswith(f"Default: {value}")
+    assert help_of["--length"].endswith(f"Default: {show_verb.LENGTH}")
+    assert parse(["show", "none"]).arguments.heads is None
+
+
+def test_help_names_every_default() -> None:
+    from relpos_command.options import VERBS
+    from relpos_command.parsing import parse
 
     for verb in VERBS:
-        module = importlib.import_module(f"relpos.cli.{verb}_verb")
-        options = Options()
-        module.add_arguments(options)
-        assert set(options) == set(getattr(module, "LIMITS", {})), verb
+        words = {"train": ["--position", "none", "--out", "x"], "list": ["tasks"]}.get(verb, [])
+        values = parse([verb, *words]).arguments.as_dict()
+        for option, said in _helps(verb).items():
+            value = values[option.removeprefix("--").replace("-", "_")]
+            if value not in (None, False) and option not in words and option.startswith("--"):
+                assert said.endswith(f"Default: {value}"), option
+
+
+def _helps(verb: str) -> dict[str, str]:
+    """What the help says of each option."""
+    from relpos_command.options import VERBS
+
+    found: dict[str, str] = {}
+
+    class Options:
+        def add_argument(self, name: str, **how: Any) -> None:
+            found[name] = how["help"]
+
+    VERBS[verb].add_options(Options())  # type: ignore[arg-type]
+    return found
 
 
 @pytest.mark.parametrize("typed", ["--image-size", "--patch"])
@@ -131,5 +161,5 @@ def test_a_huge_image(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     given = {"task": None, "images": "x", "image_size": None, "patch": None, "bad_images": None, "text": None}
     given |= {"max_pixels": None, "rotate": False, typed.removeprefix("--").replace("-", "_"): "80x80000000"}
-    with pytest.raises(ValueError, match=rf"expected at most 4,096 pixels a side for {typed}; got '80x80000000'\."):
+    with pytest.raises(ValueError, match=rf"expected at most 4,096 pixels per side for {typed}; got '80x80000000'\."):
         _options(Namespace(**given))

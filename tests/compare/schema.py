@@ -1,4 +1,4 @@
-"""docs/results.md as code: raises AssertionError where a `results.json` is not what that page says."""
+"""What holds in a `results.json` beyond its types: raises AssertionError where figures do not belong together."""
 
 from __future__ import annotations
 
@@ -6,26 +6,12 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from relpos.results import plain, read
 from relpos.train import ImageRecipe, TextRecipe
 
-HEAD = {"schema_version", "settings", "environment", "task", "mechanisms", "records", "costs"}
 SETTINGS = {
     "task", "task_options", "positions", "seeds", "quick", "device", "precision", "threads", "timing_threads", "recipe",
 }  # fmt: skip
-ENVIRONMENT = {"relpos", "torch", "python", "platform", "processor", "cores", "device"}
-TASK = {
-    "name", "kind", "title", "description", "classes", "channels", "image_size", "patch_size", "sizes", "skipped",
-    "ignored", "probes",
-}  # fmt: skip
-TEXT = {"name", "kind", "title", "description", "sizes", "length", "blocks", "probes"}
-PROBE = {"id", "group", "label", "variant", "x", "description"}
-MECHANISM = {"name", "title", "summary", "source", "growth"}
-RECORD = {
-    "id", "position", "seed", "position_learning_rate_multiplier", "variant", "parameters", "curve",
-    "train_seconds", "threads", "peak_memory_mib", "settings", "environment", "metrics",
-    "learned",
-}  # fmt: skip
-COST = {"position", "tokens", "batch_size", "depth", "threads", "step_ms", "ratio", "peak_memory_mib", "backend"}
 
 
 def finite(tree: Any, where: str = "results") -> None:
@@ -57,16 +43,12 @@ def shape(tree: Any) -> tuple[int, ...]:
 def check(results: dict[str, Any]) -> None:
     """The whole file."""
     finite(results)
-    assert set(results) == HEAD
-    assert results["schema_version"] == 1
+    assert plain(read(results)) == results, "as it was written"
     check_settings(results["settings"])
-    assert set(results["environment"]) == ENVIRONMENT
     check_task(results["task"])
     names = results["settings"]["positions"]
     assert [one["name"] for one in results["mechanisms"]] == names
-    for mechanism in results["mechanisms"]:
-        assert set(mechanism) == MECHANISM
-        assert isinstance(mechanism["growth"], list)
+    assert all(mechanism["family"] != "other" for mechanism in results["mechanisms"])
     growth = {one["name"]: one["growth"] for one in results["mechanisms"]}
     ids = [record["id"] for record in results["records"]]
     assert len(ids) == len(set(ids))
@@ -80,34 +62,26 @@ def check(results: dict[str, Any]) -> None:
 
 
 def check_settings(settings: dict[str, Any]) -> None:
-    assert set(settings) == SETTINGS
+    assert set(settings) | {"task_options"} == SETTINGS | {"what"} & set(settings)
     recipe = TextRecipe() if settings["task"] == "text" else ImageRecipe()
     assert settings["recipe"].keys() == asdict(recipe).keys(), "every number of the training recipe"
-    assert isinstance(settings["quick"], bool)
-    assert isinstance(settings["seeds"], int)
 
 
 def check_task(task: dict[str, Any]) -> None:
     if task["kind"] == "text":
         check_text(task)
         return
-    assert set(task) == TASK
-    assert task["kind"] == "images"
     assert set(task["sizes"]) == {"train", "validation", "test"}
-    assert all(set(one) == {"path", "reason"} for one in task["skipped"])
-    assert all(isinstance(path, str) for path in task["ignored"])
+    assert all(set(one) == {"path", "reason"} for one in task.get("skipped", []))
     for probe in task["probes"]:
-        assert set(probe) == PROBE | {"image_size", "trials"}
         assert probe["group"] in ("test", "shift", "canvas", "rotation")
         assert len(probe["image_size"]) == 2
     assert task["probes"][0]["image_size"] == task["image_size"]
 
 
 def check_text(task: dict[str, Any]) -> None:
-    assert set(task) == TEXT
     assert set(task["sizes"]) == {"train", "validation", "test"}
     for probe in task["probes"]:
-        assert set(probe) == PROBE | {"length"}
         assert probe["group"] == ("test" if probe["length"] == task["length"] else "length")
         assert probe["x"] == probe["length"]
     longest = max(probe["length"] for probe in task["probes"])
@@ -116,44 +90,34 @@ def check_text(task: dict[str, Any]) -> None:
 
 def check_diverged(record: dict[str, Any], results: dict[str, Any]) -> None:
     """A run whose loss was no number: where that was, and no figure after it."""
-    text = results["task"]["kind"] == "text"
-    validation = "validation_bits_per_byte" if text else "validation_accuracy"
-    own = RECORD | {validation, "diverged"}
-    assert set(record) == own, set(record) ^ own
     diverged, recipe = record["diverged"], results["settings"]["recipe"]
-    assert set(diverged) == {"step", "rate", "what", "value"}
     assert 1 <= diverged["step"] <= recipe["steps"]
     assert diverged["what"] in ("loss", "gradient")
     assert diverged["value"] in ("nan", "inf", "-inf")
-    assert record[validation] is None
-    assert record["metrics"] == record["learned"] == []
+    assert record["metrics"] == []
+    assert not {"validation", "learned", "attention", "sample"} & set(record)
     curve = record["curve"]
-    assert all(map(math.isfinite, curve["loss"] + curve[validation]))
+    assert all(map(math.isfinite, curve["loss"] + curve["validation"]))
     assert all(step <= diverged["step"] for step in curve["step"] + curve["validation_step"])
 
 
 def check_record(record: dict[str, Any], results: dict[str, Any], growth: list[str]) -> None:
     text = results["task"]["kind"] == "text"
-    validation = "validation_bits_per_byte" if text else "validation_accuracy"
-    own = RECORD | {validation, "sample" if text else "attention"}
-    assert set(record) == own, set(record) ^ own
     recipe = results["settings"]["recipe"]
     usual = recipe["position_learning_rate_multiplier"]
     assert 0 <= record["seed"] < results["settings"]["seeds"]
     assert record["variant"] in ("recipe", "x1")
     assert record["position_learning_rate_multiplier"] == (usual if record["variant"] == "recipe" else 1)
     parameters = record["parameters"]
-    assert set(parameters) == {"total", "position", "parts"}
     assert parameters["total"] == sum(parameters["parts"].values())
     assert parameters["position"] == parameters["parts"].get("position", 0)
     if record["variant"] == "x1":
         assert parameters["position"] > 0, "no x 1 runs where position learns nothing"
     curve = record["curve"]
-    assert set(curve) == {"step", "loss", "rate", "validation_step", validation}
     assert len(curve["step"]) == len(curve["loss"]) == len(curve["rate"])
-    assert len(curve["validation_step"]) == len(curve[validation])
+    assert len(curve["validation_step"]) == len(curve["validation"])
     assert curve["step"][-1] == curve["validation_step"][-1] == recipe["steps"]
-    assert 0 <= record[validation] <= (16 if text else 1)
+    assert 0 <= record["validation"] <= (16 if text else 1)
     assert record["train_seconds"] > 0
     assert record["peak_memory_mib"] > 0
     own = record["settings"]
@@ -162,11 +126,11 @@ def check_record(record: dict[str, Any], results: dict[str, Any], growth: list[s
     if text:
         check_bits(record["metrics"], results["task"], growth)
         check_sample(record["sample"], growth)
-        for entry in record["learned"]:
+        for entry in record.get("learned", []):
             check_learned(entry, recipe)
         return
     check_metrics(record["metrics"], results["task"], growth)
-    for entry in record["learned"]:
+    for entry in record.get("learned", []):
         check_learned(entry, recipe)
     check_attention(record["attention"], results["task"], recipe)
 
@@ -179,9 +143,8 @@ def check_metrics(metrics: list[dict[str, Any]], task: dict[str, Any], growth: l
     assert [(one["probe"], one["growth"]) for one in metrics] == expected
     trials = {probe["id"]: probe["trials"] for probe in task["probes"]}
     for one in metrics:
-        if one["accuracy"] is None:
-            assert set(one) == {"probe", "growth", "accuracy", "reason"}
-            assert one["reason"]
+        if "reason" in one:
+            assert set(one) == {"probe", "growth", "reason"}
             continue
         assert set(one) == {"probe", "growth", "accuracy", "trials", "correct"}
         assert one["trials"] == trials[one["probe"]]
@@ -197,8 +160,8 @@ def check_bits(metrics: list[dict[str, Any]], task: dict[str, Any], growth: list
         expected += [(probe["id"], rule) for rule in ([None] if probe["group"] == "test" else growth or [None])]
     assert [(one["probe"], one["growth"]) for one in metrics] == expected
     for one in metrics:
-        if one["bits_per_byte"] is None:
-            assert set(one) == {"probe", "growth", "bits_per_byte", "reason"}
+        if "reason" in one:
+            assert set(one) == {"probe", "growth", "reason"}
             continue
         assert set(one) == {"probe", "growth", "bits_per_byte", "values", "by_place"}
         assert len(one["values"]) == task["blocks"]
@@ -208,7 +171,6 @@ def check_bits(metrics: list[dict[str, Any]], task: dict[str, Any], growth: list
 
 
 def check_sample(sample: dict[str, str], growth: list[str]) -> None:
-    assert set(sample) == {"prompt", "within", "beyond"}
     assert bool(sample["beyond"]) == bool(growth)
 
 
@@ -219,18 +181,16 @@ def check_learned(entry: dict[str, Any], recipe: dict[str, Any]) -> None:
         places = math.prod(entry["grid"])
         assert shape(entry["similarity"]) == (places, places)
         return
-    assert set(entry) == {"kind", "layer", "axes", "along", "offsets", "values", "prefix"}
-    assert entry["kind"] == "bias"
+    assert set(entry) - {"prefix"} == {"kind", "layer", "axes", "along", "offsets", "values"}
     assert entry["layer"] == "shared" or isinstance(entry["layer"], int)
     assert entry["axes"] in (1, 2)
     spans = tuple(high - low + 1 for low, high in entry["offsets"])
     assert len(spans) == entry["axes"]
     assert shape(entry["values"]) == (recipe["num_heads"], *spans)
-    assert entry["prefix"] is None or shape(entry["prefix"]) == (recipe["num_heads"], 3)
+    assert "prefix" not in entry or shape(entry["prefix"]) == (recipe["num_heads"], 3)
 
 
 def check_attention(attention: dict[str, Any], task: dict[str, Any], recipe: dict[str, Any]) -> None:
-    assert set(attention) == {"image", "label", "predicted", "query", "grid", "maps"}
     images, rows, columns = shape(attention["image"])
     assert [rows, columns] == task["image_size"]
     assert len(attention["label"]) == len(attention["predicted"]) == images
@@ -244,12 +204,10 @@ def check_attention(attention: dict[str, Any], task: dict[str, Any], recipe: dic
 
 
 def check_cost(cost: dict[str, Any], names: list[str]) -> None:
-    if cost["step_ms"] is None:
+    if "step_ms" not in cost:
         assert cost["reason"]
         return
-    assert set(cost) == COST
     assert cost["position"] in names
-    assert set(cost["step_ms"]) == {"median", "low", "high", "repeats"}
     assert 0 < cost["step_ms"]["low"] <= cost["step_ms"]["median"] <= cost["step_ms"]["high"]
-    assert (cost["ratio"] is None) == ("none" not in names)
-    assert cost["peak_memory_mib"] >= 0
+    assert ("ratio" not in cost) == ("none" not in names)
+    assert cost.get("peak_memory_mib", 0) >= 0

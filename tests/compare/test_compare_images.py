@@ -130,7 +130,7 @@ def test_it_goes_on_with_the_same_images_and_refuses_others(
     out, _ = finished
     before = (out / "results.json").read_bytes()
     main(call(photographs, out, *SKIP))
-    assert "0 pieces of work" in " ".join(capsys.readouterr().out.split())
+    assert "This comparison is finished. Its results, from" in " ".join(capsys.readouterr().out.split())
     assert (out / "results.json").read_bytes() == before
     added = photographs / "cat" / "added.png"
     shutil.copy(photographs / "cat" / "01-grey.png", added)
@@ -159,17 +159,17 @@ def test_attention_over_few_classes(classes: int, shown: int, tmp_path: Path) ->
     task = tiny(tmp_path, classes, (16, 16), (2, 2))
     model = replace(ImageRecipe(), depth=1).build(task, "none")
     found = attention_over_examples(model, task)
-    assert len(found["image"]) == len(set(found["label"])) == shown
+    assert len(found.image) == len(set(found.label)) == shown
 
 
 def test_pictures_of_large_images_are_shrunk_by_whole_patches(tmp_path: Path) -> None:
     task = tiny(tmp_path, 2, (240, 120), (10, 10))
     model = replace(ImageRecipe(), depth=1).build(task, "learned")
     found = attention_over_examples(model, task)
-    assert (len(found["image"][0]), len(found["image"][0][0])) == (24 * 4, 12 * 4)
-    assert found["grid"] == [24, 12]
-    assert max(len(found["image"][0]), len(found["image"][0][0])) <= PIXELS
-    assert [entry["kind"] for entry in learned(model)] == ["embedding"]
+    assert (len(found.image[0]), len(found.image[0][0])) == (24 * 4, 12 * 4)
+    assert found.grid == [24, 12]
+    assert max(len(found.image[0]), len(found.image[0][0])) <= PIXELS
+    assert [entry.kind for entry in learned(model)] == ["embedding"]
     wide = replace(ImageRecipe(), depth=1).build(tiny(tmp_path / "wide", 2, (80, 80), (2, 2)), "learned")
     assert learned(wide) == [], "1,600 places: two and a half million similarities"
 
@@ -180,7 +180,7 @@ def test_pictures_of_one_colour_are_numbers(tmp_path: Path) -> None:
         Image.new("L", (9, 9), 5).save(path)
     task = ImageFolder(tmp_path, (16, 16), (2, 2))
     found = attention_over_examples(replace(ImageRecipe(), depth=1).build(task, "none"), task)
-    assert all(math.isfinite(grey) for image in found["image"] for row in image for grey in row)
+    assert all(math.isfinite(grey) for image in found.image for row in image for grey in row)
 
 
 def test_sizes_are_timed_by_tokens(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_step_is_timed_on_a_grid_of_any_shape(tmp_path: Path) -> None:
     task = tiny(tmp_path, 2, (20, 30), (4, 5))
     settings = Settings.make(task, ("none", "relative_2d"), 1, None, "cpu", "float32", quick=True)
     entries = cost.time_steps(settings, task)
-    assert [(one["position"], one["tokens"], one["batch_size"]) for one in entries] == [
+    assert [(one.position, one.tokens, one.batch_size) for one in entries] == [
         ("none", 30, 136),
         ("relative_2d", 30, 136),
     ]

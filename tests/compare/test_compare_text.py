@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from relpos.compare import Settings
 from relpos.compare.cost import sizes
 from relpos.compare.learned import PROMPT, WRITTEN, learned, sample
 from relpos.data import Text
-from relpos.data.text import COMPARED_ON_TEXT
+from relpos.data.text import STANDARD_ON_TEXT
 from relpos.models import LanguageModel
 from relpos.position import presets
 from relpos.train import TextRecipe
@@ -46,7 +47,7 @@ def test_results_are_what_the_page_on_them_says(finished: Path) -> None:
     assert [(cost["position"], cost["tokens"]) for cost in results["costs"]] == [("none", 256), ("relative_1d", 256)]
     assert results["settings"]["task_options"]["text"].endswith("words.txt")
     page = (finished / "report.html").read_text()
-    assert "words.txt: which position mechanism reads on" in page
+    assert "words.txt: 2 position mechanisms compared" in page
     assert "--text" in page, "the command to run it again names the file"
 
 
@@ -68,15 +69,18 @@ def settings(task: Text, positions: tuple[str, ...] | None = None, **more: Any) 
     return Settings.make(task, positions, more.pop("seeds", 1), None, "cpu", "float32", **more)
 
 
-def test_a_comparison_begins_with_a_dozen() -> None:
+def test_a_comparison_takes_six_a_dozen_or_all() -> None:
     task = Text()
     chosen = settings(task)
-    assert chosen.positions == COMPARED_ON_TEXT
-    assert len(chosen.positions) == 12
+    assert chosen.positions == ("none", "learned", "t5", "alibi", "rotary_1d", "kerple_log")
+    standard = settings(task, ("standard",)).positions
+    assert standard == STANDARD_ON_TEXT
+    assert len(standard) == 12
+    assert set(chosen.positions) < set(standard)
     assert chosen.recipe == TextRecipe()
     every = settings(task, ("all",)).positions
     assert set(every) == {name for name, preset in presets().items() if 1 in preset.token_axes}
-    assert set(COMPARED_ON_TEXT) - set(every) <= {name for name in COMPARED_ON_TEXT if "+" in name}
+    assert set(standard) - set(every) <= {name for name in standard if "+" in name}
     with pytest.raises(ValueError, match="expected positions that make sense on text for task text; got 'relative_2d'"):
         settings(task, ("relative_2d",))
 
@@ -96,18 +100,18 @@ def tiny(position: str) -> LanguageModel:
 def test_a_bias_is_kept_for_the_past() -> None:
     model = tiny("alibi")
     (entry,) = learned(model)
-    assert (entry["offsets"], entry["along"], entry["layer"]) == ([[0, 255]], "bytes", "shared")
-    assert entry["values"][0][:3] == pytest.approx([0, entry["values"][0][1], 2 * entry["values"][0][1]])
-    assert all(len(values) == 256 and values[1] < 0 for values in entry["values"])
+    assert (entry.offsets, entry.along, entry.layer) == ([[0, 255]], "bytes", "shared")
+    assert entry.values[0][:3] == pytest.approx([0, entry.values[0][1], 2 * entry.values[0][1]])
+    assert all(len(values) == 256 and values[1] < 0 for values in entry.values)
 
 
 def test_a_sequence_of_vectors_is_thinned() -> None:
     model = tiny("sinusoidal_1d")
     (entry,) = learned(model)
-    assert (entry["grid"], entry["every"]) == ([64], 4)
+    assert (entry.grid, entry.every) == ([64], 4)
     places = model.token_position.embed(torch.zeros(1, 256, 16), model.coordinates)[0, ::4]
     unit = torch.nn.functional.normalize(places - places.mean(dim=0), dim=-1)
-    torch.testing.assert_close(torch.tensor(entry["similarity"]), unit @ unit.T, rtol=0, atol=1e-3)
+    torch.testing.assert_close(torch.tensor(entry.similarity), unit @ unit.T, rtol=0, atol=1e-3)
 
 
 @pytest.mark.slow
@@ -121,7 +125,7 @@ def test_a_sample_is_the_trained_models_and_goes_on_beyond_by_its_first_rule(pos
     within = model.generate(prompt, task.length - PROMPT, temperature=0.0)
     grown = model.grow(PROMPT + WRITTEN, model.growth()[0])
     beyond = grown.generate(within, PROMPT + WRITTEN - task.length, temperature=0.0)[0, task.length :]
-    assert sample(model, task) == {
+    assert asdict(sample(model, task)) == {
         "prompt": words(prompt[0]),
         "within": words(within[0, PROMPT:]),
         "beyond": words(beyond),

@@ -101,7 +101,7 @@ def test_the_same_call_again_does_no_work(
     main(call(finished))
     assert snapshot(finished / "records") == before
     assert (finished / "results.json").read_bytes() == gathered
-    assert "0 pieces of work" in " ".join(capsys.readouterr().out.split())
+    assert "This comparison is finished. Its results, from" in " ".join(capsys.readouterr().out.split())
 
 
 def test_other_steps_are_refused_by_name(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +129,7 @@ def test_training_figures_repeat(finished: Path, results: dict[str, Any], tmp_pa
     mine = {record["id"]: record for record in results["records"]}
     assert len(again["records"]) == 1
     for record in again["records"]:
-        for part in ("curve", "validation_accuracy", "metrics", "learned", "attention", "parameters"):
+        for part in ("curve", "validation", "metrics", "learned", "attention", "parameters"):
             assert record[part] == mine[record["id"]][part], part
 
 

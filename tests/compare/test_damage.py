@@ -38,7 +38,7 @@ def refused(store: Store, path: Path) -> None:
     with pytest.raises(ValueError) as caught:
         store.finished("x")
     says = rf"^expected a record that relpos wrote; got {re.escape(str(path))} \([^\n]*\)\. "
-    assert re.search(says + r"Remove it: the same call makes it anew\.$", str(caught.value)), str(caught.value)
+    assert re.search(says + r"Remove it: the same command recreates it\.$", str(caught.value)), str(caught.value)
 
 
 @pytest.mark.parametrize("record", [RECORD, 12.5, None, [{"position": "none", "step_ms": None}]])

@@ -19,6 +19,7 @@ from relpos.compare.run import metrics, run
 from relpos.compare.workers import Task
 from relpos.data import find_task
 from relpos.report import build_page, load_results, render_terminal
+from relpos.results import plain
 from relpos.train import TextRecipe
 
 DIGITS = find_task("digits")
@@ -55,7 +56,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_that_diverges_is_a_record() -> None:
     made = settings("learned", multiplier=1e42)
-    record = run(Job("learned", 0, "recipe", 1e42), made, DIGITS)
+    record = plain(run(Job("learned", 0, "recipe", 1e42), made, DIGITS))
     check_diverged(record, {"settings": made.to_json(), "task": DIGITS.describe()})
     assert record["diverged"]["step"] in (1, 2)
     assert record["diverged"]["value"] in ("nan", "inf")
@@ -66,9 +67,9 @@ def test_a_run_that_diverges_is_a_record() -> None:
 def test_the_rest_goes_on_and_it_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = settings("none", "learned", multiplier=1e42)
     results = Comparison(made, DIGITS, tmp_path).run()
-    diverged = {record["position"]: "diverged" in record for record in results["records"]}
+    diverged = {record.position: record.diverged is not None for record in results.records}
     assert diverged == {"none": False, "learned": True}
-    assert len(results["costs"]) == 2, "what it costs is known all the same"
+    assert len(results.costs) == 2, "what it costs is known all the same"
     for path in [tmp_path / "results.json", *(tmp_path / "records").iterdir()]:
         strict(path.read_text())
     read = load_results(tmp_path)
@@ -83,7 +84,7 @@ def test_the_rest_goes_on_and_it_is_not_trained_again(tmp_path: Path, monkeypatc
 def test_one_mechanism_alone_that_diverges_has_a_page(tmp_path: Path) -> None:
     Comparison(settings("learned", rate=1e42), DIGITS, tmp_path).run()
     page = build_page(load_results(tmp_path))
-    assert "every training run diverged" in page
+    assert "Every training run diverged" in page
 
 
 def test_a_probe_whose_figures_are_no_numbers_has_a_reason() -> None:
@@ -92,9 +93,9 @@ def test_a_probe_whose_figures_are_no_numbers_has_a_reason() -> None:
     model = small.build(text, "alibi")
     next(model.parameters()).data.fill_(math.nan)
     found = metrics(model, text, text.probes[:2], torch.device("cpu"), quick=True)
-    assert [one["bits_per_byte"] for one in found] == [None, None]
-    assert all("not finite" in one["reason"] for one in found)
+    assert [one.bits_per_byte for one in found] == [None, None]
+    assert all("not finite" in str(one.reason) for one in found)
     images = replace(settings("learned").recipe).build(DIGITS, "learned")
     next(images.parameters()).data.fill_(math.nan)
     found = metrics(images, DIGITS, DIGITS.probes[:1], torch.device("cpu"))
-    assert found[0]["accuracy"] == 0, "scores that are no numbers name no class"
+    assert found[0].accuracy == 0, "scores that are no numbers name no class"

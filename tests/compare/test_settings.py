@@ -10,8 +10,8 @@ import pytest
 
 from relpos.compare import Job, Settings
 from relpos.compare.settings import QUICK_STEPS, describe, environment
-from relpos.data import COMPARED, find_task
-from relpos.position import find, presets
+from relpos.data import find_task
+from relpos.position import presets
 from relpos.train import ImageRecipe
 
 
@@ -25,11 +25,7 @@ def make(**changes: Any) -> Settings:
 
 def test_by_default_the_tasks_mechanisms_by_the_recipe() -> None:
     settings = make()
-    assert settings.positions == COMPARED == (
-        "none", "learned", "sinusoidal_2d", "relative_1d", "relative_2d", "t5", "alibi", "rotary_1d", "rotary_2d",
-        "learned+relative_2d", "rotary_2d+relative_2d",
-    )  # fmt: skip
-    assert all(2 in find(name).token_axes for name in COMPARED)
+    assert settings.positions == ("none", "learned", "relative_2d", "t5", "rotary_2d", "learned+relative_2d")
     assert settings.recipe == ImageRecipe()
     assert (settings.task, settings.seeds, settings.quick, settings.device, settings.threads) == (
         "digits", 1, False, "cpu", 1,
@@ -39,7 +35,14 @@ def test_by_default_the_tasks_mechanisms_by_the_recipe() -> None:
 def test_all_is_every_mechanism_that_suits_images() -> None:
     every = make(positions=("all",)).positions
     assert every == tuple(name for name, preset in presets().items() if 2 in preset.token_axes)
-    assert set(COMPARED) < set(every)
+    standard = make(positions=("standard",)).positions
+    assert standard == (
+        "none", "learned", "sinusoidal_2d", "relative_1d", "relative_2d", "t5", "alibi", "rotary_1d", "rotary_2d",
+        "learned+relative_2d", "rotary_2d+relative_2d",
+    )  # fmt: skip
+    assert set(make().positions) < set(standard) < set(every)
+    with pytest.raises(ValueError, match="expected one position for all models of --what norm; got standard"):
+        make(positions=("standard",), what="norm")
 
 
 def test_positions_keep_their_order_and_come_once() -> None:

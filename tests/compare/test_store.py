@@ -14,6 +14,7 @@ import pytest
 from relpos.compare import store
 from relpos.compare.store import OtherSettingsError, Store, require_usable
 from relpos.files.writing import PART, WriteError
+from relpos.results import SCHEMA_VERSION
 
 SETTINGS: dict[str, Any] = {"task": "digits", "seeds": 2, "recipe": {"steps": 400, "learning_rate": 0.003}}
 HERE = {"torch": "2.13.0", "cores": 2}
@@ -30,7 +31,7 @@ def test_a_record_comes_back(tmp_path: Path) -> None:
     assert store.has("x--seed0")
     assert store.get("x--seed0") == {"accuracy": 0.5, "curve": [1, 2]}
     head = json.loads((tmp_path / "a" / "b" / "comparison.json").read_text())
-    assert head == {"schema_version": 1, "settings": SETTINGS, "environment": HERE}
+    assert head == {"schema_version": SCHEMA_VERSION, "settings": SETTINGS, "environment": HERE}
 
 
 def test_the_same_settings_go_on_and_change_nothing(tmp_path: Path) -> None:

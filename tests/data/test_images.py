@@ -413,7 +413,7 @@ def test_a_class_that_was_all_broken_is_named(noise: Path, tmp_path: Path) -> No
         ({"image_size": (33, 33)}, "an image size that patches of 8 x 8 divide; got 33 x 33. Take 40 for 33."),
         (
             {"image_size": (32, 32)},
-            "at least 5 patches a side, of which 4 are margin; got 32 x 32 with patches of 8 x 8",
+            "at least 5 patches per side, of which 4 are margin; got 32 x 32 with patches of 8 x 8",
         ),
         ({"image_size": (0, 64)}, "expected image_size to be an integer of at least 1; got int 0"),
         ({"patch": (0, 8)}, "expected patch to be an integer of at least 1; got int 0"),

@@ -99,5 +99,18 @@ CASES: list[Case] = [
     ("sampled_loss: integers", ValueError,
      lambda: relpos.sampled_loss(torch.ones(2, 3, dtype=torch.long)),
      "scores to be floating point", "int64", "float()"),
+    ("parameter_groups: no module", ValueError,
+     lambda: relpos.optim.parameter_groups([weight], learning_rate=1.0, weight_decay=0.0),  # type: ignore[arg-type]
+     "a module", "list", "Build the model"),
+    ("parameter_groups: rate", ValueError,
+     lambda: relpos.optim.parameter_groups(torch.nn.Linear(2, 2), learning_rate=-1.0, weight_decay=0.0),
+     "learning_rate to be a number of at least 0", "-1.0", "rate"),
+    ("parameter_groups: decay", ValueError,
+     lambda: relpos.optim.parameter_groups(torch.nn.Linear(2, 2), learning_rate=1.0, weight_decay=float("nan")),
+     "weight_decay to be a number of at least 0", "nan", "0 is none"),
+    ("parameter_groups: multiplier", ValueError,
+     lambda: relpos.optim.parameter_groups(
+         torch.nn.Linear(2, 2), learning_rate=1.0, weight_decay=0.0, position_learning_rate_multiplier=-1),
+     "position_learning_rate_multiplier to be a number of at least 0", "-1", "1 is the rate of the rest"),
 ]
 # fmt: on

@@ -412,7 +412,7 @@ CASES: list[Case] = [
      "tokens on cpu", "meta", "Move the tokens or the model with .to(device)."),
     ("LanguageModel: forward too long", ValueError,
      lambda: lm(position="learned")(torch.zeros(2, 7, dtype=torch.long)),
-     "at most 6 tokens, the context", "7", "Its position does not go on as it is: model.grow(length, rule)"),
+     "at most 6 tokens, the context", "7", "Its position does not extrapolate unchanged: model.grow(length, rule)"),
     ("LanguageModel: cache", ValueError,
      lambda: lm()(TOKENS, cache=True),
      "a KeyValueCache of depth 2", "bool True", "Pass cache=KeyValueCache(2)."),

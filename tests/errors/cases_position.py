@@ -271,7 +271,7 @@ CASES: list[Case] = [
     ("OffsetBias: bad", ValueError,
      lambda: type("Bad", (OffsetBias,), {"bias": lambda self, o: torch.zeros(3)})().terms(Sequence(6)),
      "Bad.bias to return [heads, 11]",
-     "a tensor of shape (3,) and dtype float32", "Return one value a head for each entry of"),
+     "a tensor of shape (3,) and dtype float32", "Return one value per head for each entry of"),
     ("OffsetBias: axes of queries", ValueError,
      lambda: type("Flat", (OffsetBias,), {"axes": 2})().terms(Grid(2, 2, 2)),
      "queries with 2 axes for Flat", "Grid(2, 2, 2)", "Give coordinates with as many axes"),
@@ -280,5 +280,5 @@ CASES: list[Case] = [
      "keys with 2 axes for Flat", "Sequence(length=4, start=0, prefix=0)", "Give coordinates with as many axes"),
     ("OffsetBias: abstract", ValueError,
      lambda: OffsetBias().terms(Sequence(6)),
-     "OffsetBias.bias to return [heads, 11]", "None", "Return one value a head for each entry of"),
+     "OffsetBias.bias to return [heads, 11]", "None", "Return one value per head for each entry of"),
 ]

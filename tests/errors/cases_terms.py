@@ -66,7 +66,7 @@ CASES: list[Case] = [
      "Rotation query to be a tensor with 4 dimensions", "None", "Reshape Rotation query before the call."),
     ("Rotation: pairs differ", ValueError,
      lambda: Rotation(ANGLES, torch.zeros(1, 1, 6, 3), layout="half"),
-     "Rotation key with 4 angles a token, as the query has",
+     "Rotation key with 4 angles per token, as the query has",
      "a tensor of shape (1, 1, 6, 3) and dtype float32", "Queries and keys rotate the same dimensions."),
     ("Rotation: magnitude", ValueError,
      lambda: Rotation(ANGLES, ANGLES, layout="half", magnitude="a"),

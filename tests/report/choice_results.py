@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+
+from relpos.train import ImageRecipe
+
+RECIPE = asdict(ImageRecipe(steps=400))
 
 NAMES = ("full", "local", "linear")
 PROBE = {
@@ -22,7 +27,8 @@ def record(name: str, seed: int, share: float, images: int = 400) -> dict[str, A
         "id": f"{name}--recipe--seed{seed}", "choice": name, "position": "rotary_2d", "seed": seed,
         "variant": "recipe", "position_learning_rate_multiplier": 10.0,
         "parameters": {"total": 1000, "position": 0, "parts": {"head": 1000}},
-        "metrics": [
+        "curve": {"step": [], "loss": [], "rate": [], "validation_step": [], "validation": []},
+        "threads": 1, "train_seconds": 1.0, "settings": {"recipe": RECIPE}, "metrics": [
             {"probe": "test", "growth": None, "accuracy": float(correct.mean()), "trials": 1,
              "correct": correct.tolist()}
         ],
@@ -49,17 +55,18 @@ def make(shares: tuple[float, ...] = (0.90, 0.60, 0.89), seeds: int = 3, **setti
             cost("linear", tokens, 10 * by**2 * 1.05, 10 * by**1.5, 1.05),
         ]
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "settings": {
             "task": "digits", "task_options": {}, "positions": ["rotary_2d"], "seeds": seeds, "quick": False,
             "device": "cpu", "precision": "float32", "threads": 1, "what": "attention", "choices": list(NAMES),
-            "recipe": {"steps": 400, "position_learning_rate_multiplier": 10.0}, **settings,
+            "recipe": RECIPE, **settings,
         },
         "environment": {
             "relpos": "0", "torch": "2", "python": "3", "platform": "p", "processor": "c", "cores": 2, "device": "cpu"
         },
         "task": {
             "name": "digits", "kind": "images", "title": "Digits", "description": "Digits.", "classes": ["a", "b"],
+            "channels": 1, "image_size": [16, 16], "patch_size": [2, 2],
             "sizes": {"train": 1, "validation": 1, "test": 400}, "probes": [PROBE],
         },
         "mechanisms": [

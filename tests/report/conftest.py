@@ -2,12 +2,16 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
 
+from relpos.train import ImageRecipe
+
 IMAGES = 360
+RECIPE = asdict(ImageRecipe(steps=400))
 ELEVEN = (
     "none",
     "learned",
@@ -59,6 +63,11 @@ ACCURACY = {
     "learned+relative_2d": make_figures(0.965, 0.6, 0.35, 0.22, interpolated=0.2, clipped=0.24),
     "rotary_2d+relative_2d": make_figures(0.972, 0.95, 0.935, 0.91, interpolated=0.6, clipped=0.78),
 }
+FAMILY = {
+    "none": "none",
+    **dict.fromkeys(("learned", "sinusoidal_2d"), "absolute"),
+    **dict.fromkeys(("rotary_1d", "rotary_2d"), "rotation"),
+}
 SUMMARY = {
     "none": "Attention sees a bag of patches. Expect it to survive any move and to miss every arrangement.",
     "learned": "A learned vector is added to every patch. Expect it to know only the places it saw.",
@@ -97,7 +106,7 @@ def make_results(
         for variant, seed in itertools.product(variants, range(seeds)):
             records.append(make_record(name, seed, variant, probes, figures[name], rules[name], difficulty, random))
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "settings": {
             "task": "digits",
             "positions": list(names),
@@ -106,21 +115,7 @@ def make_results(
             "device": "cpu",
             "precision": "float32",
             "threads": 1,
-            "recipe": {
-                "steps": 400,
-                "batch_size": 64,
-                "learning_rate": 3e-3,
-                "position_learning_rate_multiplier": 10,
-                "weight_decay": 0.05,
-                "warmup_steps": 20,
-                "gradient_clip": 1.0,
-                "embed_dim": 48,
-                "depth": 3,
-                "num_heads": 4,
-                "mlp_ratio": 2,
-                "global_pool": "max",
-                "shared_position": True,
-            },
+            "recipe": RECIPE,
         },
         "environment": {
             "relpos": "0.1.0",
@@ -149,6 +144,7 @@ def make_results(
                 "summary": SUMMARY.get(name, "A mechanism made up for a test."),
                 "source": SOURCE.get(name, "nobody"),
                 "growth": rules[name],
+                "family": "sum" if "+" in name else FAMILY.get(name, "bias"),
             }
             for name in names
         ],
@@ -229,13 +225,13 @@ def make_record(
             "loss": loss.tolist(),
             "rate": (3e-3 * np.cos(steps / 400 * np.pi / 2)).tolist(),
             "validation_step": steps[3::4].tolist(),
-            "validation_accuracy": np.clip(validation, 0, 1).tolist(),
+            "validation": np.clip(validation, 0, 1).tolist(),
         },
-        "validation_accuracy": float(reach),
+        "validation": float(reach),
         "train_seconds": 8.5,
         "threads": 1,
         "peak_memory_mib": 210.0,
-        "settings": {},
+        "settings": {"recipe": RECIPE},
         "metrics": metrics,
         "learned": make_learned(name, random),
         "attention": make_attention(random),
@@ -313,7 +309,7 @@ def make_attention(random: np.random.Generator) -> dict[str, Any]:
         weights = np.exp(scores) / np.exp(scores).sum((-2, -1), keepdims=True)
         maps.append(weights.tolist())
     grid = {"query": [4, 3], "grid": [8, 8]}
-    return {"image": images, "label": [0, 3, 8], "predicted": [0, 3, 6], **grid, "maps": maps}
+    return {"image": images, "label": ["0", "3", "8"], "predicted": ["0", "3", "6"], **grid, "maps": maps}
 
 
 def make_costs(names: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -1,20 +1,36 @@
-"""Reading results.json, and saying clearly why it cannot be read."""
+"""results.json as dataclasses: read, written, described, and saying clearly why it cannot be read."""
 
 import json
 import os
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relpos.report.results import Contender, ResultsError, contenders, load_results, outcomes
+from relpos.report.standings import Contender, contenders, outcomes
+from relpos.results import SCHEMA_VERSION, ResultsError, load_results, plain, read
+
+ROOT = Path(__file__).parents[2]
 
 
-def test_reads_a_file_or_its_folder(make: Any, tmp_path: Path) -> None:
-    results = make(("none",), seeds=1)
+def test_reads_a_file_or_its_folder_and_writes_the_same(make: Any, tmp_path: Path) -> None:
+    results = make(("none", "learned"), seeds=1)
     path = tmp_path / "results.json"
     path.write_text(json.dumps(results))
-    assert load_results(path) == load_results(tmp_path) == results
+    found = load_results(path)
+    assert found == load_results(tmp_path) == read(results) == read(plain(found))
+    written = plain(found)
+    for record, asked in zip(written["records"], results["records"], strict=True):
+        said = {name: value for name, value in asked.items() if value not in ({}, [])}
+        assert record["metrics"] == asked["metrics"]
+        assert set(record) == set(said), "nothing is lost, and nothing stands there that was not said"
+    assert "choices" not in written["settings"], "an optional field that holds nothing is left out"
+
+
+def test_the_page_of_the_schema_is_what_the_dataclasses_say() -> None:
+    written = runpy.run_path(str(ROOT / "recipes" / "results_page.py"))["schema_page"]()
+    assert (ROOT / "docs" / "results.md").read_text() == written, "run python recipes/results_page.py"
 
 
 @pytest.mark.parametrize(
@@ -27,23 +43,9 @@ def test_reads_a_file_or_its_folder(make: Any, tmp_path: Path) -> None:
         ('{"schema_version": NaN}', r"is not JSON \(NaN is no number\): run"),
         ("[" * 100_000, "is not JSON"),
         ("1" * 5000, "is not JSON"),
-        (
-            '{"schema_version": 1, "settings": [], "environment": {}, "task": {}, "mechanisms": [], "records": [], '
-            '"costs": []}',
-            "expected the section settings to be an object, got list",
-        ),
-        (
-            '{"schema_version": 1, "settings": {}, "environment": {}, "task": {}, "mechanisms": {}, "records": [], '
-            '"costs": []}',
-            "expected the section mechanisms to be a list, got dict",
-        ),
-        (
-            '{"schema_version": 1, "settings": {}, "environment": {}, "task": {}, "mechanisms": [], "records": [3], '
-            '"costs": []}',
-            "expected the section records to be a list of objects, got int in it",
-        ),
-        ('{"schema_version": 99}', "expected schema_version 1, got 99"),
-        ('{"schema_version": 1, "settings": {}}', "missing: environment, task"),
+        ('{"schema_version": 1}', "results.json was written by an older version of relpos: .* got 1; run the compar"),
+        ('{"schema_version": 99}', "was written by another version of relpos: expected schema_version 2, got 99; read"),
+        ('{"schema_version": 2, "settings": {}}', "missing costs, environment, mechanisms, records, task"),
     ],
 )
 def test_errors_say_what_was_expected(content: str | None, words: str, tmp_path: Path) -> None:
@@ -52,19 +54,42 @@ def test_errors_say_what_was_expected(content: str | None, words: str, tmp_path:
         path.write_text(content)
     with pytest.raises(ResultsError, match=words):
         load_results(path)
+    assert SCHEMA_VERSION == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tree: tree.update(settings=[]), r"results\.settings: expected an object, got \[\]"),
+        (lambda tree: tree.update(mechanisms={}), r"results\.mechanisms: expected a list, got {}"),
+        (lambda tree: tree.update(records=[3]), r"results\.records\[0\]: expected an object, got 3"),
+        (lambda tree: tree["task"].update(kind="sound"), r"task\.kind: expected images or text, got 'sound'"),
+        (lambda tree: tree["records"][1].pop("seed"), r"records\[1\]: missing seed"),
+        (lambda tree: tree["records"][0].update(sed=1), r"records\[0\]: unknown sed"),
+        (
+            lambda tree: tree["records"][0]["curve"].update(loss=["x"]),
+            r"curve\.loss: expected a list of float",
+        ),
+    ],
+)
+def test_a_fault_inside_is_named_where_it_is(make: Any, change: Any, words: str) -> None:
+    tree = make(("none",), seeds=2)
+    change(tree)
+    with pytest.raises(ResultsError, match=words):
+        read(tree)
 
 
 def test_outcomes_are_shares_of_trials(make: Any) -> None:
-    results = make(("none",), seeds=2)
-    by_seed = outcomes(results, Contender("none"), "test")
-    metric = results["records"][1]["metrics"][0]
+    results = read(make(("none",), seeds=2))
+    by_seed = outcomes(results, Contender("none"), results.task.probes[0])
     assert sorted(by_seed) == [0, 1]
-    assert by_seed[1].mean() == pytest.approx(metric["accuracy"])
+    assert by_seed[1].mean() == pytest.approx(results.records[1].metrics[0].accuracy)
 
 
 def test_contenders_come_with_their_rules_in_order(make: Any) -> None:
-    found = contenders(make(), "canvas/20/zoomed")
-    assert [entry.label for entry in found] == [
+    results = read(make())
+    probe = next(probe for probe in results.task.probes if probe.id == "canvas/20/zoomed")
+    assert [entry.label for entry in contenders(results, probe)] == [
         "none (as is)",
         "learned (interpolated)",
         "relative_2d (interpolated)",

@@ -7,17 +7,19 @@ from scipy import stats
 from relpos.report.statistics import crossed_interval, mean_interval, paired_difference
 
 
-def test_all_equal_outcomes_have_an_interval_of_no_width() -> None:
-    ones = dict.fromkeys(range(3), np.ones(50))
-    zeros = dict.fromkeys(range(3), np.zeros(50))
+def test_outcomes_that_never_vary_are_known_by_the_rule_of_three() -> None:
+    ones = dict.fromkeys(range(3), np.ones(36))
+    zeros = dict.fromkeys(range(3), np.zeros(36))
+    rare = 1 - 0.05 ** (1 / 36)
+    assert 0.079 < rare < 3 / 36
     interval = mean_interval(ones)
-    assert (interval.mean, interval.low, interval.high) == (1.0, 1.0, 1.0)
-    third = mean_interval(dict.fromkeys(range(3), np.full(50, 1 / 3)))
-    assert third.low == third.mean == third.high == 1 / 3
+    assert (interval.mean, interval.low, interval.high) == (1.0, 1.0 - rare, 1.0)
     tie = paired_difference(ones, ones)
-    assert (tie.mean, tie.low, tie.high) == (0.0, 0.0, 0.0)
+    assert (tie.mean, tie.low, tie.high) == (0.0, -rare, rare), "36 images do not say that two are equal"
     assert tie.covers_zero
     assert not paired_difference(ones, zeros).covers_zero
+    bits = paired_difference(ones, ones, share=False)
+    assert bits.low == bits.high == 0.0, "bits have no end to be near"
 
 
 def test_small_case_agrees_with_the_layout_written_out() -> None:
@@ -62,7 +64,7 @@ def test_pairing_takes_out_what_makes_images_hard() -> None:
     hard = random.random(300)
     first = dict.fromkeys(range(3), hard + 0.01)
     second = dict.fromkeys(range(3), hard)
-    interval = paired_difference(first, second)
+    interval = paired_difference(first, second, share=False)
     assert interval.low == pytest.approx(0.01)
     assert mean_interval(first).low < mean_interval(second).high
 

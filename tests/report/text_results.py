@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from relpos.train import TextRecipe
+
+RECIPE = asdict(TextRecipe(steps=300))
 LENGTHS = (256, 512, 1024, 2048)
 BLOCKS = 14
 Bits = dict[str | None, tuple[float, ...]]
@@ -35,9 +39,8 @@ def make_text(
     figures = {**BITS, **(bits or {})}
     hard = 0.15 * random.normal(size=BLOCKS)
     records = [make_record(name, seed, figures[name], hard, random) for seed in range(seeds) for name in names]
-    recipe = {"steps": 300, "batch_size": 8, "position_learning_rate_multiplier": 1.0, "num_heads": 4, "depth": 3}
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "settings": {
             "task": "text",
             "task_options": {"contents": "0123"},
@@ -47,7 +50,7 @@ def make_text(
             "device": "cpu",
             "precision": "float32",
             "threads": 1,
-            "recipe": recipe,
+            "recipe": RECIPE,
         },
         "environment": {
             "relpos": "0.1.0",
@@ -75,6 +78,7 @@ def make_text(
                 "summary": "A mechanism made up for a test.",
                 "source": "nobody",
                 "growth": [rule for rule in figures[name] if rule is not None],
+                "family": "none" if name == "none" else "bias",
             }
             for name in names
         ],
@@ -135,13 +139,13 @@ def make_record(name: str, seed: int, figures: Bits, hard: np.ndarray, random: n
             "loss": [5.5 * np.exp(-step / 90) + 1.7 for step in steps],
             "rate": [1e-3] * len(steps),
             "validation_step": steps[9::10],
-            "validation_bits_per_byte": [3.5, 3.0, 2.7],
+            "validation": [3.5, 3.0, 2.7],
         },
-        "validation_bits_per_byte": 2.7,
+        "validation": 2.7,
         "train_seconds": 17.0,
         "threads": 1,
         "peak_memory_mib": 210.0,
-        "settings": {},
+        "settings": {"recipe": RECIPE},
         "metrics": metrics,
         "learned": [{**bias, "values": values}]
         if name in ("alibi", "t5")

@@ -30,7 +30,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             steps.append(1)
             return super().step(closure)
 
-    monkeypatch.setattr(loop, "make_optimizer", lambda name, groups, rate: Counting(groups, lr=rate))
+    monkeypatch.setattr(loop, "make_optimizer", lambda name, groups: Counting(groups))
     return steps
 
 

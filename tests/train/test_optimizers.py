@@ -127,7 +127,7 @@ def test_an_estimate_counts_labels_and_leaves_no_gradient(monkeypatch: pytest.Mo
     task, recipe = Text(), TextRecipe(embed_dim=16, depth=1, num_heads=2, batch_size=2)
     for data, kind, batch in ((find_task("digits"), TINY, 16), (task, recipe, 2)):
         model = kind.build(data, "none")
-        optimizer = loop.make_optimizer("sophia-g", loop.parameter_groups(model, kind), 1e-3)
+        optimizer = loop.make_optimizer("sophia-g", kind.groups(model))
         inputs, classes = next(data.batches(batch, 0))
         estimate_hessian("sophia-g", optimizer, model, inputs, classes)
         assert all(p.grad is None for p in model.parameters())
@@ -140,7 +140,7 @@ def test_hutchinsons_estimate_differentiates_any_engine_and_puts_it_back() -> No
     layers = [layer for layer in model.modules() if isinstance(layer, MultiHeadAttention)]
     for layer in layers:
         layer.backend = "streaming"
-    optimizer = loop.make_optimizer("sophia-h", loop.parameter_groups(model, TINY), 1e-3)
+    optimizer = loop.make_optimizer("sophia-h", TINY.groups(model))
     inputs, classes = next(find_task("digits").batches(4, 0))
     estimate_hessian("sophia-h", optimizer, model, inputs, classes)
     assert flat(states(optimizer, "hessian")).abs().max() > 0

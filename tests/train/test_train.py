@@ -32,7 +32,7 @@ from relpos.train import (
     save,
     train,
 )
-from relpos.train.loop import parameter_groups, rate_at
+from relpos.train.loop import rate_at
 
 TINY = ImageRecipe(steps=4, warmup_steps=2, batch_size=16, embed_dim=16, depth=1, num_heads=2)
 CPU = torch.device("cpu")
@@ -90,33 +90,6 @@ def test_no_warm_up() -> None:
 
 
 # Parameter groups
-
-
-@pytest.mark.parametrize("position", ["none", "learned", "relative_2d", "learned+relative_2d"])
-@pytest.mark.parametrize("shared", [True, False])
-def test_every_parameter_is_in_exactly_one_group(position: str, shared: bool) -> None:
-    model = untrained(position, replace(TINY, shared_position=shared, depth=2, class_token=True))
-    groups = parameter_groups(model, TINY)
-    grouped = [parameter for group in groups for parameter in group["params"]]  # type: ignore[attr-defined]
-    assert len(grouped) == len({id(parameter) for parameter in grouped})
-    assert {id(parameter) for parameter in grouped} == {id(parameter) for parameter in model.parameters()}
-
-
-@pytest.mark.parametrize("position", ["learned", "relative_2d", "learned+relative_2d"])
-def test_position_has_a_rate_of_its_own_and_no_decay(position: str) -> None:
-    model = untrained(position, replace(TINY, depth=2))
-    recipe = replace(TINY, position_learning_rate_multiplier=7.0, weight_decay=0.3)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for group in parameter_groups(model, recipe):
-        for parameter in group["params"]:  # type: ignore[attr-defined]
-            own = "pos_embed" in names[id(parameter)] or "relative_position_bias_table" in names[id(parameter)]
-            assert group["multiplier"] == (7.0 if own else 1.0), names[id(parameter)]
-            decays = not own and parameter.dim() >= 2
-            assert group["weight_decay"] == (0.3 if decays else 0.0), names[id(parameter)]
-
-
-def test_no_empty_groups() -> None:
-    assert len(parameter_groups(untrained("none"), TINY)) == 2
 
 
 def test_the_multiplier_is_used() -> None:

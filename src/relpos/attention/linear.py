@@ -10,8 +10,8 @@ with q_i. Not causal, that is two products of small matrices. Causal, three form
     chunked     the definition inside a chunk of tokens, the state between chunks: how it trains, in O(N)
 
 Position enters in two ways, which compose. A rotation turns phi(q) and phi(k) in the numerator alone: turned features
-may be negative and their sum 0 (Su et al. 2021, "RoFormer", section 3.3). A decay a head makes it retention (Sun et al.
-2023, "Retentive Network", equations 5 to 7), which divides by nothing and is normalised after: `normalize=False`.
+may be negative and their sum 0 (Su et al. 2021, "RoFormer", section 3.3). A decay per head makes it retention (Sun et
+al. 2023, "Retentive Network", equations 5 to 7), which divides by nothing and is normalised after: `normalize=False`.
 
 Efficient attention (Shen et al. 2021) has a softmax over the channels of q and over the tokens of k: the latter sums
 over all tokens, and is not causal.
@@ -67,7 +67,7 @@ def linear_attention(
             the tokens of k.
         causal: whether token i sees no j above it. N and M are then equal.
         position: a rotation, or None.
-        decay: a factor a head on what is one token farther, above 0 and at most 1; causal alone.
+        decay: one factor per head on what is one token farther, above 0 and at most 1; causal alone.
         normalize: whether to divide by the sum of weights; a row whose weights sum to 0 gives 0.
         form: of a causal call; all give the same numbers, "quadratic" in O(N^2).
         chunk: tokens of a chunk.

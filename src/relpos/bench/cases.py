@@ -26,7 +26,7 @@ Precision = Literal["float32", "bfloat16", "float16", "float64"]
 Device = Literal["cpu", "cuda"]
 
 BIASES: tuple[Kind, ...] = ("line", "grid", "t5")
-"""Positions that are one number a pair, which a dense mask can hold."""
+"""Positions that are one number per pair, which a dense mask can hold."""
 VECTORS: tuple[Kind, ...] = ("shaw", "transformer_xl", "deberta")
 """Positions whose vectors meet queries, keys or values."""
 
@@ -36,7 +36,7 @@ class Case:
     """One thing to compute.
 
     Attributes:
-        position: "none"; "line", a learned bias of 2 N - 1 numbers a head; "grid", its form on a grid; "t5", in 32
+        position: "none"; "line", a learned bias of 2 N - 1 numbers per head; "grid", its form on a grid; "t5", in 32
             buckets; "shaw", 33 clipped vectors for keys and for values; "transformer_xl", 2 N - 1 vectors and two
             biases; "deberta", 512 vectors that queries meet and 512 that keys meet.
         sizes: of the sequence or grid. prefix: tokens before it.
@@ -65,7 +65,7 @@ class Case:
         require_int(self.prefix, "a case's prefix", at_least=0)
         axes = 2 if self.position == "grid" else 1
         if not isinstance(self.sizes, tuple) or len(self.sizes) != axes:
-            fail(f"sizes of {axes} axes for {self.position}", shape_of(self.sizes), "Pass a tuple, one size an axis.")
+            fail(f"sizes of {axes} axes for {self.position}", shape_of(self.sizes), "Pass a tuple, one size per axis.")
         for size in self.sizes:
             require_int(size, "each size of a case", at_least=1)
 

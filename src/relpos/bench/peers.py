@@ -76,7 +76,7 @@ class Peer:
 
 
 def pairs(case: Case) -> int:
-    """Bytes of one float32 number a pair of query and key."""
+    """Bytes of one float32 number per pair of query and key."""
     return case.batch * case.heads * case.count**2 * _FLOAT
 
 
@@ -121,7 +121,7 @@ def taken(case: Case, engine: str) -> str | None:
 
 
 def dense_bytes(case: Case) -> int:
-    """What dense scores take, about: two numbers a pair forward; eight for a step, whose graph keeps several."""
+    """What dense scores take, about: two numbers per pair forward; eight for a step, whose graph keeps several."""
     return pairs(case) * (2 if case.what == "forward" else 8)
 
 

@@ -1,7 +1,7 @@
 """A benchmark in a folder: case by case a process that checks and times, then one a peer for its memory.
 
-Nothing else runs beside them. The folder is `relpos.compare`'s: finished pieces are kept, the same call goes on, and a
-folder with other settings, another machine or another source of the engines is left alone.
+Nothing else runs beside them. The folder is `relpos.compare`'s: finished pieces are kept, the same command continues,
+and a folder with other settings, another machine or another source of the engines is left alone.
 """
 
 from __future__ import annotations
@@ -150,11 +150,14 @@ class Bench:
     def tasks(self, case: Case) -> list[Task]:
         """The work of a case that is not finished: time first."""
         settings, engines = self.settings, self.settings.engines_of(case)
-        found = [Task(f"time--{case.name}", time_case, (case, engines, settings.repeats, settings.threads), True)]
+        label = f"time {case.name}"
+        timing = (case, engines, settings.repeats, settings.threads)
+        found = [Task(f"time--{case.name}", time_case, timing, True, label=label)]
         for peer in peers_of(case, engines) if settings.memory and case.device == "cpu" else ():
             if peer.name != ROOFLINE:
                 arguments = (case, peer.name, engines, settings.threads)
-                found.append(Task(_memory_name(case, peer.name), memory_of, arguments))
+                label = f"measure memory of {case.name}, {peer.title}"
+                found.append(Task(_memory_name(case, peer.name), memory_of, arguments, label=label))
         return [task for task in found if not self.store.finished(task.name)]
 
     def run(self, watch: Callable[[Event], None] | None = None) -> dict[str, Any]:

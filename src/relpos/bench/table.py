@@ -25,7 +25,7 @@ def render(results: Results) -> Group:
             continue
         parts.append(
             Text(
-                f"Memory of {peer}: {fit['mib_at_0']:g} MiB + {fit['kib_a_token']:g} KiB a token, "
+                f"Memory of {peer}: {fit['mib_at_0']:g} MiB + {fit['kib_a_token']:g} KiB per token, "
                 f"at most {fit['largest_relative_residual']:.0%} off, over N = {fit['points'][0][0]:,} "
                 f"to {fit['points'][-1][0]:,}."
             )

@@ -154,7 +154,7 @@ _FEWEST = 3
 
 
 def memory_fits(entries: Sequence[Entry], lengths: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """For each peer, extra memory of a training step as a line over N: KiB a token, and the largest relative residual.
+    """For each peer, extra memory of a training step as a line over N: KiB per token, largest relative residual.
 
     Of three lengths or more.
     """

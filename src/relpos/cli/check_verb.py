@@ -5,20 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser, Namespace
+    from jsonargparse import Namespace
 
 LIBRARIES = ("relpos.bench.engines",)
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    """The verb's arguments."""
-    parser.add_argument(
-        "--engines",
-        type=str | None,
-        default=None,
-        help="engines, joined by commas (relpos list backends). Default: all",
-    )
-    parser.add_argument("--all", action="store_true", help="a line for every kind of call")
 
 
 def run(arguments: Namespace) -> None:

@@ -8,45 +8,20 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relpos.cli.task_choice import LIMITS as _OF_TASKS
-from relpos.cli.task_choice import add_task_arguments, choose_task, note_on_batch
+from relpos.cli.saying import say, watched
+from relpos.cli.task_choice import choose_task, note_on_batch
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser, Namespace
+    from jsonargparse import Namespace
 
     from relpos.compare import Settings
 
 
 LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.compare", "relpos.report")
-LIMITS = {"seeds": 1000, "steps": 10_000_000, **_OF_TASKS}
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    """The verb's arguments."""
-    add_task_arguments(parser)
-    parser.add_argument(
-        "--positions",
-        type=str | None,
-        default=None,
-        help="mechanisms, joined by commas; a+b is a sum (relpos list positions); all for every one that suits the "
-        "task. Default: the task's own choice",
-    )
-    parser.add_argument(
-        "--what", type=str, default="position", help="what is compared: position, attention, norm or optimizer"
-    )
-    parser.add_argument(
-        "--choices", type=str | None, default=None, help="of these, joined by commas; with --what. Default: all"
-    )
-    parser.add_argument("--seeds", type=int, default=1, help="training runs of each mechanism")
-    parser.add_argument("--steps", type=int | None, default=None, help="training steps. Default: the recipe's")
-    parser.add_argument("--out", type=str | None, default=None, help="folder for results. Default: under runs/")
-    parser.add_argument("--quick", action="store_true", help="a run of under a minute; no verdict")
-    parser.add_argument("--device", type=str, default="auto", help="auto, cpu, cuda, cuda:0")
-    parser.add_argument("--precision", type=str, default="float32", help="float32, bf16-mixed or fp16-mixed")
 
 
 def default_folder(settings: Settings) -> Path:
-    """A folder named by settings and environment, so that the same call on the same machine finds its results again."""
+    """A folder named by settings and environment, so that the same command on the same machine finds its results."""
     from relpos.compare import environment
 
     whole = [settings.to_json(), environment(settings.device)]
@@ -86,47 +61,16 @@ def run(arguments: Namespace) -> None:
     folder = default_folder(settings) if arguments.out is None else Path(arguments.out)
     comparison = Comparison(settings, task, folder)
     note_on_batch(settings.recipe.batch_size, task, console)
-    left = sum(len(stage) for stage in comparison.tasks())
-    names = ", ".join(settings.names)
-    line = f"Comparing {names} on {settings.task}: {left} pieces of work, in {folder}/"
-    console.print(line, markup=False)
-    results = _watched(comparison, left, console)
+    tasks = [task for stage in comparison.tasks() for task in stage]
+    if tasks:
+        done = sum(map(comparison.store.has, [job.id for job in comparison.jobs]))
+        begun = f", {done} of {len(comparison.jobs)} training runs finished before" if done else ""
+        say(console, f"Comparing {', '.join(settings.names)} on {settings.task}, in {folder}/{begun}")
+    else:
+        say(console, f"This comparison is finished. Its results, from {folder}/:")
+    results = watched(comparison.run, tasks, console)
     page = folder / "report.html"
     write_report(results, page)
     console.print(render_terminal(results, width=console.width))
-    console.print(f"\nPage:    {page}\nResults: {folder / 'results.json'}", highlight=False, soft_wrap=True)
-
-
-def _watched(comparison: Any, left: int, console: Any) -> dict[str, Any]:
-    """Run the comparison under progress bars: one for all, one for each piece under way."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description}", justify="left"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bars:
-        overall = bars.add_task("all", total=left, note="")
-        live: dict[str, Any] = {}
-
-        def watch(event: Any) -> None:
-            name = event.task.name
-            if event.kind == "started":
-                live[name] = bars.add_task(name, total=None, note="")
-            elif event.kind == "finished":
-                bars.remove_task(live.pop(name))
-                bars.advance(overall)
-                if not console.is_terminal:
-                    console.print(f"finished {name}", highlight=False)
-            elif isinstance(event.value, str):
-                bars.update(live[name], note=event.value)
-            else:
-                step = event.value
-                note = f"loss {step.loss:.3f}  rate {step.rate:.1e}"
-                bars.update(live[name], completed=step.step, total=step.steps, note=note)
-
-        results: dict[str, Any] = comparison.run(watch)
-    return results
+    say(console, f"Page:    {page}")
+    say(console, f"Results: {folder / 'results.json'}")

@@ -7,39 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser, Namespace
+    from jsonargparse import Namespace
 
-    from relpos.cli.portrait import View
     from relpos.core import Grid, Sequence
     from relpos.position import Preset
-    from relpos.report.plots.show import Strip
+    from relpos.viz.portrait import View
+    from relpos.viz.strips import Strip
 
 HEADS, HEAD_DIM, SEED, LENGTH, GRID = 4, 16, 0, 16, (8, 8)
 TOKENS_AT_MOST = 4096
-LIBRARIES = ("relpos.cli.portrait", "relpos.report.plots.show")
-LIMITS = {"length": 10**9, "heads": 256, "head_dim": 1024, "query": 10**9, "seed": 2**63 - 1}
+LIBRARIES = ("relpos.viz.portrait", "relpos.viz.strips")
 TRAINED_AT_MOST = 65_536
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    """The verb's arguments."""
-    parser.add_argument("position", type=str, nargs="?", help="a mechanism, or a sum a+b (relpos list positions)")
-    parser.add_argument(
-        "--weights", type=str | None, default=None, help="instead: a folder that relpos train wrote, or its weights"
-    )
-    parser.add_argument("--length", type=int | None, default=None, help=f"tokens of a sequence. Default: {LENGTH}")
-    parser.add_argument(
-        "--grid", type=str | None, default=None, help="rows x columns of patches, such as 8x8, instead of a sequence"
-    )
-    parser.add_argument("--heads", type=int | None, default=None, help=f"attention heads. Default: {HEADS}")
-    parser.add_argument(
-        "--head-dim", dest="head_dim", type=int | None, default=None, help=f"width of a head. Default: {HEAD_DIM}"
-    )
-    parser.add_argument("--query", type=int | None, default=None, help="draw one query and every key")
-    parser.add_argument("--seed", type=int | None, default=None, help=f"of tables that start random. Default: {SEED}")
-    parser.add_argument(
-        "--out", type=str | None, default=None, help="file to write: png, svg or pdf. Default: show-NAME.png"
-    )
 
 
 def run(arguments: Namespace) -> None:
@@ -47,7 +25,7 @@ def run(arguments: Namespace) -> None:
     from rich.console import Console
 
     from relpos.core.checks import fail
-    from relpos.report.plots.show import picture, save_picture
+    from relpos.viz.strips import picture, save_picture
 
     if (arguments.position is None) == (arguments.weights is None):
         came = "neither" if arguments.position is None else f"{arguments.position!r} and --weights"
@@ -67,9 +45,9 @@ def _untrained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
     """Name, title, note, view and strips of a mechanism by name."""
     import torch
 
-    from relpos.cli.portrait import HEADS_AT_MOST, View, strips
     from relpos.core.checks import require_int
     from relpos.position import Site, find
+    from relpos.viz.portrait import HEADS_AT_MOST, View, strips
 
     preset = find(arguments.position)
     tokens = _tokens(preset, arguments.length, arguments.grid)
@@ -102,7 +80,7 @@ def _untrained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
 
 
 _READING = (
-    "Offset is query minus key: at +1 the key comes one place before the query. "
+    "Offset is query minus key: at +1 the key is one position before the query. "
     "Signs show as numbers, as + and \N{MINUS SIGN}, or as hatching below zero; within 2% of the scale they are "
     "left out."
 )
@@ -110,9 +88,9 @@ _READING = (
 
 def _trained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
     """The same of a trained model: its mechanisms where it was trained."""
-    from relpos.cli.portrait import View, strips
     from relpos.core.checks import fail
     from relpos.train import load
+    from relpos.viz.portrait import View, strips
 
     for option in ("length", "grid", "heads", "head_dim", "seed"):
         if getattr(arguments, option) is not None:
@@ -204,7 +182,7 @@ def _free_file(path: Path) -> Path:
     """The file to write, which must not exist and must have an ending that can be written."""
     from relpos.core.checks import fail
     from relpos.files.writing import require_writable
-    from relpos.report.plots.show import ENDINGS
+    from relpos.viz.strips import ENDINGS
 
     if path.is_dir():
         fail("a file for --out", f"the folder {path}", f"Write for example --out {path / 'show.png'}.")

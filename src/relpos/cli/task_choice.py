@@ -5,51 +5,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from relpos.cli.saying import say
+
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser, Namespace
+    from jsonargparse import Namespace
     from rich.console import Console
 
     from relpos.data import Task
 
 _SIZES = {"image_size": "--image-size", "patch": "--patch"}
-LIMITS = {"max_pixels": 10**12}
 _IMAGE_OPTIONS = ("image_size", "patch", "bad_images", "max_pixels")
 _NAMED = 5
 SIDE_AT_MOST = 4096
 """Pixels of an image's side that a model is made for."""
-
-
-def add_task_arguments(parser: ArgumentParser) -> None:
-    """The options that choose a task."""
-    parser.add_argument(
-        "--task", type=str | None, default=None, help="what to train on (relpos list tasks). Default: digits"
-    )
-    parser.add_argument(
-        "--images",
-        type=str | None,
-        default=None,
-        help="a folder of your own images: DIR/class/..., or DIR/train/class/... with val and test beside train",
-    )
-    parser.add_argument(
-        "--image-size",
-        type=str | None,
-        default=None,
-        help="N or HxW: pixels that a model sees; a picture fills them but for two patches on every side. Default: 64",
-    )
-    parser.add_argument("--patch", type=str | None, default=None, help="N or HxW: pixels of a patch. Default: 8")
-    parser.add_argument(
-        "--bad-images", type=str | None, default=None, help="error (default) or skip: what to do with broken images"
-    )
-    parser.add_argument(
-        "--max-pixels",
-        type=int | None,
-        default=None,
-        help="pixels that an image may have; decoding takes about 12 bytes for each. Default: 100000000",
-    )
-    parser.add_argument(
-        "--text", type=str | None, default=None, help="a file of your own text, read as bytes; chooses the task text"
-    )
-    parser.add_argument("--rotate", action="store_true", help="also test images rotated by 90, 180 and 270 degrees")
 
 
 def _size(text: str, option: str) -> list[int]:
@@ -58,7 +26,7 @@ def _size(text: str, option: str) -> list[int]:
         raise ValueError(f"expected N or HxW for {option}; got {text!r}. Write {option} 64, or {option} 64x96.")
     if max(len(side) for side in found.groups("")) > 9 or max(map(int, filter(None, found.groups()))) > SIDE_AT_MOST:
         raise ValueError(
-            f"expected at most {SIDE_AT_MOST:,} pixels a side for {option}; got {text!r}. Choose a smaller one."
+            f"expected at most {SIDE_AT_MOST:,} pixels per side for {option}; got {text!r}. Choose a smaller one."
         )
     return [int(found[1]), int(found[2] or found[1])]
 
@@ -82,8 +50,6 @@ def _options(arguments: Namespace) -> tuple[str, dict[str, Any]]:
         return arguments.task or "digits", {}
     if arguments.task not in (None, "images"):
         raise ValueError(f"expected --images or --task; got both, --task {arguments.task}. Leave one of them out.")
-    if typed.get("bad_images", "error") not in ("error", "skip"):
-        raise ValueError(f"expected error or skip for --bad-images; got {typed['bad_images']!r}. Choose one of them.")
     sizes = {name: _size(typed[name], option) for name, option in _SIZES.items() if name in typed}
     return "images", {"images": arguments.images, **typed, **sizes}
 
@@ -115,18 +81,17 @@ def choose_task(arguments: Namespace, console: Console) -> Task:
         bar = bars.add_task("images" if name == "images" else "text", total=None)
         task = find_task(name, options, watch=lambda done, of: bars.update(bar, completed=done, total=of))
     if options:
-        console.print(task.description, highlight=False, markup=False, soft_wrap=True)
+        say(console, task.description)
     if not isinstance(task, ImageTask):
         return task
     if task.skipped:
         every = sum(task.sizes.values()) + len(task.skipped)
         named = _listed([f"{one['path']} ({one['reason']})" for one in task.skipped])
-        line = f"Skipped {len(task.skipped)} of {every} images: {named}"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(console, f"Skipped {len(task.skipped)} of {every} images: {named}")
     if task.ignored:
         files, is_no = ("file", "is no image") if len(task.ignored) == 1 else ("files", "are no images")
-        line = f"Ignored {len(task.ignored)} {files} that {is_no} in a class's folder: {_listed(list(task.ignored))}"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        named = _listed(list(task.ignored))
+        say(console, f"Ignored {len(task.ignored)} {files} that {is_no} in a class's folder: {named}")
     return task
 
 
@@ -138,6 +103,4 @@ def note_on_batch(batch_size: int, task: Task, console: Console) -> None:
     if batch_size < usual:
         count = task.sizes["train"]
         what = "images" if task.kind == "images" else "bytes"
-        console.print(
-            f"Batches of {batch_size} instead of {usual}: there are {count} training {what}.", highlight=False
-        )
+        say(console, f"Batches of {batch_size} instead of {usual}: there are {count} training {what}.")

@@ -6,37 +6,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from relpos.cli.task_choice import LIMITS as _OF_TASKS
-from relpos.cli.task_choice import add_task_arguments, choose_task, note_on_batch
+from relpos.cli.saying import WITH_A_BAR, say
+from relpos.cli.task_choice import choose_task, note_on_batch
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser, Namespace
+    from jsonargparse import Namespace
 
 
 LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.train")
-LIMITS = {"seed": 2**63 - 1, "steps": 10_000_000, "threads": 1024, **_OF_TASKS}
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    """The verb's arguments."""
-    add_task_arguments(parser)
-    parser.add_argument("--position", type=str, required=True, help="a mechanism, or a sum a+b (relpos list positions)")
-    parser.add_argument("--out", type=str, required=True, help="folder for model.safetensors and config.json")
-    parser.add_argument("--seed", type=int, default=0, help="seed of initialisation and batches")
-    parser.add_argument("--steps", type=int | None, default=None, help="training steps. Default: the recipe's")
-    parser.add_argument(
-        "--optimizer", type=str, default="adamw", help="adamw, lion, sophia-g or sophia-h, each at a rate of its own"
-    )
-    parser.add_argument("--device", type=str, default="auto", help="auto, cpu, cuda, cuda:0")
-    parser.add_argument("--precision", type=str, default="float32", help="float32, bf16-mixed or fp16-mixed")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads; figures repeat at an equal number")
 
 
 def run(arguments: Namespace) -> None:
     """Carry the verb out."""
     import torch
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
     from relpos import __version__
     from relpos.core.checks import require_choice, require_int
@@ -65,18 +50,14 @@ def run(arguments: Namespace) -> None:
     weights = recipe.build(task, arguments.position).parameters()
     require_writable(folder, size=sum(x.numel() * x.element_size() for x in weights))
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bars:
-        bar = bars.add_task(arguments.position, total=recipe.steps, note="")
+    bar = [BarColumn()] if console.width >= WITH_A_BAR else []
+    text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=False))
+    with Progress(*bar, text, TimeRemainingColumn(), console=console, transient=True) as bars:
+        shown = bars.add_task(arguments.position, total=recipe.steps)
 
         def watch(step: StepProgress) -> None:
-            bars.update(bar, completed=step.step, note=f"loss {step.loss:.3f}  rate {step.rate:.1e}")
+            said = f"{arguments.position}: step {step.step} of {step.steps}, loss {step.loss:.3f}"
+            bars.update(shown, completed=step.step, description=said)
 
         model, curve = train(
             task,
@@ -104,7 +85,4 @@ def run(arguments: Namespace) -> None:
     }
     words = ", ".join(f"{split} {value}" for split, value in figures.items())
     by = "" if recipe.optimizer == "adamw" else f" by {recipe.optimizer}"
-    console.print(
-        f"{arguments.position} on {task.name}{by}: {words}. Saved in {folder}/",
-        highlight=False,
-    )
+    say(console, f"{arguments.position} on {task.name}{by}: {words}. Saved in {folder}/")

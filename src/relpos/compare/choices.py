@@ -72,7 +72,7 @@ NORM = (
            lambda recipe: replace(recipe, norm="layernorm", qk_norm="rmsnorm")),
 )  # fmt: skip
 OPTIMIZER = (
-    Choice("adamw", "AdamW", "Two moments a parameter; PyTorch's, fused.", "Loshchilov and Hutter 2019, "
+    Choice("adamw", "AdamW", "Two moments per parameter; PyTorch's, fused.", "Loshchilov and Hutter 2019, "
            "arXiv:1711.05101", lambda recipe: recipe.by("adamw")),
     Choice("lion", "Lion", "The sign of a momentum.", "Chen et al. 2023, arXiv:2302.06675",
            lambda recipe: recipe.by("lion")),

@@ -15,7 +15,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -29,7 +28,8 @@ from relpos.models import LanguageModel
 from relpos.models.attending import pattern
 from relpos.optim import Sophia
 from relpos.position import Sum
-from relpos.train import AUTOCAST, Model, cross_entropy, estimate_hessian, make_optimizer, parameter_groups
+from relpos.results import Cost, Time
+from relpos.train import AUTOCAST, Model, cross_entropy, estimate_hessian, make_optimizer
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _Step:
         if settings.what == "position":
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         else:
-            self.optimizer = make_optimizer(small.optimizer, parameter_groups(self.model, small), 1e-4)
+            self.optimizer = make_optimizer(small.optimizer, replace(small, learning_rate=1e-4).groups(self.model))
         self.inputs, self.classes = (x.to(self.device) for x in task.noise(size.grid, size.batch_size))
 
     def __call__(self) -> float:
@@ -166,13 +166,13 @@ def _unable(error: Exception) -> str:
     raise error
 
 
-def time_steps(settings: Settings, task: Task, watch: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
+def time_steps(settings: Settings, task: Task, watch: Callable[[str], None] | None = None) -> list[Cost]:
     """Time of a training step of everything at every size, without memory. Alone on the machine, on its own threads."""
     torch.set_num_threads(settings.timing_threads)
     return [entry for size in sizes(settings, task) for entry in _time_size(size, settings, task, watch)]
 
 
-def _time_size(size: Size, settings: Settings, task: Task, watch: Callable[[str], None] | None) -> list[dict[str, Any]]:
+def _time_size(size: Size, settings: Settings, task: Task, watch: Callable[[str], None] | None) -> list[Cost]:
     steps = {name: _Step(name, size, settings, task) for name in settings.names}
     milliseconds: dict[str, list[float]] = {name: [] for name in steps}
     reasons: dict[str, str] = {}
@@ -193,25 +193,24 @@ def _time_size(size: Size, settings: Settings, task: Task, watch: Callable[[str]
     control = milliseconds.get(first, []) if first not in reasons else []
     entries = []
     for name, step in steps.items():
-        entry: dict[str, Any] = {
-            settings.key: name,
-            "tokens": step.tokens,
-            "batch_size": size.batch_size,
-            "depth": step.depth,
-            "threads": torch.get_num_threads(),
-            "ratio": None,
-            "backend": step.backend(),
-        }
-        if settings.what != "position":
-            entry["state_per_parameter"] = round(step.state_per_parameter(), 3)
-        if name in reasons:
-            entry |= {"step_ms": None, "reason": reasons[name]}
-        else:
-            times = milliseconds[name]
-            low, median, high = (round(value, 2) for value in statistics.quantiles(times, n=4, method="inclusive"))
-            entry["step_ms"] = {"median": median, "low": low, "high": high, "repeats": len(times)}
-            if control:
-                entry["ratio"] = round(statistics.median(a / b for a, b in zip(times, control, strict=True)), 3)
+        times, left_out = milliseconds[name], name in reasons
+        ratio = (
+            None if left_out or not control else statistics.median(a / b for a, b in zip(times, control, strict=True))
+        )
+        low, median, high = (0.0,) * 3 if left_out else statistics.quantiles(times, n=4, method="inclusive")
+        entry = Cost(
+            step.tokens,
+            size.batch_size,
+            step.depth,
+            step.backend(),
+            position=name if settings.what == "position" else None,
+            choice=None if settings.what == "position" else name,
+            threads=torch.get_num_threads(),
+            step_ms=None if left_out else Time(round(median, 2), round(low, 2), round(high, 2), len(times)),
+            ratio=None if ratio is None else round(ratio, 3),
+            state_per_parameter=None if settings.what == "position" else round(step.state_per_parameter(), 3),
+            reason=reasons.get(name),
+        )
         entries.append(entry)
     return entries
 

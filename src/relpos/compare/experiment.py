@@ -6,6 +6,7 @@ come last, alone on the machine, mechanisms interleaved.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 from collections.abc import Callable
@@ -20,10 +21,15 @@ from relpos.compare.settings import Job, Settings, describe, environment
 from relpos.compare.store import Store
 from relpos.compare.workers import Event, Task, run_tasks
 from relpos.files.writing import write_json
+from relpos.results import Results, plain, read
+
+_MEMORY_WEIGHT, _TIMING_WEIGHT = 0.05, 0.4
+"""What they take, measured on two cores, as a multiple of a training run: of one of two at once."""
 
 
 def _train(job: Job, settings: Settings, packed: bytes, report: Callable[[Any], None]) -> dict[str, Any]:
-    return run(job, settings, pickle.loads(packed), watch=report)
+    made: dict[str, Any] = plain(run(job, settings, pickle.loads(packed), watch=report))
+    return made
 
 
 def _memory(name: str, index: int, settings: Settings, packed: bytes) -> float | None:
@@ -31,7 +37,7 @@ def _memory(name: str, index: int, settings: Settings, packed: bytes) -> float |
 
 
 def _time(settings: Settings, packed: bytes, report: Callable[[Any], None]) -> list[dict[str, Any]]:
-    return cost.time_steps(settings, pickle.loads(packed), watch=report)
+    return [plain(entry) for entry in cost.time_steps(settings, pickle.loads(packed), watch=report)]
 
 
 class Comparison:
@@ -39,7 +45,7 @@ class Comparison:
 
     Args:
         settings: what is compared. task: on what, as `settings` has it.
-        folder: where; a comparison begun there with the same settings goes on.
+        folder: where; a comparison begun there with the same settings is resumed.
     """
 
     def __init__(self, settings: Settings, task: data.Task, folder: Path) -> None:
@@ -61,17 +67,27 @@ class Comparison:
     def tasks(self) -> list[list[Task]]:
         """The work that is not finished, in stages; those of a stage may run side by side."""
         settings, packed = self.settings, self._packed
-        training = [Task(job.id, _train, (job, settings, packed), reports=True) for job in self.jobs]
+        training = [
+            Task(job.id, _train, (job, settings, packed), reports=True, label=f"train {job.label}") for job in self.jobs
+        ]
+        sizes = cost.sizes(settings, self.task)
         memory = [
-            Task(f"memory--{name}--{index}", _memory, (name, index, settings, packed))
+            Task(
+                f"memory--{name}--{index}",
+                _memory,
+                (name, index, settings, packed),
+                label=f"measure memory of {name}, {math.prod(sizes[index].grid):,} tokens",
+                weight=_MEMORY_WEIGHT,
+            )
             for index in cost.memory_sizes(settings, self.task)
             for name in settings.names
         ]
-        timing = [Task("timing", _time, (settings, packed), reports=True)]
+        weight = _TIMING_WEIGHT * len(settings.names)
+        timing = [Task("timing", _time, (settings, packed), reports=True, label="time training steps", weight=weight)]
         stages = (training + memory, timing)  # timings want the machine to themselves
         return [[task for task in stage if not self.store.finished(task.name)] for stage in stages]
 
-    def run(self, watch: Callable[[Event], None] | None = None) -> dict[str, Any]:
+    def run(self, watch: Callable[[Event], None] | None = None) -> Results:
         """Do what is left to do and return the results; finished pieces are kept as they finish."""
         at_once = 1 if self.settings.device.startswith("cuda") else max(1, (os.cpu_count() or 1))
         for stage in self.tasks():
@@ -83,14 +99,10 @@ class Comparison:
                     watch(event)
         return self._gather()
 
-    def results(self) -> dict[str, Any]:
+    def results(self) -> Results:
         """Everything finished so far, as docs/results.md describes it."""
-        return {
-            **self.store.head,
-            **self.description,
-            "records": [self.store.get(job.id) for job in self.jobs if self.store.has(job.id)],
-            "costs": self._costs(),
-        }
+        records = [self.store.get(job.id) for job in self.jobs if self.store.has(job.id)]
+        return read({**self.store.head, **self.description, "records": records, "costs": self._costs()})
 
     def _costs(self) -> list[dict[str, Any]]:
         if not self.store.has("timing"):
@@ -102,7 +114,7 @@ class Comparison:
             entry["peak_memory_mib"] = self.store.get(name) if self.store.has(name) else None
         return entries
 
-    def _gather(self) -> dict[str, Any]:
+    def _gather(self) -> Results:
         results = self.results()
-        write_json(self.store.folder / "results.json", results)
+        write_json(self.store.folder / "results.json", plain(results))
         return results

@@ -12,6 +12,7 @@ from relpos.core import Grid, LineBias
 from relpos.data import ImageTask, Text
 from relpos.models import LanguageModel, VisionTransformer
 from relpos.position import Sum
+from relpos.results import Attention, Learned, Sample
 from relpos.train import Model
 
 EXAMPLES = 3
@@ -27,7 +28,7 @@ def _rounded(x: Tensor, digits: int = 4) -> Any:
     return [_rounded(row, digits) for row in x] if x.dim() else round(x.item(), digits)
 
 
-def _bias(term: LineBias, layer: str | int, *, text: bool) -> dict[str, Any] | None:
+def _bias(term: LineBias, layer: str | int, *, text: bool) -> Learned | None:
     """A line bias over its offsets; None for more than two axes, which no picture shows. Of text, those of the past."""
     layout, line = term.lines.layout, term.lines
     if len(layout.spans) > 2:
@@ -41,25 +42,25 @@ def _bias(term: LineBias, layer: str | int, *, text: bool) -> dict[str, Any] | N
     table = values[:, : layout.tokens].reshape(-1, *layout.spans)
     if text:
         table, offsets = table[:, -offsets[0][0] :], [[0, offsets[0][1]]]
-    return {
-        "kind": "bias",
-        "layer": layer,
-        "axes": len(layout.spans),
-        "along": "bytes" if text else "raster order",
-        "offsets": offsets,
-        "values": _rounded(table),
-        "prefix": prefix,
-    }
+    return Learned(
+        "bias",
+        layer=layer,
+        axes=len(layout.spans),
+        along="bytes" if text else "raster order",
+        offsets=offsets,
+        values=_rounded(table),
+        prefix=prefix,
+    )
 
 
 @torch.no_grad()
-def learned(model: Model) -> list[dict[str, Any]]:
+def learned(model: Model) -> list[Learned]:
     """Every line bias as a table over offsets, and every absolute position's similarity to the others.
 
     Similarities are left out above `TOKENS` places: they are a number for every two.
     """
     grid, text = model.coordinates, isinstance(model, LanguageModel)
-    found: list[dict[str, Any]] = []
+    found: list[Learned] = []
     for part in model.token_position.parts() if grid.count <= TOKENS else ():
         width = int(model.blocks[0].attn.qkv.in_features)  # type: ignore[union-attr, arg-type]
         vectors = part.embed(torch.zeros(1, grid.count, width, device=part.device), grid)
@@ -68,8 +69,7 @@ def learned(model: Model) -> list[dict[str, Any]]:
         places = places[::every]
         sides = list(grid.sizes) if isinstance(grid, Grid) else [len(places)]
         centred = F.normalize(places - places.mean(dim=0), dim=-1)
-        entry = {"kind": "embedding", "grid": sides, "every": every, "similarity": _rounded(centred @ centred.T, 3)}
-        found.append(entry)
+        found.append(Learned("embedding", grid=sides, every=every, similarity=_rounded(centred @ centred.T, 3)))
     for layer, position in enumerate(model.attention_position):
         assert isinstance(position, Sum)
         for part in position.parts():
@@ -91,7 +91,7 @@ def _grey(images: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 @torch.no_grad()
-def attention_over_examples(model: VisionTransformer, task: ImageTask) -> dict[str, Any]:
+def attention_over_examples(model: VisionTransformer, task: ImageTask) -> Attention:
     """Attention of the patch in the middle, in every layer and head, over a few test images of different classes."""
     labels = task.labels("test")
     wanted = torch.linspace(0, len(task.classes) - 1, EXAMPLES + 2).round().long()[1:-1]
@@ -110,14 +110,14 @@ def attention_over_examples(model: VisionTransformer, task: ImageTask) -> dict[s
         for weights in model.attention_maps(batch.to(device))
     ]
     stacked = torch.stack(maps, dim=1)  # [image, layer, head, row, column]
-    return {
-        "image": _rounded(_grey(batch, (rows, columns)), 3),
-        "label": [task.classes[label] for label in labels[chosen].tolist()],
-        "predicted": [task.classes[label] for label in model(batch.to(device)).argmax(dim=-1).tolist()],
-        "query": list(query),
-        "grid": [rows, columns],
-        "maps": _rounded(stacked),
-    }
+    return Attention(
+        image=_rounded(_grey(batch, (rows, columns)), 3),
+        label=[task.classes[label] for label in labels[chosen].tolist()],
+        predicted=[task.classes[label] for label in model(batch.to(device)).argmax(dim=-1).tolist()],
+        query=list(query),
+        grid=[rows, columns],
+        maps=_rounded(stacked),
+    )
 
 
 PROMPT, WRITTEN = 64, 320
@@ -125,8 +125,8 @@ PROMPT, WRITTEN = 64, 320
 
 
 @torch.no_grad()
-def sample(model: LanguageModel, task: Text) -> dict[str, str]:
-    """What the model goes on to write after the beginning of a test block: greedy, so that it repeats.
+def sample(model: LanguageModel, task: Text) -> Sample:
+    """How the model continues the beginning of a test block: greedy, so that it repeats.
 
     As it was trained up to the trained length; beyond it by its first growth rule, where it has one.
     """
@@ -138,4 +138,4 @@ def sample(model: LanguageModel, task: Text) -> dict[str, str]:
         whole = grown.generate(whole, PROMPT + WRITTEN - task.length, temperature=0.0)
     whole = whole[0]
     parts = {"prompt": whole[:PROMPT], "within": whole[PROMPT : task.length], "beyond": whole[task.length :]}
-    return {name: bytes(part.tolist()).decode("utf-8", "replace") for name, part in parts.items()}
+    return Sample(**{name: bytes(part.tolist()).decode("utf-8", "replace") for name, part in parts.items()})

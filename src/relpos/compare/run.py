@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
 
 import torch
 
@@ -15,6 +14,7 @@ from relpos.compare.memory import PeakMemory, keep_freed_memory
 from relpos.compare.settings import Job, Settings, environment
 from relpos.data import ImageTask, Probe, Task, Text
 from relpos.models import LanguageModel, VisionTransformer, count_parameters
+from relpos.results import Curve, Divergence, Metric, Parameters, Run
 from relpos.train import DivergedError, Model, Progress, Recipe, measured, train
 
 
@@ -25,7 +25,7 @@ def warm_up(task: Task, recipe: Recipe, device: torch.device, precision: str) ->
         train(task, "none", small, seed=0, device=device, precision=precision)
 
 
-def run(job: Job, settings: Settings, task: Task, watch: Callable[[Progress], None] | None = None) -> dict[str, Any]:
+def run(job: Job, settings: Settings, task: Task, watch: Callable[[Progress], None] | None = None) -> Run:
     """Train one job and measure it; see docs/results.md for the record, also of a run that diverges."""
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
@@ -36,77 +36,71 @@ def run(job: Job, settings: Settings, task: Task, watch: Callable[[Progress], No
     memory = PeakMemory(device)
     started = time.perf_counter()
     model: Model | None = None
-    diverged: dict[str, Any] = {}
+    diverged = None
     try:
         model, curve = train(
             task, position, recipe, seed=job.seed, device=device, precision=settings.precision, watch=watch
         )
     except DivergedError as error:
         curve = error.curve
-        found = {"step": error.step, "rate": error.rate, "what": error.what, "value": error.value}
-        diverged = {"diverged": found}
+        diverged = Divergence(error.step, error.rate, error.what, error.value)
     seconds = time.perf_counter() - started
     peak = memory.mib()
-    names = {"validation": f"validation_{task.measure}"}
     built = recipe.build(task, position) if model is None else model
     parts = {name: count.total for name, count in count_parameters(built).items()}
-    return {
-        "id": job.id,
-        **({} if settings.what == "position" else {"choice": job.name}),
-        "position": position,
-        "seed": job.seed,
-        "position_learning_rate_multiplier": job.multiplier,
-        "variant": job.variant,
-        **diverged,
-        "parameters": {"total": sum(parts.values()), "position": parts.get("position", 0), "parts": parts},
-        "curve": {names.get(name, name): [round(x, 6) for x in values] for name, values in asdict(curve).items()},
-        names["validation"]: None if model is None else curve.validation[-1],
-        "train_seconds": round(seconds, 2),
-        "threads": settings.threads,
-        "peak_memory_mib": peak,
-        "settings": {**settings.to_json(), "recipe": asdict(recipe), "position": position, "seed": job.seed},
-        "environment": environment(settings.device),
-        **_measured(model, settings, task, device),
-    }
+    held = {name: [round(x, 6) for x in values] for name, values in asdict(curve).items()}
+    run = Run(
+        id=job.id,
+        position=position,
+        seed=job.seed,
+        variant=job.variant,
+        position_learning_rate_multiplier=job.multiplier,
+        parameters=Parameters(sum(parts.values()), parts.get("position", 0), parts),
+        curve=Curve(**held),
+        train_seconds=round(seconds, 2),
+        threads=settings.threads,
+        metrics=[],
+        peak_memory_mib=peak,
+        choice=None if settings.what == "position" else job.name,
+        diverged=diverged,
+        settings={**settings.to_json(), "recipe": asdict(recipe), "position": position, "seed": job.seed},
+        environment=environment(settings.device),
+    )
+    return run if model is None else _measured(run, model, settings, task, device)
 
 
-def _measured(model: Model | None, settings: Settings, task: Task, device: torch.device) -> dict[str, Any]:
-    """What is known of a trained model; nothing where there is none."""
-    found: dict[str, Any] = {"metrics": []}
-    if model is not None:
-        found["metrics"] = metrics(model, task, settings.probes(task), device, quick=settings.quick)
-    if settings.what == "position":
-        found |= {"learned": []} if model is None else {"learned": learned(model), **_shown(model, task)}
-    return found
-
-
-def _shown(model: Model, task: Task) -> dict[str, Any]:
-    """What a reader may look at: attention over images, or text that the model wrote."""
+def _measured(run: Run, model: Model, settings: Settings, task: Task, device: torch.device) -> Run:
+    """The run with what is known of its model: figures, what position became, and what a reader may look at."""
+    found = metrics(model, task, settings.probes(task), device, quick=settings.quick)
+    run = replace(run, validation=run.curve.validation[-1], metrics=found)
+    if settings.what != "position":
+        return run
+    run = replace(run, learned=learned(model))
     match model, task:
         case VisionTransformer(), ImageTask():
-            return {"attention": attention_over_examples(model, task)}
+            return replace(run, attention=attention_over_examples(model, task))
         case LanguageModel(), Text():
-            return {"sample": sample(model, task)}
+            return replace(run, sample=sample(model, task))
         case _:
-            return {}
+            return run
 
 
 def metrics(
     model: Model, task: Task, probes: tuple[Probe, ...], device: torch.device, *, quick: bool = False
-) -> list[dict[str, Any]]:
+) -> list[Metric]:
     """Every one of these probes on the test data, by every growth rule where the size is not the trained one."""
-    found: list[dict[str, Any]] = []
-    grown: dict[tuple[Any, str], Model] = {}
+    found: list[Metric] = []
+    grown: dict[tuple[object, str], Model] = {}
     for probe in probes:
         same = probe.size == task.size
         rules: tuple[str | None, ...] = (None,) if same else model.growth()
         if not rules:
-            reason = "the mechanism has no rule by which it goes on to another size"
-            found.append({"probe": probe.id, "growth": None, task.measure: None, "reason": reason})
+            reason = "it has no rule by which it extrapolates to another size"
+            found.append(Metric(probe.id, None, reason=reason))
         for rule in rules:
             tested = model
             if rule is not None:
                 key = (probe.size, rule)
                 tested = grown.setdefault(key, grown.get(key) or model.grow(probe.size, rule))
-            found.append({"probe": probe.id, "growth": rule, **measured(tested, task, probe, device, quick=quick)})
+            found.append(Metric(probe.id, rule, **measured(tested, task, probe, device, quick=quick)))
     return found

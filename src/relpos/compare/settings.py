@@ -21,6 +21,8 @@ QUICK_STEPS = 60
 QUICK_STEPS_ON_TEXT = 10
 EVERY = "all"
 """In place of names: every position that makes sense on the task."""
+STANDARD = "standard"
+"""In place of names: the task's wider choice."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,19 @@ class Job:
         """The record's name: `relative_2d--recipe--seed0`."""
         return f"{self.name}--{self.variant}--seed{self.seed}"
 
+    @property
+    def label(self) -> str:
+        """The run in words."""
+        variant = "" if self.variant == "recipe" else ", position at the learning rate of the rest"
+        return f"{self.name}, seed {self.seed}{variant}"
+
 
 @dataclass(frozen=True)
 class Settings:
     """Everything that decides a comparison's figures; those of a clock also depend on the machine.
 
     Attributes:
-        task: a task's name. task_options: plain values that, with it, make the task again; they hold a fingerprint of
+        task: a task's name. task_options: plain values that, with it, rebuild the task; they hold a fingerprint of
             its data where that is a person's own.
         positions: mechanisms by name, `+` for sums.
         seeds: how many; they are 0, 1, ...
@@ -104,8 +112,8 @@ class Settings:
         """Settings from what a person asks, checked.
 
         Args:
-            positions: None takes the task's own choice, `("all",)` every one that makes sense on it. Where something
-                else is compared, one, of all models; None for a rotation.
+            positions: None takes the task's own choice, `("standard",)` its wider one, `("all",)` every one that makes
+                sense on it. Where something else is compared, one, of all models; None for a rotation.
             choices: where something else is compared, None for all that there are.
 
         The batch is no larger than what the task has to train on.
@@ -114,6 +122,8 @@ class Settings:
         kind, axes = cast("What", what), len(task.grid)
         usual = task.positions if kind == "position" else (POSITIONS[axes],)
         chosen = usual if positions is None else tuple(dict.fromkeys(positions))
+        if chosen == (STANDARD,):
+            chosen = task.standard
         if chosen == (EVERY,):
             chosen = tuple(name for name, preset in presets().items() if axes in preset.token_axes)
         for name in chosen:
@@ -134,10 +144,11 @@ class Settings:
         return cls(task.name, chosen, seeds, options, recipe, quick, resolved, precision, what=kind, choices=named)
 
     def jobs(self, task: Task) -> list[Job]:
-        """The training runs: every mechanism and seed by the recipe, then those with learned positions at rate x 1.
+        """The training runs: every mechanism and seed by the recipe, then those with learned positions without
+        its position learning rate.
 
         Seed by seed, so that a comparison cut short has whole seeds. One seed gives a first look in little time: the
-        runs at rate x 1, which ask how much the recipe decides, come from two seeds on.
+        runs without that rate, which ask how much the recipe decides, come from two seeds on.
         """
         usual = self.recipe.position_learning_rate_multiplier
         jobs = [Job(name, seed, "recipe", usual) for seed in range(self.seeds) for name in self.names]
@@ -178,14 +189,14 @@ def require_asked(
     """Raise where `Settings.make` would, whatever the task: to be known before many images are read."""
     if positions == ():
         fail("at least one position", "none", "Name some, e.g. --positions none,learned,relative_2d.")
-    for name in () if positions is None or positions == (EVERY,) else positions:
+    for name in () if positions in (None, (EVERY,), (STANDARD,)) else positions:
         find(name)
     require_choice(what, "--what", WHATS)
     if what == "position":
         if choices is not None:
             fail("--choices beside --what attention, norm or optimizer", "--what position", "Name --positions.")
     else:
-        if positions is not None and (len(positions) != 1 or positions == (EVERY,)):
+        if positions is not None and (len(positions) != 1 or positions[0] in (EVERY, STANDARD)):
             fail(f"one position for all models of --what {what}", ", ".join(positions), "Name one, or leave it out.")
         if choices == ():
             fail("at least one choice", "none", f"Name some, e.g. --choices {','.join(list(CHOICES[what])[:2])}.")
@@ -231,4 +242,5 @@ def describe(name: str, settings: Settings, task: Task) -> dict[str, Any]:
         "summary": preset.summary,
         "source": preset.source,
         "growth": list(model.growth()),
+        "family": preset.family,
     }

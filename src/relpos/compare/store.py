@@ -22,8 +22,8 @@ from typing import Any
 from relpos.core.checks import fail
 from relpos.files.reading import MIB, FileError, fail_to_read, read_file, read_json
 from relpos.files.writing import as_json, is_part, require_writable, sweep, write_json, write_whole
+from relpos.results import SCHEMA_VERSION
 
-SCHEMA_VERSION = 1
 _HEAD = "comparison.json"
 _HEAD_AT_MOST, _RECORD_AT_MOST = 16 * MIB, 1024 * MIB
 _SEALED = re.compile(rb'\{"sha256":"([0-9a-f]{64})","record":(.*)\}\n', re.DOTALL)
@@ -76,7 +76,7 @@ def require_usable(folder: Path) -> None:
     begun = (folder / _HEAD).exists()
     if folder.exists() and not begun and not all(is_part(there) for there in folder.iterdir()):
         raise OtherSettingsError(
-            f"expected an empty folder or a comparison to go on with; {folder} holds other files. Choose another --out."
+            f"expected an empty folder or a comparison to resume; {folder} holds other files. Choose another --out."
         )
     require_writable(folder)
 
@@ -136,7 +136,7 @@ class Store:
             raise OtherSettingsError(
                 f"expected the settings that {self.folder} was begun with; these differ: "
                 f"{'; '.join(differing[:_NAMED])}{more}. "
-                "Choose another --out, or repeat the call it was begun with."
+                "Choose another --out, or repeat the command it was begun with."
             )
 
     def _path(self, name: str) -> Path:
@@ -173,4 +173,4 @@ class Store:
         try:
             return _unsealed(read_file(path, _RECORD_AT_MOST))
         except FileError as error:
-            fail_to_read("a record that relpos wrote", path, error, "Remove it: the same call makes it anew.")
+            fail_to_read("a record that relpos wrote", path, error, "Remove it: the same command recreates it.")

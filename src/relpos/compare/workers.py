@@ -24,12 +24,19 @@ Work = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Task:
-    """A piece of work: `function(*arguments)`, or `function(*arguments, report)` where it reports progress."""
+    """A piece of work: `function(*arguments)`, or `function(*arguments, report)` where it reports progress.
+
+    Attributes:
+        name: of its record. label: what a person reads, the name where it is empty.
+        weight: how long it takes, as a multiple of a training run.
+    """
 
     name: str
     function: Work
     arguments: tuple[Any, ...]
     reports: bool = False
+    label: str = ""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ registers); it is part of `count`.
 A coordinate system answers four questions, all in plain Python except the last:
 
     count        how many tokens, prefix included
-    low, high    the smallest and largest coordinate an axis can take, one number an axis
+    low, high    the smallest and largest coordinate an axis can take, one number per axis
     axes         how many axes
     tokens()     Int[count - prefix, axes], or with a batch axis in front, without the prefix
 """
@@ -27,12 +27,12 @@ from relpos.core.checks import fail, require_int, require_wide, shape_of
 
 @dataclass(frozen=True)
 class Sequence:
-    """`prefix` tokens without a place, then `length` tokens at start, start + 1, ...
+    """`prefix` tokens without a position, then `length` tokens at start, start + 1, ...
 
     Args:
         length: tokens besides the prefix; may be 0 only where there is a prefix.
         start: coordinate of the first of them; may be negative.
-        prefix: tokens before them that have no place (class token, registers).
+        prefix: tokens before them that have no position (class token, registers).
     """
 
     length: int
@@ -76,11 +76,11 @@ class Sequence:
 
 @dataclass(frozen=True, init=False)
 class Grid:
-    """`prefix` tokens without a place, then the cells of a grid in raster order (last axis fastest).
+    """`prefix` tokens without a position, then the cells of a grid in raster order (last axis fastest).
 
     Args:
         sizes: cells along each axis, rows first: `Grid(14, 14)`, `Grid(8, 14, 14)`.
-        prefix: tokens before them that have no place (class token, registers).
+        prefix: tokens before them that have no position (class token, registers).
     """
 
     sizes: tuple[int, ...]
@@ -140,7 +140,7 @@ class Positions:
         low, high: the smallest and largest coordinate each axis can take. Plain numbers, so that no engine has to read
             the tensor to learn the shape of the work; they may be wider than the tensor's own range, never narrower
             (checked on CPU alone: elsewhere it would synchronise).
-        prefix: tokens before these that have no place. They are counted, and are not in `values`.
+        prefix: tokens before these that have no position. They are counted, and are not in `values`.
     """
 
     values: Tensor
@@ -157,7 +157,7 @@ class Positions:
         whole = all(isinstance(bound, int) and not isinstance(bound, bool) for bound in (*lows, *highs))
         if not whole or len(lows) != len(highs) or any(a > b for a, b in zip(lows, highs, strict=True)):
             fail(
-                "low and high to have one integer an axis with low <= high",
+                "low and high to have one integer per axis with low <= high",
                 f"low={low!r}, high={high!r}",
                 "Give the range of coordinates that can occur.",
             )
@@ -169,7 +169,7 @@ class Positions:
             values = values[..., None]
         if values.dim() not in (2, 3) or values.shape[-1] != len(lows):
             shapes = "[N] or [B, N]" if one_axis else f"[N, {len(lows)}] or [B, N, {len(lows)}]"
-            fail(f"Positions values of shape {shapes}", shape_of(values), "Let low and high have one number an axis.")
+            fail(f"Positions values of shape {shapes}", shape_of(values), "Let low and high have one number per axis.")
         require_int(prefix, "Positions prefix", at_least=0)
         if type(values) is Tensor and values.device.type == "cpu" and not torch.compiler.is_compiling():
             _check_range(values, lows, highs)

@@ -274,7 +274,7 @@ def lines(queries: Coordinates, keys: Coordinates | None = None, *, device: torc
 def axis_lines(
     queries: Coordinates, keys: Coordinates | None = None, *, device: torch.device | None = None
 ) -> tuple[Lines, ...]:
-    """One pair of lines for each axis alone, for mechanisms that add a term an axis.
+    """One pair of lines for each axis alone, for mechanisms that add a term per axis.
 
     A grid's key line then takes only as many values as that axis has cells, which engines exploit. Prefix tokens keep
     their regions behind the offsets between tokens.

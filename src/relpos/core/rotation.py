@@ -60,7 +60,7 @@ def cosines(
         fail(
             f"angles of shape [1 or {batch}, 1 or {heads}, {n}, at most {width // 2}]",
             shape_of(angles),
-            "There is one angle a token and pair of dimensions.",
+            "There is one angle per token and pair of dimensions.",
         )
     pairs = angles.shape[-1]
     require_device(angles, "angles", x.device, "Compute the angles on the device of x.")

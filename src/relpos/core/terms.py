@@ -125,7 +125,7 @@ class Rotation(Single):
             require_wide(x, f"Rotation {name}", why)
             if x.shape[3] != self.query.shape[3]:
                 fail(
-                    f"Rotation {name} with {self.query.shape[3]} angles a token, as the query has",
+                    f"Rotation {name} with {self.query.shape[3]} angles per token, as the query has",
                     shape_of(x),
                     "Queries and keys rotate the same dimensions.",
                 )
@@ -135,7 +135,7 @@ class Rotation(Single):
             require_int(self.width, "Rotation width", at_least=1)
             turned = 2 * self.query.shape[3]
             if turned > self.width:
-                fail(f"a Rotation of at most {self.width} dimensions", str(turned), "There is one angle a pair.")
+                fail(f"a Rotation of at most {self.width} dimensions", str(turned), "There is one angle per pair.")
 
     def narrow(self, queries: slice, keys: slice) -> Rotation:
         def cut(x: Tensor | None, part: slice) -> Tensor | None:
@@ -184,7 +184,7 @@ class LineVectors(Term):
         index: `Int[L]`, the row each entry of the line reads; -1 reads a row of zeros. None: entry l reads row l,
             and entries from R on read zeros.
         lines: where queries and keys stand.
-        side: what the vectors meet.
+        side: what the vectors are multiplied with.
         scaled: whether the attention's scale applies.
         bias: `[1 or H, D]`, added to q or k in this product only (Transformer-XL's v).
     """
@@ -228,7 +228,7 @@ class AxisVectors(Term):
 
     Attributes:
         vectors: one `[1 or H, R_a, D]` an axis.
-        lines: one an axis, as `core.axis_lines` makes them.
+        lines: one per axis, as `core.axis_lines` makes them.
     """
 
     vectors: tuple[Float[Tensor, "#H _ D"], ...]

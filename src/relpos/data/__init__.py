@@ -8,7 +8,7 @@ from relpos.core.checks import require_name
 from relpos.data.canvas import CanvasTask
 from relpos.data.digits import Digits
 from relpos.data.images import ImageFolder
-from relpos.data.task import COMPARED, ImageProbe, ImageTask, Probe, Split, Task, Watch
+from relpos.data.task import ImageProbe, ImageTask, Probe, Split, Task, Watch
 from relpos.data.text import Text, TextProbe
 
 TASKS: dict[str, type[Task]] = {task.name: task for task in (Digits, ImageFolder, Text)}
@@ -29,7 +29,6 @@ def find_task(name: str, options: dict[str, Any] | None = None, watch: Watch | N
 
 
 __all__ = [
-    "COMPARED",
     "TASKS",
     "CanvasTask",
     "Digits",

@@ -38,7 +38,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class Level:
-    """A number a channel each: what images are standardised by, and the colour of an empty canvas before that."""
+    """One number per channel: what images are standardised by, and the colour of an empty canvas before that."""
 
     mean: Float[Tensor, "C 1 1"]
     deviation: Float[Tensor, "C 1 1"]

@@ -5,8 +5,8 @@ than 8 bits keep their depth. 16 bits, also those stored in 32, are taken by the
 floating point have none and are stretched from the smallest to the largest value of each image, so that how bright one
 image is beside another is lost. The picture is scaled until its shorter side fits, and the longer is cropped evenly.
 
-Decoding takes about 12 bytes a pixel, and a file of a few kilobytes may claim any number of pixels. `max_pixels` is the
-most that one image may have, read from its header, and the most that all images decoded at one time have together.
+Decoding takes about 12 bytes per pixel, and a file of a few kilobytes may claim any number of pixels. `max_pixels` is
+the most that one image may have, read from its header, and the most that all images decoded at one time have together.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def _split_folders(folder: Path) -> dict[Split, Path]:
             fail(
                 "train, val and test as the only folders beside each other",
                 f"{path}",
-                "Move it elsewhere, or keep one folder a class without train, val and test.",
+                "Move it elsewhere, or keep one folder per class without train, val and test.",
             )
         if SPLITS[name] in found:
             fail(f"one folder for {SPLITS[name]}", f"{found[SPLITS[name]]} and {path}", "Leave one of them.")

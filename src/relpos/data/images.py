@@ -135,9 +135,9 @@ class ImageFolder(CanvasTask):
         return (
             f"{sum(sizes.values())} images of {len(self.classes)} classes in {folder.name or folder}: "
             f"{sizes['train']} for training, {sizes['validation']} for validation, {sizes['test']} for test{rule}. "
-            f"Each is scaled and cropped to {_by(self.picture_size)} pixels and placed near the middle of a "
-            f"{_by(self.image_size)} canvas of the "
-            "training pictures' mean colour: training moves it within one patch, never farther."
+            f"Images of other sizes are scaled until the shorter side fits {_by(self.picture_size)} pixels, and the "
+            f"longer is cropped evenly. Each stands near the middle of a {_by(self.image_size)} canvas of the training "
+            "images' mean colour; training moves it within one patch."
         )
 
     @property
@@ -175,7 +175,7 @@ def _require_sizes(image_size: tuple[int, int], patch: tuple[int, int]) -> None:
             near = max(below + of, least * of) if below < least * of else f"{below} or {below + of}"
             fail(f"an image size that patches of {_by(patch)} divide", _by(image_size), f"Take {near} for {side}.")
         if side // of < least:
-            wanted = f"an image size of at least {least} patches a side, of which {2 * _MARGIN} are margin"
+            wanted = f"an image size of at least {least} patches per side, of which {2 * _MARGIN} are margin"
             fail(wanted, f"{_by(image_size)} with patches of {_by(patch)}", f"Take {least * of} or more for {side}.")
 
 

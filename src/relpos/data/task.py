@@ -22,11 +22,13 @@ Kind = Literal["images", "text"]
 Watch = Callable[[int, int], None]
 """Told how much is done, of how much, while a task is made."""
 
-COMPARED = (
+FIRST = ("none", "learned", "relative_2d", "t5", "rotary_2d", "learned+relative_2d")
+"""The mechanisms that a comparison on images takes where none are named: a kind each."""
+STANDARD = (
     "none", "learned", "sinusoidal_2d", "relative_1d", "relative_2d", "t5", "alibi", "rotary_1d", "rotary_2d",
     "learned+relative_2d", "rotary_2d+relative_2d",
 )  # fmt: skip
-"""The mechanisms that a comparison on images begins with, by name."""
+"""The mechanisms of the comparison whose results are in the documentation."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,9 @@ class Task(ABC):
     Attributes:
         name: what the command line calls it. summary: one sentence for a list of tasks.
         kind: what it is made of. measure: what a probe gives, a key of `results.json`.
-        positions: the mechanisms that a comparison takes when none are named.
+        positions: the mechanisms that a comparison takes when none are named. standard: a wider choice, of known ones.
         title, description: what the page calls it.
-        options: plain values that, with the name, make the task again.
+        options: plain values that, with the name, rebuild the task.
         grid: tokens along each axis that a model is trained at.
     """
 
@@ -91,6 +93,7 @@ class Task(ABC):
     kind: ClassVar[Kind]
     measure: ClassVar[Literal["accuracy", "bits_per_byte"]]
     positions: ClassVar[tuple[str, ...]]
+    standard: ClassVar[tuple[str, ...]]
     title: str
     description: str
     options: dict[str, Any]
@@ -153,7 +156,8 @@ class ImageTask(Task):
 
     kind: ClassVar[Kind] = "images"
     measure: ClassVar[Literal["accuracy", "bits_per_byte"]] = "accuracy"
-    positions: ClassVar[tuple[str, ...]] = COMPARED
+    positions: ClassVar[tuple[str, ...]] = FIRST
+    standard: ClassVar[tuple[str, ...]] = STANDARD
     classes: tuple[str, ...]
     channels: int
     image_size: tuple[int, int]

@@ -209,7 +209,7 @@ class MultiHeadAttention(nn.Module):
     def grouped(self, num_kv_heads: int) -> MultiHeadAttention:
         """A copy with fewer key/value heads, each the mean of those it replaces (Ainslie et al. 2023, section 2.1).
 
-        Where the heads of a group are equal it computes the same; else it is where training goes on from.
+        Where the heads of a group are equal it computes the same; else training continues from it.
 
         Raises:
             ValueError: `num_kv_heads` does not divide this layer's.

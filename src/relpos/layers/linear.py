@@ -14,7 +14,7 @@ from relpos.position.mechanism import is_mechanism
 
 
 def retention_decay(num_heads: int) -> Float[Tensor, " H"]:
-    """RetNet's decay a head, `1 - 2^(-5 - h)` (Sun et al. 2023, equation 8)."""
+    """RetNet's decay per head, `1 - 2^(-5 - h)` (Sun et al. 2023, equation 8)."""
     return 1 - 2.0 ** (-5 - torch.arange(num_heads, dtype=torch.float64))
 
 
@@ -27,8 +27,8 @@ class LinearAttention(nn.Module):
         feature_map: "elu", "relu", "identity", or "softmax" (not causal); see `relpos.linear_attention`.
         causal: whether a token sees none after it.
         position: a rotation, such as `RotaryEmbedding`, or None.
-        retention: whether what is farther counts for less by RetNet's decay a head; causal alone. The weights are then
-            not divided by their sum, and each head's output goes through an RMS norm, as retention's does.
+        retention: whether what is farther counts for less by RetNet's decay per head; causal alone. The weights are
+            then not divided by their sum, and each head's output goes through an RMS norm, as retention's does.
         qkv_bias, proj_bias: whether the two projections have biases.
     """
 

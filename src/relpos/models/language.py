@@ -50,7 +50,7 @@ class LanguageModel(nn.Module):
 
     Args:
         vocab_size: number of different tokens, V.
-        context: length it is built for; mechanisms that are defined anywhere go on beyond it.
+        context: length it is built for; mechanisms that are defined anywhere extrapolate beyond it.
         embed_dim, depth, num_heads, num_kv_heads, mlp_ratio, mlp, norm, qk_norm: the blocks; see `TransformerBlock`.
         attention: "full", "local", "sparse", "linear" or "flash"; see `models/attending.py`.
         qkv_bias: whether the attention's two projections have biases.
@@ -59,7 +59,7 @@ class LanguageModel(nn.Module):
             the blocks, and of attention weights.
         position: absolute and relative positions: a preset name, names joined with "+", a function from a `Site`, or
             None.
-        shared_position: one table for all layers, or one a layer.
+        shared_position: one table for all layers, or one per layer.
         position_trainable: False freezes what the mechanisms own.
         position_init_std: standard deviation that learned positions start from.
         backend: an engine's name, or "auto".
@@ -155,7 +155,7 @@ class LanguageModel(nn.Module):
 
     @property
     def attention_position(self) -> list[Sum]:
-        """The mechanisms that act in attention, one sum a layer or one for all."""
+        """The mechanisms that act in attention, one sum per layer or one for all."""
         return self.positions.in_attention()
 
     def _embed(
@@ -205,7 +205,7 @@ class LanguageModel(nn.Module):
         reached = tokens.shape[1] + (cache.length if isinstance(cache, KeyValueCache) else 0)
         if segments is None and reached > self.context and AS_IS not in self.growth():
             rules = " or ".join(map(repr, self.growth())) or "no rule at all"
-            remedy = f"Its position does not go on as it is: model.grow(length, rule), by {rules}."
+            remedy = f"Its position does not extrapolate unchanged: model.grow(length, rule), by {rules}."
             fail(f"at most {self.context} tokens, the context", str(reached), remedy)
         if cache is not None:
             depth = len(self.blocks)
@@ -214,7 +214,7 @@ class LanguageModel(nn.Module):
             if self._pattern(1) is not None:
                 raise NotImplementedError(
                     f"expected attention that sees every token before beside a cache; got {self.attention!r}. "
-                    'Read the whole input again, or build the model with attention="full".'
+                    'Read the whole input at once, or build the model with attention="full".'
                 )
         if segments is not None:
             if cache is not None:
@@ -254,7 +254,7 @@ class LanguageModel(nn.Module):
                 pass, but for mechanisms whose terms change with the length (dynamic NTK): there tokens keep what
                 they were when they came.
             segments: the document of each token, to pack several in a row, each as long as the context at most: a
-                document counts its places from 0 and sees itself alone. -1 is padding.
+                document counts its positions from 0 and sees itself alone. -1 is padding.
         """
         x = self.head_drop(self.forward_features(tokens, cache=cache, segments=segments))
         return F.linear(x, self.token_embed.weight if self.head is None else self.head.weight)
@@ -272,7 +272,7 @@ class LanguageModel(nn.Module):
         return list(self.positions.parameters())
 
     def growth(self) -> tuple[str, ...]:
-        """The rules by which its mechanisms go on to another length, as `Sum` has them."""
+        """The rules by which its mechanisms extrapolate to another length, as `Sum` has them."""
         return self.positions.growth()
 
     def grow(self, length: int, rule: str) -> LanguageModel:

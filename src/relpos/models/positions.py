@@ -2,7 +2,7 @@
 
 A choice is a preset's name ("relative_2d"), several joined with "+" ("learned+relative_2d"), a function from a `Site`
 to a mechanism, or None. What acts on tokens is applied once, from the first layer's mechanism; what acts in attention
-is one table for all layers, or one a layer.
+is one table for all layers, or one per layer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PositionChoice = str | Callable[[Site], Mechanism] | None
 
 
 class LayerPositions(nn.ModuleList):
-    """The mechanisms of a model: one sum for all layers, or one a layer, of which the first also acts on tokens.
+    """The mechanisms of a model: one sum for all layers, or one per layer, of which the first also acts on tokens.
 
     Args:
         sums: the mechanisms themselves; `for_layers` builds them.
@@ -54,7 +54,7 @@ class LayerPositions(nn.ModuleList):
         return cls([Sum([built[0]]), *later], depth, trainable)
 
     def sums(self) -> list[Mechanism]:
-        """One sum of mechanisms for all layers, or one a layer; wrapped, where something has wrapped them."""
+        """One sum of mechanisms for all layers, or one per layer; wrapped, where something has wrapped them."""
         for position in self:
             if not is_mechanism(position):
                 came, remedy = type(position).__name__, "What wraps a mechanism has to hand its terms on."
@@ -66,7 +66,7 @@ class LayerPositions(nn.ModuleList):
         return Sum(part for part in parts_of(self.sums()[0]) if acts_on_tokens(part))
 
     def in_attention(self) -> list[Sum]:
-        """The mechanisms that act in attention, one sum a layer or one for all."""
+        """The mechanisms that act in attention, one sum per layer or one for all."""
         return [Sum(part for part in parts_of(position) if acts_in_attention(part)) for position in self.sums()]
 
     def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
@@ -80,7 +80,7 @@ class LayerPositions(nn.ModuleList):
         return terms * (self.depth // len(terms))
 
     def growth(self) -> tuple[str, ...]:
-        """The rules by which the mechanisms go on to other coordinates, as `Sum` has them."""
+        """The rules by which the mechanisms extrapolate to other coordinates, as `Sum` has them."""
         return growth_of(self.sums()[0])
 
     def grown(self, coordinates: Coordinates, rule: str) -> LayerPositions:

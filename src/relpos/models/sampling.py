@@ -33,7 +33,7 @@ def sample(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "B 1"]:
-    """One token a row.
+    """One token per row.
 
     Args:
         temperature: divides the logits; 0 takes the likeliest token.

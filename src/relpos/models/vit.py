@@ -4,7 +4,8 @@
 
 One argument says what position is: a preset's name ("relative_2d"), several joined with "+" ("learned+relative_2d"), a
 function from a `Site` to a mechanism, or None. What acts on tokens is applied once, from the first layer's mechanism;
-what acts in attention is one table for all layers (`shared_position=True`, computed once a forward) or one a layer.
+what acts in attention is one table for all layers (`shared_position=True`, computed once per forward pass) or one per
+layer.
 
 Linear layers start as PyTorch starts them, with a spread of 1/sqrt(3 E): timm's 0.02 at width 768, and enough at small
 widths, where 0.02 is not (docs/log.md).
@@ -42,12 +43,12 @@ class VisionTransformer(nn.Module):
         depth, num_heads, num_kv_heads, mlp_ratio, norm, qk_norm, qkv_bias: the blocks; see `TransformerBlock`.
         attention: "full", "local", "sparse", "linear" or "flash"; see `models/attending.py`. A pattern of pairs has
             no room for prefix tokens.
-        class_token: whether there is one; reg_tokens: further prefix tokens without a place (registers).
+        class_token: whether there is one; reg_tokens: further prefix tokens without a position (registers).
         drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: dropout before the head, after the embedding, in
             the blocks, and of attention weights.
         position: absolute and relative positions, each on or off: a preset name, names joined with "+", a function from
             a `Site`, or None.
-        shared_position: one table for all layers, or one a layer. A mechanism that acts on tokens and in attention is
+        shared_position: one table for all layers, or one per layer. A mechanism that acts on tokens and in attention is
             then built for each layer too, and only the first layer's acts on tokens.
         position_trainable: False freezes what the mechanisms own.
         position_init_std: standard deviation that learned positions start from.
@@ -150,7 +151,7 @@ class VisionTransformer(nn.Module):
 
     @property
     def attention_position(self) -> list[Sum]:
-        """The mechanisms that act in attention, one sum a layer or one for all."""
+        """The mechanisms that act in attention, one sum per layer or one for all."""
         return self.positions.in_attention()
 
     def _embed(
@@ -198,7 +199,7 @@ class VisionTransformer(nn.Module):
         return list(self.positions.parameters())
 
     def growth(self) -> tuple[str, ...]:
-        """The rules by which its mechanisms go on to another image size, as `Sum` has them."""
+        """The rules by which its mechanisms extrapolate to another image size, as `Sum` has them."""
         return self.positions.growth()
 
     def grow(self, img_size: int | tuple[int, int], rule: str) -> VisionTransformer:

@@ -1,4 +1,4 @@
-"""What the optimizers share: checked numbers, parameters with their gradients, and a momentum a parameter."""
+"""What the optimizers share: checked numbers, parameters with their gradients, and a momentum per parameter."""
 
 from __future__ import annotations
 

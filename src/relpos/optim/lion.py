@@ -20,7 +20,7 @@ from relpos.optim.base import DecoupledOptimizer, Parameters
 
 
 class Lion(DecoupledOptimizer):
-    """Sign momentum, with one tensor of state a parameter.
+    """Sign momentum, with one tensor of state per parameter.
 
     Args:
         params: tensors, or groups of them.

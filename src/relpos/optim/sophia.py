@@ -34,7 +34,7 @@ from relpos.optim.base import DecoupledOptimizer, Parameters
 
 
 class Sophia(DecoupledOptimizer):
-    """Clipped second-order steps, with two tensors of state a parameter.
+    """Clipped second-order steps, with two tensors of state per parameter.
 
     Args:
         params: tensors, or groups of them.

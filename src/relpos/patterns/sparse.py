@@ -76,9 +76,9 @@ def _numbers(tokens: Int[Tensor, " g"] | list[int]) -> Int[Tensor, " g"]:
 
 
 def block_sparse(layout: Bool[Tensor, "... n m"], size: int) -> Mask:
-    """Blocks of `size` by `size` pairs, those that `layout` (`[n, m]`, or one a head) has True."""
+    """Blocks of `size` by `size` pairs, those that `layout` (`[n, m]`, or one per head) has True."""
     if not isinstance(layout, Tensor) or layout.dtype != torch.bool or layout.dim() not in (2, 3):
-        fail("a boolean layout [blocks, blocks], or one a head", shape_of(layout), "True is a block that attends.")
+        fail("a boolean layout [blocks, blocks], or one per head", shape_of(layout), "True is a block that attends.")
     return Mask(blocks=Blocks(layout if layout.dim() == 3 else layout[None], size))
 
 
@@ -92,7 +92,7 @@ def big_bird(
     heads: int = 1,
     seed: int = 0,
 ) -> Mask:
-    """Blocks next to each other, the first ones for all and all for them, and random ones a head (Zaheer et al. 2020).
+    """Adjacent blocks, the first ones for all and all for them, and random ones per head (Zaheer et al. 2020).
 
     Args:
         size: tokens of a block.

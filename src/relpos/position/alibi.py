@@ -1,4 +1,4 @@
-"""ALiBi: attention with linear biases. The farther a key, the less it counts, at a slope a head.
+"""ALiBi: attention with linear biases. The farther a key, the less it counts, at a slope per head.
 
     score[h, i, j] -= slope[h] * distance(i, j)
 
@@ -51,7 +51,7 @@ class ALiBi(OffsetBias):
 
     Args:
         num_heads: query heads, H.
-        distance: between cells of a grid: "euclidean" or "manhattan", one slope a head, or "axes", one a head and
+        distance: between cells of a grid: "euclidean" or "manhattan", one slope per head, or "axes", one per head and
             axis; on a sequence they are the same.
         learned: whether the slopes are learned. "axes" needs it: with fixed slopes it would be "manhattan".
         num_axes: A, where the distance is "axes".
@@ -110,36 +110,41 @@ PRESETS = [
         name="alibi",
         title="ALiBi",
         build=ALiBi.from_site,
-        summary="Every head fades with distance, each at its own fixed rate; nothing is learned, any length will do. "
-        "On images the distance is Euclidean and knows no direction: left and right, above and below look alike.",
+        summary="Each head subtracts a penalty that grows with distance, at its own fixed rate; nothing is learned "
+        "and any length works. On images the distance is Euclidean and has no direction: left and right, "
+        "above and below look alike.",
         source="Press et al. 2022, section 3; Fuller et al. 2023 (CROMA) on grids",
         token_axes=(1, 2),
+        family="bias",
     ),
     Preset(
         name="alibi_manhattan",
         title="ALiBi, Manhattan distance",
         build=lambda site: ALiBi.from_site(site, "manhattan"),
-        summary="ALiBi with steps along rows and columns added up instead of the straight line between two patches. "
-        "It knows no direction either.",
+        summary="ALiBi with the steps along rows and columns added up instead of the straight line between two "
+        "patches. It has no direction either.",
         source="Press et al. 2022, section 3, on two axes",
         token_axes=(2,),
+        family="bias",
     ),
     Preset(
         name="alibi_learned",
         title="ALiBi, learned slopes",
         build=lambda site: ALiBi.from_site(site, learned=True),
-        summary="ALiBi whose rates are learned, from the published ones on, and never turn into a reward of distance. "
-        "A number a head; it knows no direction.",
+        summary="ALiBi with learned rates that start at the published ones and never reward distance. One parameter "
+        "per head; it has no direction.",
         source="Press et al. 2022, section 3, where the slopes are learned",
         token_axes=(1, 2),
+        family="bias",
     ),
     Preset(
         name="alibi_axes",
         title="ALiBi, learned slopes an axis",
         build=lambda site: ALiBi.from_site(site, "axes", learned=True),
-        summary="ALiBi with learned rates of its own for rows and for columns, so that a head can look along one of "
-        "them. It starts as the Manhattan distance, and does not tell left from right.",
+        summary="ALiBi with separate learned rates for rows and for columns, so that a head can look along one of "
+        "them. It starts as the Manhattan distance and does not tell left from right.",
         source="Press et al. 2022, section 3, an axis each",
         token_axes=(2,),
+        family="bias",
     ),
 ]

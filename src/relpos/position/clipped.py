@@ -2,7 +2,7 @@
 
     score[h, i, j] += table[clip(i - j, -R, R) + R, h]
 
-2 R + 1 numbers a head whatever the length: the simplest way for a table to be defined everywhere. Far on the left and
+2 R + 1 numbers per head whatever the length: the simplest way for a table to be defined everywhere. Far on the left and
 far on the right stay different. Prefix tokens get 0.
 
 Source: the scalar form of Shaw et al. 2018, section 3.2 (k = R). Not to be confused with T5's buckets, which grow with
@@ -64,9 +64,10 @@ PRESETS = [
         name="clipped",
         title="Clipped relative bias",
         build=ClippedBias.from_site,
-        summary="Each head learns one number for every distance up to 16 and one for all that is farther, on either "
-        "side. Defined at any length; what is far looks equally far.",
+        summary="Each head learns one bias per distance up to 16 and one for everything farther, on either side. It "
+        "is defined at any length; all far tokens look equally far.",
         source="Shaw et al. 2018, section 3.2, as a scalar; R = 16",
         token_axes=(1, 2),
+        family="bias",
     )
 ]

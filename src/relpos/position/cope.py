@@ -10,7 +10,7 @@ one it runs over all that follow. Coordinates are not looked at: what counts is 
 among them, and what the mask lets through, which also keeps documents and padding apart. Keys left out of a cache
 would change the count.
 
-For n query rows and M keys it makes a few tensors of n x M numbers a head, and n x P products.
+For n query rows and M keys it makes a few tensors of n x M numbers per head, and n x P products.
 
 Source: Golovneva et al. 2024 ("Contextual Position Encoding: Learning to Count What's Important"), section 4 and the
 code in its appendix. Not to be confused with Shaw's vectors, which queries meet at token distances.
@@ -37,7 +37,7 @@ class CoPE(Mechanism):
 
     Args:
         head_dim: width of a head, D.
-        max_position: P, how many places have vectors; farther ones share the last.
+        max_position: P, how many positions have vectors; farther ones share the last.
         init_std: standard deviation that the vectors start from; 0 for zeros, as published.
 
     Attributes:
@@ -90,9 +90,11 @@ PRESETS = [
         name="cope",
         title="CoPE, contextual",
         build=CoPE.from_site,
-        summary="A key's place is the number of keys between it and the query that the query cares about, and the "
-        "query meets a learned vector of that place. It can count words or sentences instead of tokens.",
+        summary="A key's position is the number of keys between it and the query that the query attends to, and the "
+        "query is multiplied by a learned vector of that position. It can count words or sentences instead of "
+        "tokens.",
         source="Golovneva et al. 2024, section 4; 64 places",
         token_axes=(1,),
+        family="vectors",
     )
 ]

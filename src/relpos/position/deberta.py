@@ -44,13 +44,13 @@ def _log_edges(buckets: int, max_distance: int) -> tuple[int, ...]:
 
 
 class DisentangledPosition(Mechanism):
-    """Vectors on bucketed offsets that queries meet, and others that keys meet.
+    """Vectors on bucketed offsets, some multiplied with queries and others with keys.
 
     Args:
         num_heads, head_dim, embed_dim: H, D, E.
         span: half the number of vectors: buckets on either side. Even, unless `max_distance` is None.
         max_distance: the farthest distance that buckets tell apart; None clips at the span (DeBERTa v1).
-        c2p, p2c: whether content meets position (queries), and position content (keys).
+        c2p, p2c: whether there is a content-to-position and a position-to-content term.
         init_std: standard deviation that the table starts from; 0 for zeros.
 
     Attributes:
@@ -123,9 +123,10 @@ PRESETS = [
         name="deberta",
         title="DeBERTa, disentangled",
         build=DisentangledPosition.from_site,
-        summary="Queries meet a vector of the distance, and so do keys, beside the product of the two; far distances "
-        "share logarithmic buckets. What a distance means depends on either token.",
+        summary="Queries are multiplied by a vector of the distance, and so are keys, in addition to their own "
+        "product; far distances share logarithmic buckets. What a distance means depends on either token.",
         source="He et al. 2021, section 3.1; 32 buckets either way, up to 128",
         token_axes=(1, 2),
+        family="vectors",
     )
 ]

@@ -42,7 +42,7 @@ from relpos.position.preset import Preset
 
 
 class DecomposedPosition(Mechanism):
-    """A vector an offset and axis, met by the query.
+    """One learned vector per offset and axis, multiplied with the query.
 
     Args:
         head_dim: width of a head, D.
@@ -123,9 +123,10 @@ PRESETS = [
         name="decomposed",
         title="Decomposed vectors, 2-D",
         build=DecomposedPosition.from_site,
-        summary="A learned vector for every row offset and every column offset, which the query meets: what an offset "
-        "means depends on what is looking. Other sizes are interpolated.",
+        summary="Queries are multiplied by one learned vector per row offset and one per column offset, so what an "
+        "offset means depends on the query. Other sizes are interpolated.",
         source="Li et al. 2022 (MViTv2), section 4.1; ViTDet, SAM",
         token_axes=(2,),
+        family="vectors",
     )
 ]

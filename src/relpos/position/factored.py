@@ -2,10 +2,10 @@
 
     score[h, i, j] += sum over axes a of table[a][i_a - j_a, h]
 
-(2 H - 1) + (2 W - 1) numbers a head for a grid instead of (2 H - 1)(2 W - 1), and none that pairs a row offset with a
+(2 H - 1) + (2 W - 1) numbers per head for a grid instead of (2 H - 1)(2 W - 1), and none that pairs a row offset with a
 column offset: it can prefer the row above and the column to the right, not the one patch that is both alone.
 
-Source: the two-table form of the 2-D relative bias; Raffel et al. 2020's bias an axis. Not to be confused with Swin's
+Source: the two-table form of the 2-D relative bias; Raffel et al. 2020's bias per axis. Not to be confused with Swin's
 joint table (`RelativePositionBias`), or with ViTDet's per-axis vectors, which meet the query. Prefix tokens get 0.
 """
 
@@ -27,7 +27,7 @@ from relpos.position.relative import covering
 
 
 class FactoredBias(OffsetBias):
-    """A learned bias an offset along each axis and head, added over the axes.
+    """A learned bias per offset along each axis and head, added over the axes.
 
     Args:
         num_heads: query heads, H.
@@ -128,9 +128,10 @@ PRESETS = [
         name="factored_2d",
         title="Factored relative bias, 2-D",
         build=FactoredBias.from_site,
-        summary="Each head learns one number for every row offset and one for every column offset, and adds the two. "
-        "Far fewer numbers than a joint table; it cannot single out one diagonal neighbour.",
+        summary="Each head learns one bias per row offset and one per column offset, and adds the two. It has far "
+        "fewer parameters than a joint table and cannot single out one diagonal neighbour.",
         source="Raffel et al. 2020, section 2.1, an axis each",
         token_axes=(2,),
+        family="bias",
     )
 ]

@@ -35,13 +35,13 @@ EPS = 1e-6
 
 
 class FIREBias(Mechanism):
-    """A learned function of the distance over the query's place.
+    """A learned function of the distance over the query's position.
 
     Args:
         num_heads: query heads, H.
         hidden_dim: width of the network.
         c: where the factor inside the logarithms starts.
-        threshold: L, where the learned threshold starts: shorter places are taken for it.
+        threshold: L, where the learned threshold starts: smaller positions count as it.
 
     Attributes:
         c: a number. multiplier: a number that multiplies `threshold`. mlp: `[1 -> hidden_dim -> H]`.
@@ -107,9 +107,10 @@ PRESETS = [
         name="fire",
         title="FIRE",
         build=FIREBias.from_site,
-        summary="A small network turns the distance, as a share of all that lies behind the query, into a number for "
-        "each head. However long the sequence, it is asked about nothing outside the range it was trained on.",
+        summary="A small network turns the distance, as a share of all that precedes the query, into a bias for each "
+        "head. However long the sequence, its input stays within the range it was trained on.",
         source="Li et al. 2024, section 3.2",
         token_axes=(1,),
+        family="bias",
     )
 ]

@@ -69,7 +69,7 @@ class ImageRelativePosition(Mechanism):
 
     Args:
         num_heads: query heads, H; 1 for one table that all heads share, as in the authors' models.
-        head_dim: width of a head, D; None for a bias, which queries do not meet.
+        head_dim: width of a head, D; None for a bias, which does not depend on queries.
         method: "product", "euclidean", "quantization", "rows" or "columns".
         ratio: alpha; beta and gamma are 2 and 8 times it.
         init_std: standard deviation that the table starts from; 0 for zeros, as published.
@@ -159,18 +159,20 @@ PRESETS = [
         name="irpe_product",
         title="iRPE, product, contextual",
         build=ImageRelativePosition.from_site,
-        summary="Row and column offsets fall into buckets that widen with distance, and the query meets a learned "
-        "vector for each pair of buckets. It knows direction, and far offsets share what they learn.",
+        summary="Row and column offsets fall into buckets that widen with distance, and the query is multiplied by "
+        "one learned vector per pair of buckets. It has direction, and far offsets share parameters.",
         source="Wu et al. 2021, section 3.2; ratio 1.9, shared by the heads",
         token_axes=(2,),
+        family="vectors",
     ),
     Preset(
         name="irpe_euclidean",
         title="iRPE, Euclidean, contextual",
         build=lambda site: ImageRelativePosition.from_site(site, "euclidean", 20.0),
-        summary="The query meets a learned vector for every rounded distance between two patches; far distances share "
-        "buckets. It knows no direction: left and right, above and below look alike.",
+        summary="The query is multiplied by one learned vector per rounded distance between two patches; far "
+        "distances share buckets. It has no direction: left and right, above and below look alike.",
         source="Wu et al. 2021, section 3.2; ratio 20, shared by the heads",
         token_axes=(2,),
+        family="vectors",
     ),
 ]

@@ -1,4 +1,4 @@
-"""KERPLE: a learned kernel of the distance, two numbers a head.
+"""KERPLE: a learned kernel of the distance, two numbers per head.
 
     log        score[h, i, j] -= r1[h] * log(1 + r2[h] * |i - j|)
     power      score[h, i, j] -= r1[h] * |i - j| ** r2[h]                 0 < r2 < 2
@@ -81,18 +81,20 @@ PRESETS = [
         name="kerple_log",
         title="KERPLE, logarithmic",
         build=Kerple.from_site,
-        summary="Every head fades with the logarithm of the distance, at a rate it learns. "
-        "Slower than ALiBi far away, and as ready for any length.",
+        summary="Each head subtracts a penalty that grows with the logarithm of the distance, at a learned rate. It "
+        "decays more slowly than ALiBi and extrapolates to any length as well.",
         source="Chi et al. 2022, section 4 (logarithmic)",
         token_axes=(1, 2),
+        family="bias",
     ),
     Preset(
         name="kerple_power",
         title="KERPLE, power",
         build=lambda site: Kerple.from_site(site, "power"),
-        summary="Every head fades with a power of the distance; factor and exponent are learned. "
-        "At exponent 1, where it starts, it is ALiBi with learned slopes.",
+        summary="Each head subtracts a penalty that grows with a power of the distance; factor and exponent are "
+        "learned. At exponent 1, where it starts, it is ALiBi with learned slopes.",
         source="Chi et al. 2022, section 4 (power)",
         token_axes=(1, 2),
+        family="bias",
     ),
 ]

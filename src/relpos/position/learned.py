@@ -30,12 +30,12 @@ from relpos.position.preset import Preset
 
 
 class LearnedPositionEmbedding(Mechanism):
-    """A learned vector a place.
+    """One learned vector per position.
 
     Args:
         embed_dim: width of a token, E.
-        seq_len: places of a sequence; or
-        grid_size: places of a grid, `(rows, columns)` or more axes.
+        seq_len: positions of a sequence; or
+        grid_size: positions of a grid, `(rows, columns)` or more axes.
         prefix: tokens before them, each with a vector of its own.
         init_std: standard deviation of the truncated normal it starts from; 0 for zeros.
 
@@ -87,10 +87,10 @@ class LearnedPositionEmbedding(Mechanism):
         return f"sizes={self.sizes}, prefix={self.prefix}"
 
     def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
-        """Tokens with the vector of their place added.
+        """Tokens with the vector of their position added.
 
         Raises:
-            ValueError: a grid unlike the one built for, a place beyond the last, another prefix.
+            ValueError: a grid unlike the one built for, a position beyond the last, another prefix.
         """
         require_coordinates(coordinates, "coordinates")
         if coordinates.prefix != self.prefix:
@@ -98,7 +98,7 @@ class LearnedPositionEmbedding(Mechanism):
         return add_to_tokens(x, self.vectors(coordinates), coordinates)
 
     def vectors(self, coordinates: Coordinates) -> Float[Tensor, "_ N E"]:
-        """The vectors of the prefix it was built with, then of every token's place."""
+        """The vectors of the prefix it was built with, then of every token's position."""
         if self.is_grid and isinstance(coordinates, Grid):
             if coordinates.sizes != self.sizes:
                 fail(f"a grid of {self.sizes}", str(coordinates.sizes), "Resize it first: mechanism.resize(sizes).")
@@ -146,7 +146,7 @@ class LearnedPositionEmbedding(Mechanism):
         return resized
 
     def extend(self, length: int) -> LearnedPositionEmbedding:
-        """A copy for a longer sequence: place n has the vector of place n modulo the trained length.
+        """A copy for a longer sequence: position n has the vector of position n modulo the trained length.
 
         Raises:
             ValueError: built for a grid.
@@ -176,9 +176,11 @@ PRESETS = [
         name="learned",
         title="Learned absolute",
         build=LearnedPositionEmbedding.from_site,
-        summary="Every place has a learned vector that is added to its token before the first layer. "
-        "Accurate where training put things; a place never trained means nothing, and a new size needs resampling.",
+        summary="One learned vector per position is added to its token before the first layer. It is accurate where "
+        "training put things; a position that was never trained means nothing, and a new size needs "
+        "resampling.",
         source="Dosovitskiy et al. 2021, section 3.1",
         token_axes=(1, 2),
+        family="absolute",
     )
 ]

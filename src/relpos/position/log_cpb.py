@@ -81,9 +81,10 @@ PRESETS = [
         name="log_cpb",
         title="Log-spaced continuous bias",
         build=LogContinuousBias.from_site,
-        summary="A small network turns the logarithm of an offset into a number for each head, added to the score. "
-        "Smooth, so that windows larger than the one trained on get sensible numbers.",
+        summary="A small network turns the logarithm of an offset into a bias for each head. It is smooth, so windows "
+        "larger than the trained one get sensible values.",
         source="Liu et al. 2022 (Swin V2), section 3.3",
         token_axes=(2,),
+        family="bias",
     )
 ]

@@ -83,7 +83,7 @@ def require_std(x: object, name: str = "init_std") -> None:
 def require_window(window_size: object) -> tuple[int, ...]:
     """The cells along each axis of a window, one or more; raises where they are no such thing."""
     if not isinstance(window_size, tuple | list) or not window_size:
-        fail("window_size to be (rows, columns)", shape_of(window_size), "Pass one integer an axis.")
+        fail("window_size to be (rows, columns)", shape_of(window_size), "Pass one integer per axis.")
     return Grid(*window_size).sizes
 
 
@@ -365,7 +365,7 @@ class OffsetBias(Mechanism):
                 fail(
                     f"{type(self).__name__}.bias to return [heads, {line.length}]",
                     shape_of(values),
-                    "Return one value a head for each entry of offsets.kind.",
+                    "Return one value per head for each entry of offsets.kind.",
                 )
             if line.length != line.layout.tokens:
                 own = self.prefix_bias()

@@ -45,7 +45,7 @@ class MultimodalRotary(Mechanism):
         sections: how many pairs follow time, rows and columns; together at most D / 2. The rest of a head passes
             through.
         order: "blocked" or "interleaved".
-        base: the slowest pair turns by nearly 1 / base radians a place.
+        base: the slowest pair rotates by nearly 1 / base radians per position.
         layout: "half" or "interleaved", which dimensions are a pair; see `relpos.rotate`.
     """
 
@@ -126,9 +126,11 @@ PRESETS = [
         name="rotary_multimodal",
         title="Rotary (RoPE), multimodal",
         build=MultimodalRotary.from_site,
-        summary="Pairs of dimensions turn with a token's time, row and column by turns; text has its place for all "
-        "three. Made for text, images and video in one sequence: on images alone a third of the pairs is idle.",
+        summary="Pairs of dimensions rotate with a token's time, row and column in turn; text has the same position "
+        "on all three. It is made for text, images and video in one sequence: on images alone a third of the "
+        "pairs is idle.",
         source="Wang et al. 2024 (Qwen2-VL), section 2.1; interleaved as in Qwen3-VL, base 10,000",
         token_axes=(1, 2, 3),
+        family="rotation",
     )
 ]

@@ -11,12 +11,14 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from relpos.core.checks import require_name
 
 if TYPE_CHECKING:
     from relpos.position.mechanism import Mechanism, Site
+
+Family = Literal["none", "absolute", "bias", "rotation", "vectors", "sum"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Preset:
         build: makes it for a site; `make` is what to call.
         summary: two sentences for someone who meets it first: what it is, what to expect.
         source: the paper and section.
+        family: where position enters: "absolute" (on the tokens, or learned per position in the scores), "bias" (on the
+            scores), "rotation" (of queries and keys), "vectors" (that queries or keys are multiplied by), "sum".
         token_axes: the numbers of axes it makes sense on (1 sequences, 2 images, 3 video).
     """
 
@@ -38,6 +42,7 @@ class Preset:
     summary: str
     source: str
     token_axes: tuple[int, ...]
+    family: Family
 
     def make(self, site: Site) -> Mechanism:
         """The mechanism for a site, frozen where the site says so."""
@@ -86,6 +91,7 @@ def find(name: str) -> Preset:
             summary="A sum: each part adds what it knows. " + " ".join(part.summary for part in parts),
             source="; ".join(part.source for part in parts),
             token_axes=tuple(sorted(set.intersection(*(set(part.token_axes) for part in parts)))),
+            family="sum",
         )
     require_name(name, known, "a position")
     return known[name]

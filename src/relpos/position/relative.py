@@ -1,4 +1,4 @@
-"""Learned relative position bias: a table of one number an offset and head, added to the scores.
+"""Learned relative position bias: a table of one number per offset and head, added to the scores.
 
     score[h, i, j] += table[index(i - j), h]
 
@@ -96,7 +96,7 @@ def _read_between(image: Tensor, axis: int, places: list[float], new: int) -> Te
 
 
 class RelativePositionBias(OffsetBias):
-    """A learned bias an offset and head, in one or two dimensions.
+    """A learned bias per offset and head, in one or two dimensions.
 
     Args:
         num_heads: query heads, H.
@@ -321,18 +321,20 @@ PRESETS = [
         name="relative_1d",
         title="Relative bias, 1-D",
         build=lambda site: RelativePositionBias.from_site(site, "1d"),
-        summary="Each head learns one number for every distance along the sequence and adds it to the score. "
-        "On images the sequence is the raster order: a step to the next row and a long step sideways look alike.",
+        summary="Each head learns one bias per distance along the sequence. On images the sequence is the raster "
+        "order: a step to the next row and a long step sideways look alike.",
         source="Raffel et al. 2020, section 2.1, without buckets",
         token_axes=(1, 2),
+        family="bias",
     ),
     Preset(
         name="relative_2d",
         title="Relative bias, 2-D",
         build=lambda site: RelativePositionBias.from_site(site, "2d"),
-        summary="Each head learns one number for every (row, column) offset between two patches, added to the score. "
-        "The same offset means the same everywhere, so what it learned in one place it can use in another.",
+        summary="Each head learns one bias per (row, column) offset between two patches. The same offset means the "
+        "same everywhere, so what is learned in one position is used in all others.",
         source="Liu et al. 2021 (Swin), section 3.2; Bao et al. 2022 (BEiT) for prefix tokens",
         token_axes=(2,),
+        family="bias",
     ),
 ]

@@ -56,14 +56,14 @@ def context_length(*coordinates: Coordinates) -> int:
 
 
 class RotaryEmbedding(Mechanism):
-    """Rotation of queries and keys by their place.
+    """Rotation of queries and keys by their position.
 
     Args:
         head_dim: width of a head, D.
         axes: 1 for a sequence (a grid is then read in raster order), 2 for rows and columns, ...
-        base: the slowest pair turns by nearly 1 / base radians a place.
+        base: the slowest pair rotates by nearly 1 / base radians per position.
         layout: "half" or "interleaved".
-        rotary_dim: how many dimensions turn, the first ones; a multiple of 2 * axes. Default: the most there are.
+        rotary_dim: how many dimensions are rotated, the first ones; a multiple of 2 * axes. Default: all.
         scaling: frequencies for longer contexts, such as `YaRN(4.0, trained_length=2048)`; of several axes each has
             them.
         trained_length: tokens of the contexts it is trained on; `grow` stretches from there.
@@ -135,7 +135,7 @@ class RotaryEmbedding(Mechanism):
         return (self.beyond, *(rule for rule in RULES if rule != self.beyond))
 
     def grow(self, queries: Coordinates, rule: str) -> Mechanism:
-        """A copy that stretches from the trained length to the largest place of `queries`, plus 1, as it then is."""
+        """A copy that stretches from the trained length to the largest position of `queries`, plus 1, as it then is."""
         if rule == AS_IS or rule not in self.growth or self.trained_length is None:
             return super().grow(queries, rule)
         require_coordinates(queries, "queries")
@@ -153,7 +153,7 @@ class RotaryEmbedding(Mechanism):
         return grown
 
     def bands(self, length: int) -> Scaled:
-        """The frequency of each pair of an axis in a context of `length` tokens, and the factor on what turns."""
+        """The frequency of each pair of an axis in a context of `length` tokens, and the factor on what is rotated."""
         pairs = self.rotary_dim // (2 * self.axes)
         if self.scaling is None:
             return frequencies(pairs, self.base), 1.0
@@ -173,8 +173,8 @@ class RotaryEmbedding(Mechanism):
 
         Args:
             coordinates: where the tokens are.
-            length: of the context, for scalings that heed it; by default up to the largest of these places. What goes
-                into a cache wants `magnitude=own.bands(length)[1]` and `width=own.head_dim` too.
+            length: of the context, for scalings that heed it; by default up to the largest of these positions. What
+                goes into a cache wants `magnitude=own.bands(length)[1]` and `width=own.head_dim` too.
         """
         own = self._own(coordinates, "coordinates")
         length = context_length(own) if length is None else length
@@ -208,10 +208,11 @@ def stretched(name: str, title: str, beyond: Beyond, how: str, source: str) -> P
         name=name,
         title=f"Rotary (RoPE), 1-D, {title}",
         build=lambda site: RotaryEmbedding.from_site(site, beyond=beyond),
-        summary=f"Trained it is the plain rotation; on longer inputs {how}. "
-        "Meant for going on beyond the trained length, where the plain rotation meets angles it has never seen.",
+        summary=f"In training it is the plain rotation; on longer inputs {how}. "
+        "It is made to extrapolate beyond the trained length, where the plain rotation has angles never seen.",
         source=source,
         token_axes=(1,),
+        family="rotation",
     )
 
 
@@ -220,55 +221,59 @@ PRESETS = [
         name="rotary_1d",
         title="Rotary (RoPE), 1-D",
         build=RotaryEmbedding.from_site,
-        summary="Queries and keys turn with their place, so that their product depends on the distance between them; "
-        "nothing is learned. On images the place is the raster order, where a row below is as far as a row is wide.",
+        summary="Queries and keys rotate with their position, so their product depends on the distance between them; "
+        "nothing is learned. On images the position is the raster order, where the row below is as far as a "
+        "row is wide.",
         source="Su et al. 2021, section 3.2; base 10,000, half layout",
         token_axes=(1, 2),
+        family="rotation",
     ),
     Preset(
         name="rotary_2d",
         title="Rotary (RoPE), 2-D axial",
         build=lambda site: RotaryEmbedding.from_site(site, 2),
-        summary="Half of each head turns with the row, half with the column, so that scores depend on both offsets. "
+        summary="Half of each head rotates with the row, half with the column, so scores depend on both offsets. "
         "Nothing is learned about position itself: what an offset means comes from the queries and keys.",
         source="Heo et al. 2024, section 3; base 100, interleaved layout",
         token_axes=(2,),
+        family="rotation",
     ),
     stretched(
         "rotary_linear",
-        "places divided",
+        "positions divided",
         "linear",
-        "every place is divided, so that all fall within the trained ones",
+        "every position is divided, so that all fall within the trained range",
         "Chen et al. 2023, section 2",
     ),
     stretched(
         "rotary_ntk",
         "larger base",
         "ntk",
-        "the base is larger, so that slow pairs turn slower and fast ones as before",
+        "the base is larger, so that slow pairs rotate more slowly and fast ones as before",
         "bloc97 2023 (NTK-aware scaling); Peng et al. 2023, section 3.1",
     ),
     stretched(
         "rotary_yarn",
         "YaRN",
         "yarn",
-        "slow pairs turn slower, fast ones as before, and scores are larger",
+        "slow pairs rotate more slowly, fast ones as before, and scores are larger",
         "Peng et al. 2023, sections 3.2 to 3.4",
     ),
     stretched(
         "rotary_llama3",
         "Llama 3",
         "llama3",
-        "pairs whose waves are longer than a part of the trained context turn slower, short waves as before",
+        "pairs with wavelengths beyond a part of the trained context rotate more slowly, the others as before",
         "Llama 3.1 (Dubey et al. 2024), frequencies as in its published code",
     ),
     Preset(
         name="rotary_dynamic_ntk",
         title="Rotary (RoPE), 1-D, dynamic NTK",
         build=lambda site: RotaryEmbedding(site.head_dim, scaling=DynamicNTK(1.0, site_length(site))),
-        summary="Trained it is the plain rotation; on longer inputs the base grows with each input's own length. "
-        "Nothing is to be chosen, but while a text grows all its tokens turn by ever new frequencies.",
+        summary="In training it is the plain rotation; on longer inputs the base grows with each input's own length. "
+        "There is nothing to choose, but while a text grows all its tokens rotate by ever new frequencies.",
         source="emozilla 2023; Peng et al. 2023, section 3.3",
         token_axes=(1,),
+        family="rotation",
     ),
 ]

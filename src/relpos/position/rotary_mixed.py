@@ -95,9 +95,10 @@ PRESETS = [
         name="rotary_mixed",
         title="Rotary (RoPE), 2-D mixed",
         build=RotaryMixed.from_site,
-        summary="Every pair of dimensions turns along a direction of its own on the grid, at a pace that is learned. "
-        "Diagonals are seen as well as rows and columns, for two numbers a pair and head.",
+        summary="Every pair of dimensions rotates along a learned direction on the grid, at a learned pace. Diagonals "
+        "are seen as well as rows and columns, for two parameters per pair and head.",
         source="Heo et al. 2024, section 3.2; base 10, interleaved layout",
         token_axes=(2,),
+        family="rotation",
     )
 ]

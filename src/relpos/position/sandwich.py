@@ -70,8 +70,9 @@ PRESETS = [
         title="Sandwich",
         build=Sandwich.from_site,
         summary="The product of two sinusoids as a bias: it falls with distance and ripples, each head at its own "
-        "strength. Nothing is learned, any length will do.",
+        "strength. Nothing is learned and any length works.",
         source="Chi et al. 2023, section 5",
         token_axes=(1, 2),
+        family="bias",
     )
 ]

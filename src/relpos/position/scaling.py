@@ -45,7 +45,7 @@ def _require_factor(x: object) -> None:
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """Every place divided by `factor`: the longer context squeezed into the trained one (position interpolation)."""
+    """Every position divided by `factor`: the longer context squeezed into the trained one (position interpolation)."""
 
     factor: float
 
@@ -104,10 +104,10 @@ class YaRN:
     Args:
         factor: the longer context over the trained one.
         trained_length: the trained one.
-        beta_fast: pairs that turn at least so often in the trained context are kept.
-        beta_slow: pairs that turn at most so often are interpolated.
-        magnitude: factor on what turns; None for 0.1 ln(factor) + 1. (DeepSeek's mscale and mscale_all_dim m, n are
-            the magnitude (0.1 m ln(factor) + 1) / (0.1 n ln(factor) + 1).)
+        beta_fast: pairs that make at least so many turns in the trained context are kept.
+        beta_slow: pairs that make at most so many turns are interpolated.
+        magnitude: factor on rotated dimensions; None for 0.1 ln(factor) + 1. (DeepSeek's mscale and mscale_all_dim m, n
+            are the magnitude (0.1 m ln(factor) + 1) / (0.1 n ln(factor) + 1).)
         truncate: whether the ends of the ramp are rounded outwards to whole pairs, as published.
     """
 
@@ -156,13 +156,14 @@ def _require_magnitude(x: object) -> None:
 
 @dataclass(frozen=True)
 class LongRoPE:
-    """Searched factors, one a pair: one list up to `trained_length`, another beyond it.
+    """Searched factors, one per pair: one list up to `trained_length`, another beyond it.
 
     Args:
-        short_factor, long_factor: one number a pair, as a checkpoint's configuration has them.
+        short_factor, long_factor: one number per pair, as a checkpoint's configuration has them.
         trained_length: the longest context that takes the short list.
         factor: the longer context over the trained one; only the magnitude depends on it.
-        magnitude: factor on what turns, in short contexts too; None for sqrt(1 + ln(factor) / ln(trained_length)).
+        magnitude: factor on the rotated dimensions, in short contexts too; None for
+            sqrt(1 + ln(factor) / ln(trained_length)).
     """
 
     short_factor: tuple[float, ...]
@@ -177,20 +178,20 @@ class LongRoPE:
         for name in ("short_factor", "long_factor"):
             factors = getattr(self, name)
             if not isinstance(factors, tuple | list) or not factors:
-                fail(f"{name} to be numbers, one a pair", shape_of(factors), "Take them from the checkpoint.")
+                fail(f"{name} to be numbers, one per pair", shape_of(factors), "Take them from the checkpoint.")
             for one in factors:
                 require_number(one, f"each {name}", "above 0", "Take them from the checkpoint.")
             object.__setattr__(self, name, tuple(factors))
         short, long = len(self.short_factor), len(self.long_factor)
         if short != long:
-            fail("as many short factors as long ones", f"{short} and {long}", "Give one a pair.")
+            fail("as many short factors as long ones", f"{short} and {long}", "Give one per pair.")
         _require_magnitude(self.magnitude)
 
     def __call__(self, base: float, pairs: int, length: int) -> Scaled:
         """The frequency of each pair, and the magnitude."""
         factors = self.long_factor if length > self.trained_length else self.short_factor
         if len(factors) != pairs:
-            fail(f"{pairs} factors, one a pair", str(len(factors)), "Give half as many as dimensions turn.")
+            fail(f"{pairs} factors, one per pair", str(len(factors)), "Give half as many as dimensions turn.")
         bands = tuple(w / one for w, one in zip(frequencies(pairs, base), factors, strict=True))
         usual = math.sqrt(1 + math.log(self.factor) / math.log(self.trained_length)) if self.factor > 1 else 1.0
         return bands, usual if self.magnitude is None else self.magnitude
@@ -198,7 +199,7 @@ class LongRoPE:
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Pairs by how often they turn in the trained context: up to `low` interpolated, from `high` on kept.
+    """Pairs by how many turns they make in the trained context: up to `low` interpolated, from `high` on kept.
 
     Args:
         factor: the longer context over the trained one.

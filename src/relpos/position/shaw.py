@@ -82,9 +82,10 @@ PRESETS = [
         name="shaw",
         title="Shaw vectors",
         build=ShawPosition.from_site,
-        summary="A learned vector for every distance up to 16 is added to the keys that a query sees, and another to "
-        "the values. What a distance means depends on the query, which a bias cannot do.",
+        summary="One learned vector per distance up to 16 is added to the keys that a query sees, and another to the "
+        "values. What a distance means depends on the query, which a bias cannot express.",
         source="Shaw et al. 2018, sections 3.1 and 3.2; k = 16",
         token_axes=(1, 2),
+        family="vectors",
     )
 ]

@@ -31,7 +31,7 @@ from relpos.position.preset import Preset
 
 
 class SinusoidalPositionEmbedding(Mechanism):
-    """Fixed sines and cosines of the place, added to tokens.
+    """Fixed sines and cosines of the position, added to tokens.
 
     Args:
         embed_dim: width of a token, E; a multiple of 2 for one axis, of 4 for two.
@@ -72,7 +72,7 @@ class SinusoidalPositionEmbedding(Mechanism):
         return f"{self.embed_dim}, axes={self.axes}, base={self.base}, layout={self.layout!r}"
 
     def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
-        """Tokens with the sinusoids of their place added."""
+        """Tokens with the sinusoids of their position added."""
         return add_to_tokens(x, self.vectors(coordinates), coordinates)
 
     def vectors(self, coordinates: Coordinates) -> Float[Tensor, "_ N E"]:
@@ -91,18 +91,20 @@ PRESETS = [
         name="sinusoidal_1d",
         title="Sinusoidal absolute, 1-D",
         build=SinusoidalPositionEmbedding.from_site,
-        summary="Sines and cosines of a token's number, from fast to slow, are added to it before the first layer; "
-        "nothing is learned. On images the number is the raster order, so the model must find out about rows itself.",
+        summary="Sines and cosines of a token's index, from fast to slow, are added to it before the first layer; "
+        "nothing is learned. On images the index is the raster order, so the model must discover rows itself.",
         source="Vaswani et al. 2017, section 3.5; base 10,000",
         token_axes=(1, 2),
+        family="absolute",
     ),
     Preset(
         name="sinusoidal_2d",
         title="Sinusoidal absolute, 2-D",
         build=lambda site: SinusoidalPositionEmbedding.from_site(site, 2),
         summary="Half of a token's width gets sines and cosines of its row, half of its column; nothing is learned. "
-        "Defined at any resolution, but a place that training never saw is still a number never seen.",
+        "It is defined at any resolution, but positions outside training were never seen.",
         source="Chen et al. 2021 (MoCo v3); base 10,000",
         token_axes=(2,),
+        family="absolute",
     ),
 ]

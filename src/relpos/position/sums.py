@@ -14,18 +14,21 @@ PRESETS = [
         name="learned+relative_2d",
         title="Hybrid: learned absolute + relative 2-D",
         build=sum_of("learned", "relative_2d"),
-        summary="A learned vector a place on the tokens and a learned number an offset on the scores, together. "
-        "It can do what either can, and picks up the habits of both: what it learned about places does not move along.",
+        summary="One learned vector per position on the tokens and one learned bias per offset on the scores, "
+        "together. It can do what either can and keeps the weakness of the first: what it learned about "
+        "positions does not move along.",
         source="Liu et al. 2021 (Swin), table 4, row 'abs. + rel. pos.'",
         token_axes=(2,),
+        family="sum",
     ),
     Preset(
         name="rotary_2d+relative_2d",
         title="Rotary 2-D + relative 2-D",
         build=sum_of("rotary_2d", "relative_2d"),
-        summary="Queries and keys turn with row and column, and each head adds a learned number an offset. "
-        "The rotation lets content decide what an offset means, the bias gives a preference whatever the content.",
+        summary="Queries and keys rotate with row and column, and each head adds one learned bias per offset. With "
+        "the rotation content decides what an offset means; the bias adds a preference whatever the content.",
         source="Heo et al. 2024 and Liu et al. 2021, together",
         token_axes=(2,),
+        family="sum",
     ),
 ]

@@ -122,9 +122,10 @@ PRESETS = [
         name="t5",
         title="T5 bias",
         build=T5Bias.from_site,
-        summary="Each head learns one number for every bucket of distances: near ones have their own, far ones share. "
-        "Here with the usual scale of 1/sqrt(D) instead of T5's 1; on images the distance runs along the raster order.",
+        summary="Each head learns one bias per bucket of distances: near ones have their own, far ones share. Here it "
+        "has the usual scale of 1/sqrt(D) instead of T5's 1; on images the distance follows the raster order.",
         source="Raffel et al. 2020, section 2.1; 32 buckets up to 128",
         token_axes=(1, 2),
+        family="bias",
     )
 ]

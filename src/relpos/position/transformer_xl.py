@@ -5,7 +5,7 @@
 r(d) is the sinusoid of distance d, as wide as a token; W projects it to every head; u and v are learned. Both products
 are scaled. Distances may be negative (bidirectional use, as in Conformer). Prefix tokens have no vector.
 
-The line has about 2 N entries, so 2 N vectors a head are made, never N x M of them; the "relative shift" of the
+The line has about 2 N entries, so 2 N vectors per head are made, never N x M of them; the "relative shift" of the
 authors' code is the reading along the line.
 
 Source: Dai et al. 2019, section 3.3. How sines and cosines lie differs: the authors' code has all sines, then all
@@ -91,9 +91,11 @@ PRESETS = [
         name="transformer_xl",
         title="Transformer-XL",
         build=TransformerXLPosition.from_site,
-        summary="Queries meet a projected sinusoid of the distance beside the key itself, and two learned biases say "
-        "what keys and distances are worth to any query. Smooth in distance, and defined at any.",
+        summary="Queries are multiplied by a projected sinusoid of the distance in addition to the key itself, and "
+        "two learned biases say what keys and distances are worth to any query. It is smooth in distance and "
+        "defined at any.",
         source="Dai et al. 2019, section 3.3",
         token_axes=(1, 2),
+        family="vectors",
     )
 ]

@@ -3,9 +3,9 @@
     score[h, i, j] = ( <q[i], k[j]> + <p[i] U_Q[h], p[j] U_K[h]> ) / sqrt(2 D)
 
 p is a learned vector a place, layer-normed; the two products share the scale, so that neither takes the variance of the
-other. The second is of low rank: (N + M) D numbers a head. Where a prefix token (class token) takes part it is replaced
-by a learned number a head, theta_1 where the prefix is the query and theta_2 where it is the key; as in the authors'
-code they are products like the others, of two vectors of their own: <t_1 U_Q, t_1 U_K> and <t_2 U_Q, t_2 U_K>.
+other. The second is of low rank: (N + M) D numbers per head. Where a prefix token (class token) takes part it is
+replaced by a learned number per head, theta_1 where the prefix is the query and theta_2 where it is the key; as in the
+authors' code they are products like the others, of two vectors of their own: <t_1 U_Q, t_1 U_K> and <t_2 U_Q, t_2 U_K>.
 
 TUPE-A is this alone. TUPE-R adds a relative bias of tokens: `TUPEPosition(...) + T5Bias(..., scaled=True)`; the scale
 is TUPE's. The authors share one among all layers. Other lengths and grids: the rules of `LearnedPositionEmbedding`,
@@ -48,12 +48,12 @@ UNTIED = 2
 
 
 class TUPEPosition(Mechanism):
-    """Untied product of learned places.
+    """Untied product of learned positions.
 
     Args:
         num_heads, head_dim, embed_dim: H, D and the width of the vectors, E.
-        seq_len: places of a sequence; or
-        grid_size: places of a grid, `(rows, columns)` or more axes.
+        seq_len: positions of a sequence; or
+        grid_size: positions of a grid, `(rows, columns)` or more axes.
         init_std: standard deviation that the vectors start from; 0 for zeros.
 
     Attributes:
@@ -134,7 +134,7 @@ class TUPEPosition(Mechanism):
         return self._with(self.places.resize(size))
 
     def extend(self, length: int) -> TUPEPosition:
-        """A copy for a longer sequence, whose vectors begin again behind the last one."""
+        """A copy for a longer sequence, whose vectors repeat after the last one."""
         return self._with(self.places.extend(length))
 
     def _with(self, places: Mechanism) -> TUPEPosition:
@@ -149,9 +149,10 @@ PRESETS = [
         name="tupe",
         title="TUPE, untied absolute",
         build=TUPEPosition.from_site,
-        summary="Learned places correlate with one another apart from content, in the scores and not on the tokens. "
-        "The class token is kept out of it: to it no place is nearer than another.",
+        summary="Learned position vectors correlate with one another apart from content, in the scores and not on the "
+        "tokens. The class token is excluded: no position is nearer to it than another.",
         source="Ke et al. 2021, sections 3.1 and 3.2 (TUPE-A)",
         token_axes=(1, 2),
+        family="absolute",
     )
 ]

@@ -46,9 +46,9 @@ class XPos(RotaryEmbedding):
 
     Args:
         head_dim, base, layout, rotary_dim: as `RotaryEmbedding` takes them.
-        scale_base: places over which pair p fades by its z[p].
+        scale_base: positions over which pair p decays by its z[p].
         gamma: the larger, the nearer all z[p] are to 1.
-        centre: the place at which magnitudes are 1; None for the middle of the places at hand.
+        centre: the position at which magnitudes are 1; None for the middle of the given positions.
     """
 
     growth = (AS_IS,)
@@ -86,7 +86,7 @@ class XPos(RotaryEmbedding):
         Args:
             coordinates: where the tokens are.
             side: "query" or "key".
-            centre: the place at which it is 1; the mechanism's own by default.
+            centre: the position at which it is 1; the mechanism's own by default.
         """
         require_choice(side, "side", ("query", "key"))
         own, centre = self._own(coordinates, "coordinates"), self.centre if centre is None else centre
@@ -140,9 +140,10 @@ PRESETS = [
         name="xpos",
         title="xPos",
         build=XPos.from_site,
-        summary="Rotary positions with a decay: the farther back a key lies, the less of each pair remains. "
-        "Made for causal attention, to go on to longer inputs than it was trained on.",
+        summary="Rotary positions with a decay: the farther back a key lies, the less of each pair remains. It is "
+        "made for causal attention, to extrapolate to longer inputs.",
         source="Sun et al. 2022, section 3; gamma 0.4, scale base 512",
         token_axes=(1,),
+        family="rotation",
     )
 ]

@@ -3,19 +3,20 @@
     figure  one outcome with its unit        "89.4%"           "2.412 bits"
     number  the same for a table             "89.4"            "2.412"
     gap     the size of a difference         "9.6 points"      "0.123 bits"
-    bounds  an interval, without the unit    "4 to 15"         "0.10 to 0.15"
+    bounds  an interval, without the unit    "4 to 15"         "2.10 to 2.15"
 
 Differences are turned so that more is better: "ahead" is positive whatever is measured.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relpos.report.statistics import Interval, mean_interval, paired_difference
+from relpos.results import Results
 
 MINUS = "\N{MINUS SIGN}"
 Scored = Mapping[int, NDArray[np.float64]]
@@ -30,7 +31,7 @@ class Measure:
         key: its name in `results.json`. name: in words.
         better: whether more or less of it is.
         unit: what one outcome is of. tested: what all of them are, in words.
-        step: a difference of this size is worth a word; of less, little.
+        little: a difference of this size is worth nothing.
     """
 
     key: Literal["accuracy", "bits_per_byte"]
@@ -38,7 +39,7 @@ class Measure:
     better: Literal["higher", "lower"]
     unit: str
     tested: str
-    step: float = 0.05
+    little: float = 0.02
 
     @property
     def is_share(self) -> bool:
@@ -48,12 +49,6 @@ class Measure:
     def figure(self, value: float) -> str:
         """One outcome with its unit."""
         return f"{self.number(value)}%" if self.is_share else f"{self.number(value)} bits"
-
-    def span(self, low: float, high: float) -> str:
-        """ "88.5% to 89.4%", "2.412 to 2.430 bits"; one figure where both are written alike."""
-        if self.figure(low) == self.figure(high):
-            return self.figure(low)
-        return f"{self.figure(low) if self.is_share else self.number(low)} to {self.figure(high)}"
 
     def number(self, value: float) -> str:
         """One outcome as a table has it."""
@@ -71,13 +66,9 @@ class Measure:
         return f"{self.size(value)} {'points' if self.is_share else 'bits'}"
 
     def bounds(self, interval: Interval) -> str:
-        """Both ends; with as many decimals as the nearer one needs, so that it never rounds to a false zero."""
-        nearest = min(abs(interval.low), abs(interval.high))
-        if self.is_share:
-            decimals = 0 if nearest >= 0.1 else 1 if nearest >= 0.0005 or nearest == 0.0 else 2
-        else:
-            decimals = 2 if nearest >= 0.01 or nearest == 0.0 else 3 if nearest >= 0.0005 else 4
-        return f"{self.size(interval.low, decimals=decimals)} to {self.size(interval.high, decimals=decimals)}"
+        """Both ends, with a digit less than the figure itself."""
+        low, high = (self.size(end, decimals=0 if self.is_share else 2) for end in (interval.low, interval.high))
+        return f"{low} to {high}"
 
     def interval(self, scored: Scored) -> Interval:
         """The mean of outcomes with its interval, which stays within what the measure can be."""
@@ -85,7 +76,8 @@ class Measure:
 
     def ahead(self, first: Scored, second: Scored) -> Interval:
         """By how much the first is better, unit by unit over the seeds that both have."""
-        return paired_difference(first, second) if self.better == "higher" else paired_difference(second, first)
+        pair = (first, second) if self.better == "higher" else (second, first)
+        return paired_difference(*pair, share=self.is_share)
 
     def rank(self, value: float | None) -> float:
         """What sorts the best first; those without a figure come last."""
@@ -98,6 +90,6 @@ ACCURACY = Measure("accuracy", "accuracy", "higher", "image", "test images")
 BITS = Measure("bits_per_byte", "bits per byte", "lower", "block", "blocks of test text")
 
 
-def measure_of(results: Mapping[str, Any]) -> Measure:
-    """What a comparison measures; those from before there was text name no kind."""
-    return BITS if results["task"].get("kind") == "text" else ACCURACY
+def measure_of(results: Results) -> Measure:
+    """What a comparison measures."""
+    return BITS if results.task.kind == "text" else ACCURACY

@@ -13,8 +13,9 @@ squares of the two-way layout (S seeds, N images), the variance of the mean is e
 its degrees of freedom by Satterthwaite's formula, and the interval is mean +- t * sqrt(variance). So few seeds that
 differ much give a wide interval (t is 12.7 with two seeds, 2.8 with five), and images that differ much with seeds
 that agree give the usual narrow one. With one seed only images are there to vary and `covers_seeds` is False: the
-interval is about these very models, not about the mechanism. Nothing is corrected for comparing many mechanisms, or
-for comparing with the one that happened to come out best.
+interval is about these very models, not about the mechanism. Where nothing varies, a share is known no better than by
+the rule of three: with N images what never showed may be up to 1 - 0.05^(1/N) of all. Nothing is corrected for
+comparing many mechanisms, or for comparing with the one that happened to come out best.
 
 Source: Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics 2(6), 1946; the
 crossed random-effects layout as in Searle, Casella and McCulloch, "Variance Components", 1992, chapter 4.
@@ -57,13 +58,19 @@ def mean_interval(outcomes: Mapping[int, NDArray[np.float64]], *, most: float | 
 
     Raises `ValueError` for no seeds, no images, or seeds with different numbers of images.
     """
-    interval = crossed_interval(_stack(outcomes, name="outcomes"), seeds=tuple(sorted(outcomes)))
+    interval = crossed_interval(
+        _stack(outcomes, name="outcomes"), seeds=tuple(sorted(outcomes)), share=most is not None
+    )
     high = interval.high if most is None else min(most, interval.high)
     return Interval(interval.mean, max(0.0, interval.low), high, interval.images, interval.seeds, interval.covers_seeds)
 
 
-def paired_difference(first: Mapping[int, NDArray[np.float64]], second: Mapping[int, NDArray[np.float64]]) -> Interval:
+def paired_difference(
+    first: Mapping[int, NDArray[np.float64]], second: Mapping[int, NDArray[np.float64]], *, share: bool = True
+) -> Interval:
     """First minus second, over the seeds that both have and the same test images in the same order.
+
+    `share` says that outcomes lie between 0 and 1.
 
     Raises `ValueError` where they share no seed or were scored on different numbers of images.
     """
@@ -79,18 +86,18 @@ def paired_difference(first: Mapping[int, NDArray[np.float64]], second: Mapping[
         raise ValueError(
             f"a paired difference needs the same test images: the first has {one.shape[1]}, the second {other.shape[1]}"
         )
-    return crossed_interval(one - other, seeds=seeds)
+    return crossed_interval(one - other, seeds=seeds, share=share)
 
 
-def crossed_interval(values: NDArray[np.float64], *, seeds: tuple[int, ...]) -> Interval:
+def crossed_interval(values: NDArray[np.float64], *, seeds: tuple[int, ...], share: bool = False) -> Interval:
     """The interval of the mean of `values` `[seeds, images]`, both random; see the file's head."""
     count, images = values.shape
     mean = float(values.mean())
     covers_seeds = count > 1
     if float(np.ptp(values)) == 0.0:
-        # Nothing varies; a mean of equal numbers may be off by rounding, which would move a tie off zero.
-        only = float(values[0, 0])
-        return Interval(only, only, only, images, seeds, covers_seeds)
+        # A mean of equal numbers may be off by rounding, which would move a tie off zero.
+        only, rare = float(values[0, 0]), 1 - (1 - CONFIDENCE) ** (1 / images) if share else 0.0
+        return Interval(only, only - rare, only + rare, images, seeds, covers_seeds)
     by_image = values.mean(axis=0)
     from_images = float(by_image.var(ddof=1)) / images if images > 1 else 0.0
     variance, freedom = from_images, float(max(1, images - 1))

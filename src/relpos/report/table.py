@@ -1,197 +1,288 @@
-"""The comparison as a table: one row a mechanism, one cell a figure, or a figure for each growth rule.
+"""The comparison as a table: a row for each mechanism by its best growth rule, and one for each of its other rules.
 
-Plain data, from which the terminal and the page make theirs. Accuracies are 0 to 1 in `number`, percent in `text`;
-bits per byte are what they are.
-Rows are sorted by the largest shift, or the longest text, then by the plain test, best first.
+Plain data, from which the terminal and the page make theirs. Rows are sorted by the largest shift, or the longest text,
+then by the plain test, best first; those of a quick run stand as they were asked for.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
+import numpy as np
+
+from relpos.report.advice import first_of, relative, step_cost
 from relpos.report.measure import measure_of
-from relpos.report.results import (
-    DIVERGED,
+from relpos.report.standings import (
     Contender,
-    Results,
+    best_rules,
     contenders,
-    cost,
-    diverged,
     far_probe,
-    largest_shift,
+    grown_probe,
     outcomes,
-    positions,
-    probes,
-    runs,
-    token_counts,
-    unmeasured,
+    reasons,
 )
+from relpos.results import Cost, Probe, Results
 
-Group = str
-"""A probe's group ("test", "shift", "canvas", "rotation", "length"),
-or "name", "parameters", "x1", "step", "memory"."""
-COLUMN_GROUPS = ("name", "parameters", "test", "shift", "canvas", "length", "x1", "step", "memory")
-"""What every comparison can have. A task may have groups of probes beyond them."""
 NOTHING = "\N{EN DASH}"
-
-
-@dataclass(frozen=True)
-class Column:
-    """`key` is a probe's id or a name like "step/1024"; `title` is its heading, `note` one sentence about it."""
-
-    key: str
-    title: str
-    group: Group
-    note: str
-
-
-@dataclass(frozen=True)
-class Value:
-    """One figure. `rule` is its growth rule; `number` is None where nothing was measured, for `reason`."""
-
-    text: str
-    number: float | None = None
-    low: float | None = None
-    high: float | None = None
-    rule: str | None = None
-    reason: str | None = None
+TIMES = "\N{MULTIPLICATION SIGN}"
+FITTED = 3
+"""Sizes that an exponent is fitted to, at least."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The figures of one mechanism in one column."""
+    """A figure, its interval or rule in small, what it is sorted by, and why there is none."""
 
-    values: tuple[Value, ...]
+    text: str
+    small: str = ""
+    sort: float | None = None
+    half: str = ""
+    reason: str = ""
 
-    better: Literal["higher", "lower"] = "higher"
 
-    @property
-    def sort(self) -> float | None:
-        """What the column is sorted by: the figure, or the best where growth rules differ."""
-        best = max if self.better == "higher" else min
-        return best((value.number for value in self.values if value.number is not None), default=None)
+@dataclass(frozen=True)
+class Column:
+    """`keep` says which columns a narrow terminal keeps longest; 0 is only on the page, -1 only among all figures."""
+
+    title: str
+    note: str
+    keep: int
+    cell: Callable[[Contender], Cell]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One mechanism; `cells` by column key."""
+    """One mechanism by one rule; `main` is its best, and `rule` its name where there are others."""
 
-    position: str
-    cells: dict[str, Cell]
+    contender: Contender
+    main: bool
+    rule: str
+    cells: tuple[Cell, ...]
 
 
 @dataclass(frozen=True)
-class ComparisonTable:
+class Table:
     """Columns in reading order, rows best first."""
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
 
-    def others(self) -> list[Column]:
-        """The columns of probes that only some tasks have."""
-        return [column for column in self.columns if column.group not in COLUMN_GROUPS]
 
-    def group(self, *groups: Group) -> list[Column]:
-        """The columns of the named groups, in reading order."""
-        return [column for column in self.columns if column.group in groups]
-
-
-def build_table(results: Results) -> ComparisonTable:
-    """The whole table; a reader chooses columns by group."""
-    columns = tuple(_columns(results))
-    rows = [Row(position, {c.key: _cell(results, position, c) for c in columns}) for position in positions(results)]
-    far, test, measure = far_probe(results), next(iter(probes(results, "test")), None), measure_of(results)
-    headline = [probe["id"] for probe in (far, test) if probe is not None]
-    rows.sort(key=lambda row: [measure.rank(row.cells[key].sort) for key in headline])
-    return ComparisonTable(columns, tuple(rows))
+def build_table(results: Results, *, every: bool = False) -> Table:
+    """The table; `every` has the columns of all probes, and no costs."""
+    columns = _probe_columns(results)
+    if every:
+        return _filled(results, columns)
+    columns = [column for column in columns if column.keep >= 0]
+    if results.settings.what == "position":
+        own = [Column("position parameters", "Parameters that describe position.", 3, _parameters(results))]
+        return _filled(results, [*own, *columns, *_plain_columns(results), *_cost_columns(results)])
+    return _filled(results, [*columns, *_choice_columns(results)])
 
 
-def _columns(results: Results) -> Iterable[Column]:
-    yield Column("position", "mechanism", "name", "The position mechanism, the only thing that differs between models.")
-    yield Column("parameters", "parameters on position", "parameters", "Learned numbers that describe position.")
-    for probe in results["task"]["probes"]:
-        title = f"+{probe['x']:g}" if probe["group"] == "shift" and "px" in probe["label"] else probe["label"]
-        yield Column(probe["id"], title, probe["group"], probe["description"])
-    if any(record["variant"] == "x1" for record in results["records"]):
-        times = "\N{MULTIPLICATION SIGN}1"
-        for probe in (next(iter(probes(results, "test")), None), largest_shift(results)):
-            if probe is not None:
-                title = probe["label"] if probe["group"] == "test" else f"+{probe['x']:g}"
-                note = f"{probe['label']}, with the position parameters at the learning rate of the rest."
-                yield Column(f"x1/{probe['id']}", f"{title} at {times}", "x1", note)
-    counts = token_counts(results)
-    unit, note = ("ms", "Milliseconds of a training step")
-    if _relative(results):
-        unit, note = ("\N{MULTIPLICATION SIGN}", "Time of a training step as a multiple of none's")
-    for tokens in counts:
-        yield Column(f"step/{tokens}", f"step {unit} at {tokens:,}", "step", f"{note}, at {tokens:,} tokens.")
-    measured = [entry["tokens"] for entry in results["costs"] if entry.get("peak_memory_mib") is not None]
-    if measured:
-        most = max(measured)
-        note = f"Peak memory of a training step at {most:,} tokens, less the process before the model was built."
-        yield Column(f"memory/{most}", f"MiB at {most:,}", "memory", note)
+def _filled(results: Results, columns: list[Column]) -> Table:
+    best = best_rules(results)
+    rules: dict[str, dict[str | None, None]] = {name: {best.get(name): None} for name in results.names}
+    for probe in results.task.probes:
+        for contender in contenders(results, probe):
+            if contender.growth is not None:
+                rules[contender.name][contender.growth] = None
+    order = list(results.names)
+    if not results.settings.quick:
+        asked = [probe for probe in (far_probe(results), results.task.probes[0]) if probe is not None]
+        reached = {name: tuple(_rank(results, name, best.get(name), probe) for probe in asked) for name in order}
+        order.sort(key=reached.__getitem__)
+    rows = []
+    for name in order:
+        for rule in rules[name]:
+            contender, main = Contender(name, rule), rule == best.get(name)
+            named = (rule or "") if len(rules[name]) > 1 else ""
+            rows.append(Row(contender, main, named, tuple(column.cell(contender) for column in columns)))
+    return Table(tuple(columns), tuple(rows))
 
 
-def _cell(results: Results, position: str, column: Column) -> Cell:
-    if column.group == "name":
-        return Cell((Value(position),))
-    if column.group == "parameters":
-        finished = [*runs(results, position), *diverged(results, position)]
-        if not finished:
-            return Cell((Value(NOTHING, reason="no finished run"),))
-        count = int(finished[0]["parameters"]["position"])
-        return Cell((Value(f"{count:,}", float(count)),))
-    if column.group == "step":
-        return Cell((_step(results, position, int(column.key.removeprefix("step/"))),))
-    if column.group == "memory":
-        return Cell((_memory(results, position, int(column.key.removeprefix("memory/"))),))
-    if column.group == "x1":
-        return _figures(results, position, column.key.removeprefix("x1/"), "x1")
-    return _figures(results, position, column.key, "recipe")
-
-
-def _figures(results: Results, position: str, probe: str, variant: str) -> Cell:
-    values = [
-        _figure(results, contender, probe, variant)
-        for contender in contenders(results, probe, variant)
-        if contender.position == position
-    ]
-    if variant == "recipe":
-        for contender, reason in unmeasured(results, probe).items():
-            if contender.position == position:
-                text = DIVERGED if reason == DIVERGED else NOTHING
-                values.append(Value(text, rule=contender.growth, reason=reason))
-    nothing = Value(NOTHING, reason="trained with the recipe only")
-    if diverged(results, position, variant):
-        nothing = Value(DIVERGED, reason=DIVERGED)
-    return Cell(tuple(values) or (nothing,), measure_of(results).better)
-
-
-def _figure(results: Results, contender: Contender, probe: str, variant: str) -> Value:
+def _rank(results: Results, name: str, rule: str | None, probe: Probe) -> float:
     measure = measure_of(results)
-    interval = measure.interval(outcomes(results, contender, probe, variant))
-    return Value(measure.number(interval.mean), interval.mean, interval.low, interval.high, contender.growth)
+    scored = outcomes(results, Contender(name, rule if probe.group in ("canvas", "length") else None), probe)
+    return measure.rank(measure.interval(scored).mean if scored else None)
 
 
-def _step(results: Results, position: str, tokens: int) -> Value:
-    entry = cost(results, position, tokens)
-    if entry is None or entry.get("step_ms") is None:
-        return Value(NOTHING, reason=(entry or {}).get("reason") or "not measured")
-    if _relative(results):
-        ratio = entry.get("ratio")
-        return Value(NOTHING, reason="none was not timed beside it") if ratio is None else Value(f"{ratio:.2f}", ratio)
-    median = float(entry["step_ms"]["median"])
-    return Value(f"{median:,.1f}", median)
+def _probe_columns(results: Results) -> list[Column]:
+    """A column a probe; of canvases the page's table has the largest alone, of turns the last."""
+    grown, last = grown_probe(results), results.task.probes[-1]
+    test, far = results.task.probes[0], far_probe(results)
+    shown: list[Column] = []
+    for probe in results.task.probes:
+        if results.settings.what != "position" and probe is not test:
+            continue
+        keep = {"test": 9, "shift": 2, "length": 4, "canvas": 6}.get(probe.group, 3)
+        keep = 8 if far is not None and probe.id == far.id else keep
+        if (probe.group == "canvas" and probe is not grown) or (probe.group == "rotation" and probe is not last):
+            keep = -1
+        title = f"+{probe.x:g} px" if probe.group == "shift" and "px" in probe.label else probe.label
+        shown.append(Column(title, probe.description, keep, _figures(results, probe, "recipe")))
+    return shown
 
 
-def _memory(results: Results, position: str, tokens: int) -> Value:
-    entry = cost(results, position, tokens)
-    if entry is None or entry.get("peak_memory_mib") is None:
-        return Value(NOTHING, reason=(entry or {}).get("reason") or "not measured")
-    mebibytes = float(entry["peak_memory_mib"])
-    return Value(f"{mebibytes:,.0f}", mebibytes)
+def _plain_columns(results: Results) -> list[Column]:
+    times = results.settings.recipe.get("position_learning_rate_multiplier", 1)
+    if all(run.variant != "x1" for run in results.records):
+        return []
+    probes = [results.task.probes[0], *filter(None, [far_probe(results)])]
+    note = "with position parameters at the learning rate of the rest"
+    return [
+        Column(
+            f"{'test' if place == 0 else f'+{probe.x:g} px'} without {times:g}x rate",
+            f"{probe.label}, {note}.",
+            0,
+            _figures(results, probe, "x1"),
+        )
+        for place, probe in enumerate(probes)
+    ]
 
 
-def _relative(results: Results) -> bool:
-    """Whether steps were timed beside `none`, so that ratios, which travel between machines better, can be shown."""
-    return any(entry.get("ratio") is not None for entry in results["costs"])
+def _figures(results: Results, probe: Probe, variant: str) -> Callable[[Contender], Cell]:
+    measure, missing, sized = (
+        measure_of(results),
+        reasons(results, probe),
+        {one.growth for one in contenders(results, probe)},
+    )
+    best = best_rules(results)
+
+    def cell(contender: Contender) -> Cell:
+        by_rule = sized - {None}
+        if not by_rule and contender.growth != best.get(contender.name):
+            return Cell("")  # a probe at the trained size says the same under every rule
+        scored = outcomes(results, contender if by_rule else Contender(contender.name), probe, variant)
+        if not scored:
+            lost = results.runs(contender.name, variant, diverged=True)
+            why = "diverged" if lost else missing.get(contender.name, "trained with the recipe only")
+            return Cell("diverged" if lost else NOTHING, reason=why)
+        found = measure.interval(scored)
+        half = f"\N{PLUS-MINUS SIGN}{measure.size((found.high - found.low) / 2)}"
+        return Cell(measure.number(found.mean), measure.bounds(found), found.mean, half)
+
+    return cell
+
+
+def _parameters(results: Results, what: str = "position") -> Callable[[Contender], Cell]:
+    def cell(contender: Contender) -> Cell:
+        own = [run for run in results.records if run.name == contender.name]
+        if not own:
+            return Cell(NOTHING, reason="not finished")
+        count = int(getattr(own[0].parameters, what))
+        return Cell(f"{count:,}", sort=float(count))
+
+    return _of_mechanism(results, cell)
+
+
+def _of_mechanism(results: Results, cell: Callable[[Contender], Cell]) -> Callable[[Contender], Cell]:
+    """What does not depend on the rule stands in the row of the best one alone."""
+    best = best_rules(results)
+    return lambda contender: cell(contender) if contender.growth == best.get(contender.name) else Cell("")
+
+
+def _cost_columns(results: Results) -> list[Column]:
+    first = first_of(results)
+    unit = f"{TIMES} {first}" if relative(results) else "ms"
+    note = f"Time of a training step as a multiple of {first}'s" if relative(results) else "Milliseconds of a step"
+    columns = []
+    for tokens in results.token_counts:
+        text = f"{note}, at {tokens:,} tokens."
+        columns.append(Column(f"step {unit}, {tokens:,} tokens", text, 5, _step(results, tokens)))
+    weighed = [entry.tokens for entry in results.costs if entry.peak_memory_mib is not None]
+    if weighed:
+        most = max(weighed)
+        note = f"Peak memory of a training step at {most:,} tokens, less the process before the model was built."
+        columns.append(Column(f"MiB, {most:,} tokens", note, 1, _memory(results, most)))
+    return columns
+
+
+def _step(results: Results, tokens: int) -> Callable[[Contender], Cell]:
+    def cell(contender: Contender) -> Cell:
+        cost = step_cost(results, contender.name, tokens)
+        if cost is None:
+            return Cell(NOTHING, reason=_why(results.cost(contender.name, tokens)))
+        return Cell(f"{cost:.2f}" if relative(results) else f"{cost:,.1f}", sort=cost)
+
+    return _of_mechanism(results, cell)
+
+
+def _memory(results: Results, tokens: int) -> Callable[[Contender], Cell]:
+    def cell(contender: Contender) -> Cell:
+        entry = results.cost(contender.name, tokens)
+        if entry is None or entry.peak_memory_mib is None:
+            return Cell(NOTHING, reason=_why(entry))
+        return Cell(f"{entry.peak_memory_mib:,.0f}", sort=entry.peak_memory_mib)
+
+    return _of_mechanism(results, cell)
+
+
+def _why(entry: Cost | None) -> str:
+    return (entry.reason if entry is not None else None) or "not measured"
+
+
+def _choice_columns(results: Results) -> list[Column]:
+    """Of attention, norms and optimizers: beside the first of its kind, and how cost grows with N."""
+    first, measure, test = results.names[0], measure_of(results), results.task.probes[0]
+
+    def ahead(contender: Contender) -> Cell:
+        own, other = outcomes(results, contender, test), outcomes(results, Contender(first), test)
+        if contender.name == first or not set(own) & set(other):
+            return Cell(NOTHING)
+        found = measure.ahead(own, other)
+        half = f"\N{PLUS-MINUS SIGN}{measure.size((found.high - found.low) / 2)}"
+        bounds = f"{measure.size(found.low)} to {measure.size(found.high)}"
+        return Cell(measure.size(found.mean), bounds, found.mean, half)
+
+    def kept(contender: Contender) -> Cell:
+        own = [entry.state_per_parameter for entry in results.costs if entry.name == contender.name]
+        return Cell(f"{own[0]:.2f}", sort=own[0]) if own and own[0] is not None else Cell(NOTHING)
+
+    def grows(figure: str) -> Callable[[Contender], Cell]:
+        def cell(contender: Contender) -> Cell:
+            power = growth(results, contender.name, figure)
+            return Cell(NOTHING) if power is None else Cell(f"{power:.2f}", sort=power)
+
+        return cell
+
+    columns = [
+        Column(f"ahead of {first}", "Paired difference, unit by unit and seed by seed.", 7, ahead),
+        Column("parameters", "Of the model.", 0, _parameters(results, "total")),
+    ]
+    if results.settings.what == "optimizer":
+        columns.append(Column("kept a parameter", "Numbers that the optimizer keeps for each parameter.", 0, kept))
+    columns += _cost_columns(results)
+    if len(grown_sizes(results)) >= FITTED:
+        sizes = listed_sizes(results)
+        columns.append(Column("time ~ N^", f"Exponent of the time over {sizes} tokens.", 4, grows("time")))
+        columns.append(Column("memory ~ N^", f"Exponent of the memory over {sizes} tokens.", 2, grows("memory")))
+    return columns
+
+
+def listed_sizes(results: Results) -> str:
+    """ "1,024, 2,048, 4,096"."""
+    return ", ".join(f"{tokens:,}" for tokens in grown_sizes(results))
+
+
+def grown_sizes(results: Results) -> list[int]:
+    """The numbers of tokens that differ in nothing else, ascending: those of the commonest batch and depth."""
+    found: dict[tuple[int, int], set[int]] = {}
+    for entry in results.costs:
+        found.setdefault((entry.batch_size, entry.depth), set()).add(entry.tokens)
+    return max((sorted(sizes) for sizes in found.values()), key=len, default=[])
+
+
+def amount(entry: Cost | None, figure: str) -> float | None:
+    """Milliseconds of a step, or MiB of its memory; None where it was not measured."""
+    if entry is None or figure == "memory":
+        return None if entry is None else entry.peak_memory_mib
+    return None if entry.step_ms is None else entry.step_ms.median
+
+
+def growth(results: Results, name: str, figure: str) -> float | None:
+    """The exponent p of figure = c * N^p for "time" or "memory", by least squares on logarithms over three sizes."""
+    points = [(n, value) for n in grown_sizes(results) if (value := amount(results.cost(name, n), figure))]
+    if len(points) < FITTED:
+        return None
+    x, y = np.log(np.asarray(points, dtype=np.float64)).T
+    return float(np.polyfit(x, y, 1)[0])

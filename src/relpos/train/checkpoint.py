@@ -1,4 +1,4 @@
-"""A trained model in a folder: `model.safetensors` and `config.json`, enough to build it again."""
+"""A trained model in a folder: `model.safetensors` and `config.json`, enough to rebuild it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from relpos.train.recipe import Model, Recipe
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 Header = dict[str, tuple[tuple[int, ...], str]]
 _CONFIG_AT_MOST = 16 * MIB
-_REMEDY = "Train it again with relpos train --out DIR."
+_REMEDY = "Train a new one with relpos train --out DIR."
 _FIELDS: dict[str, type] = {"model": dict, "position": str, "kind": str, "recipe": dict, "task": str, "seed": int}
 _WORDS: dict[type, str] = {dict: "object", str: "text", int: "whole number"}
 _NAMED, _LETTERS = 3, 300
@@ -100,7 +100,7 @@ def _configuration(path: Path) -> dict[str, Any]:
         fail_to_read(expected, path, f"it is {shape_of(config)}, no object", _REMEDY)
     if "recipe" in config and "model" not in config:
         came = f"one without, saved by relpos {config.get('relpos', 'of an earlier version')}: {path}"
-        fail(f"a {CONFIG} with the model's arguments", came, "Load it with that version, or train the model again.")
+        fail(f"a {CONFIG} with the model's arguments", came, "Load it with that version, or train a new model.")
     for name, kind in _FIELDS.items():
         value = config.get(name, kind())
         if not isinstance(value, kind):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -88,30 +88,6 @@ def rate_at(step: int, recipe: Recipe) -> float:
     return recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, recipe.steps - warmup)))
 
 
-def parameter_groups(model: Model, recipe: Recipe) -> list[dict[str, Any]]:
-    """Layers' weights with decay; biases, norms and prefix tokens without; position's without, at its own rate.
-
-    Each group has a `multiplier` on the learning rate.
-    """
-    own = set(model.position_parameters())
-    rest = {name: parameter for name, parameter in model.named_parameters() if parameter not in own}
-    decayed = {name for name, parameter in rest.items() if parameter.dim() >= 2 and name != "prefix_tokens"}
-    groups: list[dict[str, Any]] = [
-        {
-            "params": [rest[name] for name in rest if name in decayed],
-            "weight_decay": recipe.weight_decay,
-            "multiplier": 1.0,
-        },
-        {"params": [rest[name] for name in rest if name not in decayed], "weight_decay": 0.0, "multiplier": 1.0},
-        {
-            "params": [p for p in model.position_parameters() if p.requires_grad],
-            "weight_decay": 0.0,
-            "multiplier": recipe.position_learning_rate_multiplier,
-        },
-    ]
-    return [group for group in groups if group["params"]]
-
-
 def require_precision(precision: str) -> None:
     """Raise unless it is the name of a precision."""
     if precision not in PRECISIONS:
@@ -170,7 +146,7 @@ def train(
     accelerator = Accelerator(cpu=cpu, device_placement=False, mixed_precision=PRECISIONS[precision])
     torch.manual_seed(seed)
     built = recipe.build(task, position).to(device)
-    optimizer = make_optimizer(recipe.optimizer, parameter_groups(built, recipe), recipe.learning_rate)
+    optimizer = make_optimizer(recipe.optimizer, recipe.groups(built))
     model = accelerator.prepare(built)
     half = precision == "fp16-mixed"
     # Without float16 it multiplies nothing and skips nothing.

@@ -27,20 +27,20 @@ RHO: dict[OptimizerName, float] = {"sophia-g": 0.05, "sophia-h": 0.01}
 """How much of Sophia's momentum is clipped: the paper's gamma for each estimate (section 3.1 there)."""
 
 
-def make_optimizer(name: OptimizerName, groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
-    """The optimizer of a name over groups of parameters, which say their decay themselves."""
+def make_optimizer(name: OptimizerName, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """The optimizer of a name over `relpos.optim.parameter_groups`, which say rate and decay themselves."""
     require_choice(name, "optimizer", OPTIMIZERS)
     match name:
         case "adamw":
-            return torch.optim.AdamW(groups, lr=rate, fused=True)
+            return torch.optim.AdamW(groups, fused=True)
         case "lion":
-            return Lion(groups, lr=rate)
+            return Lion(groups)
         case _:
-            return Sophia(groups, lr=rate, rho=RHO[name])
+            return Sophia(groups, rho=RHO[name])
 
 
 def cross_entropy(scores: Float[Tensor, "*B classes"], classes: Int[Tensor, "*B"]) -> Float[Tensor, ""]:
-    """The mean loss in nats, in float32, of one class an image or one a token."""
+    """The mean loss in nats, in float32, of one class per image, or per token."""
     return F.cross_entropy(scores.flatten(0, -2).float(), classes.flatten())
 
 

@@ -6,12 +6,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, cast
 
+from torch import nn
+
 from relpos.core.checks import require_choice
 from relpos.data import ImageTask, Task
 from relpos.data.text import VOCABULARY, Text
 from relpos.layers.norms import HeadNormChoice, NormChoice
 from relpos.models import LanguageModel, VisionTransformer
 from relpos.models.attending import AttentionChoice
+from relpos.optim import parameter_groups
 from relpos.train.optimizers import OPTIMIZERS, OptimizerName
 
 Model = VisionTransformer | LanguageModel
@@ -75,6 +78,15 @@ class Recipe(ABC):
     def within(self, task: Task) -> Self:
         """This recipe with a batch no larger than what the task has to train on."""
         return replace(self, batch_size=min(self.batch_size, task.sizes["train"]))
+
+    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """A model's parameters for an optimizer, at this recipe's rates and decay."""
+        return parameter_groups(
+            model,
+            learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+            position_learning_rate_multiplier=self.position_learning_rate_multiplier,
+        )
 
     @abstractmethod
     def arguments(self, task: Task) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Vectors:
 
     @staticmethod
     def serve(work: Work) -> bool:
-        """Whether every vector term is on plain sequences and of one value a head or for all."""
+        """Whether every vector term is on plain sequences and of one value per head or for all."""
         return all(term.lines.layout.kind == "affine" and term.index is None for term in work.terms.of(LineVectors))
 
     def of(self, side: str) -> list[_Operand]:

@@ -38,7 +38,7 @@ class Sides(NamedTuple):
 
 
 class Upstream(NamedTuple):
-    """The gradient of the output with the strides of batch, head and token, and two numbers a row of the scores."""
+    """The gradient of the output with the strides of batch, head and token, and two numbers per row of the scores."""
 
     at: Any
     at_b: Any

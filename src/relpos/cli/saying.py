@@ -1,0 +1,130 @@
+"""What verbs print: lines that a terminal of any width gets wrapped at words, lists, and work under way."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from relpos.compare.workers import Event, Task
+
+Done = TypeVar("Done")
+
+WITH_A_BAR = 60
+"""Columns from which there is room for a bar."""
+_SURE = 0.05
+"""Share of the work from which an estimate of the time left is worth showing."""
+
+
+def wrapped(text: str, console: Console, *, first: str = "", indent: str = "") -> str:
+    """The text after `first`, wrapped at words as wide as a terminal is; in one line where it goes to no terminal."""
+    width = console.width if console.is_terminal else 10**6
+    return textwrap.fill(
+        text,
+        max(width, len(indent) + 1),
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line."""
+    console.print(wrapped(text, console), markup=False, highlight=False, soft_wrap=True)
+
+
+def say_list(console: Console, entries: Mapping[str, Iterable[str]]) -> None:
+    """Names in a column with a line each beside them, more lines below; on a narrow terminal all lines below."""
+    width = max(map(len, entries)) + 2
+    beside = not console.is_terminal or console.width >= width + 30
+    indent = " " * (width if beside else 2)
+    for name, lines in entries.items():
+        first = name.ljust(width)
+        if not beside:
+            first = indent
+            say(console, name)
+        for line in lines:
+            text = wrapped(line, console, first=first, indent=indent)
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            first = indent
+
+
+def in_words(seconds: float) -> str:
+    """A stretch of time as a person says it."""
+    if seconds < 100:
+        return f"{max(10, round(seconds, -1)):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class Work:
+    """How far pieces of work are, and how long the rest takes if it goes as before.
+
+    Args:
+        tasks: all that is to do; each counts by its `weight`.
+    """
+
+    def __init__(self, tasks: Iterable[Task], clock: Callable[[], float] = time.monotonic) -> None:
+        self.weights = {task.name: task.weight for task in tasks}
+        self.finished = 0
+        self._shares: dict[str, float] = {}
+        self._clock, self._started = clock, clock()
+
+    def take(self, event: Event) -> None:
+        """Take in what happened."""
+        name, value = event.task.name, event.value
+        if event.kind == "finished":
+            self.finished += 1
+            self._shares[name] = 1.0
+        elif event.kind == "progress" and hasattr(value, "steps"):
+            self._shares[name] = value.step / value.steps
+
+    def __str__(self) -> str:
+        total = sum(self.weights.values())
+        done = sum(self.weights.get(name, 0.0) * share for name, share in self._shares.items())
+        said = f"{self.finished} of {len(self.weights)} done"
+        if done < _SURE * total or done >= total:
+            return said
+        left = (self._clock() - self._started) * (total - done) / done
+        return f"{said}, about {in_words(left)} left"
+
+
+def watched(
+    run: Callable[[Callable[[Event], None]], Done], tasks: Iterable[Task], console: Console
+) -> Done:
+    """Run pieces of work under a line for all and one for each under way; without a terminal, a line for each finished.
+
+    Args:
+        run: does them all, telling what it is given of every event, and returns the results.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
+
+    work = Work(tasks)
+    text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=False))
+    bar = [BarColumn(bar_width=24)] if console.width >= WITH_A_BAR else []
+    with Progress(*bar, text, console=console, transient=True) as bars:
+        overall = bars.add_task(str(work), total=max(1, len(work.weights)))
+        live: dict[str, Any] = {}
+
+        def watch(event: Event) -> None:
+            name, label, value = event.task.name, event.task.label or event.task.name, event.value
+            work.take(event)
+            if event.kind == "started":
+                live[name] = bars.add_task(label, total=None)
+            elif event.kind == "finished":
+                bars.remove_task(live.pop(name))
+                if not console.is_terminal:
+                    say(console, f"Done: {label} ({work})")
+            elif isinstance(value, str):
+                bars.update(live[name], description=f"{label}: {value}")
+            else:
+                note = f"step {value.step} of {value.steps}, loss {value.loss:.3f}"
+                bars.update(live[name], completed=value.step, total=value.steps, description=f"{label}: {note}")
+            bars.update(overall, completed=work.finished, description=str(work))
+
+        return run(watch)

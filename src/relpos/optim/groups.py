@@ -1,0 +1,68 @@
+"""Parameters in the groups that an optimizer takes: position at a learning rate of its own, decay on matrices alone.
+
+A table of biases is read by every pair of tokens, yet starts near 0 and moves, under Adam, by the learning rate per
+step. At the rate of the layers it is still small when training ends; the recipes of `relpos compare` give it ten times
+that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from relpos.core.checks import fail, require_number, shape_of
+from relpos.position.mechanism import is_mechanism
+
+_PREFIX_TOKENS = ("prefix_tokens", "cls_token", "reg_token")
+
+
+def parameter_groups(
+    model: nn.Module,
+    *,
+    learning_rate: float,
+    weight_decay: float,
+    position_learning_rate_multiplier: float = 10.0,
+) -> list[dict[str, Any]]:
+    """The parameters of a model in at most three groups, for `torch.optim.AdamW` and its like.
+
+        groups = relpos.optim.parameter_groups(model, learning_rate=6e-3, weight_decay=0.05)
+        optimizer = torch.optim.AdamW(groups)
+
+    Matrices: with weight decay. Biases, norms and prefix tokens (`prefix_tokens`, `cls_token`, `reg_token`): without.
+    Position parameters, which are all that a mechanism of relpos inside the model owns: without, at their own rate.
+    Each group has `params`, `lr`, `weight_decay`, and the `multiplier` on the learning rate, for schedules that set
+    `lr` themselves. Frozen position parameters, and groups that would be empty, are left out.
+
+    Args:
+        model: any module that holds mechanisms of relpos, or none.
+        learning_rate: of all but the position parameters. position_learning_rate_multiplier: the factor on it for them.
+        weight_decay: of matrices.
+
+    Raises:
+        ValueError: no module, or a negative number.
+
+    Source: no decay on biases, norms and tables as in Swin's and BEiT's training (Liu et al. 2021; Bao et al. 2022);
+    the multiplier was chosen on validation data (`recipes/digits_search.py`).
+    """
+    if not isinstance(model, nn.Module):
+        fail("a module", shape_of(model), "Build the model first.")
+    require_number(learning_rate, "learning_rate", "of at least 0", "Pass a learning rate.")
+    require_number(weight_decay, "weight_decay", "of at least 0", "0 is none.")
+    multiplier = position_learning_rate_multiplier
+    require_number(multiplier, "position_learning_rate_multiplier", "of at least 0", "1 is the rate of the rest.")
+    own = {parameter for module in model.modules() if is_mechanism(module) for parameter in module.parameters()}
+    position, decayed, rest = [], [], []
+    for name, parameter in model.named_parameters():
+        if parameter in own:
+            position += [parameter] if parameter.requires_grad else []
+        elif parameter.dim() >= 2 and name.rpartition(".")[2] not in _PREFIX_TOKENS:
+            decayed.append(parameter)
+        else:
+            rest.append(parameter)
+    groups = ((decayed, weight_decay, 1.0), (rest, 0.0, 1.0), (position, 0.0, multiplier))
+    return [
+        {"params": params, "lr": learning_rate * factor, "weight_decay": decay, "multiplier": factor}
+        for params, decay, factor in groups
+        if params
+    ]

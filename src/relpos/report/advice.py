@@ -1,0 +1,256 @@
+"""What the page opens with: at most three lines that a person can act on, then what qualifies them.
+
+    a quick run                                   it works; nothing is ranked
+    one seed                                      undecided: run --seeds 3; who is ahead so far
+    nothing above chance                          train longer
+    none is tied with the best                    position does not matter here, or more must be tested to know
+    someone is tied with the best everywhere      take it
+    else                                          one to take if objects move (inputs grow), one if they do not
+
+The last lines name who costs least among those tied with the best, and whether rankings flip under shift.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from relpos.report.measure import Measure, measure_of
+from relpos.report.standings import Standing, Standings, contenders, far_probe, outcomes, place, stand
+from relpos.results import Results
+
+NAMED_AT_MOST = 3
+MANY_SEEDS = "3"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """`lines` open the page, `named` are the mechanisms in them, `cautions` stand below, `notes` beside the table."""
+
+    lines: tuple[str, ...]
+    named: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def advise(results: Results) -> Advice:
+    """The advice of a comparison, finished or not."""
+    far = far_probe(results)
+    test, away = stand(results, results.task.probes[0]), stand(results, far) if far is not None else None
+    lines, named = _lines(results, test, away)
+    notes = [] if results.settings.quick else [*_flips(test, away), *_plain_rate(results)]
+    notes = [note for note in notes if note not in lines]
+    return Advice(tuple(lines[:3]), tuple(named), tuple(_cautions(results, test, away)), tuple(notes))
+
+
+def listed(names: Sequence[str], most: int = 99) -> str:
+    """ "a", "a and b", "a, b and c", "a, b and 4 more"."""
+    if len(names) > most:
+        names = [*names[: most - 1], f"{len(names) - most + 1} more"]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
+
+
+def _lines(results: Results, test: Standings | None, away: Standings | None) -> tuple[list[str], list[str]]:
+    if results.settings.quick:
+        trained, asked = len({run.name for run in results.records}), len(results.names)
+        return [
+            f"It works: {trained} of {asked} trained, measured and drawn.",
+            "A quick run trains too little to rank anything. Leave out --quick to compare.",
+        ], []
+    if test is None:
+        lost = bool(results.records) and all(run.diverged is not None for run in results.records)
+        return ["Every training run diverged." if lost else "There is nothing to compare yet."], []
+    figure = test.measure.figure
+    if not test.beats_chance:
+        chance = figure(test.chance or 0.0)
+        line = (
+            f"Nothing does better than chance ({chance}) {place(test.probe)}: the highest is {_name(test.best, test)}."
+        )
+        return [line, "Train longer (--steps), or check the labels."], []
+    if away is not None and not away.beats_chance:
+        away = None
+    if len(test.entries) == 1:
+        return [
+            f"Only {test.best.contender.name} was measured: {figure(test.best.reached.mean)} {place(test.probe)}."
+        ], []
+    if results.settings.seeds == 1 or not test.best.reached.covers_seeds:
+        lead = f"So far {_name(test.best, test)} is ahead {place(test.probe)}"
+        named = [test.best.contender.name]
+        if away is not None:
+            lead += f", {_name(away.best, away)} {place(away.probe)}"
+            named.append(away.best.contender.name)
+        return [f"Undecided after one seed: run --seeds {MANY_SEEDS}.", f"{lead}."], named
+    boards = [test] if away is None else [test, away]
+    if results.settings.what == "position" and all("none" in board.tied for board in boards):
+        return _no_matter(boards), ["none"]
+    return _choose(results, test, away)
+
+
+def _no_matter(boards: list[Standings]) -> list[str]:
+    """None is tied with the best everywhere: either there is little to gain, or too little was tested to see it."""
+    measure, where = boards[0].measure, listed([place(board.probe) for board in boards])
+    most = 0.0
+    for board in boards:
+        own = board.of("none")
+        if own is not None and own.behind is not None:
+            most = max(most, own.behind.high)
+        else:  # none is the best itself: what others may still be ahead by
+            most = max([most, *(-entry.behind.low for entry in board.entries if entry.behind is not None)])
+    if most <= 2 * measure.little:
+        return [
+            f"Position does not matter on these data: no mechanism is told apart from none {where}.",
+            f"At most {measure.gap(most)} are to be gained. Take none, which costs nothing.",
+        ]
+    return [
+        f"Undecided: none is tied with the best {where}, but up to {measure.gap(most)} may be hidden.",
+        "Run more seeds (--seeds 5), or test on more data.",
+    ]
+
+
+def _choose(results: Results, test: Standings, away: Standings | None) -> tuple[list[str], list[str]]:
+    rank = away or test
+    everywhere = [name for name in rank.tied if name in test.tied]
+    if everywhere or away is None:
+        board, pool = rank, everywhere
+        name = pool[0]
+        reached = [
+            f"{one.measure.figure(entry.reached.mean)} {place(one.probe)}"
+            for one in ([test] if away is None else [test, away])
+            if (entry := one.of(name))
+        ]
+        tie = f", tied with {listed(pool[1:], NAMED_AT_MOST)}" if pool[1:] else ""
+        lines, named = [f"Choose {name}: {' and '.join(reached)}{tie}."], [name]
+    else:
+        moves, stays = (
+            ("objects move", "they never do")
+            if test.measure.is_share
+            else (f"inputs grow beyond {results.task.length:,} bytes", "they never do")
+        )
+        lines = [f"Choose {_best(away)} if {moves}.", f"Choose {_best(test)} if {stays}."]
+        named = [away.best.contender.name, test.best.contender.name]
+        board, pool = away, away.tied
+    cheap = _cheapest(results, pool)
+    if cheap is not None and len(pool) > 1:
+        name, words = cheap
+        also = f"{name} also costs" if name in named else f"{name} costs"
+        where = "" if everywhere else f" {place(board.probe)}"
+        lines.append(f"{also} least among those tied with the best{where}: {words}.")
+        named += [name]
+    elif cheap is not None and len(lines) == 1 and name != first_of(results):
+        lines.append(f"Its training step takes {cheap[1]}.")
+    if len(lines) < 3:
+        lines += _flips(test, away)[:1]
+    return lines, list(dict.fromkeys(named))
+
+
+def _best(board: Standings) -> str:
+    tied = board.tied[1:]
+    also = f"; tied with {listed(tied, NAMED_AT_MOST)}" if tied else ""
+    return f"{board.best.contender.name} ({board.measure.figure(board.best.reached.mean)} {place(board.probe)}{also})"
+
+
+def _name(standing: Standing, board: Standings) -> str:
+    return f"{standing.contender.name} ({board.measure.figure(standing.reached.mean)})"
+
+
+def cost_tokens(results: Results, names: Iterable[str]) -> int | None:
+    """The largest number of tokens at which all of these were timed."""
+    wanted = list(names)
+    for tokens in reversed(results.token_counts):
+        entries = [results.cost(name, tokens) for name in wanted]
+        if all(entry is not None and entry.step_ms is not None for entry in entries):
+            return tokens
+    return None
+
+
+def first_of(results: Results) -> str:
+    """What times are multiples of."""
+    return "none" if results.settings.what == "position" else results.names[0]
+
+
+def step_cost(results: Results, name: str, tokens: int) -> float | None:
+    """Time of a step: as a multiple of the first's where that was timed, else milliseconds."""
+    entry = results.cost(name, tokens)
+    if entry is None or entry.step_ms is None:
+        return None
+    return entry.ratio if relative(results) else entry.step_ms.median
+
+
+def relative(results: Results) -> bool:
+    """Whether steps were timed beside a first, so that ratios can be shown, which travel between machines better."""
+    return any(entry.ratio is not None for entry in results.costs)
+
+
+def _cheapest(results: Results, names: Sequence[str]) -> tuple[str, str] | None:
+    tokens = cost_tokens(results, names)
+    if tokens is None:
+        return None
+    found = {name: step_cost(results, name, tokens) for name in names}
+    cost, name = min((value, name) for name, value in found.items() if value is not None)
+    words = f"{cost:.2f} times the step time of {first_of(results)}" if relative(results) else f"{cost:,.1f} ms a step"
+    return name, f"{words} at {tokens:,} tokens"
+
+
+def _flips(test: Standings | None, away: Standings | None) -> list[str]:
+    """Who is tied with the best on the plain test, or ahead of what is best away, and falls furthest behind there."""
+    if test is None or away is None or not (test.beats_chance and away.beats_chance):
+        return []
+    leader = test.of(away.best.contender.name)
+    fallen = [
+        (entry.behind.mean, entry.contender.name)
+        for entry in away.entries
+        if not entry.tied and entry.behind is not None and (here := test.of(entry.contender.name)) is not None
+        if here.tied and leader is not None and _at_least(test.measure, here, leader)
+    ]
+    if not fallen:
+        return []
+    gap, name = max(fallen)
+    under = "shift" if away.probe.group == "shift" else "length"
+    verb = "scores" if away.measure.is_share else "needs"
+    worse = "below" if away.measure.is_share else "more than"
+    return [
+        f"Rankings flip under {under}: {name}, tied with the best {place(test.probe)}, {verb} {away.measure.gap(gap)} "
+        f"{worse} {away.best.contender.name} {place(away.probe)}."
+    ]
+
+
+def _at_least(measure: Measure, first: Standing, second: Standing) -> bool:
+    """Whether the first reached at least as much as the second."""
+    return measure.rank(first.reached.mean) <= measure.rank(second.reached.mean)
+
+
+def _plain_rate(results: Results) -> list[str]:
+    """What differs without the recipe's position learning rate, beyond the interval."""
+    measure, times = measure_of(results), results.settings.recipe.get("position_learning_rate_multiplier")
+    found = []
+    for probe in [results.task.probes[0], *filter(None, [far_probe(results)])]:
+        parts = []
+        for contender in contenders(results, probe, "x1"):
+            recipe, without = (outcomes(results, contender, probe, variant) for variant in ("recipe", "x1"))
+            if set(recipe) & set(without) and not (ahead := measure.ahead(recipe, without)).covers_zero:
+                direction = "below" if (ahead.mean > 0) == measure.is_share else "above"
+                parts.append((abs(ahead.mean), f"{contender.label} scores {measure.gap(abs(ahead.mean))} {direction}"))
+        if parts:
+            words = listed([text for _, text in sorted(parts, reverse=True)], NAMED_AT_MOST)
+            found.append(f"Without the {times:g}x position learning rate, {place(probe)}: {words}.")
+    return found
+
+
+def _cautions(results: Results, *boards: Standings | None) -> list[str]:
+    found, settings = [], results.settings
+    ended = [len(results.runs(name)) + len(results.runs(name, diverged=True)) for name in results.names]
+    if missing := sum(max(0, settings.seeds - count) for count in ended):
+        found.append(f"Unfinished: {missing} of the training runs asked for are not there yet.")
+    for name in results.names:
+        every = [run for run in results.records if run.name == name]
+        lost = [run for run in every if run.diverged is not None]
+        if lost and (where := lost[0].diverged):
+            many = f"{len(lost)} of its {len(every)} runs" if len(every) > 1 else "its only run"
+            left = "it has no figure" if len(lost) == len(every) else "its figures are of the others alone"
+            found.append(
+                f"{name} diverged in {many}: with seed {lost[0].seed} the {where.what} was {where.value} at step "
+                f"{where.step}, at the learning rate {where.rate:.1e}; {left}."
+            )
+    for board in boards:
+        if board is not None and board.left_out_seeds:
+            seeds = listed([str(seed) for seed in board.left_out_seeds])
+            found.append(f"Seed {seeds} is left out {place(board.probe)}: not everything has finished there.")
+    return found

@@ -1,0 +1,138 @@
+"""The charts of the page: what is measured over cost, shift, canvas, length, position and training.
+
+Every mechanism is one line, by its best rule, and at most eight are drawn at once: those that the advice names, none,
+and the best of that very chart.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from relpos.report.advice import Advice, cost_tokens, first_of, relative, step_cost
+from relpos.report.measure import measure_of
+from relpos.report.standings import Contender, best_rules, chance_of, far_probe, grown_probe, outcomes, place
+from relpos.results import Probe, Results
+from relpos.viz.charts import Chart, Point
+
+AT_MOST = 8
+
+
+def overview(results: Results, advice: Advice) -> list[Chart]:
+    """What is reached against what a training step costs: farthest from training, and on the plain test."""
+    shown: dict[str, dict[str, list[Point]]] = {}
+    for probe in [*filter(None, [far_probe(results)]), results.task.probes[0]]:
+        lines = {name: [point] for name in results.names if (point := _point(results, name, probe, 0.0))}
+        shown[place(probe)] = {name: lines[name] for name in _front(results, lines, advice)}
+    tokens = cost_tokens(results, {name for lines in shown.values() for name in lines})
+    if tokens is None or not all(shown.values()):
+        return []
+    unit = f"step time, times {first_of(results)}'s" if relative(results) else "step time, ms"
+    found = []
+    for title, lines in shown.items():
+        costed = {}
+        for name, (point,) in lines.items():
+            costed[name] = [replace(point, x=step_cost(results, name, tokens) or 1.0, label="")]
+        found.append(_chart(results, title, f"{unit}, at {tokens:,} tokens", costed, advice, chance=True))
+    return found
+
+
+def curves(results: Results, advice: Advice) -> list[Chart]:
+    """The curves, in reading order."""
+    test = results.task.probes[0]
+    charts = []
+    for group, title, across in (
+        ("shift", "Moved beyond where training put it", "pixels"),
+        ("canvas", "On larger canvases", "side of the canvas, pixels"),
+        ("length", "The same text in longer pieces", "bytes read at once"),
+        ("rotation", "Turned", "degrees counter-clockwise"),
+    ):
+        probes = results.probes(group)
+        if group == "canvas" and (grown := grown_probe(results)):
+            probes = [probe for probe in probes if probe.variant == grown.variant]
+            title += f", {grown.variant}" if grown.variant else ""
+        start = {"length": float(test.length or 0), "canvas": float((test.image_size or [0])[0])}.get(group, 0.0)
+        asked = [(test, start), *((probe, probe.x) for probe in probes)]
+        lines = _lines(results, asked) if probes else {}
+        if lines:
+            charts.append(_chart(results, title, across, lines, advice, log=group == "length", chance=True))
+    return [chart for chart in [*charts, _by_place(results, advice), _training(results, advice)] if chart is not None]
+
+
+def _lines(results: Results, asked: Sequence[tuple[Probe, float]]) -> dict[str, list[Point]]:
+    found = {}
+    for name in results.names:
+        points = [point for probe, x in asked if (point := _point(results, name, probe, x))]
+        if len(points) > 1:
+            found[name] = points
+    return found
+
+
+def _point(results: Results, name: str, probe: Probe, x: float) -> Point | None:
+    rule = best_rules(results).get(name) if probe.group in ("canvas", "length") else None
+    scored = outcomes(results, Contender(name, rule), probe)
+    if not scored:
+        return None
+    found = measure_of(results).interval(scored)
+    label = f"{x:,g}" if probe.group != "test" or x else "0"
+    return Point(x, found.mean, found.low, found.high, label)
+
+
+def _by_place(results: Results, advice: Advice) -> Chart | None:
+    """Bits of the bytes at each position of the longest text."""
+    probes = results.probes("length")
+    if not probes:
+        return None
+    probe, rules, lines = max(probes, key=lambda one: one.x), best_rules(results), {}
+    for name in results.names:
+        by_seed = [
+            metric.by_place
+            for run in results.runs(name)
+            for metric in run.metrics
+            if (metric.probe, metric.growth) == (probe.id, rules.get(name)) and metric.by_place
+        ]
+        if by_seed:
+            means = np.mean(by_seed, axis=0)
+            width = probe.x / len(means)
+            lines[name] = [Point((at + 0.5) * width, mean, mean, mean) for at, mean in enumerate(means.tolist())]
+    return _chart(results, f"Where in {probe.x:,g} bytes", "position, bytes", lines, advice) if lines else None
+
+
+def _training(results: Results, advice: Advice) -> Chart | None:
+    """What is validated while training, the mean of the seeds."""
+    lines = {}
+    for name in results.names:
+        by_seed = [run.curve for run in results.runs(name) if run.curve.validation]
+        if by_seed:
+            least = min(len(curve.validation) for curve in by_seed)
+            means = np.mean([curve.validation[:least] for curve in by_seed], axis=0).tolist()
+            steps = by_seed[0].validation_step
+            lines[name] = [Point(step, mean, mean, mean) for step, mean in zip(steps, means, strict=False)]
+    return _chart(results, "Validation while training", "steps", lines, advice) if lines else None
+
+
+def _chart(
+    results: Results,
+    title: str,
+    across: str,
+    lines: Mapping[str, Sequence[Point]],
+    advice: Advice,
+    *,
+    log: bool = False,
+    chance: bool = False,
+) -> Chart:
+    shown = {name: lines[name] for name in _front(results, lines, advice)}
+    left_out = f" ({len(shown)} of {len(lines)})" if len(shown) < len(lines) else ""
+    of_chance = chance_of(results) if chance else None
+    return Chart(title + left_out, across, shown, measure_of(results).is_share, log, of_chance, advice.named)
+
+
+def _front(results: Results, lines: Mapping[str, Sequence[Point]], advice: Advice) -> list[str]:
+    """Who is drawn, best at the end of its line first; in a quick run, as asked for."""
+    measure = measure_of(results)
+    ranked = sorted(lines, key=lambda name: measure.rank(lines[name][-1].mean))
+    if results.settings.quick:
+        ranked = list(lines)
+    wanted = [name for name in ranked if name in advice.named or name == "none"]
+    chosen = [*wanted, *(name for name in ranked if name not in wanted)][:AT_MOST]
+    return [name for name in ranked if name in chosen]

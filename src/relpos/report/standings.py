@@ -1,0 +1,168 @@
+"""Who stands where on a probe: the mechanisms, each by its best rule, ranked and compared in pairs with the first.
+
+    interval of (best - this) covers 0      tied with the best
+    interval of (best - this) is above 0    behind it
+
+A tie is no claim that two are equal: it says that these images and seeds do not tell them apart.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from relpos.report.measure import Measure, Scored, measure_of
+from relpos.report.statistics import Interval
+from relpos.results import Metric, Probe, Results
+
+
+@dataclass(frozen=True, order=True)
+class Contender:
+    """A mechanism under one growth rule."""
+
+    name: str
+    growth: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The name, and the rule where there is one."""
+        return self.name if self.growth is None else f"{self.name} ({self.growth})"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One contender. `behind` is by how much the best is ahead, None for the best itself."""
+
+    contender: Contender
+    reached: Interval
+    behind: Interval | None
+
+    @property
+    def tied(self) -> bool:
+        """The best, or not told apart from it."""
+        return self.behind is None or self.behind.covers_zero
+
+
+@dataclass(frozen=True)
+class Standings:
+    """The contenders of a probe, best first, over the seeds that all of them have; the others are left out."""
+
+    probe: Probe
+    measure: Measure
+    chance: float | None
+    entries: tuple[Standing, ...]
+    left_out_seeds: tuple[int, ...]
+
+    @property
+    def best(self) -> Standing:
+        """The first."""
+        return self.entries[0]
+
+    @property
+    def tied(self) -> list[str]:
+        """The names of the best and of all that are tied with it."""
+        return [entry.contender.name for entry in self.entries if entry.tied]
+
+    def of(self, name: str) -> Standing | None:
+        """Where a mechanism stands."""
+        return next((entry for entry in self.entries if entry.contender.name == name), None)
+
+    @property
+    def beats_chance(self) -> bool:
+        """Whether the best does, beyond its interval."""
+        return self.chance is None or self.best.reached.low > self.chance
+
+
+def contenders(results: Results, probe: Probe, variant: str = "recipe") -> list[Contender]:
+    """Everyone with a figure on a probe, mechanisms in their order, their rules in theirs."""
+    found: dict[Contender, None] = {}
+    for name in results.names:
+        for run in results.runs(name, variant):
+            for metric in run.metrics:
+                if metric.probe == probe.id and metric.reason is None:
+                    found[Contender(name, metric.growth)] = None
+    return list(found)
+
+
+def outcomes(results: Results, contender: Contender, probe: Probe, variant: str = "recipe") -> Scored:
+    """Each seed's outcome of each unit: shares of an image's trials, or bits per byte of a block."""
+    return {
+        run.seed: _units(metric)
+        for run in results.runs(contender.name, variant)
+        for metric in run.metrics
+        if (metric.probe, metric.growth) == (probe.id, contender.growth) and metric.reason is None
+    }
+
+
+def _units(metric: Metric) -> np.ndarray:
+    if metric.values is not None:
+        return np.asarray(metric.values, dtype=np.float64)
+    return np.asarray(metric.correct, dtype=np.float64) / float(metric.trials or 1)
+
+
+def reasons(results: Results, probe: Probe) -> dict[str, str]:
+    """Why a mechanism has no figure on a probe, for those that have none."""
+    measured = {contender.name for contender in contenders(results, probe)}
+    found = {}
+    for name in results.names:
+        if name not in measured:
+            own = [metric.reason for run in results.runs(name) for metric in run.metrics if metric.probe == probe.id]
+            lost = results.runs(name, diverged=True) and not results.runs(name)
+            found[name] = "diverged" if lost else next((reason for reason in own if reason), "not finished")
+    return found
+
+
+def far_probe(results: Results) -> Probe | None:
+    """What is farthest from training and says most: the largest shift, or the longest text."""
+    return max([*results.probes("shift"), *results.probes("length")], key=lambda probe: probe.x, default=None)
+
+
+def grown_probe(results: Results) -> Probe | None:
+    """The largest size beyond the trained one: the largest canvas, image anywhere where there is such; the longest."""
+    canvases = [probe for probe in results.probes("canvas") if probe.variant == "anywhere"] or results.probes("canvas")
+    return max([*canvases, *results.probes("length")], key=lambda probe: probe.x, default=None)
+
+
+def best_rules(results: Results) -> dict[str, str]:
+    """The growth rule of each mechanism that is best at the largest size, chosen on that very figure."""
+    probe, measure = grown_probe(results), measure_of(results)
+    if probe is None:
+        return {}
+
+    def rank(contender: Contender) -> float:
+        return measure.rank(measure.interval(outcomes(results, contender, probe)).mean)
+
+    ranked = sorted(contenders(results, probe), key=rank, reverse=True)
+    return {one.name: one.growth for one in ranked if one.growth is not None}
+
+
+def stand(results: Results, probe: Probe) -> Standings | None:
+    """The mechanisms on a probe; None where no two share a seed, or there is nothing yet."""
+    measure, rules = measure_of(results), best_rules(results)
+    entries = [one for one in contenders(results, probe) if one.growth in (None, rules.get(one.name))]
+    scored = {entry: outcomes(results, entry, probe) for entry in entries}
+    every = [set(by_seed) for by_seed in scored.values()]
+    shared = set.intersection(*every) if every else set()
+    if not shared:
+        return None
+    counted = {entry: {seed: by_seed[seed] for seed in shared} for entry, by_seed in scored.items()}
+    reached = {entry: measure.interval(by_seed) for entry, by_seed in counted.items()}
+    # Sorting is stable: exact ties stay in the order the mechanisms were asked for.
+    best, *rest = sorted(counted, key=lambda entry: measure.rank(reached[entry].mean))
+    standings = [Standing(best, reached[best], None)]
+    standings += [Standing(one, reached[one], measure.ahead(counted[best], counted[one])) for one in rest]
+    left_out = tuple(sorted(set.union(*every) - shared))
+    return Standings(probe, measure, chance_of(results), tuple(standings), left_out)
+
+
+def chance_of(results: Results) -> float | None:
+    """What guessing reaches; None where nothing is guessed."""
+    return 1.0 / len(results.task.classes) if results.task.classes else None
+
+
+def place(probe: Probe) -> str:
+    """Where a sentence speaks of: "on the test images", "at +3 pixels", "on the canvas 24 x 24, anywhere"."""
+    if probe.group == "test":
+        return "on the test images" if probe.image_size or probe.length is None else f"at {probe.label}"
+    if probe.group == "shift" and "px" in probe.label:
+        return f"at +{probe.x:g} pixel" + ("" if probe.x == 1 else "s")
+    return f"on the canvas {probe.label}" if probe.group == "canvas" else f"at {probe.label}"

@@ -1,0 +1,210 @@
+"""What each verb takes. Nothing here imports relpos: names that it knows stand here again, and a test compares them."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+KINDS = ("positions", "tasks", "backends")
+WHATS = ("position", "attention", "norm", "optimizer")
+OPTIMIZERS = ("adamw", "lion", "sophia-g", "sophia-h")
+PRECISIONS = ("float32", "bf16-mixed", "fp16-mixed")
+_DIGITS_SHOWN = 40
+_SEED_AT_MOST = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb: its summary in the help, and what adds its options to a parser."""
+
+    summary: str
+    add_options: Callable[[ArgumentParser], None]
+
+
+def whole(*, at_most: int, at_least: int | None = None) -> Callable[[str], int]:
+    """A type of whole numbers within bounds; without a lower one, as far below zero as above."""
+    low = -at_most if at_least is None else at_least
+
+    def read(typed: str | int) -> int:
+        text = str(typed)  # a default is read too
+        sign, digits = (text[0], text[1:]) if text[:1] in ("-", "+") else ("", text)
+        came = repr(text) if len(text) <= _DIGITS_SHOWN else f"one of {len(digits):,} digits"
+        if not (digits.isascii() and digits.isdecimal()):
+            came = came if len(text) <= _DIGITS_SHOWN else f"{len(text):,} characters"
+            raise ArgumentTypeError(f"expected a whole number; got {came}")
+        # Python reads no more than 4,300 digits.
+        number = None if len(digits) > _DIGITS_SHOWN else int(sign + digits)
+        if number is None or not low <= number <= at_most:
+            raise ArgumentTypeError(f"expected a whole number from {low:,} to {at_most:,}; got {came}")
+        return number
+
+    return read
+
+
+def words(text: str) -> str:
+    """A type of anything but nothing."""
+    if not text.strip():
+        raise ArgumentTypeError(f"expected a value; got {text!r}")
+    return text
+
+
+def _add_task(parser: ArgumentParser) -> None:
+    """The options that choose a task."""
+    add = parser.add_argument
+    add("--task", type=words, help="what to train on (relpos list tasks). Default: digits")
+    add(
+        "--images",
+        type=words,
+        metavar="DIR",
+        help="your own images: DIR/class/..., or DIR/train/class/... with val and test beside train",
+    )
+    add(
+        "--image-size",
+        type=words,
+        metavar="N",
+        help="N or HxW: pixels that a model sees; a picture fills them but for two patches on every side. Default: 64",
+    )
+    add("--patch", type=words, metavar="N", help="N or HxW: pixels of a patch. Default: 8")
+    add("--bad-images", choices=("error", "skip"), help="what to do with broken images. Default: error")
+    add(
+        "--max-pixels",
+        type=whole(at_least=1, at_most=10**12),
+        metavar="N",
+        help="pixels that an image may have; decoding takes about 12 bytes for each. Default: 100000000",
+    )
+    add("--text", type=words, metavar="FILE", help="your own text, read as bytes; chooses the task text")
+    add("--rotate", action="store_true", help="also test images rotated by 90, 180 and 270 degrees")
+
+
+def _add_machine(parser: ArgumentParser) -> None:
+    parser.add_argument("--device", type=words, default="auto", help="auto, cpu, cuda or cuda:0. Default: auto")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="float32", help="what products are computed in. Default: float32"
+    )
+
+
+_STEPS = whole(at_least=1, at_most=10_000_000)
+_THREADS = whole(at_least=1, at_most=1024)
+
+
+def _compare(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--positions",
+        type=words,
+        metavar="NAMES",
+        help="mechanisms, joined by commas; a+b is a sum (relpos list positions). standard: about a dozen well-known "
+        "ones; all: every one that suits the task. Default: six, one of each well-known kind",
+    )
+    add("--what", choices=WHATS, default="position", help="what is compared. Default: position")
+    add("--choices", type=words, metavar="NAMES", help="with --what: which of them, joined by commas. Default: all")
+    add(
+        "--seeds",
+        type=whole(at_least=1, at_most=1000),
+        default=1,
+        metavar="N",
+        help="training runs of each. Default: 1",
+    )
+    add("--steps", type=_STEPS, metavar="N", help="training steps. Default: the recipe's")
+    add("--out", type=words, metavar="DIR", help="folder for results. Default: one under runs/")
+    add("--quick", action="store_true", help="see that it works, in under a minute; ranks nothing")
+    _add_task(parser)
+    _add_machine(parser)
+
+
+def _train(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--position",
+        type=words,
+        required=True,
+        metavar="NAME",
+        help="a mechanism, or a sum a+b (relpos list positions)",
+    )
+    add("--out", type=words, required=True, metavar="DIR", help="folder for model.safetensors and config.json")
+    add(
+        "--seed",
+        type=whole(at_least=0, at_most=_SEED_AT_MOST),
+        default=0,
+        metavar="N",
+        help="of initialisation and batches. Default: 0",
+    )
+    add("--steps", type=_STEPS, metavar="N", help="training steps. Default: the recipe's")
+    add("--optimizer", choices=OPTIMIZERS, default="adamw", help="at the learning rate chosen for it. Default: adamw")
+    add(
+        "--threads",
+        type=_THREADS,
+        default=1,
+        metavar="N",
+        help="CPU threads; figures repeat at an equal number. Default: 1",
+    )
+    _add_task(parser)
+    _add_machine(parser)
+
+
+def _show(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("position", type=words, nargs="?", help="a mechanism, or a sum a+b (relpos list positions)")
+    add("--weights", type=words, metavar="DIR", help="instead: a folder that relpos train wrote, or its weights")
+    add("--length", type=whole(at_most=10**9), metavar="N", help="tokens of a sequence. Default: 16")
+    add("--grid", type=words, metavar="HxW", help="rows x columns of patches, such as 8x8, instead of a sequence")
+    add("--heads", type=whole(at_most=256), metavar="N", help="attention heads. Default: 4")
+    add("--head-dim", type=whole(at_most=1024), metavar="N", help="width of a head. Default: 16")
+    add("--query", type=whole(at_most=10**9), metavar="I", help="draw one query and every key")
+    add("--seed", type=whole(at_most=_SEED_AT_MOST), metavar="N", help="of tables that start random. Default: 0")
+    add("--out", type=words, metavar="FILE", help="file to write: png, svg or pdf. Default: show-NAME.png")
+
+
+def _bench(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--cases",
+        type=words,
+        default="target",
+        metavar="NAMES",
+        help="cases or families, joined by commas (relpos bench --list). Default: target",
+    )
+    add(
+        "--engines",
+        type=words,
+        metavar="NAMES",
+        help="engines, joined by commas (relpos list backends). Default: auto; for many windows all",
+    )
+    add(
+        "--repeats",
+        type=whole(at_least=1, at_most=1000),
+        default=7,
+        metavar="N",
+        help="rounds that count, at most 3 from 8,192 tokens and three times as many up to 512. Default: 7",
+    )
+    add("--threads", type=_THREADS, metavar="N", help="CPU threads. Default: PyTorch's own choice")
+    add("--out", type=words, metavar="DIR", help="folder for results. Default: one under runs/")
+    add("--quick", action="store_true", help="every case at 256 tokens or fewer, one round")
+    add("--no-memory", action="store_true", help="measure no memory")
+    add("--list", action="store_true", help="list families and cases, and run none")
+
+
+def _check(parser: ArgumentParser) -> None:
+    engines = "engines, joined by commas (relpos list backends). Default: all"
+    parser.add_argument("--engines", type=words, metavar="NAMES", help=engines)
+    parser.add_argument("--all", action="store_true", help="a line for every kind of call")
+
+
+def _list(parser: ArgumentParser) -> None:
+    parser.add_argument("kind", choices=KINDS, help="what to list")
+    parser.add_argument("--long", action="store_true", help="with a description and the source of each")
+
+
+VERBS = {
+    "compare": Verb("train the same model with each position mechanism and show what each is good for", _compare),
+    "train": Verb("train one model and save its weights", _train),
+    "show": Verb("draw a position mechanism, or what a trained model's position learned", _show),
+    "bench": Verb("time the attention engines beside PyTorch's own and other libraries', and measure memory", _bench),
+    "check": Verb("hold every attention engine of this machine against the definition; a table to report", _check),
+    "list": Verb("list positions, tasks or backends", _list),
+}

@@ -1,0 +1,94 @@
+"""The words of a call, read by jsonargparse. Its messages become one line and exit code 2."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import sys
+import textwrap
+from argparse import Action
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from relpos_command.options import VERBS
+
+if TYPE_CHECKING:
+    from jsonargparse import Namespace
+
+
+@dataclass(frozen=True)
+class Call:
+    """What was asked for.
+
+    Attributes:
+        verb: a key of `VERBS`. arguments: its options. debug: whether an error shows its traceback.
+    """
+
+    verb: str
+    arguments: Namespace
+    debug: bool
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """End with a message: one line, which a terminal gets wrapped at words."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    whole = f"relpos: error: {' '.join(lines) or 'no message'}"
+    if sys.stderr.isatty():
+        width = max(1, shutil.get_terminal_size().columns)
+        whole = textwrap.fill(whole, width, break_long_words=False, break_on_hyphens=False)
+    print(whole, file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _nearest(words: Iterable[str], known: Iterable[str]) -> str:
+    """The question whether one of `known` was meant by the first of the words that is none of them."""
+    known = list(known)
+    unknown = [word.partition("=")[0] for word in words if word.partition("=")[0] not in known]
+    near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.5) if unknown else []
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+def parse(words: Sequence[str] | None = None) -> Call:
+    """The call in the words, those of the process where left out.
+
+    Raises:
+        SystemExit: with 0 after help; 2 where they do not fit.
+    """
+    try:
+        from jsonargparse import ArgumentParser, DefaultHelpFormatter
+    except ImportError as error:
+        fail(f"the command needs {error.name}; install it with: pip install 'relpos[cli,train,report]'", 2)
+
+    given = sys.argv[1:] if words is None else words
+    typed = [word for word in given if word != "--debug"]
+
+    class Formatter(DefaultHelpFormatter):  # type: ignore[misc, unused-ignore]
+        """jsonargparse's, with an option's help as it is written: types and defaults stand there in words."""
+
+        def _get_help_string(self, action: Action) -> str:
+            return action.help or ""
+
+    class Parser(ArgumentParser):  # type: ignore[misc, unused-ignore]
+        """jsonargparse's, with its message in one line and no usage before it."""
+
+        def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+            verb = typed[0] if typed[:1] and typed[0] in VERBS else None
+            known = verbs.choices[verb]._option_string_actions if verb else VERBS
+            unsure = [word for word in typed if word.startswith("--")] if verb else typed[:1]
+            see = f"See relpos {verb} --help." if verb else "See relpos --help."
+            fail(f"{message.strip().rstrip('.')}.{_nearest(unsure, known)} {see}", 2)
+
+    parser = Parser(
+        prog="relpos",
+        formatter_class=Formatter,
+        description="Position mechanisms for Transformers: compare them on your data.",
+    )
+    verbs = parser.add_subcommands(dest="verb", required=True)
+    for name, verb in VERBS.items():
+        sub = Parser(formatter_class=Formatter, description=verb.summary)
+        verb.add_options(sub)
+        sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        verbs.add_subcommand(name, sub, help=verb.summary)
+    parsed = parser.parse_args(typed)
+    return Call(parsed.verb, parsed[parsed.verb], debug="--debug" in given)

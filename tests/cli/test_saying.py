@@ -1,0 +1,137 @@
+"""What is printed: lines wrapped at words at any width, lists, and how far the work is."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from relpos.cli import list_verb, main
+from relpos.cli.saying import Work, in_words, say, watched
+from relpos.compare.workers import Event, Task
+from relpos.position import presets
+from relpos.train import Progress
+from relpos_command import parsing
+
+WIDTHS = (20, 33, 40, 60, 80, 120, 200)
+TEXT = "Comparing none, learned+relative_2d and rotary_2d on digits, in runs/digits-0123abcd/ for a well-known reason."
+
+
+def console(width: int, *, terminal: bool = True) -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, force_terminal=terminal, width=width, color_system=None), file
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_lines_wrap_at_words(width: int) -> None:
+    out, file = console(width)
+    say(out, TEXT)
+    assert file.getvalue().split() == TEXT.split(), "no word is broken"
+    lines = file.getvalue().splitlines()
+    assert all(len(line) <= width or " " not in line for line in lines)
+    assert len(lines) >= len(TEXT) / width
+
+
+def test_a_pipe_gets_whole_lines() -> None:
+    out, file = console(20, terminal=False)
+    say(out, TEXT)
+    assert file.getvalue() == TEXT + "\n"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_an_error_wraps_at_words_on_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(file, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", file)
+    monkeypatch.setattr(parsing.shutil, "get_terminal_size", lambda: os.terminal_size((width, 24)))
+    with pytest.raises(SystemExit):
+        parsing.fail(TEXT, 2)
+    assert file.getvalue().split() == ["relpos:", "error:", *TEXT.split()]
+    assert all(len(line) <= width or " " not in line for line in file.getvalue().splitlines())
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_help_wraps_at_words(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    help_lines = capsys.readouterr().out.partition("options:")[2].splitlines()
+    assert all(len(line) <= width or " " not in line.strip() or line.startswith("  --") for line in help_lines)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_positions_have_a_line_each_where_it_fits(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, file = console(width)
+    monkeypatch.setattr("rich.console.Console", lambda: out)
+    main(["list", "positions"])
+    lines = file.getvalue().splitlines()
+    assert all(len(line) <= width or " " not in line.strip() for line in lines)
+    if width >= 80:
+        assert len(lines) == len(presets()) + 1
+        assert lines[-1] == "--long says what each is, and its source."
+
+
+def test_long_says_more(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["list", "positions"])
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) == len(presets())
+    main(["list", "positions", "--long"])
+    long = capsys.readouterr().out
+    for preset in presets().values():
+        assert preset.summary in long
+        assert f"Source: {preset.source}" in long
+        assert preset.summary not in short
+    assert list_verb.__doc__
+
+
+# Work
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(1, "10 s"), (44, "40 s"), (99, "100 s"), (100, "2 min"), (601, "10 min"), (7200, "2.0 h")]
+)
+def test_time_in_words(seconds: float, said: str) -> None:
+    assert in_words(seconds) == said
+
+
+def make(count: int = 2, **changes: Any) -> list[Task]:
+    return [Task(f"t{n}", lambda: None, (), label=f"train t{n}", **changes) for n in range(count)]
+
+
+def test_the_time_left_is_what_the_rest_takes_at_the_speed_so_far() -> None:
+    now = [0.0]
+    tasks = [*make(2), Task("timing", lambda: None, (), weight=2.0)]
+    work = Work(tasks, clock=lambda: now[0])
+    assert str(work) == "0 of 3 done"
+    now[0] = 60.0
+    work.take(Event(tasks[0], "progress", Progress(1, 2, 0.0, 0.0)))
+    assert str(work) == "0 of 3 done, about 7 min left", "an eighth took a minute"
+    work.take(Event(tasks[0], "finished"))
+    assert str(work) == "1 of 3 done, about 3 min left"
+    for task in tasks[1:]:
+        work.take(Event(task, "finished"))
+    assert str(work) == "3 of 3 done"
+
+
+@pytest.mark.parametrize("width", [20, 80])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_work_has_names_that_a_person_understands(width: int, terminal: bool) -> None:
+    out, file = console(width, terminal=terminal)
+
+    def run(watch: Any) -> dict[str, Any]:
+        for task in tasks:
+            watch(Event(task, "started"))
+            watch(Event(task, "progress", Progress(1, 2, 0.5, 0.1)))
+            watch(Event(task, "progress", "64 tokens"))
+            watch(Event(task, "finished"))
+        return {"all": "done"}
+
+    tasks = make()
+    assert watched(run, tasks, out) == {"all": "done"}
+    if not terminal:
+        assert file.getvalue().splitlines()[0].startswith("Done: train t0 (1 of 2 done")
+        assert file.getvalue().splitlines()[1] == "Done: train t1 (2 of 2 done)"

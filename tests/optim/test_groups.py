@@ -1,0 +1,64 @@
+"""Parameter groups: which parameters decay, and that position has a rate of its own, in any module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import relpos
+from relpos.optim import parameter_groups
+
+
+def vit(position: str = "relative_2d", **changes: Any) -> relpos.VisionTransformer:
+    sizes: dict[str, Any] = {"img_size": 8, "patch_size": 2, "in_chans": 1, "num_classes": 3}
+    width: dict[str, Any] = {"embed_dim": 16, "depth": 2, "num_heads": 2}
+    return relpos.VisionTransformer(**sizes, **width, position=position, **changes)
+
+
+@pytest.mark.parametrize("position", ["none", "learned", "relative_2d", "learned+relative_2d"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_every_parameter_is_in_exactly_one_group(position: str, shared: bool) -> None:
+    model = vit(position, shared_position=shared, reg_tokens=2)
+    grouped = [p for group in parameter_groups(model, learning_rate=1.0, weight_decay=1.0) for p in group["params"]]
+    assert len(grouped) == len({id(p) for p in grouped})
+    assert {id(p) for p in grouped} == {id(p) for p in model.parameters()}
+
+
+@pytest.mark.parametrize("position", ["learned", "relative_2d", "learned+relative_2d"])
+def test_position_has_a_rate_of_its_own_and_no_decay(position: str) -> None:
+    model = vit(position)
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = parameter_groups(model, learning_rate=0.5, weight_decay=0.3, position_learning_rate_multiplier=8.0)
+    assert len(groups) == 3
+    for group in groups:
+        for parameter in group["params"]:
+            name = names[id(parameter)]
+            own = "pos_embed" in name or "relative_position_bias_table" in name
+            assert (group["lr"], group["multiplier"]) == ((4.0, 8.0) if own else (0.5, 1.0)), name
+            decays = not own and parameter.dim() >= 2 and name != "prefix_tokens"
+            assert group["weight_decay"] == (0.3 if decays else 0.0), name
+
+
+def test_a_module_of_ones_own_that_holds_a_mechanism() -> None:
+    class Mine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = relpos.T5Bias(num_heads=2)
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, 4))
+            self.out = nn.Linear(4, 4)
+
+    model = Mine()
+    decayed, rest, position = parameter_groups(model, learning_rate=1.0, weight_decay=1.0)
+    assert decayed["params"] == [model.out.weight]
+    assert set(rest["params"]) == {model.cls_token, model.out.bias}
+    assert position["params"] == list(model.bias.parameters())
+    optimizer = torch.optim.AdamW([decayed, rest, position])
+    assert [group["lr"] for group in optimizer.param_groups] == [1.0, 1.0, 10.0]
+
+
+def test_no_empty_groups_and_no_frozen_position() -> None:
+    assert len(parameter_groups(vit("none"), learning_rate=1.0, weight_decay=1.0)) == 2
+    assert len(parameter_groups(vit(position_trainable=False), learning_rate=1.0, weight_decay=1.0)) == 2

@@ -1,0 +1,153 @@
+"""What the page opens with, for every outcome that a comparison can have."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from text_results import make_text
+
+from relpos.report.advice import Advice, advise, listed
+from relpos.results import read
+
+
+def of(tree: dict[str, Any]) -> Advice:
+    return advise(read(tree))
+
+
+def diverge(results: dict[str, Any], *names: str, seeds: tuple[int, ...] = (0, 1, 2, 3)) -> dict[str, Any]:
+    """Let the runs of these with these seeds diverge."""
+    for record in results["records"]:
+        if record.get("choice", record["position"]) in names and record["seed"] in seeds:
+            record |= {"metrics": [], "learned": [], "validation": None, "attention": None, "sample": None}
+            record["curve"] = {key: [] for key in ("step", "loss", "rate", "validation_step", "validation")}
+            record["diverged"] = {"step": 12, "rate": 0.003, "what": "loss", "value": "nan"}
+    return results
+
+
+def test_two_winners_are_two_choices_and_the_ranking_flips(make: Any, share: Any) -> None:
+    results = make(("none", "learned", "relative_2d"))
+    share(results, "learned", "test", (0.99, 0.98, 0.99))
+    found = of(results)
+    assert found.lines[0].startswith("Choose relative_2d (")
+    assert found.lines[0].endswith("at +3 pixels) if objects move.")
+    assert found.lines[1].startswith("Choose learned (98.")
+    assert found.lines[1].endswith("on the test images) if they never do.")
+    assert found.named == ("relative_2d", "learned")
+    assert found.lines[2].startswith(
+        "Rankings flip under shift: learned, tied with the best on the test images, scores "
+    )
+    assert found.lines[2].endswith("points below relative_2d at +3 pixels.")
+
+
+def test_one_that_is_tied_with_the_best_everywhere_is_the_choice(make: Any) -> None:
+    found = of(make(("none", "relative_2d", "rotary_2d", "t5")))
+    assert found.lines[0].startswith("Choose relative_2d: ") or found.lines[0].startswith("Choose rotary_2d: ")
+    assert ", tied with r" in found.lines[0]
+    assert "least among those tied with the best: 1.26 times the step time of none at 4,096 tokens." in found.lines[1]
+    assert set(found.named) == {"relative_2d", "rotary_2d"}
+
+
+def test_the_winners_cost_is_told_where_nobody_is_tied_with_it(make: Any) -> None:
+    found = of(make(("none", "learned+relative_2d", "relative_2d"), accuracy={"learned+relative_2d": LOW}))
+    assert found.lines[1] == "Its training step takes 1.40 times the step time of none at 4,096 tokens."
+
+
+LOW = {"test": 0.5, "shift/1": 0.4, "shift/2": 0.3, "shift/3": 0.2, "canvas": {"interpolated": 0.2, "clipped": 0.2}}
+
+
+def test_one_seed_decides_nothing(make: Any) -> None:
+    found = of(make(("none", "relative_2d"), seeds=1))
+    assert found.lines[0] == "Undecided after one seed: run --seeds 3."
+    assert found.lines[1].startswith("So far relative_2d (94.")
+
+
+def test_a_quick_run_says_that_it_works_and_ranks_nothing(make: Any) -> None:
+    found = of(make(quick=True))
+    assert found.lines[0] == "It works: 3 of 3 trained, measured and drawn."
+    assert not found.named
+    assert not found.notes
+    assert not any(name in " ".join(found.lines) for name in ("relative_2d", "learned"))
+
+
+def test_position_may_not_matter(make: Any, share: Any) -> None:
+    def alike(images: int) -> Advice:
+        results = make(("none", "rotary_2d"), images=images)
+        for name, probe in itertools.product(("none", "rotary_2d"), ("test", "shift/3")):
+            share(results, name, probe, (0.9, 0.9, 0.9))
+        return of(results)
+
+    found = alike(400)
+    assert found.lines[0].startswith("Position does not matter on these data: no mechanism is told apart from none ")
+    assert found.lines[1].startswith("At most 0.7 points are to be gained.")
+    few = alike(30).lines
+    assert few[0].startswith("Undecided: none is tied with the best "), "30 images leave more open"
+    assert few[0].endswith("but up to 9.5 points may be hidden.")
+
+
+def test_nothing_above_chance(make: Any) -> None:
+    at = {"test": 0.1, "shift/1": 0.1, "shift/2": 0.1, "shift/3": 0.1, "canvas": {"as is": 0.1}}
+    found = of(make(("none", "rotary_2d"), accuracy={"none": at, "rotary_2d": at}))
+    assert found.lines[0].startswith("Nothing does better than chance (10.0%) on the test images: the highest is ")
+    assert found.lines[1] == "Train longer (--steps), or check the labels."
+
+
+def test_a_shift_at_chance_is_no_reason_to_choose(make: Any) -> None:
+    lost = {"shift/3": 0.1}
+    from conftest import ACCURACY
+
+    both = {name: {**ACCURACY[name], **lost} for name in ("none", "relative_2d")}
+    found = of(make(("none", "relative_2d"), accuracy=both))
+    assert found.lines[0] == "Choose relative_2d: 95.0% on the test images."
+    assert "pixels" not in found.lines[0]
+
+
+def test_less_than_two_is_no_comparison(make: Any) -> None:
+    assert of(make(("none",))).lines[0].startswith("Only none was measured: 54.")
+    begun = make()
+    begun["records"] = []
+    found = of(begun)
+    assert found.lines == ("There is nothing to compare yet.",)
+    assert found.cautions == ("Unfinished: 9 of the training runs asked for are not there yet.",)
+
+
+def test_what_diverged_is_said_and_the_rest_compared(make: Any) -> None:
+    found = of(diverge(make(), "learned"))
+    assert found.lines[0].startswith("Choose relative_2d")
+    assert found.cautions == (
+        "learned diverged in 6 of its 6 runs: with seed 0 the loss was nan at step 12, at the learning rate 3.0e-03; "
+        "it has no figure.",
+    )
+    some = of(diverge(make(), "learned", seeds=(1,)))
+    assert some.cautions[0].endswith("its figures are of the others alone.")
+    assert some.cautions[1] == "Seed 1 is left out on the test images: not everything has finished there."
+    every = of(diverge(make(), "none", "learned", "relative_2d"))
+    assert every.lines == ("Every training run diverged.",)
+
+
+def test_what_the_position_learning_rate_does_is_noted(make: Any) -> None:
+    found = of(make(("none", "relative_2d")))
+    assert found.notes[-2].startswith("Without the 10x position learning rate, on the test images: relative_2d scores ")
+    assert found.notes[-2].endswith(" points below.")
+
+
+def test_text_has_bits_and_lengths() -> None:
+    found = of(make_text(("none", "learned", "t5", "alibi", "rotary_1d")))
+    assert found.lines[0].startswith("Choose t5")
+    assert "bits" in found.lines[0]
+    assert "2,048 bytes" in found.lines[0]
+    assert not any("%" in line for line in found.lines)
+    apart = {"alibi": {None: (2.56,), "as is": (2.3, 2.2, 2.1)}, "t5": {None: (2.1,), "as is": (2.5, 2.8, 3.0)}}
+    found = of(make_text(("none", "t5", "alibi"), bits=apart))
+    assert found.lines[0].startswith("Choose alibi (2.1")
+    assert found.lines[0].endswith("if inputs grow beyond 256 bytes.")
+    assert found.lines[2].startswith("Rankings flip under length: t5, tied with the best at 256 bytes, needs ")
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [(["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c"), (list("abcdef"), "a, b and 4 more")],
+)
+def test_lists_are_cut_at_three(names: list[str], words: str) -> None:
+    assert listed(names, 3) == words

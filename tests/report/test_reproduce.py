@@ -1,0 +1,81 @@
+"""The printed program, run: it reaches what the command reached, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import relpos
+from relpos.compare import Settings, environment
+from relpos.compare.run import run
+from relpos.data import find_task
+from relpos.report import ResultsError
+from relpos.report.reproduce import reproduce
+from relpos.results import SCHEMA_VERSION, Results, plain, read
+
+TINY = {"embed_dim": 16, "depth": 1, "num_heads": 2, "batch_size": 8, "warmup_steps": 2}
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def compared(task: str, name: str, *, seed: int = 0, **asked: Any) -> Results:
+    """The results of a small comparison, as the command has them but for figures of a clock."""
+    data = find_task(task)
+    positions = None if "what" in asked else (name,)
+    more = {"precision": "float32", "choices": None if positions else (name,)} | asked
+    settings = Settings.make(data, positions, 1, 6, "cpu", quick=True, **more)
+    settings = replace(settings, recipe=replace(settings.recipe, **TINY))
+    (job,) = settings.jobs(data)
+    record = plain(run(replace(job, seed=seed), settings, data))
+    tree = {"settings": settings.to_json(), "task": data.describe(), "records": [record], "mechanisms": [], "costs": []}
+    return read({"schema_version": SCHEMA_VERSION, "environment": environment("cpu"), **tree})
+
+
+@pytest.mark.skipif(not hasattr(relpos.optim, "parameter_groups"), reason="the program needs public parameter groups")
+@pytest.mark.parametrize(
+    ("task", "name", "asked"),
+    [
+        ("digits", "learned+relative_2d", {"seed": 3}),
+        ("text", "t5", {}),
+        ("digits", "sophia-g", {"what": "optimizer"}),
+        ("digits", "qk-norm", {"what": "norm"}),
+        ("digits", "rotary_2d", {"precision": "bf16-mixed"}),
+        ("digits", "relative_2d", {"precision": "fp16-mixed"}),
+    ],
+)
+def test_the_program_reaches_the_figure_of_the_command(
+    task: str, name: str, asked: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Settings, "probes", lambda _, task: task.probes[:1])
+    results = compared(task, name, **asked)
+    (record,) = results.records
+    (metric,) = record.metrics
+    figure = metric.accuracy if task == "digits" else metric.bits_per_byte
+    made: dict[str, Any] = {}
+    exec(compile(reproduce(results, name), "reproduce.py", "exec"), made)
+    assert float(capsys.readouterr().out) == figure
+    assert round(made["loss"].item(), 6) == record.curve.loss[-1]
+
+
+def test_it_is_short_and_names_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Settings, "probes", lambda _, task: task.probes[:1])
+    program = reproduce(compared("digits", "relative_2d"), "relative_2d")
+    assert len(program.splitlines()) <= 48
+    assert max(map(len, program.splitlines())) <= 120
+    for said in ("position_init_std=0.5", "position_learning_rate_multiplier=10.0", "0.006", "clip_grad_norm_"):
+        assert said in program
+
+
+def test_a_name_without_a_finished_run_is_one_line(make: Any) -> None:
+    results = read({**make(), "records": []})
+    with pytest.raises(ResultsError, match="expected a finished run of t5; got none"):
+        reproduce(results, "t5")
