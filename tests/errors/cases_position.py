@@ -196,10 +196,10 @@ CASES: list[Case] = [
      "a tensor of shape (2, 5, 8) and dtype float32", "Coordinates count the prefix too."),
     ("LearnedPositionEmbedding: embed beyond", ValueError,
      lambda: LearnedPositionEmbedding(8, seq_len=6).embed(torch.zeros(2, 7, 8), Sequence(7)),
-     "places 0 to 5", "places 0 to 6", "Resize it first: mechanism.resize(size)."),
+     "positions 0 to 5", "positions 0 to 6", "Resize it first: mechanism.resize(size)."),
     ("LearnedPositionEmbedding: embed start", ValueError,
      lambda: LearnedPositionEmbedding(8, seq_len=6).embed(torch.zeros(2, 6, 8), Sequence(6, start=1)),
-     "places 0 to 5", "places 1 to 6", "Resize it first: mechanism.resize(size)."),
+     "positions 0 to 5", "positions 1 to 6", "Resize it first: mechanism.resize(size)."),
     ("LearnedPositionEmbedding: embed grid", ValueError,
      lambda: LearnedPositionEmbedding(8, grid_size=(2, 3)).embed(torch.zeros(2, 6, 8), Grid(3, 2)),
      "a grid of (2, 3)", "(3, 2)", "Resize it first: mechanism.resize(sizes)."),
@@ -211,7 +211,7 @@ CASES: list[Case] = [
          LearnedPositionEmbedding(8, seq_len=6).embed(torch.zeros(2, 6, 8), Positions(torch.rand(6), low=0, high=1))
      ),
      "integer coordinates",
-     "Positions(values of shape (6, 1), low=(0,),", "A place between two has no learned vector;"),
+     "Positions(values of shape (6, 1), low=(0,),", "A position between two has no learned vector;"),
     ("LearnedPositionEmbedding: embed position batch", ValueError,
      lambda: (
          LearnedPositionEmbedding(8, seq_len=6).embed(torch.zeros(2, 6, 8), places(3, 6))

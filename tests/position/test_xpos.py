@@ -218,11 +218,11 @@ def test_long_spans_in_float32(backend: str) -> None:
 def test_beyond_that_it_raises() -> None:
     own = XPos(8)
     own.terms(Sequence(32_000))
-    with pytest.raises(ValueError, match=r"places at most 16347 from the centre, 16499\.5"):
+    with pytest.raises(ValueError, match=r"positions at most 16347 from the centre, 16499\.5"):
         own.terms(Sequence(33_000))
     XPos(8, scale_base=1024.0).terms(Sequence(33_000))
     own.terms(Sequence(3, start=40_000))
-    with pytest.raises(ValueError, match="places from 0 to 40002"):
+    with pytest.raises(ValueError, match="positions from 0 to 40002"):
         own.terms(Sequence(3, start=40_000, prefix=1))
     XPos(8, centre=0.0).terms(Sequence(16_000))
     with pytest.raises(ValueError, match="overflow"):

@@ -106,13 +106,13 @@ class LearnedPositionEmbedding(Mechanism):
         places = coordinates.raster()
         low, high = places.low[0], places.high[0]
         if self.is_grid or low < 0 or high >= self.sizes[0]:
-            built = f"a grid of {self.sizes}" if self.is_grid else f"places 0 to {self.sizes[0] - 1}"
-            came = repr(coordinates) if self.is_grid else f"places {low} to {high}"
+            built = f"a grid of {self.sizes}" if self.is_grid else f"positions 0 to {self.sizes[0] - 1}"
+            came = repr(coordinates) if self.is_grid else f"positions {low} to {high}"
             fail(built, came, "Resize it first: mechanism.resize(size).")
         prefix, rest = self.pos_embed[:, : self.prefix], self.pos_embed[:, self.prefix :]
         if isinstance(places, Positions):
             if places.values.is_floating_point():
-                fail("integer coordinates", repr(places), "A place between two has no learned vector; round them.")
+                fail("integer coordinates", repr(places), "A position between two has no learned vector; round them.")
             tokens = places.tokens(self.device)[..., 0].long()
             chosen = lookup(rest[0], tokens if tokens.dim() == 2 else tokens[None])
             return torch.cat([prefix.expand(chosen.shape[0], -1, -1), chosen], dim=1)

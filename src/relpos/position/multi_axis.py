@@ -90,7 +90,7 @@ class MultimodalRotary(Mechanism):
         """How far each token turns, in radians, float64; what `relpos.rotate` takes for keys that go into a cache."""
         require_coordinates(coordinates, "coordinates")
         if coordinates.axes > 3:
-            fail("coordinates with 1 to 3 axes", repr(coordinates), "They are a place, or (time, row, column).")
+            fail("coordinates with 1 to 3 axes", repr(coordinates), "They are a position, or (time, row, column).")
         own = places(coordinates, self.device)
         if coordinates.axes == 1:
             own = own.expand(-1, -1, 3)

@@ -68,7 +68,7 @@ class XPos(RotaryEmbedding):
         require_number(scale_base, "scale_base", "above 0", "The published one is 512.")
         require_number(gamma, "gamma", "above 0", "The published one is 0.4.")
         if centre is not None and (not isinstance(centre, int | float) or not math.isfinite(centre)):
-            fail("centre to be a number or None", shape_of(centre), "It is a place, for example 0.")
+            fail("centre to be a number or None", shape_of(centre), "It is a position, for example 0.")
         self.scale_base, self.gamma, self.centre = scale_base, gamma, centre
 
     @classmethod
@@ -123,8 +123,8 @@ class XPos(RotaryEmbedding):
         if max(high - centre, centre - low) * slope > LARGEST_LOGARITHM:
             most = math.floor(LARGEST_LOGARITHM / slope)
             fail(
-                f"places at most {most} from the centre, {centre}",
-                f"places from {low} to {high}",
+                f"positions at most {most} from the centre, {centre}",
+                f"positions from {low} to {high}",
                 "Farther off scores overflow: take a larger scale_base, or attend to a shorter stretch.",
             )
 
