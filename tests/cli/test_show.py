@@ -220,8 +220,6 @@ def test_a_broken_model_is_named(name: str, content: str, trained: Path, tmp_pat
         main(["show", "--weights", str(broken), "--out", str(tmp_path / "x.png")])
     assert caught.value.code == 2
     message = capsys.readouterr().err
-    assert re.search(r"expected (a |weights ).*; got .*(relpos train --out DIR|train a new model)", message), (
-        message
-    )
+    assert re.search(r"expected (a |weights ).*; got .*(relpos train --out DIR|train a new model)", message), message
     assert len(message.splitlines()) == 1
     assert not (tmp_path / "x.png").exists()

@@ -93,9 +93,7 @@ class Work:
         return f"{said}, about {in_words(left)} left"
 
 
-def watched(
-    run: Callable[[Callable[[Event], None]], Done], tasks: Iterable[Task], console: Console
-) -> Done:
+def watched(run: Callable[[Callable[[Event], None]], Done], tasks: Iterable[Task], console: Console) -> Done:
     """Run pieces of work under a line for all and one for each under way; without a terminal, a line for each finished.
 
     Args:
