@@ -60,7 +60,13 @@ LOW = {"test": 0.5, "shift/1": 0.4, "shift/2": 0.3, "shift/3": 0.2, "canvas": {"
 def test_one_seed_decides_nothing(make: Any) -> None:
     found = of(make(("none", "relative_2d"), seeds=1))
     assert found.lines[0] == "Undecided after one seed: run --seeds 3."
-    assert found.lines[1].startswith("So far relative_2d (94.")
+    assert found.lines[1].startswith("So far relative_2d is ahead: 94.")
+    both = of(make(("none", "relative_2d", "learned"), seeds=1)).lines[1]
+    assert both.startswith("So far learned (9")
+    assert " is ahead on the test images, relative_2d (8" in both
+    half = make(("none", "relative_2d"))
+    half["records"] = [record for record in half["records"] if record["seed"] == 0]
+    assert of(half).lines[0] == "Undecided while one seed alone has finished: run --seeds 3."
 
 
 def test_a_quick_run_says_that_it_works_and_ranks_nothing(make: Any) -> None:
