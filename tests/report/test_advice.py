@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
+from image_results import ACCURACY, diverge
 from text_results import make_text
 
 from relpos.report.advice import Advice, advise, listed
@@ -14,16 +15,6 @@ from relpos.results import read
 
 def of(tree: dict[str, Any]) -> Advice:
     return advise(read(tree))
-
-
-def diverge(results: dict[str, Any], *names: str, seeds: tuple[int, ...] = (0, 1, 2, 3)) -> dict[str, Any]:
-    """Let the runs of these with these seeds diverge."""
-    for record in results["records"]:
-        if record.get("choice", record["position"]) in names and record["seed"] in seeds:
-            record |= {"metrics": [], "learned": [], "validation": None, "attention": None, "sample": None}
-            record["curve"] = {key: [] for key in ("step", "loss", "rate", "validation_step", "validation")}
-            record["diverged"] = {"step": 12, "rate": 0.003, "what": "loss", "value": "nan"}
-    return results
 
 
 def test_two_winners_are_two_choices_and_the_ranking_flips(make: Any, share: Any) -> None:
@@ -101,8 +92,6 @@ def test_nothing_above_chance(make: Any) -> None:
 
 def test_a_shift_at_chance_is_no_reason_to_choose(make: Any) -> None:
     lost = {"shift/3": 0.1}
-    from conftest import ACCURACY
-
     both = {name: {**ACCURACY[name], **lost} for name in ("none", "relative_2d")}
     found = of(make(("none", "relative_2d"), accuracy=both))
     assert found.lines[0] == "Choose relative_2d: 95.0% on the test images."

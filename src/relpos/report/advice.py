@@ -48,15 +48,16 @@ def listed(names: Sequence[str], most: int = 99) -> str:
 
 
 def _lines(results: Results, test: Standings | None, away: Standings | None) -> tuple[list[str], list[str]]:
+    if results.records and all(run.diverged is not None for run in results.records):
+        return ["Every training run diverged."], []
     if results.settings.quick:
-        trained, asked = len({run.name for run in results.records}), len(results.names)
+        trained, asked = sum(bool(results.runs(name)) for name in results.names), len(results.names)
         return [
             f"It works: {trained} of {asked} trained, measured and drawn.",
             "A quick run trains too little to rank anything. Leave out --quick to compare.",
         ], []
     if test is None:
-        lost = bool(results.records) and all(run.diverged is not None for run in results.records)
-        return ["Every training run diverged." if lost else "There is nothing to compare yet."], []
+        return ["There is nothing to compare yet."], []
     figure = test.measure.figure
     if not test.beats_chance:
         chance = figure(test.chance or 0.0)
