@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
+from image_results import ACCURACY, diverge
 from text_results import make_text
 
 from relpos.report.advice import Advice, advise, listed
@@ -14,16 +15,6 @@ from relpos.results import read
 
 def of(tree: dict[str, Any]) -> Advice:
     return advise(read(tree))
-
-
-def diverge(results: dict[str, Any], *names: str, seeds: tuple[int, ...] = (0, 1, 2, 3)) -> dict[str, Any]:
-    """Let the runs of these with these seeds diverge."""
-    for record in results["records"]:
-        if record.get("choice", record["position"]) in names and record["seed"] in seeds:
-            record |= {"metrics": [], "learned": [], "validation": None, "attention": None, "sample": None}
-            record["curve"] = {key: [] for key in ("step", "loss", "rate", "validation_step", "validation")}
-            record["diverged"] = {"step": 12, "rate": 0.003, "what": "loss", "value": "nan"}
-    return results
 
 
 def test_two_winners_are_two_choices_and_the_ranking_flips(make: Any, share: Any) -> None:
@@ -60,7 +51,13 @@ LOW = {"test": 0.5, "shift/1": 0.4, "shift/2": 0.3, "shift/3": 0.2, "canvas": {"
 def test_one_seed_decides_nothing(make: Any) -> None:
     found = of(make(("none", "relative_2d"), seeds=1))
     assert found.lines[0] == "Undecided after one seed: run --seeds 3."
-    assert found.lines[1].startswith("So far relative_2d (94.")
+    assert found.lines[1].startswith("So far relative_2d is ahead: 94.")
+    both = of(make(("none", "relative_2d", "learned"), seeds=1)).lines[1]
+    assert both.startswith("So far learned (9")
+    assert " is ahead on the test images, relative_2d (8" in both
+    half = make(("none", "relative_2d"))
+    half["records"] = [record for record in half["records"] if record["seed"] == 0]
+    assert of(half).lines[0] == "Undecided while one seed alone has finished: run --seeds 3."
 
 
 def test_a_quick_run_says_that_it_works_and_ranks_nothing(make: Any) -> None:
@@ -95,8 +92,6 @@ def test_nothing_above_chance(make: Any) -> None:
 
 def test_a_shift_at_chance_is_no_reason_to_choose(make: Any) -> None:
     lost = {"shift/3": 0.1}
-    from conftest import ACCURACY
-
     both = {name: {**ACCURACY[name], **lost} for name in ("none", "relative_2d")}
     found = of(make(("none", "relative_2d"), accuracy=both))
     assert found.lines[0] == "Choose relative_2d: 95.0% on the test images."

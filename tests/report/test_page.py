@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 from choice_results import make as make_choices
-from test_advice import diverge
+from image_results import ELEVEN, diverge
 from text_results import BITS, make_text
 
-from conftest import ELEVEN
 from relpos.report import ResultsError, build_page, save_overview, write_report
 from relpos.report.page import breakable, sourced
 

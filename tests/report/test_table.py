@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from choice_results import make as make_choices
+from image_results import ELEVEN, diverge
 from rich.console import Console
-from test_advice import diverge
 from text_results import BITS, make_text
 
-from conftest import ELEVEN
 from relpos.report.table import Table, build_table
 from relpos.report.terminal import render_terminal
 from relpos.results import read

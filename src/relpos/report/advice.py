@@ -18,7 +18,6 @@ from relpos.report.standings import Standing, Standings, contenders, far_probe, 
 from relpos.results import Results
 
 NAMED_AT_MOST = 3
-MANY_SEEDS = "3"
 
 
 @dataclass(frozen=True)
@@ -49,15 +48,16 @@ def listed(names: Sequence[str], most: int = 99) -> str:
 
 
 def _lines(results: Results, test: Standings | None, away: Standings | None) -> tuple[list[str], list[str]]:
+    if results.records and all(run.diverged is not None for run in results.records):
+        return ["Every training run diverged."], []
     if results.settings.quick:
-        trained, asked = len({run.name for run in results.records}), len(results.names)
+        trained, asked = sum(bool(results.runs(name)) for name in results.names), len(results.names)
         return [
             f"It works: {trained} of {asked} trained, measured and drawn.",
             "A quick run trains too little to rank anything. Leave out --quick to compare.",
         ], []
     if test is None:
-        lost = bool(results.records) and all(run.diverged is not None for run in results.records)
-        return ["Every training run diverged." if lost else "There is nothing to compare yet."], []
+        return ["There is nothing to compare yet."], []
     figure = test.measure.figure
     if not test.beats_chance:
         chance = figure(test.chance or 0.0)
@@ -72,12 +72,14 @@ def _lines(results: Results, test: Standings | None, away: Standings | None) -> 
             f"Only {test.best.contender.name} was measured: {figure(test.best.reached.mean)} {place(test.probe)}."
         ], []
     if results.settings.seeds == 1 or not test.best.reached.covers_seeds:
-        lead = f"So far {_name(test.best, test)} is ahead {place(test.probe)}"
-        named = [test.best.contender.name]
-        if away is not None:
-            lead += f", {_name(away.best, away)} {place(away.probe)}"
-            named.append(away.best.contender.name)
-        return [f"Undecided after one seed: run --seeds {MANY_SEEDS}.", f"{lead}."], named
+        boards = [test] if away is None else [test, away]
+        named = list(dict.fromkeys(board.best.contender.name for board in boards))
+        lead = "So far " + ", ".join(f"{_name(board.best, board)} is ahead {place(board.probe)}" for board in boards)
+        if len(named) == 1:
+            reached = [f"{board.measure.figure(board.best.reached.mean)} {place(board.probe)}" for board in boards]
+            lead = f"So far {named[0]} is ahead: {listed(reached)}"
+        left = "after one seed" if results.settings.seeds == 1 else "while one seed alone has finished"
+        return [f"Undecided {left}: run --seeds {max(3, results.settings.seeds)}.", f"{lead}."], named
     boards = [test] if away is None else [test, away]
     if results.settings.what == "position" and all("none" in board.tied for board in boards):
         return _no_matter(boards), ["none"]
