@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import relpos
 from relpos.compare import Settings, environment
 from relpos.compare.run import run
 from relpos.data import find_task
@@ -40,7 +39,6 @@ def compared(task: str, name: str, *, seed: int = 0, **asked: Any) -> Results:
     return read({"schema_version": SCHEMA_VERSION, "environment": environment("cpu"), **tree})
 
 
-@pytest.mark.skipif(not hasattr(relpos.optim, "parameter_groups"), reason="the program needs public parameter groups")
 @pytest.mark.parametrize(
     ("task", "name", "asked"),
     [
