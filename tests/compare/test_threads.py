@@ -11,6 +11,7 @@ import torch
 from relpos.cli.compare_verb import default_folder
 from relpos.compare import Comparison, OtherSettingsError, Settings, cost
 from relpos.data import find_task
+from relpos.results import Cost
 
 DIGITS = find_task("digits")
 
@@ -36,7 +37,7 @@ def test_another_number_of_threads_is_another_comparison(tmp_path: Path) -> None
 
 
 def test_steps_are_timed_on_the_threads_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "_time_size", lambda *_: [{"threads": torch.get_num_threads()}])
+    monkeypatch.setattr(cost, "_time_size", lambda *_: [Cost(64, 1, 1, "sdpa", threads=torch.get_num_threads())])
     settings = made(2)
     torch.set_num_threads(1)  # the process that times may have been given others
-    assert {entry["threads"] for entry in cost.time_steps(settings, DIGITS)} == {2}
+    assert {entry.threads for entry in cost.time_steps(settings, DIGITS)} == {2}
