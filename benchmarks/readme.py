@@ -25,10 +25,10 @@ HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
 BLOCKS = re.compile(r"<!-- benchmark cpu -->\n.*<!-- end -->", re.DOTALL)
 COLUMNS = {
-    "cpu": {"relpos-auto": "relpos", DENSE: "a dense bias, gathered"},
+    "cpu": {"relpos-auto": "relpos", DENSE: "a dense bias, as in most code"},
     "cuda": {
         "relpos-auto": "relpos", FREE_OURS: "its kernels without a bias", FREE_CUDNN: "SDPA without a bias, cuDNN",
-        FLEX: "FlexAttention", DENSE: "a dense bias, gathered",
+        FLEX: "FlexAttention", DENSE: "a dense bias, as in most code",
     },
 }  # fmt: skip
 WORDS = {"cpu": "", "cuda": 'On a GPU, `backend="triton"`, in bfloat16, against FlashAttention without a bias:\n\n'}

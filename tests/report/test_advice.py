@@ -36,13 +36,24 @@ def test_one_that_is_tied_with_the_best_everywhere_is_the_choice(make: Any) -> N
     found = of(make(("none", "relative_2d", "rotary_2d", "t5")))
     assert found.lines[0].startswith("Choose relative_2d: ") or found.lines[0].startswith("Choose rotary_2d: ")
     assert ", tied with r" in found.lines[0]
-    assert "least among those tied with the best: 1.26 times the step time of none at 4,096 tokens." in found.lines[1]
+    assert (
+        "least among those tied with the best: its training step takes 1.26 times that of none at 4,096 tokens."
+        in found.lines[1]
+    )
     assert set(found.named) == {"relative_2d", "rotary_2d"}
 
 
 def test_the_winners_cost_is_told_where_nobody_is_tied_with_it(make: Any) -> None:
     found = of(make(("none", "learned+relative_2d", "relative_2d"), accuracy={"learned+relative_2d": LOW}))
-    assert found.lines[1] == "Its training step takes 1.40 times the step time of none at 4,096 tokens."
+    assert found.lines[1] == "Its training step takes 1.40 times that of none at 4,096 tokens."
+
+
+def test_a_ratio_that_timings_cannot_tell_from_one_is_no_saving(make: Any) -> None:
+    given = make(("none", "relative_2d", "rotary_2d", "t5"))
+    for entry in given["costs"]:
+        if entry.get("position") == "rotary_2d":
+            entry["ratio"] = 0.95
+    assert of(given).lines[1].endswith("its training step takes no longer than that of none at 4,096 tokens.")
 
 
 LOW = {"test": 0.5, "shift/1": 0.4, "shift/2": 0.3, "shift/3": 0.2, "canvas": {"interpolated": 0.2, "clipped": 0.2}}
@@ -50,14 +61,14 @@ LOW = {"test": 0.5, "shift/1": 0.4, "shift/2": 0.3, "shift/3": 0.2, "canvas": {"
 
 def test_one_seed_decides_nothing(make: Any) -> None:
     found = of(make(("none", "relative_2d"), seeds=1))
-    assert found.lines[0] == "Undecided after one seed: run --seeds 3."
+    assert found.lines[0] == "Undecided after one seed: run the same command with --seeds 3."
     assert found.lines[1].startswith("So far relative_2d is ahead: 94.")
     both = of(make(("none", "relative_2d", "learned"), seeds=1)).lines[1]
     assert both.startswith("So far learned (9")
     assert " is ahead on the test images, relative_2d (8" in both
     half = make(("none", "relative_2d"))
     half["records"] = [record for record in half["records"] if record["seed"] == 0]
-    assert of(half).lines[0] == "Undecided while one seed alone has finished: run --seeds 3."
+    assert of(half).lines[0] == "Undecided while one seed alone has finished: run the same command with --seeds 3."
 
 
 def test_a_quick_run_says_that_it_works_and_ranks_nothing(make: Any) -> None:

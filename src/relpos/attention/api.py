@@ -87,7 +87,7 @@ def _choose(call: Call, backend: str) -> Explanation:
             passed_over[engine.NAME] = slower
             declined = engine.NAME if engine is streaming else declined  # it can do everything, at any length
         elif chosen is not None:
-            passed_over[engine.NAME] = f"{chosen}, which is asked first, can do it"
+            passed_over[engine.NAME] = f"{chosen} comes first and can compute it"
         elif (fault := _fault(engine, call)) is not None:
             passed_over[engine.NAME] = fault
         else:

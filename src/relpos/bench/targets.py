@@ -50,12 +50,14 @@ def _on_cpu() -> tuple[Target, ...]:
     layer = "training step of a layer, N = 2,048"
     vectors = {"shaw": "Shaw key and value", "transformer_xl": "Transformer-XL", "deberta": "DeBERTa"}
     return (
-        Target("line-4096-float32-forward", "forward, line bias, N = 4,096", free, 1.05),
-        Target("line-4096-float32-step", "training step, learned line bias, N = 4,096", free, 1.25),
+        Target("line-4096-float32-forward", "forward, relative bias, N = 4,096", free, 1.05),
+        Target("line-4096-float32-step", "training step, learned relative bias, N = 4,096", free, 1.25),
         Target("line-4096-float32-step-causal", "the same, causal", f"{free}, causal", 1.25),
         Target("grid-64x64+1-float32-step", "training step, 64 x 64 grid with class token", free, 1.35),
-        Target("line-4096-bfloat16-forward", "forward, line bias, N = 4,096, bfloat16", f"{free}, bfloat16", 0.5),
-        Target("line-4096-bfloat16-step", "training step, line bias, N = 4,096, bfloat16", f"{free}, bfloat16", 0.7),
+        Target("line-4096-bfloat16-forward", "forward, relative bias, N = 4,096, bfloat16", f"{free}, bfloat16", 0.5),
+        Target(
+            "line-4096-bfloat16-step", "training step, relative bias, N = 4,096, bfloat16", f"{free}, bfloat16", 0.7
+        ),
         *(
             Target(f"layer-{name}-2048-float32-step", f"{layer}, {title}", deberta, 0.5, ("deberta-v2",))
             for name, title in vectors.items()
@@ -78,7 +80,7 @@ def _on_gpu() -> tuple[Target, ...]:
     ):
         for width in ("", "-d128"):
             case = f"line-8192-bfloat16-{what}{width}-cuda"
-            line = f"{words}, line bias, N = 8,192, D = {128 if width else 64}"
+            line = f"{words}, relative bias, N = 8,192, D = {128 if width else 64}"
             found += [
                 Target(case, line, ours, of_ours, (FREE_OURS,)),
                 Target(case, line, flash, of_flash),

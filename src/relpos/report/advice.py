@@ -1,7 +1,7 @@
 """What the page opens with: at most three lines that a person can act on, then what qualifies them.
 
     a quick run                                   it works; nothing is ranked
-    one seed                                      undecided: run --seeds 3; who is ahead so far
+    one seed                                      undecided: run with --seeds 3; who is ahead so far
     nothing above chance                          train longer
     none is tied with the best                    position does not matter here, or more must be tested to know
     someone is tied with the best everywhere      take it
@@ -18,6 +18,8 @@ from relpos.report.standings import Standing, Standings, contenders, far_probe, 
 from relpos.results import Results
 
 NAMED_AT_MOST = 3
+AS_FAST = 1.05
+"""Up to this multiple of another time, timings do not tell the two apart."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ def _lines(results: Results, test: Standings | None, away: Standings | None) -> 
             reached = [f"{board.measure.figure(board.best.reached.mean)} {place(board.probe)}" for board in boards]
             lead = f"So far {named[0]} is ahead: {listed(reached)}"
         left = "after one seed" if results.settings.seeds == 1 else "while one seed alone has finished"
-        return [f"Undecided {left}: run --seeds {max(3, results.settings.seeds)}.", f"{lead}."], named
+        line = f"Undecided {left}: run the same command with --seeds {max(3, results.settings.seeds)}."
+        return [line, f"{lead}."], named
     boards = [test] if away is None else [test, away]
     if results.settings.what == "position" and all("none" in board.tied for board in boards):
         return _no_matter(boards), ["none"]
@@ -137,7 +140,7 @@ def _choose(results: Results, test: Standings, away: Standings | None) -> tuple[
         lines.append(f"{also} least among those tied with the best{where}: {words}.")
         named += [name]
     elif cheap is not None and len(lines) == 1 and name != first_of(results):
-        lines.append(f"Its training step takes {cheap[1]}.")
+        lines.append(f"{cheap[1][0].upper()}{cheap[1][1:]}.")
     if len(lines) < 3:
         lines += _flips(test, away)[:1]
     return lines, list(dict.fromkeys(named))
@@ -187,7 +190,10 @@ def _cheapest(results: Results, names: Sequence[str]) -> tuple[str, str] | None:
         return None
     found = {name: step_cost(results, name, tokens) for name in names}
     cost, name = min((value, name) for name, value in found.items() if value is not None)
-    words = f"{cost:.2f} times the step time of {first_of(results)}" if relative(results) else f"{cost:,.1f} ms a step"
+    words = f"{cost:,.1f} ms a step"
+    if relative(results):
+        times = f"{cost:.2f} times" if cost > AS_FAST else "no longer than"
+        words = f"its training step takes {times} that of {first_of(results)}"
     return name, f"{words} at {tokens:,} tokens"
 
 

@@ -52,7 +52,7 @@ def slower(call: Call) -> str | None:
         return "without a bias, PyTorch's own kernel is faster"
     heads = call.q.shape[0] * call.q.shape[1]
     if heads * n * m < _LEAST:
-        return f"the call is too small to gain: it is faster from {_LEAST:,} scores of all heads on"
+        return f"the call is too small: from {_LEAST:,} scores (heads x queries x keys) on it is faster"
     if n * m < border:
         return f"for {kind} it is faster at more tokens only"
     return None
