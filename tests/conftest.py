@@ -8,6 +8,7 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
+import tempfile
 from typing import Any
 
 import jaxtyping
@@ -16,6 +17,10 @@ import torch
 # Before Triton is imported anywhere: without a GPU its kernels run in its interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Files that inductor keeps do not say for which vectors they were compiled; read under others they give garbage.
+_VECTORS = torch.backends.cpu.get_cpu_capability()
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), f"relpos-inductor-{_VECTORS}")
 
 # Before anything of relpos is imported: each of its annotations is checked at every call in this process.
 jaxtyping.install_import_hook("relpos", "typechecker.check")

@@ -48,7 +48,7 @@ def two_by_two_absolute() -> str:
         ],
     )
     return f"""
-## An absolute position: a vector a place (6.3)
+## An absolute position: one vector per position (6.3)
 
 Every patch gets a vector of its own before attention.
 

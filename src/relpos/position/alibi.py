@@ -139,7 +139,7 @@ PRESETS = [
     ),
     Preset(
         name="alibi_axes",
-        title="ALiBi, learned slopes an axis",
+        title="ALiBi, learned slopes per axis",
         build=lambda site: ALiBi.from_site(site, "axes", learned=True),
         summary="ALiBi with separate learned rates for rows and for columns, so that a head can look along one of "
         "them. It starts as the Manhattan distance and does not tell left from right.",

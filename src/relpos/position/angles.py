@@ -20,7 +20,7 @@ WaveLayout = Literal["interleaved", "half", "grouped"]
 
 
 def frequencies(count: int, base: float) -> tuple[float, ...]:
-    """`base ** (-p / count)` for p = 0 ... count - 1: from 1 radian a place to just above 1 / base."""
+    """`base ** (-p / count)` for p = 0 ... count - 1: from 1 radian per position to just above 1 / base."""
     return tuple(base ** (-p / count) for p in range(count))
 
 

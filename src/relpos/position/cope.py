@@ -93,7 +93,7 @@ PRESETS = [
         summary="A key's position is the number of keys between it and the query that the query attends to, and the "
         "query is multiplied by a learned vector of that position. It can count words or sentences instead of "
         "tokens.",
-        source="Golovneva et al. 2024, section 4; 64 places",
+        source="Golovneva et al. 2024, section 4; 64 positions",
         token_axes=(1,),
         family="vectors",
     )

@@ -12,8 +12,8 @@ Blocked, columns have the slowest pairs and time the fastest; interleaved, each 
 
 Text has the same number thrice, its place, and turns exactly as under `rotary_1d`. So coordinates with one axis are
 text, `Grid(rows, columns)` is an image at time 0, and three axes are (time, row, column). Text and images in one
-sequence are `Positions` of three axes, `[N, 3]` or `[B, N, 3]`. In Qwen's models an image that begins at place s has
-time s, rows s + 0, s + 1, ... and columns s + 0, s + 1, ..., and the text after it goes on at s + max(rows, columns).
+sequence are `Positions` of three axes, `[N, 3]` or `[B, N, 3]`. In Qwen's models an image that begins at position s has
+time s, rows s + 0, s + 1, ... and columns s + 0, s + 1, ..., and the text after it continues at s + max(rows, columns).
 Prefix tokens are not turned.
 
 Source: Wang et al. 2024 (Qwen2-VL), section 2.1, sections (16, 24, 24) and base 1,000,000; interleaved: Qwen3-VL

@@ -9,8 +9,8 @@ out between the axes: the first pairs turn with the row, the next with the colum
 Which two dimensions are a pair is the layout, and weights trained with one do not fit the other: "half" (Hugging Face's
 Llama, GPT-NeoX) pairs p with p + P, "interleaved" (RoFormer, Meta's Llama, timm) pairs 2p with 2p + 1.
 
-A model that has been trained on contexts of `trained_length` tokens goes on to longer ones as it is, or with every
-place divided ("linear"), a larger base ("ntk"), or slow pairs slowed and fast ones kept ("yarn", "llama3");
+A model that has been trained on contexts of `trained_length` tokens extrapolates to longer ones as it is, or with every
+position divided ("linear"), a larger base ("ntk"), or slow pairs slowed and fast ones kept ("yarn", "llama3");
 `position.scaling` says how. `scaling=` sets one of these, or another, from the start.
 
 Source: Su et al. 2021 (RoFormer), section 3.2, base 10,000; on grids Heo et al. 2024 (RoPE for ViT), section 3,

@@ -2,8 +2,8 @@
 
     score[h, i, j] = ( <q[i], k[j]> + <p[i] U_Q[h], p[j] U_K[h]> ) / sqrt(2 D)
 
-p is a learned vector a place, layer-normed; the two products share the scale, so that neither takes the variance of the
-other. The second is of low rank: (N + M) D numbers per head. Where a prefix token (class token) takes part it is
+p is one learned vector per position, layer-normed; the two products share the scale, so that neither takes the variance
+of the other. The second is of low rank: (N + M) D numbers per head. Where a prefix token (class token) takes part it is
 replaced by a learned number per head, theta_1 where the prefix is the query and theta_2 where it is the key; as in the
 authors' code they are products like the others, of two vectors of their own: <t_1 U_Q, t_1 U_K> and <t_2 U_Q, t_2 U_K>.
 

@@ -76,10 +76,7 @@ def _lines(results: Results, test: Standings | None, away: Standings | None) -> 
     if results.settings.seeds == 1 or not test.best.reached.covers_seeds:
         boards = [test] if away is None else [test, away]
         named = list(dict.fromkeys(board.best.contender.name for board in boards))
-        lead = "So far " + ", ".join(f"{_name(board.best, board)} is ahead {place(board.probe)}" for board in boards)
-        if len(named) == 1:
-            reached = [f"{board.measure.figure(board.best.reached.mean)} {place(board.probe)}" for board in boards]
-            lead = f"So far {named[0]} is ahead: {listed(reached)}"
+        lead = "So far " + ", ".join(_ahead(board) for board in boards)
         left = "after one seed" if results.settings.seeds == 1 else "while one seed alone has finished"
         line = f"Undecided {left}: run the same command with --seeds {max(3, results.settings.seeds)}."
         return [line, f"{lead}."], named
@@ -101,7 +98,7 @@ def _no_matter(boards: list[Standings]) -> list[str]:
             most = max([most, *(-entry.behind.low for entry in board.entries if entry.behind is not None)])
     if most <= 2 * measure.little:
         return [
-            f"Position does not matter on these data: no mechanism is told apart from none {where}.",
+            f"Position does not matter on these data: every mechanism is tied with none {where}.",
             f"At most {measure.gap(most)} are to be gained. Take none, which costs nothing.",
         ]
     return [
@@ -152,6 +149,14 @@ def _best(board: Standings) -> str:
     return f"{board.best.contender.name} ({board.measure.figure(board.best.reached.mean)} {place(board.probe)}{also})"
 
 
+def _ahead(board: Standings) -> str:
+    """Who is ahead after one seed, or who are tied."""
+    figure, tied = board.measure.figure(board.best.reached.mean), board.tied
+    if len(tied) > 1:
+        return f"{listed(tied, NAMED_AT_MOST)} are tied {place(board.probe)} (up to {figure})"
+    return f"{tied[0]} is ahead {place(board.probe)} ({figure})"
+
+
 def _name(standing: Standing, board: Standings) -> str:
     return f"{standing.contender.name} ({board.measure.figure(standing.reached.mean)})"
 
@@ -192,7 +197,7 @@ def _cheapest(results: Results, names: Sequence[str]) -> tuple[str, str] | None:
     cost, name = min((value, name) for name, value in found.items() if value is not None)
     words = f"{cost:,.1f} ms a step"
     if relative(results):
-        times = f"{cost:.2f} times" if cost > AS_FAST else "no longer than"
+        times = f"{cost:.2f} times" if cost > AS_FAST else "about as long as"
         words = f"its training step takes {times} that of {first_of(results)}"
     return name, f"{words} at {tokens:,} tokens"
 
@@ -201,21 +206,23 @@ def _flips(test: Standings | None, away: Standings | None) -> list[str]:
     """Who is tied with the best on the plain test, or ahead of what is best away, and falls furthest behind there."""
     if test is None or away is None or not (test.beats_chance and away.beats_chance):
         return []
+    if not away.best.reached.covers_seeds:
+        return []
     leader = test.of(away.best.contender.name)
     fallen = [
-        (entry.behind.mean, entry.contender.name)
+        (entry.behind.mean, entry.contender.name, "the best" if here.behind is None else "tied with the best")
         for entry in away.entries
         if not entry.tied and entry.behind is not None and (here := test.of(entry.contender.name)) is not None
         if here.tied and leader is not None and _at_least(test.measure, here, leader)
     ]
     if not fallen:
         return []
-    gap, name = max(fallen)
+    gap, name, stood = max(fallen)
     under = "shift" if away.probe.group == "shift" else "length"
     verb = "scores" if away.measure.is_share else "needs"
     worse = "below" if away.measure.is_share else "more than"
     return [
-        f"Rankings flip under {under}: {name}, tied with the best {place(test.probe)}, {verb} {away.measure.gap(gap)} "
+        f"Rankings flip under {under}: {name}, {stood} {place(test.probe)}, {verb} {away.measure.gap(gap)} "
         f"{worse} {away.best.contender.name} {place(away.probe)}."
     ]
 

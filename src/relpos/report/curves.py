@@ -45,7 +45,7 @@ def curves(results: Results, advice: Advice) -> list[Chart]:
         ("shift", "Moved beyond where training put it", "pixels"),
         ("canvas", "On larger canvases", "side of the canvas, pixels"),
         ("length", "The same text in longer pieces", "bytes read at once"),
-        ("rotation", "Turned", "degrees counter-clockwise"),
+        ("rotation", "Rotated", "degrees counter-clockwise"),
     ):
         probes = results.probes(group)
         if group == "canvas" and (grown := grown_probe(results)):

@@ -66,8 +66,11 @@ class Measure:
         return f"{self.size(value)} {'points' if self.is_share else 'bits'}"
 
     def bounds(self, interval: Interval) -> str:
-        """Both ends, with a digit less than the figure itself."""
-        low, high = (self.size(end, decimals=0 if self.is_share else 2) for end in (interval.low, interval.high))
+        """Both ends, with a digit less than the figure itself where they still differ."""
+        few, all_ = (0, 1) if self.is_share else (2, 3)
+        low, high = (self.size(end, decimals=few) for end in (interval.low, interval.high))
+        if low == high:
+            low, high = (self.size(end, decimals=all_) for end in (interval.low, interval.high))
         return f"{low} to {high}"
 
     def interval(self, scored: Scored) -> Interval:

@@ -112,6 +112,7 @@ def _context(results: Results) -> dict[str, Any]:
         "advice": advice,
         "measure": measure,
         "kinds": KINDS[settings.what],
+        "counted": _counted(len(results.names), KINDS[settings.what]),
         "is_position": settings.what == "position",
         "chance": chance_of(results),
         "unit": "image" if measure.is_share else "block of text",
@@ -141,6 +142,10 @@ def _context(results: Results) -> dict[str, Any]:
 
 def _name(entry: dict[str, Any]) -> str:
     return str(entry["name"])
+
+
+def _counted(count: int, kinds: str) -> str:
+    return f"{count} {kinds}" if count > 1 else f"one of the {kinds}"
 
 
 def _looks(results: Results) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def reproduce(results: Results, position: str) -> str:
     options = f", {dict(run.task_options)!r}" if run.task_options else ""
     steps, warmup = recipe["steps"], min(recipe["warmup_steps"], recipe["steps"])
     lines = [
-        f'"""{run.name} on {run.task["title"]}, as relpos compare trains it."""',
+        f"# {run.name}, seed {run.seed}, on {run.task['title']!r}, as relpos compare trains it.",
         "import math",
         "",
         "import torch",

@@ -250,7 +250,7 @@ def _choice_columns(results: Results) -> list[Column]:
         Column("parameters", "Of the model.", 0, _parameters(results, "total")),
     ]
     if results.settings.what == "optimizer":
-        columns.append(Column("kept a parameter", "Numbers that the optimizer keeps for each parameter.", 0, kept))
+        columns.append(Column("kept per parameter", "Numbers that the optimizer keeps for each parameter.", 0, kept))
     columns += _cost_columns(results)
     if len(grown_sizes(results)) >= FITTED:
         sizes = listed_sizes(results)

@@ -40,7 +40,7 @@ def _bias(entry: Learned) -> Maps | Bars:
 
 def _vectors(entry: Learned) -> Maps:
     similarity = np.asarray(entry.similarity, dtype=np.float64)
-    grid, label = entry.grid or [], "cosine, their mean taken out"
+    grid, label = entry.grid or [], "cosine, mean subtracted"
     if len(grid) == 2:
         return sheet(
             similarity, grid[0], grid[1], "How alike position vectors are: each patch against all patches", label

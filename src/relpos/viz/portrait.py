@@ -201,7 +201,7 @@ def _embedding(part: Mechanism, view: View, name: str) -> list[Strip]:
     tokens = view.tokens
     vectors = part.embed(torch.zeros(1, tokens.count, view.embed_dim), tokens)[0, tokens.prefix :].double()
     unit = F.normalize(vectors - vectors.mean(dim=0), dim=-1)
-    title, label = f"{name}: how alike the vectors of two positions are", "cosine, their mean taken out"
+    title, label = f"{name}: how alike the vectors of two positions are", "cosine, mean subtracted"
     if view.query is not None:
         likeness = (unit[view.query] @ unit.T)[None]
         return [_row(likeness, view, f"{title}, {view.chosen_name} and every position", label, limit=1.0)]
