@@ -91,7 +91,7 @@ def draw_on(axes: Axes, chart: Chart, looks: Mapping[str, Style]) -> None:
     if chart.chance is not None and axes.get_ylim()[0] < chart.chance:
         axes.axhline(chart.chance, color=ink, linewidth=0.8, linestyle=(0, (1, 3)), alpha=0.7)
         axes.text(
-            0.99, chart.chance, "chance", fontsize=7, ha="right", va="bottom", transform=axes.get_yaxis_transform()
+            0.5, chart.chance, "chance", fontsize=7, ha="center", va="bottom", transform=axes.get_yaxis_transform()
         )
     axes.grid(axis="y", color=ink, alpha=0.12, linewidth=0.6)
     axes.set_xlabel(chart.across)
