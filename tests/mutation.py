@@ -8,7 +8,8 @@ running both on one source:
     python -m tests.mutation --source src --tests tests --out new.jsonl
     python -m tests.mutation --source src --tests ../before/tests --out old.jsonl
 
-A file that is there is continued. `--only FILE.jsonl` takes the mutants alone that survived there.
+A file that is there is continued. `--only FILE.jsonl` takes the mutants alone that survived there: after a quick round
+(`--reach 1`), those that a reader finds to change nothing need no longer one.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def stages(mutant: Mutant, tests: Path) -> list[list[Path]]:
     return [stage for stage in found if stage]
 
 
-def judge(mutant: Mutant, source: Path, tests: Path, limit: float) -> dict[str, Any]:
+def judge(mutant: Mutant, source: Path, tests: Path, limit: float, reach: int) -> dict[str, Any]:
     """What became of a mutant: killed, by which test and in which stage, or survived."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -60,7 +61,7 @@ def judge(mutant: Mutant, source: Path, tests: Path, limit: float) -> dict[str, 
         path.write_text(text[: mutant.start] + mutant.after + text[mutant.stop :])
         environment = os.environ | {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
         found: dict[str, Any] = {"verdict": "survived"}
-        for number, files in enumerate(stages(mutant, tests)):
+        for number, files in enumerate(stages(mutant, tests)[:reach]):
             command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider", *map(str, files)]
             try:
                 run = subprocess.run(
@@ -92,6 +93,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=60, help="how many")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
     parser.add_argument("--limit", type=float, default=3600, help="seconds for a stage of one")
+    parser.add_argument("--reach", type=int, default=3, help="1: the module's own tests alone, 2: its neighbours' too")
     parser.add_argument("--only", type=Path, help="what another suite left: the survivors of its file")
     parser.add_argument("--out", type=Path, required=True, help="a line of JSON for each")
     given = parser.parse_args()
@@ -107,7 +109,7 @@ def main() -> None:
     with ThreadPoolExecutor(given.jobs) as pool, given.out.open("a") as file:
         rest = [mutant for mutant in taken if str(mutant) not in done]
         for one in pool.map(
-            lambda mutant: judge(mutant, given.source.resolve(), given.tests.resolve(), given.limit), rest
+            lambda mutant: judge(mutant, given.source.resolve(), given.tests.resolve(), given.limit, given.reach), rest
         ):
             verdicts.append(one)
             print(json.dumps(one), file=file, flush=True)

@@ -9,6 +9,16 @@ import numpy as np
 
 from relpos.train import ImageRecipe
 
+ENVIRONMENT = {
+    "relpos": "0.1.0",
+    "torch": "2.13.0",
+    "python": "3.11.9",
+    "platform": "Linux x86_64",
+    "processor": "A processor",
+    "cores": 2,
+    "device": "cpu",
+}
+
 IMAGES = 360
 RECIPE = asdict(ImageRecipe(steps=400))
 ELEVEN = (
@@ -116,15 +126,7 @@ def make_results(
             "threads": 1,
             "recipe": RECIPE,
         },
-        "environment": {
-            "relpos": "0.1.0",
-            "torch": "2.13.0",
-            "python": "3.11.9",
-            "platform": "Linux x86_64",
-            "processor": "A processor",
-            "cores": 2,
-            "device": "cpu",
-        },
+        "environment": ENVIRONMENT,
         "task": {
             "name": "digits",
             "title": "Handwritten digits",

@@ -77,3 +77,10 @@ def test_a_name_without_a_finished_run_is_one_line(make: Any) -> None:
     results = read({**make(), "records": []})
     with pytest.raises(ResultsError, match="expected a finished run of t5; got none"):
         reproduce(results, "t5")
+
+
+def test_any_title_leaves_it_a_program(make: Any) -> None:
+    tree = make(("none", "relative_2d"))
+    for title in ('a """ folder', "C:\\users\\x", "two\nlines"):
+        tree["task"]["title"] = title
+        compile(reproduce(read(tree), "relative_2d"), "printed", "exec")

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from image_results import ENVIRONMENT
 
 from relpos.train import TextRecipe
 
@@ -52,15 +53,7 @@ def make_text(
             "threads": 1,
             "recipe": RECIPE,
         },
-        "environment": {
-            "relpos": "0.1.0",
-            "torch": "2.13.0",
-            "python": "3.11.9",
-            "platform": "Linux x86_64",
-            "processor": "A processor",
-            "cores": 2,
-            "device": "cpu",
-        },
+        "environment": ENVIRONMENT,
         "task": {
             "name": "text",
             "kind": "text",

@@ -57,7 +57,7 @@ def write_report(results: Results | Mapping[str, Any], path: str | Path) -> None
 
 
 def save_overview(results: Results | Mapping[str, Any], path: str | Path) -> None:
-    """Write the page's first picture beside its first curves as PNG, 1600 pixels wide, for a README."""
+    """Write the two pictures that the page opens with as PNG, 1600 pixels wide; without costs its first curves."""
     results = read(results)
     advice = advise(results)
     charts = [*overview(results, advice), *curves(results, advice)][:2]
@@ -123,14 +123,13 @@ def _context(results: Results) -> dict[str, Any]:
         "curves": _drawn(curves(results, advice), looks, "curve") if settings.what == "position" else [],
         "learned": (learned := _learned(results, ranked)),
         "open_at_most": OPEN_AT_MOST,
-        "without_picture": _without_picture(results, [name for name in ranked if name not in [*map(_name, learned)]]),
+        "without_picture": _without_picture(results, [name for name in ranked if name not in {one["name"] for one in learned}]),
         "attention": _attention(results, [*advice.named, *ranked]),
         "samples": _samples(results, [*advice.named, *ranked]),
         "by_seed": _by_seed(results, ranked),
         "skipped": _few([f"{one['path']} ({one['reason']})" for one in results.task.skipped]),
         "ignored": _few(results.task.ignored),
         "grown": listed_sizes(results) if len(grown_sizes(results)) > 2 and settings.what != "position" else "",
-        "families": {one.name: one.family for one in results.mechanisms},
         "command": command_line(results),
         "python": _python(results, [*advice.named, *ranked]),
         "citation": citation(results),
@@ -138,10 +137,6 @@ def _context(results: Results) -> dict[str, Any]:
         "style": Markup(stylesheet() + (HERE / "style.css").read_text(encoding="utf-8")),
         "script": Markup((HERE / "page.js").read_text(encoding="utf-8")),
     }
-
-
-def _name(entry: dict[str, Any]) -> str:
-    return str(entry["name"])
 
 
 def _counted(count: int, kinds: str) -> str:

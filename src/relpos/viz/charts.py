@@ -105,8 +105,8 @@ def draw_on(axes: Axes, chart: Chart, looks: Mapping[str, Style]) -> None:
 def _scale(axes: Axes, chart: Chart, points: Sequence[Point]) -> None:
     """The vertical axis holds what there is, and never starts at 0 for its own sake."""
     low, high = min(point.low for point in points), max(point.high for point in points)
-    room = 0.05 * (high - low) or 0.01
-    axes.set_ylim(max(0.0, low - room), min(1.01, high + room) if chart.percent else high + room)
+    margin = 0.05 * (high - low) or 0.01
+    axes.set_ylim(max(0.0, low - margin), min(1.01, high + margin) if chart.percent else high + margin)
     if chart.log:
         axes.set_xscale("log", base=2)
     if chart.percent:
