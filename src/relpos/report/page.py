@@ -123,7 +123,9 @@ def _context(results: Results) -> dict[str, Any]:
         "curves": _drawn(curves(results, advice), looks, "curve") if settings.what == "position" else [],
         "learned": (learned := _learned(results, ranked)),
         "open_at_most": OPEN_AT_MOST,
-        "without_picture": _without_picture(results, [name for name in ranked if name not in {one["name"] for one in learned}]),
+        "without_picture": _without_picture(
+            results, [name for name in ranked if name not in {one["name"] for one in learned}]
+        ),
         "attention": _attention(results, [*advice.named, *ranked]),
         "samples": _samples(results, [*advice.named, *ranked]),
         "by_seed": _by_seed(results, ranked),
