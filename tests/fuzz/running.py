@@ -46,7 +46,7 @@ def check(call: Described, engines: tuple[str, ...] = ENGINES) -> Outcome:
     for engine in engines:
         try:
             with set_to(call.tiles):
-                results = _run(built, engine, call.autocast)
+                results = run(built, engine, call.autocast)
         except NotImplementedError as error:
             if not str(error).startswith(NOT_SERVED):
                 outcome.failures[engine] = traceback.format_exc(limit=-2)
@@ -73,7 +73,7 @@ def check(call: Described, engines: tuple[str, ...] = ENGINES) -> Outcome:
 Results = tuple[Tensor, Tensor | None, dict[str, Tensor]]
 
 
-def _run(built: Built, engine: str, autocast: bool) -> Results:
+def run(built: Built, engine: str, autocast: bool) -> Results:
     torch.default_generator.manual_seed(built.seed)
     before = {name: x._version for name, x in built.tensors.items()}
     with torch.autocast(built.arguments["q"].device.type, torch.bfloat16, enabled=autocast):

@@ -1,0 +1,132 @@
+"""What was written down before a rebuilding is still so: numbers of calls and models, signatures, graphs, an export."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import relpos
+from frozen.freeze import HERE, call, cases, differing, model, signatures
+
+
+def kept(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((HERE / name).read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def calls() -> dict[str, Any]:
+    return kept("calls.json")
+
+
+@pytest.fixture
+def with_threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+CASES = cases()
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize(
+    "first", [pytest.param(first, marks=[pytest.mark.slow] if first else []) for first in range(0, len(CASES), 28)]
+)
+def test_calls(first: int, threads: int, calls: dict[str, Any], with_threads: Callable[[int], None]) -> None:
+    with_threads(threads)
+    for name, seed, engines in CASES[first : first + 28]:
+        found = call(seed, engines)
+        assert list(found) == list(calls[name]), f"the engines that serve {name}"
+        for engine, tensors in found.items():
+            wrong = differing(tensors, calls[name][engine])
+            assert not wrong, f"{name}, {engine}: {wrong}"
+
+
+def test_models() -> None:
+    before = kept("models.json")
+    for name, tensors in before.items():
+        assert not differing(model(name), tensors), name
+
+
+def test_public_names_and_signatures() -> None:
+    assert signatures() == kept("signatures.json"), "python tests/frozen/freeze.py, where a change is meant"
+
+
+SERIALIZED = (
+    "algebra.Terms", "lines.Lines", "mask.Blocks", "mask.Mask", "terms.AxisVectors", "terms.DenseBias",
+    "terms.LineBias", "terms.LineVectors", "terms.LowRank", "terms.QueryBias", "terms.Rotation", "terms.RowRule",
+    "terms.Scale", "terms.Sinks", "terms.Softcap",
+)  # fmt: skip
+"""The names by which files know trees, whatever module they are in by now."""
+
+
+def test_names_in_files() -> None:
+    known = {name for name in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE if name.startswith("relpos.")}
+    assert known == {f"relpos.core.{name}" for name in SERIALIZED}
+    for name in ("streaming", "streaming_backward", "triton", "triton_backward"):
+        assert hasattr(torch.ops.relpos, name)
+
+
+class Exported(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = relpos.T5Bias(num_heads=2) + relpos.RotaryEmbedding(8)
+
+    def forward(self, q: torch.Tensor) -> torch.Tensor:
+        found = relpos.attention(
+            q, q, q, position=self.bias, queries=relpos.Sequence(9), mask=relpos.Mask.causal(), backend="streaming"
+        )
+        assert isinstance(found, torch.Tensor)
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+def test_an_exported_program_is_written_and_read() -> None:
+    torch.manual_seed(0)
+    module, q, file = Exported(), torch.randn(1, 2, 9, 8), io.BytesIO()
+    program = torch.export.export(module, (q,))
+    parts = [one for one in program.graph_module.modules() if isinstance(one, torch.fx.GraphModule)]
+    assert any("relpos.streaming" in str(node.target) for part in parts for node in part.graph.nodes)
+    torch.export.save(program, file)
+    file.seek(0)
+    torch.testing.assert_close(torch.export.load(file).module()(q), module(q), rtol=0, atol=0)
+
+
+GRAPHS = """
+import torch, relpos
+from torch._dynamo.utils import counters
+from torch._dynamo.testing import CompileCounter
+import sys
+torch.set_num_threads(1)
+bias = relpos.T5Bias(num_heads=2) + relpos.RotaryEmbedding(8)
+backend, dynamic = sys.argv[1], {"True": True, "False": False, "None": None}[sys.argv[2]]
+def run(q):
+    tokens = relpos.Sequence(q.shape[2])
+    return relpos.attention(q, q, q, position=bias, queries=tokens, mask=relpos.Mask.causal(), backend=backend)
+counter = CompileCounter()
+compiled = torch.compile(run, fullgraph=True, dynamic=dynamic, backend=counter)
+for length in (6, 9, 14, 9):
+    compiled(torch.randn(1, 2, length, 8))
+print(counter.frame_count)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.__version__ < "2.11", reason="PyTorch 2.10 does not trace through autocast's query")
+@pytest.mark.parametrize(
+    ("backend", "dynamic", "graphs"), [("auto", None, 2), ("streaming", None, 2), ("streaming", True, 1)]
+)
+def test_graphs_of_four_lengths(backend: str, dynamic: bool | None, graphs: int) -> None:
+    """In a process of its own, without the shape checks."""
+    command = [sys.executable, "-c", GRAPHS, backend, str(dynamic)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert found.stdout.strip() == str(graphs), found.stdout + found.stderr
