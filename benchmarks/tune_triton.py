@@ -2,7 +2,7 @@
 
     python benchmarks/tune_triton.py [--dtype bfloat16] [--width 64]
 
-It prints a line a kernel that can take the place of one in `SHAPES` of `relpos/attention/triton/launch.py`, with the
+It prints a line a kernel that can take the place of one in `SHAPES` of `relpos/engines/triton/launch.py`, with the
 time of the tiles that stand there now over the best's. The choice is made here and not at run time, since the size of a
 tile decides the order of sums: two runs of one version must agree bit for bit. It compiles several hundred kernels. A
 GPU with less shared memory than Hopper's takes the tiles of wider heads and has nothing to choose.
@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from relpos import LineBias, Sequence, Terms, lines
-from relpos.attention.work import Work
 from relpos.bench.measure import interleaved
-from relpos.bench.peers import Work as Timed
+from relpos.bench.peers import Workload as Timed
+from relpos.engines.work import Work
 
 TOKENS, HEADS = 8192, 8
 KINDS = ("forward", "queries", "keys", "table")
@@ -90,7 +90,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("expected a CUDA device; got none. Tiles are measured on the GPU that they are for.", file=sys.stderr)
         return 2
-    from relpos.attention.triton import HOPPERS, launch, shared_memory
+    from relpos.engines.triton import HOPPERS, launch, shared_memory
 
     if shared_memory(torch.device("cuda")) < HOPPERS:
         came = f"{shared_memory(torch.device('cuda')) // 1024} KiB"

@@ -32,8 +32,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from fuzz.mutating import Mutant, mutants  # noqa: E402
 
-TARGETS = ("core", "position", "attention")
-NEIGHBOURS = ("core", "attention", "position", "patterns", "fuzz", "layers", "models")
+TARGETS = ("core", "position", "engines")
+NEIGHBOURS = ("core", "engines", "position", "patterns", "fuzz", "layers", "models")
 """Folders of tests, nearest to the targets first; the others follow."""
 
 

@@ -7,15 +7,6 @@
 `offset = query - key` everywhere. Shapes are PyTorch SDPA's: [batch, heads, tokens, width].
 """
 
-from relpos.attention import (
-    Explanation,
-    attention,
-    attention_weights,
-    backends,
-    explain,
-    flash_attention,
-    linear_attention,
-)
 from relpos.compat import AdamW, ALiBiPositionalEmbedding, RotaryPositionalEmbedding
 from relpos.core import (
     AxisVectors,
@@ -39,6 +30,15 @@ from relpos.core import (
     lines,
     lookup,
     rotate,
+)
+from relpos.engines import (
+    Explanation,
+    attention,
+    attention_weights,
+    backends,
+    explain,
+    flash_attention,
+    linear_attention,
 )
 from relpos.layers import (
     FlashAttention,

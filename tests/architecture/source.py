@@ -68,6 +68,6 @@ def imports(module: str) -> tuple[Import, ...]:
 
 
 def part(module: str) -> str:
-    """The part of the house a module of relpos belongs to: `core`, `attention`, ...; "" for the root."""
+    """The part of the house a module of relpos belongs to: `core`, `engines`, ...; "" for the root."""
     names = module.split(".")
     return names[1] if len(names) > 1 else ""

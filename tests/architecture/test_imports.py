@@ -8,7 +8,7 @@ import sys
 import pytest
 from source import imports, imports_of, modules, part, tree
 
-BELOW_LAYERS = {"core", "position", "patterns", "attention"}
+BELOW_LAYERS = {"core", "position", "patterns", "engines"}
 BELOW_MODELS = BELOW_LAYERS | {"layers"}
 BELOW_TRAIN = BELOW_MODELS | {"models", "optim", "data"}
 BELOW_COMPARE = BELOW_TRAIN | {"train", "interop", "files"}
@@ -18,7 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": {"core"},
     "position": {"core"},
     "patterns": {"core"},
-    "attention": {"core"},
+    "engines": {"core"},
     "layers": BELOW_LAYERS,
     "models": BELOW_MODELS,
     "optim": {"core", "position"},
@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "interop": BELOW_TRAIN,
     "results": set(),
     "compare": BELOW_COMPARE | {"results", ""},  # the root for its version
-    "viz": {"core", "position", "attention", "files", "results"},
+    "viz": {"core", "position", "engines", "files", "results"},
     "report": {"files", "results", "viz"},
     "bench": BELOW_LAYERS | {"layers", "files", "compare", "viz", ""},  # compare for memory, workers and the folder
     "cli": BELOW_COMPARE | {"bench", "compare", "report", "results", "viz", ""},
@@ -73,10 +73,10 @@ def test_report_knows_results_alone(module: str) -> None:
 
 
 def engines() -> list[str]:
-    """The engines: modules or packages of attention that carry a NAME."""
+    """The engines: modules or packages of engines that carry a NAME."""
     found = []
     for name in modules():
-        if part(name) != "attention":
+        if part(name) != "engines":
             continue
         targets = [target for node in tree(name).body if isinstance(node, ast.Assign) for target in node.targets]
         if any(isinstance(target, ast.Name) and target.id == "NAME" for target in targets):
@@ -86,7 +86,7 @@ def engines() -> list[str]:
 
 def test_engines_never_import_one_another() -> None:
     found = engines()
-    assert {"relpos.attention.reference", "relpos.attention.sdpa"} <= set(found)
+    assert {"relpos.engines.reference", "relpos.engines.sdpa"} <= set(found)
     for engine in found:
         for one in imports(engine):
             for other in found:
@@ -97,7 +97,7 @@ def test_engines_never_import_one_another() -> None:
 def test_only_the_api_imports_engines() -> None:
     found = engines()
     for name in modules():
-        if name in found or name == "relpos.attention.api" or any(name.startswith(engine + ".") for engine in found):
+        if name in found or name == "relpos.engines.api" or any(name.startswith(engine + ".") for engine in found):
             continue
         for one in imports(name):
             assert one.target not in found, (
@@ -106,14 +106,14 @@ def test_only_the_api_imports_engines() -> None:
 
 
 def test_imports_inside_functions_are_seen() -> None:
-    source = "def f():\n    if True:\n        from relpos import attention\n        import relpos.report.page as p\n"
-    found = list(imports_of(ast.parse(source), "relpos.core.x", False, frozenset({"relpos.attention"})))
-    assert [(one.target, one.line) for one in found] == [("relpos.attention", 3), ("relpos.report.page", 4)]
+    source = "def f():\n    if True:\n        from relpos import engines\n        import relpos.report.page as p\n"
+    found = list(imports_of(ast.parse(source), "relpos.core.x", False, frozenset({"relpos.engines"})))
+    assert [(one.target, one.line) for one in found] == [("relpos.engines", 3), ("relpos.report.page", 4)]
 
 
 def test_relative_and_dynamic_imports_are_seen() -> None:
-    source = 'from ..attention import api\nimport importlib\nimportlib.import_module("relpos.cli")\n'
-    found = list(imports_of(ast.parse(source), "relpos.core.x", False, frozenset({"relpos.attention.api"})))
-    assert [one.target for one in found] == ["relpos.attention.api", "importlib", "relpos.cli"]
+    source = 'from ..engines import api\nimport importlib\nimportlib.import_module("relpos.cli")\n'
+    found = list(imports_of(ast.parse(source), "relpos.core.x", False, frozenset({"relpos.engines.api"})))
+    assert [one.target for one in found] == ["relpos.engines.api", "importlib", "relpos.cli"]
     inside = list(imports_of(ast.parse("from . import lines"), "relpos.core", True, frozenset({"relpos.core.lines"})))
     assert [one.target for one in inside] == ["relpos.core.lines"]

@@ -17,7 +17,7 @@ from torch import Tensor
 from relpos.bench import check, measure, modules, peers
 from relpos.bench.cases import LENGTHS, Case, every_case
 from relpos.bench.inputs import make
-from relpos.bench.peers import Peer, Work, engine_peer
+from relpos.bench.peers import Peer, Workload, engine_peer
 from relpos.bench.picture import curves, drawable, save_picture
 from relpos.bench.table import render
 from relpos.bench.targets import judge, memory_fits, targets
@@ -153,14 +153,14 @@ def test_a_peer_that_is_not_installed_says_so() -> None:
 def test_rounds_are_interleaved_and_a_failure_stops_one_peer_alone() -> None:
     order: list[str] = []
 
-    def recorded(name: str) -> Work:
+    def recorded(name: str) -> Workload:
         def forward() -> Tensor:
             order.append(name)
             if name == "b" and order.count("b") == 2:
                 raise RuntimeError("no compiler\nat all")
             return torch.zeros(1)
 
-        return Work(forward)
+        return Workload(forward)
 
     times, reasons = measure.interleaved({name: recorded(name) for name in "abc"}, warm=1, rounds=3)
     assert reasons == {"b": "RuntimeError: no compiler"}
@@ -178,9 +178,9 @@ def test_ratios_are_taken_within_rounds() -> None:
 
 
 def test_no_speed_where_the_check_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(inputs: Any) -> Work:
+    def wrong(inputs: Any) -> Workload:
         q, k, v = inputs.qkv
-        return Work(lambda: q + 0 * (k + v), (q, k, v), inputs.gradient)
+        return Workload(lambda: q + 0 * (k + v), (q, k, v), inputs.gradient)
 
     broken = tuple(
         replace(peer, build=wrong) if peer.name == "sdpa-dense" else peer for peer in modules.peers_of(SMALL, ())

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from relpos import LineBias, Sequence, Terms, lines
-from relpos.attention.work import Work
+from relpos.engines.work import Work
 
 FAST_SHARE = 3  # of its tests, in the fast part
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "tune_triton.py"
-launch = importlib.import_module("relpos.attention.triton.launch")
+launch = importlib.import_module("relpos.engines.triton.launch")
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def script() -> Any:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs on CPU")
 @pytest.mark.parametrize("kind", ["forward", "table"])
 def test_the_fastest_tiles_that_are_right(kind: str, script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = importlib.import_module("relpos.attention.triton")
+    engine = importlib.import_module("relpos.engines.triton")
     monkeypatch.setattr(engine, "FEW", 0)
     key = (kind, "full", 64)
     now = launch.SHAPES[key]

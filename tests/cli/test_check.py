@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import relpos
-from relpos.attention import sdpa, streaming
 from relpos.bench import engines
 from relpos.cli import main
 from relpos.core import Softcap, Term
+from relpos.engines import sdpa, streaming
 
 Captured = pytest.CaptureFixture[str]
 
@@ -106,16 +106,18 @@ def test_the_kinds_of_calls_hold_every_term_and_every_engine_is_right_in_them() 
     assert found == {x for x in public if isinstance(x, type) and issubclass(x, Term)}
 
 
-def of_kind(kind: engines.Kind) -> Any:
+def of_kind(kind: engines.CallKind) -> Any:
     """The rows of the CPU's engines."""
     wanted = engines.expected(lambda: engines.make(kind, torch.float32))
     for name in ("streaming", "sdpa"):
         if name == "sdpa" and kind.dropout:
             continue
         try:
-            yield engines.Row("cpu", name, "float32", kind.name, engines.difference(name, wanted, torch.device("cpu")))
+            yield engines.EngineRow(
+                "cpu", name, "float32", kind.name, engines.difference(name, wanted, torch.device("cpu"))
+            )
         except NotImplementedError as error:
-            yield engines.Row("cpu", name, "float32", kind.name, lack=str(error))
+            yield engines.EngineRow("cpu", name, "float32", kind.name, lack=str(error))
 
 
 def test_rows_are_counted_before() -> None:

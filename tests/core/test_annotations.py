@@ -14,7 +14,7 @@ import torch
 
 import relpos
 
-PACKAGES = ("core", "position", "attention", "layers", "models")
+PACKAGES = ("core", "position", "engines", "layers", "models")
 
 
 def modules() -> list[str]:

@@ -14,7 +14,7 @@ from relpos.position import presets
 from relpos.position.mechanism import Site
 from relpos.position.scaling import Scaled
 
-constant: Any = importlib.import_module("relpos.core.constant")
+constant: Any = importlib.import_module("relpos.core.constants")
 rotary: Any = importlib.import_module("relpos.position.rotary")
 META = torch.device("meta")
 """Stands for a GPU: it is not the CPU."""

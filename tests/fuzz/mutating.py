@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-TARGETS = ("attention/streaming", "core/mask.py")
+TARGETS = ("engines/streaming", "core/mask.py")
 CHOOSING = {"slower", "is_pattern", "_border", "lacks", "native", "rounding_operands"}
 """Functions that choose between engines, or how fast a product is."""
 

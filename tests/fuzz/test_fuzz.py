@@ -180,7 +180,7 @@ def test_everything_appears_in_two_thousand_seeds() -> None:
 
 
 def test_small_tiles_are_those_of_the_engines_and_are_put_back() -> None:
-    from relpos.attention.streaming import loop
+    from relpos.engines.streaming import loop
 
     before = loop.ROWS
     with set_to({name: values[0] for name, values in {**STREAMING, **TRITON}.items()}):
@@ -321,7 +321,7 @@ def test_a_failing_call_is_made_small() -> None:
 
 @pytest.mark.parametrize("wrong", ["forgets the scale", "returns NaN", "raises", "changes its input"])
 def test_an_engine_that_is_wrong_is_told(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from relpos.attention import reference
+    from relpos.engines import reference
 
     true = reference.run
 
@@ -345,7 +345,7 @@ def test_mutants_are_valid_and_leave_messages_alone() -> None:
     source = pathlib.Path(relpos.__file__).parent.parent
     found = mutants(source)
     assert len(found) > 1000
-    assert {mutant.path for mutant in found} > {"relpos/core/mask.py", "relpos/attention/streaming/strips.py"}
+    assert {mutant.path for mutant in found} > {"relpos/core/mask.py", "relpos/engines/streaming/strips.py"}
     for mutant in random.Random(0).sample(found, 100):
         text = (source / mutant.path).read_text()
         assert " ".join(text[mutant.start : mutant.stop].split()) == mutant.before != mutant.after

@@ -42,7 +42,7 @@ def set_to(values: Mapping[str, int]) -> Iterator[None]:
     try:
         for path, value in values.items():
             module, _, name = path.rpartition(".")
-            owner = importlib.import_module(f"relpos.attention.{module}")
+            owner = importlib.import_module(f"relpos.engines.{module}")
             now = getattr(owner, name)
             before.append((owner, name, now))
             if isinstance(now, dict):  # the sides of every tile

@@ -4,7 +4,7 @@
 
 A script, not a test: it runs apart from the other tests, because the compiler must see relpos as users have it, without
 the shape checks. One line a model is printed, and the exit status is the number that failed. The backend traces
-forward and backward whole and generates no code; `tests/attention/compile_terms.py` has inductor.
+forward and backward whole and generates no code; `tests/engines/compile_terms.py` has inductor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CASES = {
 }
 """Position, and whether one graph serves every batch size. One preset a kind of terms: on tokens and line biases with a
 prefix, vectors on queries and values, rotations, line biases under a causal mask, row rules. Each term alone is
-compiled in `tests/attention/compile_terms.py`."""
+compiled in `tests/engines/compile_terms.py`."""
 
 
 DYNAMIC_ATTENTION = "attention, any shape"

@@ -57,7 +57,7 @@ MASKS: dict[str, Mask] = {name: mask for name, (mask, _) in PATTERNS.items()} | 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks and gaps, so that a call of a few tokens is cut like a long one."""
-    streaming = "relpos.attention.streaming."
+    streaming = "relpos.engines.streaming."
     for module, values in {
         "masks": {"GAP": 1, "_FEWEST": 2, "ALIGNED": 4, "_OFTEN": 1},
         "loop": {"ROWS": 5, "WIDTH": 9, "PAIRS": 300},

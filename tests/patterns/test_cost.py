@@ -15,8 +15,8 @@ from relpos.patterns import big_bird, block_sparse, dilated, fixed, local, longf
 
 FAST_SHARE = 10  # of its tests, in the fast part
 
-loop = importlib.import_module("relpos.attention.streaming.loop")
-flash = importlib.import_module("relpos.attention.streaming.flash")
+loop = importlib.import_module("relpos.engines.streaming.loop")
+flash = importlib.import_module("relpos.engines.streaming.flash")
 
 N, SIDE = 2304, 48
 """Tokens, as a sequence or a square."""

@@ -14,8 +14,8 @@ import oracle
 from conformance.cases import Case
 from conformance.suite import MechanismSuite
 from relpos import ALiBi, DenseBias, Grid, LineBias, Mask, Positions, Sequence, Site, alibi_slopes, attention
-from relpos.attention import attention_weights
 from relpos.core import Coordinates
+from relpos.engines import attention_weights
 
 
 class TestAlibi(MechanismSuite):

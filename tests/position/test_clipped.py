@@ -13,8 +13,8 @@ import oracle
 from conformance.suite import MechanismSuite
 from parity import agree
 from relpos import ClippedBias, Grid, LineBias, Mask, Positions, RelativePositionBias, Sequence, Site, attention
-from relpos.attention import attention_weights
 from relpos.core import Coordinates, expand
+from relpos.engines import attention_weights
 
 
 class TestClipped(MechanismSuite):

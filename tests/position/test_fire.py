@@ -14,8 +14,8 @@ import oracle
 from conformance.suite import MechanismSuite
 from position.published import largest_tensor
 from relpos import FIREBias, Grid, Mask, Positions, Sequence, Site, attention
-from relpos.attention import attention_weights
 from relpos.core import Coordinates, RowRule, at_least_float32
+from relpos.engines import attention_weights
 
 
 class TestFIRE(MechanismSuite):

@@ -13,8 +13,8 @@ from torch import Tensor
 import oracle
 from conformance.suite import MechanismSuite
 from relpos import ALiBi, Grid, Kerple, LineBias, Mask, Sequence, Site, attention
-from relpos.attention import attention_weights
 from relpos.core import Coordinates
+from relpos.engines import attention_weights
 
 
 class TestKerpleLog(MechanismSuite):

@@ -16,8 +16,8 @@ from conformance.suite import MechanismSuite
 from parity import layers_agree
 from position.published import DTYPES, config, random, running_in, tokens
 from relpos import Grid, LineBias, LogContinuousBias, Mask, Positions, Scale, Sequence, Site, Terms, attention
-from relpos.attention import attention_weights
 from relpos.core import Coordinates, expand
+from relpos.engines import attention_weights
 
 
 class TestLogContinuous(MechanismSuite):

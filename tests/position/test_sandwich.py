@@ -16,8 +16,8 @@ from conformance.suite import MechanismSuite
 from parity import layers_agree
 from position.published import DTYPES, tokens
 from relpos import Grid, LineBias, Mask, Sandwich, Sequence, SinusoidalPositionEmbedding, Site, attention
-from relpos.attention import attention_weights
 from relpos.core import Coordinates, expand
+from relpos.engines import attention_weights
 
 
 class TestSandwich(MechanismSuite):

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from relpos.attention.agreement import Difference
-from relpos.attention.api import backends, difference, expected
-from relpos.attention.call import Call, prepare
 from relpos.bench.check import first_line
 from relpos.bench.run import surroundings
 from relpos.core import Blocks, Coordinates, DenseBias, Grid, Mask, Positions, Sequence, Sinks, Softcap, Term, Terms
 from relpos.core.checks import require_name
+from relpos.engines.agreement import Difference
+from relpos.engines.api import backends, difference, expected
+from relpos.engines.call import Call, prepare
 from relpos.position import (
     CoPE,
     DecomposedPosition,
@@ -45,7 +45,7 @@ _STD = 0.2
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class CallKind:
     """A kind of call.
 
     Attributes:
@@ -65,7 +65,7 @@ class Kind:
     width: int = _WIDTH
 
 
-def kinds(n: int) -> tuple[Kind, ...]:
+def kinds(n: int) -> tuple[CallKind, ...]:
     """All kinds of calls, of about n tokens."""
     line, full = Sequence(n), Sequence(n // 128 * 128 + 128)
     side = int(n**0.5)
@@ -82,45 +82,45 @@ def kinds(n: int) -> tuple[Kind, ...]:
     blocks = Mask(blocks=Blocks((torch.arange(-(-n // 16))[:, None] + torch.arange(-(-n // 16)))[None] % 3 > 0, 16))
     places = Positions(token * 17 % n, low=0, high=n - 1)
     return (
-        Kind("no position", None, line),
-        Kind("causal, width 128, full tiles", None, full, mask=Mask.causal(), width=128),
-        Kind("1-D bias", table(), line),
-        Kind("1-D bias, full tiles", table(full.count), full),
-        Kind("1-D bias, causal, prefix", table(prefix=3), Sequence(n, prefix=3), mask=Mask.causal()),
-        Kind("1-D bias, window", table(), line, mask=Mask.window(n // 3, 5)),
-        Kind("1-D bias, segments, padding", table(), line, mask=Mask.packed(segments)),
-        Kind("1-D bias, global tokens", table(), line, mask=some),
-        Kind("1-D bias, blocks", table(), line, mask=blocks),
-        Kind("1-D bias, dropout", table(), line, dropout=0.2),
-        Kind("1-D bias, shared keys", table(), line, shared=True),
-        Kind("1-D bias, width 128", table(), line, width=128),
-        Kind("buckets, other queries", lambda: T5Bias(_HEADS, scaled=True), Sequence(n // 2, start=n // 3), line),
-        Kind("buckets, irregular places", lambda: T5Bias(_HEADS, scaled=True), places),
-        Kind(
+        CallKind("no position", None, line),
+        CallKind("causal, width 128, full tiles", None, full, mask=Mask.causal(), width=128),
+        CallKind("1-D bias", table(), line),
+        CallKind("1-D bias, full tiles", table(full.count), full),
+        CallKind("1-D bias, causal, prefix", table(prefix=3), Sequence(n, prefix=3), mask=Mask.causal()),
+        CallKind("1-D bias, window", table(), line, mask=Mask.window(n // 3, 5)),
+        CallKind("1-D bias, segments, padding", table(), line, mask=Mask.packed(segments)),
+        CallKind("1-D bias, global tokens", table(), line, mask=some),
+        CallKind("1-D bias, blocks", table(), line, mask=blocks),
+        CallKind("1-D bias, dropout", table(), line, dropout=0.2),
+        CallKind("1-D bias, shared keys", table(), line, shared=True),
+        CallKind("1-D bias, width 128", table(), line, width=128),
+        CallKind("buckets, other queries", lambda: T5Bias(_HEADS, scaled=True), Sequence(n // 2, start=n // 3), line),
+        CallKind("buckets, irregular places", lambda: T5Bias(_HEADS, scaled=True), places),
+        CallKind(
             "2-D bias, prefix",
             lambda: RelativePositionBias(_HEADS, window_size=(side, side), prefix=1),
             Grid(side, side, prefix=1),
         ),
-        Kind("2-D bias, windows", lambda: RelativePositionBias(_HEADS, window_size=(7, 7)), Grid(7, 7)),
-        Kind("rotation", lambda: RotaryEmbedding(_WIDTH), line),
-        Kind(
+        CallKind("2-D bias, windows", lambda: RelativePositionBias(_HEADS, window_size=(7, 7)), Grid(7, 7)),
+        CallKind("rotation", lambda: RotaryEmbedding(_WIDTH), line),
+        CallKind(
             "rotation and buckets",
             lambda: RotaryEmbedding(_WIDTH) + T5Bias(_HEADS, scaled=True),
             line,
             mask=Mask.causal(),
         ),
-        Kind("sinks, soft cap", sinks, line),
-        Kind("Shaw's vectors", lambda: ShawPosition(_WIDTH), line),
-        Kind("DeBERTa's vectors", lambda: DisentangledPosition(_HEADS, _WIDTH, 32), line),
-        Kind("Transformer-XL's vectors", lambda: TransformerXLPosition(_HEADS, _WIDTH, 32), line),
-        Kind("MViTv2's vectors", lambda: DecomposedPosition(_WIDTH, (side, side)), Grid(side, side)),
-        Kind("TUPE's products", lambda: TUPEPosition(_HEADS, _WIDTH, 32, seq_len=n), line),
-        Kind("CoPE's rule", lambda: CoPE(_WIDTH), line, mask=Mask.causal()),
-        Kind("bias of all pairs", lambda: DenseBias(torch.zeros(1, _HEADS, n, n, requires_grad=True)), line),
+        CallKind("sinks, soft cap", sinks, line),
+        CallKind("Shaw's vectors", lambda: ShawPosition(_WIDTH), line),
+        CallKind("DeBERTa's vectors", lambda: DisentangledPosition(_HEADS, _WIDTH, 32), line),
+        CallKind("Transformer-XL's vectors", lambda: TransformerXLPosition(_HEADS, _WIDTH, 32), line),
+        CallKind("MViTv2's vectors", lambda: DecomposedPosition(_WIDTH, (side, side)), Grid(side, side)),
+        CallKind("TUPE's products", lambda: TUPEPosition(_HEADS, _WIDTH, 32, seq_len=n), line),
+        CallKind("CoPE's rule", lambda: CoPE(_WIDTH), line, mask=Mask.causal()),
+        CallKind("bias of all pairs", lambda: DenseBias(torch.zeros(1, _HEADS, n, n, requires_grad=True)), line),
     )
 
 
-def make(kind: Kind, dtype: torch.dtype) -> Call:
+def make(kind: CallKind, dtype: torch.dtype) -> Call:
     """A call of a kind on the CPU, of the same random numbers in every process."""
     generator = torch.Generator().manual_seed(0)
 
@@ -138,7 +138,7 @@ def make(kind: Kind, dtype: torch.dtype) -> Call:
     return replace(call, seed=torch.tensor(12345) if kind.dropout else None)
 
 
-def _position(kind: Kind, dtype: torch.dtype, generator: torch.Generator) -> Terms | None:
+def _position(kind: CallKind, dtype: torch.dtype, generator: torch.Generator) -> Terms | None:
     """The terms of a kind, random where they are learned; in float64 where the call is."""
     if kind.position is None:
         return None
@@ -160,7 +160,7 @@ def _position(kind: Kind, dtype: torch.dtype, generator: torch.Generator) -> Ter
 
 
 @dataclass(frozen=True)
-class Row:
+class EngineRow:
     """What one engine did with one kind of call in one dtype.
 
     Attributes:
@@ -202,7 +202,7 @@ def engines(named: str | None = None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(asked))
 
 
-def check(asked: Many[str], *, only: Many[torch.device] | None = None) -> Iterator[Row]:
+def check(asked: Many[str], *, only: Many[torch.device] | None = None) -> Iterator[EngineRow]:
     """Hold the engines against the reference, a row a kind of call, on all devices of this machine or some."""
     for device in devices() if only is None else only:
         every = kinds(TOKENS[device.type])
@@ -212,14 +212,14 @@ def check(asked: Many[str], *, only: Many[torch.device] | None = None) -> Iterat
                 for engine in asked:
                     names = str(device), engine, str(dtype).removeprefix("torch."), kind.name
                     if engine == "sdpa" and kind.dropout:
-                        yield Row(*names, lack="dropout by the counter of the others: it draws PyTorch's own")
+                        yield EngineRow(*names, lack="dropout by the counter of the others: it draws PyTorch's own")
                         continue
                     try:
-                        yield Row(*names, found=difference(engine, wanted, device))
+                        yield EngineRow(*names, found=difference(engine, wanted, device))
                     except NotImplementedError as error:
-                        yield Row(*names, lack=str(error))
+                        yield EngineRow(*names, lack=str(error))
                     except Exception as error:
-                        yield Row(*names, raised=first_line(error))
+                        yield EngineRow(*names, raised=first_line(error))
 
 
 def count(asked: Many[str], *, only: Many[torch.device] | None = None) -> int:
@@ -240,7 +240,7 @@ def versions() -> str:
     return "\n".join(lines)
 
 
-def render(rows: Many[Row], *, every: bool = False) -> str:
+def render(rows: Many[EngineRow], *, every: bool = False) -> str:
     """Versions, tables in Markdown, what differs and what was left out, to be pasted into an issue; 80 columns.
 
     Args:
@@ -258,7 +258,7 @@ def render(rows: Many[Row], *, every: bool = False) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _summary(rows: Many[Row]) -> list[str]:
+def _summary(rows: Many[EngineRow]) -> list[str]:
     """Largest differences of the output and of gradients, the verdict, and seconds."""
     found = [row.found for row in rows if row.found is not None]
     far = [f"{max(x):.1e}" if x else "" for x in ([one.output for one in found], [one.gradients for one in found])]
@@ -274,13 +274,13 @@ def _draw(table: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(x.ljust(w) for x, w in zip(line, wide, strict=True)) + " |" for line in lines)
 
 
-def _place(row: Row) -> tuple[int, str, int]:
+def _place(row: EngineRow) -> tuple[int, str, int]:
     """By engine, device and dtype, engines as `auto` asks them."""
     dtypes = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
     return list(backends()).index(row.engine), row.device, dtypes.index(row.dtype)
 
 
-def _explained(rows: Many[Row]) -> str:
+def _explained(rows: Many[EngineRow]) -> str:
     """What differs, and what each engine left out."""
     said = [f"{row.engine}, {row.device}, {row.dtype}, {row.kind}: {row.fault}" for row in rows if row.fault]
     lacks: dict[tuple[str, str], list[str]] = {}

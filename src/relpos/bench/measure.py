@@ -19,7 +19,7 @@ from relpos.bench.cases import Case
 from relpos.bench.check import faults, first_line
 from relpos.bench.inputs import make
 from relpos.bench.modules import baseline, peers_of
-from relpos.bench.peers import Peer, Work
+from relpos.bench.peers import Peer, Workload
 from relpos.compare.memory import PeakMemory
 
 _GIB = 2**30
@@ -74,7 +74,7 @@ def unable(peer: Peer, case: Case, available: int | None) -> str | None:
     return missing or lacks_room(peer, case, available)
 
 
-def _elapsed(work: Work, device: str) -> float:
+def _elapsed(work: Workload, device: str) -> float:
     """Milliseconds; on a GPU between two events on its stream, behind work that lasts while the call is launched."""
     if device == "cuda":
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -91,7 +91,7 @@ def _elapsed(work: Work, device: str) -> float:
 
 
 def interleaved(
-    works: dict[str, Work], warm: int, rounds: int, device: str = "cpu"
+    works: dict[str, Workload], warm: int, rounds: int, device: str = "cpu"
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Milliseconds of every round of every work, and why some have none."""
     milliseconds: dict[str, list[float]] = {name: [] for name in works}
@@ -122,7 +122,7 @@ def time_case(
     reasons |= faults(case, [peer for peer in peers if peer.name not in reasons], engines)
     report("timing")
     inputs = make(case)
-    works: dict[str, Work] = {}
+    works: dict[str, Workload] = {}
     for peer in peers:
         if peer.name in reasons:
             continue
@@ -148,7 +148,7 @@ def time_case(
 
 
 def _entry(
-    case: Case, peer: Peer, work: Work | None, times: list[float], base: list[float], reason: str | None
+    case: Case, peer: Peer, work: Workload | None, times: list[float], base: list[float], reason: str | None
 ) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "case": case.name,
@@ -198,13 +198,13 @@ def ceilings(report: Callable[[str], None]) -> dict[str, float]:
     a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
     source = torch.empty(2**30, device="cuda", dtype=torch.uint8)
     target = torch.empty_like(source)
-    works = {"product": Work(lambda: a @ b), "copy": Work(lambda: target.copy_(source))}
+    works = {"product": Workload(lambda: a @ b), "copy": Workload(lambda: target.copy_(source))}
     milliseconds, _ = interleaved(works, _MORE, 7 * _MORE, "cuda")
     product, copy = (statistics.median(milliseconds[name]) / 1e3 for name in works)
     return {"tflop_a_second": round(2 * 8192**3 / product / 1e12, 1), "gb_a_second": round(2 * 2**30 / copy / 1e9, 1)}
 
 
-def _extra_mib(work: Work, device: str) -> float:
+def _extra_mib(work: Workload, device: str) -> float:
     memory = PeakMemory(torch.device(device))
     work()
     return memory.mib()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from relpos.bench.cases import VECTORS, Case
 from relpos.bench.inputs import Inputs
-from relpos.bench.peers import FREE, Peer, Work, dense_bytes, engine_peer, op_peers, pairs, taken
+from relpos.bench.peers import FREE, Peer, Workload, dense_bytes, engine_peer, op_peers, pairs, taken
 from relpos.layers import MultiHeadAttention
 
 FREE_LAYER = "layer-free"
@@ -43,13 +43,13 @@ class PlainLayer(nn.Module):
         return projected
 
 
-def _work(inputs: Inputs, module: nn.Module, forward: Callable[[Tensor], Tensor], *more: Tensor) -> Work:
+def _work(inputs: Inputs, module: nn.Module, forward: Callable[[Tensor], Tensor], *more: Tensor) -> Workload:
     x = inputs.x
     assert x is not None
     if inputs.case.what == "forward":
-        return Work(lambda: forward(x))
+        return Workload(lambda: forward(x))
     leaves = (x, *(parameter for parameter in module.parameters() if parameter.requires_grad), *more)
-    return Work(lambda: forward(x), leaves, inputs.gradient)
+    return Workload(lambda: forward(x), leaves, inputs.gradient)
 
 
 def _as_tokens(inputs: Inputs) -> dict[str, Any]:
@@ -58,13 +58,13 @@ def _as_tokens(inputs: Inputs) -> dict[str, Any]:
     return {"dtype": inputs.x.dtype, "device": inputs.x.device}
 
 
-def _plain(inputs: Inputs) -> Work:
+def _plain(inputs: Inputs) -> Workload:
     module = PlainLayer(inputs.case).to(**_as_tokens(inputs))
     return _work(inputs, module, module)
 
 
 def _engine(engine: str) -> Peer:
-    def build(inputs: Inputs) -> Work:
+    def build(inputs: Inputs) -> Workload:
         case, position = inputs.case, inputs.position
         module = MultiHeadAttention(case.width, case.heads, backend=engine).to(**_as_tokens(inputs))
         module.position = position  # after the cast: tables stay float32
@@ -128,7 +128,7 @@ def _with_vectors(case: Case) -> bool:
     return case.layer and case.position in VECTORS and not case.causal
 
 
-def _deberta(inputs: Inputs) -> Work:
+def _deberta(inputs: Inputs) -> Workload:
     case = inputs.case
     modeling = _imported(_DEBERTA)
     config = modeling.DebertaV2Config(
@@ -154,7 +154,7 @@ def _with_buckets(case: Case) -> bool:
     return case.layer and case.position == "t5"
 
 
-def _t5(inputs: Inputs) -> Work:
+def _t5(inputs: Inputs) -> Workload:
     case = inputs.case
     modeling = _imported(_T5)
     config = modeling.T5Config(
@@ -178,7 +178,7 @@ def _on_a_grid(case: Case) -> bool:
     return case.layer and case.position == "grid" and case.prefix <= 1 and not case.causal
 
 
-def _timm(inputs: Inputs) -> Work:
+def _timm(inputs: Inputs) -> Workload:
     case = inputs.case
     bias = partial(_imported("timm.layers").RelPosBias, window_size=case.sizes, prefix_tokens=case.prefix)
     timm = _imported(_TIMM)

@@ -1,6 +1,6 @@
 """Who computes a case: relpos' engines, PyTorch's attention with and without a bias, and the matrix products alone.
 
-A peer says whether it suits a case and about how much memory it wants, and makes a `Work` from a case's inputs. Peers
+A peer says whether it suits a case and about how much memory it wants, and makes a `Workload` of its inputs. Peers
 of whole layers are in `modules`. Every bias is read from its table in each call, as a training step must.
 """
 
@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from relpos.attention import attention, backends, explain
 from relpos.bench.cases import Case
 from relpos.bench.inputs import Inputs, setting
 from relpos.core import LineBias, expand
+from relpos.engines import attention, backends, explain
 
 FREE = "sdpa-free"
 """Attention without any position by PyTorch: the limit, and what ratios are against. On a GPU, FlashAttention's."""
@@ -33,7 +33,7 @@ _FLOAT = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class Workload:
     """One thing to run: the forward, or with `leaves` a step.
 
     Attributes:
@@ -68,7 +68,7 @@ class Peer:
     name: str
     title: str
     suits: Callable[[Case], bool]
-    build: Callable[[Inputs], Work]
+    build: Callable[[Inputs], Workload]
     needs: Callable[[Case], int]
     missing: Callable[[], str | None] | None = None
     exact: bool = True
@@ -80,18 +80,18 @@ def pairs(case: Case) -> int:
     return case.batch * case.heads * case.count**2 * _FLOAT
 
 
-def _step(inputs: Inputs, forward: Callable[[], Tensor], backend: str | None = None) -> Work:
+def _step(inputs: Inputs, forward: Callable[[], Tensor], backend: str | None = None) -> Workload:
     """The work of a forward over given q, k and v."""
     if inputs.case.what == "forward":
-        return Work(forward, backend=backend)
+        return Workload(forward, backend=backend)
     learned = () if inputs.position is None else tuple(inputs.position.parameters())
-    return Work(forward, (*inputs.qkv, *learned), inputs.gradient, backend)
+    return Workload(forward, (*inputs.qkv, *learned), inputs.gradient, backend)
 
 
 def engine_peer(engine: str) -> Peer:
     """An engine of relpos, or "auto"."""
 
-    def build(inputs: Inputs) -> Work:
+    def build(inputs: Inputs) -> Workload:
         q, k, v = inputs.qkv
         queries = None if inputs.position is None else inputs.tokens
 
@@ -145,7 +145,7 @@ def _values(inputs: Inputs) -> tuple[Tensor, LineBias]:
     return term.values, term
 
 
-def _free(inputs: Inputs, kernel: SDPBackend | None = None) -> Work:
+def _free(inputs: Inputs, kernel: SDPBackend | None = None) -> Workload:
     q, k, v = inputs.qkv
 
     def forward() -> Tensor:
@@ -153,15 +153,15 @@ def _free(inputs: Inputs, kernel: SDPBackend | None = None) -> Work:
             return F.scaled_dot_product_attention(q, k, v, is_causal=inputs.case.causal)
 
     work = _step(inputs, forward)
-    return Work(work.forward, work.leaves[:3], work.gradient)
+    return Workload(work.forward, work.leaves[:3], work.gradient)
 
 
-def _free_ours(inputs: Inputs) -> Work:
+def _free_ours(inputs: Inputs) -> Workload:
     work = engine_peer("triton").build(replace(inputs, position=None))
-    return Work(work.forward, work.leaves, work.gradient)
+    return Workload(work.forward, work.leaves, work.gradient)
 
 
-def _dense(inputs: Inputs) -> Work:
+def _dense(inputs: Inputs) -> Workload:
     """As published models do it: the table is gathered to `[H, N, N]`, which is the mask of one SDPA call."""
     q, k, v = inputs.qkv
     count = inputs.case.count
@@ -179,7 +179,7 @@ def _dense(inputs: Inputs) -> Work:
     return _step(inputs, forward)
 
 
-def _flex(inputs: Inputs) -> Work:
+def _flex(inputs: Inputs) -> Workload:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     q, k, v = inputs.qkv
@@ -204,7 +204,7 @@ def _flex(inputs: Inputs) -> Work:
     return _step(inputs, forward)
 
 
-def _products(inputs: Inputs) -> Work:
+def _products(inputs: Inputs) -> Workload:
     """Two products a pair of tiles forward, seven for a step (scores again, and four gradients), as `torch.bmm`.
 
     Causal, tiles beyond the diagonal are left out.
@@ -230,7 +230,7 @@ def _products(inputs: Inputs) -> Work:
                     torch.bmm(weights.mT, q[:, rows])
         return out
 
-    return Work(forward)
+    return Workload(forward)
 
 
 def op_peers(engines: tuple[str, ...]) -> tuple[Peer, ...]:

@@ -30,7 +30,7 @@ from relpos.files.writing import write_json
 
 QUICK_TOKENS = 256
 CEILINGS = "ceilings"
-_PARTS = ("attention", "bench", "core", "layers", "patterns", "position")
+_PARTS = ("bench", "core", "engines", "layers", "patterns", "position")
 
 
 @dataclass(frozen=True)

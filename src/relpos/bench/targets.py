@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from relpos.attention import backends
 from relpos.bench.cases import families
 from relpos.bench.peers import DENSE, FLEX, FREE, FREE_CUDNN, FREE_OURS
+from relpos.engines import backends
 
 Entry = Mapping[str, Any]
 _ENGINES = tuple(f"relpos-{name}" for name in backends())

@@ -29,7 +29,7 @@ def run(arguments: Namespace) -> None:
 
         say_list(console, {name: [task.summary] for name, task in TASKS.items()})
     else:
-        from relpos.attention import backends
+        from relpos.engines import backends
 
         say_list(console, {name: [summary] for name, summary in backends().items()})
 

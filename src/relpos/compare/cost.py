@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from relpos.attention import explain
 from relpos.compare.memory import PeakMemory
 from relpos.compare.run import warm_up
 from relpos.compare.settings import Settings
 from relpos.core import Mask
 from relpos.data import Task
+from relpos.engines import explain
 from relpos.models import LanguageModel
 from relpos.models.attending import pattern
 from relpos.optim import Sophia

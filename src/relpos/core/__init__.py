@@ -5,11 +5,11 @@ share below them.
 """
 
 from relpos.core.algebra import Term, Terms
-from relpos.core.constant import constant, keeps, passing
+from relpos.core.constants import constant, keeps, passing
 from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence, require_coordinates
-from relpos.core.expand import contract, expand
-from relpos.core.lines import Kind, Layout, Lines, Offsets, Ramp, axis_lines, lines
-from relpos.core.lookup import at_least_float32, lookup, segment_sum
+from relpos.core.densify import contract, expand
+from relpos.core.gather import at_least_float32, lookup, segment_sum
+from relpos.core.line import Kind, Layout, Lines, Offsets, Ramp, axis_lines, lines
 from relpos.core.mask import Blocks, Mask
 from relpos.core.rotation import cosines, require_width, rotate
 from relpos.core.terms import (

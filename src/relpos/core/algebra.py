@@ -45,7 +45,7 @@ class Single(Term):
 T = TypeVar("T", bound=Term)
 
 
-@register
+@register("relpos.core.algebra.Terms")
 @dataclass(frozen=True, eq=False, init=False)
 class Terms(Movable):
     """An ordered collection of terms that do not contradict one another. `Terms()` says nothing."""

@@ -29,7 +29,7 @@ from relpos.core.checks import consecutive, fail, require_int, require_tensor, s
 from relpos.core.tree import Movable, register, static
 
 
-@register
+@register("relpos.core.mask.Blocks")
 @dataclass(frozen=True, eq=False)
 class Blocks(Movable):
     """A block layout: query block `i // size` may see key block `j // size` where `layout` is True.
@@ -75,7 +75,7 @@ def _at(x: Tensor | None, which: Tensor | slice) -> Tensor | None:
     return None if x is None else (x if x.dim() == 2 else x[None])[:, which]
 
 
-@register
+@register("relpos.core.mask.Mask")
 @dataclass(frozen=True, eq=False)
 class Mask(Movable):
     """Allowed pairs as O(N) structure; see the file's head. All per-token tensors are `[N]` or `[B, N]` (keys: M).

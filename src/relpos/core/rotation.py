@@ -27,7 +27,7 @@ from relpos.core.checks import (
     require_number,
     shape_of,
 )
-from relpos.core.lookup import at_least_float32
+from relpos.core.gather import at_least_float32
 
 RotationLayout = Literal["half", "interleaved"]
 

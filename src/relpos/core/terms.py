@@ -34,7 +34,7 @@ from relpos.core.checks import (
     require_wide,
     shape_of,
 )
-from relpos.core.lines import Lines
+from relpos.core.line import Lines
 from relpos.core.rotation import RotationLayout
 from relpos.core.tree import register, static
 
@@ -52,7 +52,7 @@ def _require_lines(x: object, name: str) -> None:
         fail(f"{name} lines to be Lines", shape_of(x), "Make them with relpos.lines(queries, keys).")
 
 
-@register
+@register("relpos.core.terms.LineBias")
 @dataclass(frozen=True, eq=False)
 class LineBias(Term):
     """Adds `values[h, query_line[i] - key_line[j] + origin]`.
@@ -91,7 +91,7 @@ class LineBias(Term):
         return replace(self, lines=self.lines.narrow(queries, keys))
 
 
-@register
+@register("relpos.core.terms.Rotation")
 @dataclass(frozen=True, eq=False)
 class Rotation(Single):
     """Turns q and k before the content product: `<rotate(q), rotate(k)>`. At most one.
@@ -150,7 +150,7 @@ class Rotation(Single):
         )
 
 
-@register
+@register("relpos.core.terms.QueryBias")
 @dataclass(frozen=True, eq=False)
 class QueryBias(Term):
     """Adds `u[h]` to the rotated query in the content product only (Transformer-XL's u).
@@ -168,7 +168,7 @@ class QueryBias(Term):
 Side = Literal["query", "key", "value"]
 
 
-@register
+@register("relpos.core.terms.LineVectors")
 @dataclass(frozen=True, eq=False)
 class LineVectors(Term):
     """Vectors on the line. With `r = index[query_line[i] - key_line[j] + origin]` and `w = vectors[h, r]`,
@@ -218,7 +218,7 @@ class LineVectors(Term):
         return replace(self, lines=self.lines.narrow(queries, keys))
 
 
-@register
+@register("relpos.core.terms.AxisVectors")
 @dataclass(frozen=True, eq=False)
 class AxisVectors(Term):
     """Adds, for each axis a, `<q[i], vectors[a][h, query_line_a[i] - key_line_a[j] + origin_a]>`, q unscaled.
@@ -248,7 +248,7 @@ class AxisVectors(Term):
         return replace(self, lines=tuple(lines.narrow(queries, keys) for lines in self.lines))
 
 
-@register
+@register("relpos.core.terms.LowRank")
 @dataclass(frozen=True, eq=False)
 class LowRank(Term):
     """Adds `<query[b, h, i], key[b, h, j]>`, unscaled (TUPE's untied product of positions).
@@ -274,7 +274,7 @@ class LowRank(Term):
         return replace(self, query=self.query[..., queries, :], key=self.key[..., keys, :])
 
 
-@register
+@register("relpos.core.terms.DenseBias")
 @dataclass(frozen=True, eq=False)
 class DenseBias(Term):
     """Adds `bias[b, h, i, j]`: the user's own N x M numbers (pair bias, a published model's dense matrix).
@@ -297,7 +297,7 @@ class DenseBias(Term):
 Rule = Callable[..., Float[Tensor, "#B #H n M"]]
 
 
-@register
+@register("relpos.core.terms.RowRule")
 @dataclass(frozen=True, eq=False)
 class RowRule(Term):
     """Adds a bias that depends on content, computed for a block of query rows at a time (CoPE, FIRE).
@@ -345,7 +345,7 @@ class RowRule(Term):
         return bias
 
 
-@register
+@register("relpos.core.terms.Scale")
 @dataclass(frozen=True)
 class Scale(Term):
     """Sets the factor on the content product (1 for T5). An argument `scale=` of attention beats it."""
@@ -366,7 +366,7 @@ class Scale(Term):
         return self
 
 
-@register
+@register("relpos.core.terms.Softcap")
 @dataclass(frozen=True)
 class Softcap(Single):
     """Bounds the scaled content product: `cap * tanh(x / cap)` (Gemma 2). At most one."""
@@ -377,7 +377,7 @@ class Softcap(Single):
         require_number(self.cap, "Softcap", "above 0", "Leave the term out to have no cap.")
 
 
-@register
+@register("relpos.core.terms.Sinks")
 @dataclass(frozen=True, eq=False)
 class Sinks(Single):
     """Adds `exp(logits[h])` to the softmax's denominator: attention that goes nowhere. At most one.

@@ -7,7 +7,7 @@ A field declared with `static()` is structure: it is compared, never mapped. All
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Self, TypeVar
 
 import torch
@@ -24,23 +24,31 @@ def static(**arguments: Any) -> Any:
     return dataclasses.field(metadata={"static": True}, **arguments)
 
 
-def register(cls: type[T]) -> type[T]:
-    """Register a frozen data class as a pytree node."""
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    children = [field.name for field in fields if not field.metadata.get("static")]
-    structure = [field.name for field in fields if field.metadata.get("static")]
+def register(name: str) -> Callable[[type[T]], type[T]]:
+    """Register a frozen data class as a pytree node.
 
-    def flatten(node: T) -> tuple[list[Any], tuple[Any, ...]]:
-        return [getattr(node, name) for name in children], tuple(getattr(node, name) for name in structure)
+    Args:
+        name: by which files know it, `torch.export`'s among them. It stays when the class moves.
+    """
 
-    def unflatten(values: Any, context: Iterable[Any]) -> T:  # a list, where it comes of a file
-        node = object.__new__(cls)  # a tree may hold anything while it is mapped, so nothing is checked here
-        for name, value in [*zip(children, values, strict=True), *zip(structure, context, strict=True)]:
-            object.__setattr__(node, name, value)
-        return node
+    def decorate(cls: type[T]) -> type[T]:
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        children = [field.name for field in fields if not field.metadata.get("static")]
+        structure = [field.name for field in fields if field.metadata.get("static")]
 
-    pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
-    return cls
+        def flatten(node: T) -> tuple[list[Any], tuple[Any, ...]]:
+            return [getattr(node, one) for one in children], tuple(getattr(node, one) for one in structure)
+
+        def unflatten(values: Any, context: Iterable[Any]) -> T:  # a list, where it comes of a file
+            node = object.__new__(cls)  # a tree may hold anything while it is mapped, so nothing is checked here
+            for one, value in [*zip(children, values, strict=True), *zip(structure, context, strict=True)]:
+                object.__setattr__(node, one, value)
+            return node
+
+        pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=name)
+        return cls
+
+    return decorate
 
 
 class Movable:

@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.attention import attention, attention_weights, require_backend
 from relpos.core import Coordinates, DenseBias, Mask, Sequence, Term, Terms
 from relpos.core.checks import (
     fail,
@@ -27,6 +26,7 @@ from relpos.core.checks import (
     require_tokens,
     shape_of,
 )
+from relpos.engines import attention, attention_weights, require_backend
 from relpos.layers.cache import LayerCache
 from relpos.layers.norms import HeadNormChoice, QueryKeyNorm
 from relpos.layers.products import PRODUCTS, Product, meet

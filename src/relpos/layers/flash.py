@@ -5,9 +5,9 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.attention.tiled import flash_attention
 from relpos.core import Coordinates, LineBias, Sequence
 from relpos.core.checks import fail, require_flag, require_int, require_tokens, shape_of
+from relpos.engines.tiled import flash_attention
 from relpos.position import Mechanism
 from relpos.position.mechanism import is_mechanism
 

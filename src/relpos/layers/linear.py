@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.attention.linear import FeatureMap, linear_attention
 from relpos.core import Coordinates, Sequence
 from relpos.core.checks import fail, require_flag, require_int, require_tokens, shape_of
+from relpos.engines.linear import FeatureMap, linear_attention
 from relpos.position import Mechanism
 from relpos.position.mechanism import is_mechanism
 

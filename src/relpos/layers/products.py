@@ -12,10 +12,10 @@ from typing import Literal, get_args
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.attention import attention, flash_attention, linear_attention
-from relpos.attention.call import check_term
-from relpos.attention.dense import content
 from relpos.core import LineBias, Mask, Rotation, Term, Terms
+from relpos.engines import attention, flash_attention, linear_attention
+from relpos.engines.call import check_term
+from relpos.engines.dense import content
 
 Product = Literal["softmax", "linear", "tiles"]
 PRODUCTS: tuple[Product, ...] = get_args(Product)

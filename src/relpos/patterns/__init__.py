@@ -5,9 +5,9 @@ sparse      Sparse Transformer, Longformer, BigBird, any block layout
 windows     Swin's windows on a grid, shifted or not; `partition` and `join` take them apart and put them together
 """
 
-from relpos.patterns.local import dilated, local
+from relpos.patterns.neighbourhoods import dilated, local
+from relpos.patterns.partitions import join, partition, windows
 from relpos.patterns.sparse import big_bird, block_sparse, fixed, longformer, strided
-from relpos.patterns.windows import join, partition, windows
 
 __all__ = [
     "big_bird",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relpos.core import Blocks, Mask
 from relpos.core.checks import fail, require_flag, require_int, shape_of
-from relpos.patterns.local import local
+from relpos.patterns.neighbourhoods import local
 
 
 def fixed(length: int, stride: int, *, summaries: int = 1, causal: bool = False) -> Mask:

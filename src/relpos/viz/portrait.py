@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relpos.attention import attention, attention_weights
 from relpos.core import Grid, LineBias, LineVectors, Mask, Rotation, RowRule, Scale, Sequence, Terms
+from relpos.engines import attention, attention_weights
 from relpos.position import Mechanism
 from relpos.position.mechanism import acts_in_attention, acts_on_tokens
 from relpos.viz.strips import MINUS, Axis, Bars, Maps, Strip, Words, counted, heads_named, offsets_of, sheet

@@ -1,0 +1,301 @@
+"""The lines of a pair: integers whose difference names the offset between a query and a key.
+
+    index[i, j] = query[i] - key[j] + origin        0 <= index < length
+
+so that every content-free relative bias is one vector `values[length]`, read at `index`. With query coordinates from
+`ql` to `qh` and key coordinates from `kl` to `kh` on an axis, the offset query - key takes `(qh - ql) + (kh - kl) + 1`
+values: the axis's *span*. Axes are nested with a stride each, the last fastest,
+
+    stride[a] = product of the spans of the axes after a
+    query     = sum over a of (coordinate[a] - ql[a]) * stride[a]       key alike, less kl
+    origin    = sum over a of (kh[a] - kl[a]) * stride[a]
+
+and the first `L = product of spans` entries of `values` are the flattened table of offsets, lowest offset first: for
+two equal grids Swin's (2H - 1) x (2W - 1) table. The stride belongs to the pair, not to either grid.
+
+Prefix tokens stand at `L` as queries and at `-(L + 1)` as keys, all of a side at one place. Behind the L offsets
+between tokens, the regions of `values` are then
+
+    [L, L + origin]              prefix to token
+    [L + origin + 1, 2L]         token to prefix
+    2L + origin + 1              prefix to prefix (the entries just below it are never read)
+
+Symmetric choices would collide. Lines do not say which documents are separate; segments of a mask do.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from relpos.core.checks import consecutive, fail, require_device, require_int, require_tensor, shape_of
+from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence, require_coordinates
+from relpos.core.tree import Movable, register, static
+
+
+class Kind(enum.IntEnum):
+    """What a pair of tokens is; the values stand in `Offsets.kind`.
+
+    Compare a tensor with `int(Kind.TOKENS)`: torch.compile makes a plain False of a tensor beside an enumeration.
+    """
+
+    TOKENS = 0
+    PREFIX_TO_TOKEN = 1
+    TOKEN_TO_PREFIX = 2
+    PREFIX_TO_PREFIX = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Offsets:
+    """What each entry of a line stands for.
+
+    Attributes:
+        axes: `Int[L, A]`, query - key along each axis; 0 where a prefix takes part.
+        kind: `Int[L]`, a `Kind`.
+        low, high: the smallest and largest offset of each axis, plain numbers.
+    """
+
+    axes: Int[Tensor, "L A"]
+    kind: Int[Tensor, " L"]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """One side of regular lines: `prefix` tokens, then nested arithmetic progressions.
+
+    Attributes:
+        prefix: tokens before them, all at one place.
+        sizes, strides: of each progression, the last fastest.
+        start: the line number of the first token behind the prefix.
+    """
+
+    prefix: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int = 0
+
+    @property
+    def is_affine(self) -> bool:
+        """Whether this side is consecutive integers."""
+        return self.prefix == 0 and len(self.sizes) == 1
+
+    def narrow(self, start: int, stop: int) -> Ramp | None:
+        """The ramp of tokens `start` to `stop - 1`; None where they are no whole rows of the first axis."""
+        row = math.prod(self.sizes[1:])
+        first, last = max(start - self.prefix, 0), stop - self.prefix
+        if last <= first or first % row or last % row:
+            return None
+        sizes = ((last - first) // row, *self.sizes[1:])
+        return Ramp(max(self.prefix - start, 0), sizes, self.strides, self.start + first // row * self.strides[0])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shape of lines, in plain numbers, so that no engine reads a tensor to learn it.
+
+    Attributes:
+        low: the smallest offset along each axis.
+        spans: how many offsets each axis has.
+        query, key: how each side runs, or None where it is irregular.
+    """
+
+    low: tuple[int, ...]
+    spans: tuple[int, ...]
+    query: Ramp | None = None
+    key: Ramp | None = None
+
+    @property
+    def kind(self) -> Literal["affine", "nested", "irregular"]:
+        """`affine`: both sides are consecutive integers; `nested`: grids and prefixes; `irregular`: anything."""
+        if self.query is None or self.key is None:
+            return "irregular"
+        return "affine" if self.query.is_affine and self.key.is_affine else "nested"
+
+    @property
+    def tokens(self) -> int:
+        """L, the number of offsets between tokens; what lies behind them in `values` has to do with prefixes."""
+        return math.prod(self.spans)
+
+
+@register("relpos.core.lines.Lines")
+@dataclass(frozen=True, eq=False)
+class Lines(Movable):
+    """The line coordinates of queries and keys. Usually made by `core.lines`.
+
+    Attributes:
+        query: `Int[N]` or `Int[B, N]`.
+        key: `Int[M]` or `Int[B, M]`.
+        origin: added to query - key.
+        length: entries that `values` must have.
+        layout: the structure, in plain numbers.
+    """
+
+    query: Int[Tensor, "*#B N"]
+    key: Int[Tensor, "*#B M"]
+    origin: int = static()
+    length: int = static()
+    layout: Layout = static()
+
+    def __post_init__(self) -> None:
+        for name, line in (("the query line", self.query), ("the key line", self.key)):
+            require_tensor(line, name, dims=(1, 2))
+            if line.dtype == torch.bool or line.is_floating_point():
+                fail(f"{name} to be an integer tensor", shape_of(line), "Make lines with relpos.lines(queries, keys).")
+        require_device(self.key, "the key line", self.query.device, "Make both lines on one device.")
+        batches = {line.shape[0] for line in (self.query, self.key) if line.dim() == 2} - {1}
+        if len(batches) > 1:
+            sizes = f"{self.query.shape[0]} and {self.key.shape[0]}"
+            fail("query and key lines of one batch size", sizes, "Give one row an element of the batch on both sides.")
+        if not isinstance(self.origin, int):
+            fail("the origin of the lines to be an integer", shape_of(self.origin), "Pass a Python int.")
+        require_int(self.length, "the length of the lines", at_least=1)
+        if not isinstance(self.layout, Layout):
+            fail("lines with a Layout", shape_of(self.layout), "Make lines with relpos.lines(queries, keys).")
+
+    def index(self) -> Int[Tensor, "*B N M"]:
+        """`query[i] - key[j] + origin` for every pair: the dense meaning of the lines."""
+        return self.query[..., :, None] - self.key[..., None, :] + self.origin
+
+    def offsets(self) -> Offsets:
+        """What each of the `length` entries stands for; see the file's head for the regions."""
+        layout, tokens = self.layout, self.layout.tokens
+        entry = torch.arange(self.length, device=self.query.device)
+        high = tuple(low + span - 1 for low, span in zip(layout.low, layout.spans, strict=True))
+        kind = torch.zeros_like(entry)
+        if self.length != tokens:
+            for edge in (tokens, tokens + self.origin + 1, 2 * tokens + 1):  # in plain numbers: no copy to the device
+                kind = kind + (entry >= edge).long()
+        columns = []
+        stride = tokens
+        for low, span in zip(layout.low, layout.spans, strict=True):
+            stride //= span
+            columns.append((entry // stride) % span + low)
+        axes = torch.stack(columns, dim=-1)
+        return Offsets(torch.where(kind[:, None] == int(Kind.TOKENS), axes, 0), kind, layout.low, high)
+
+    def narrow(self, queries: slice, keys: slice) -> Lines:
+        """The lines of some consecutive queries and keys; they read the same `values`. Keys may leave some out at equal
+        distances."""
+        query, query_ramp = _narrow(self.query, self.layout.query, queries)
+        apart = keys.step is not None and keys.step > 1
+        key, key_ramp = (self.key[..., keys], None) if apart else _narrow(self.key, self.layout.key, keys)
+        return replace(self, query=query, key=key, layout=replace(self.layout, query=query_ramp, key=key_ramp))
+
+    def same_structure(self, other: Lines) -> bool:
+        """Whether both are known, without reading tensors, to be the same lines."""
+        if self.query is other.query and self.key is other.key and self.origin == other.origin:
+            return self.length == other.length
+        regular = self.layout.kind != "irregular" and self.query.device == other.query.device
+        return regular and (self.origin, self.length, self.layout) == (other.origin, other.length, other.layout)
+
+
+def _narrow(line: Tensor, ramp: Ramp | None, part: slice) -> tuple[Tensor, Ramp | None]:
+    count = line.shape[-1]
+    span = consecutive(part, count)
+    if span is None or span == (0, count):
+        return line, ramp
+    return line[..., slice(*span)], None if ramp is None else ramp.narrow(*span)
+
+
+def _ramp(coordinates: Coordinates, strides: tuple[int, ...]) -> Ramp | None:
+    match coordinates:
+        case Sequence(length=length, prefix=prefix):
+            return Ramp(prefix, (length,), strides)
+        case Grid(sizes=sizes, prefix=prefix):
+            return Ramp(prefix, sizes, strides)
+        case _:
+            return None
+
+
+def _side(
+    coordinates: Coordinates, strides: tuple[int, ...], prefix_place: int, device: torch.device | None
+) -> Int[Tensor, "*B N"]:
+    if isinstance(coordinates, Positions) and coordinates.values.is_floating_point():
+        fail("integer coordinates", "floating-point Positions", "Floating-point positions serve rotations only.")
+    tokens = coordinates.tokens(device).long()
+    line = torch.zeros_like(tokens[..., 0])
+    for axis, (low, stride) in enumerate(zip(coordinates.low, strides, strict=True)):
+        line = line + (tokens[..., axis] - low) * stride
+    if coordinates.prefix:
+        line = torch.cat([line.new_full((*line.shape[:-1], coordinates.prefix), prefix_place), line], dim=-1)
+    return line
+
+
+def lines(queries: Coordinates, keys: Coordinates | None = None, *, device: torch.device | None = None) -> Lines:
+    """The lines of a pair of coordinate systems.
+
+    Args:
+        queries, keys: where the query and key tokens are; keys default to the queries. Both need as many axes.
+        device: where the two vectors are to live; Positions default to their own device.
+
+    Raises:
+        ValueError: the numbers of axes differ, or a coordinate is floating point.
+    """
+    require_coordinates(queries, "queries")
+    keys = queries if keys is None else keys
+    require_coordinates(keys, "keys")
+    if queries.axes != keys.axes:
+        fail(
+            "queries and keys with the same number of axes",
+            f"{queries.axes} and {keys.axes} ({queries!r} and {keys!r})",
+            "A one-axis view of a grid is grid.raster().",
+        )
+    sides = list(zip(queries.low, queries.high, keys.low, keys.high, strict=True))
+    spans = tuple((qh - ql) + (kh - kl) + 1 for ql, qh, kl, kh in sides)
+    strides = tuple(math.prod(spans[axis + 1 :]) for axis in range(len(spans)))
+    origin = sum((kh - kl) * stride for (_, _, kl, kh), stride in zip(sides, strides, strict=True))
+    tokens = math.prod(spans)
+    length = tokens
+    if queries.prefix and keys.prefix:
+        length = 2 * tokens + origin + 2
+    elif keys.prefix:
+        length = 2 * tokens + 1
+    elif queries.prefix:
+        length = tokens + origin + 1
+    layout = Layout(
+        low=tuple(ql - kh for ql, _, _, kh in sides),
+        spans=spans,
+        query=_ramp(queries, strides),
+        key=_ramp(keys, strides),
+    )
+    query = _side(queries, strides, tokens, device)
+    key = query if keys is queries and not keys.prefix else _side(keys, strides, -(tokens + 1), device)
+    return Lines(query, key, origin, length, layout)
+
+
+def axis_lines(
+    queries: Coordinates, keys: Coordinates | None = None, *, device: torch.device | None = None
+) -> tuple[Lines, ...]:
+    """One pair of lines for each axis alone, for mechanisms that add a term per axis.
+
+    A grid's key line then takes only as many values as that axis has cells, which engines exploit. Prefix tokens keep
+    their regions behind the offsets between tokens.
+    """
+    require_coordinates(queries, "queries")
+    keys = queries if keys is None else keys
+    require_coordinates(keys, "keys")
+    if queries.axes != keys.axes:
+        fail("queries and keys with the same number of axes", f"{queries.axes} and {keys.axes}", "Give both as grids.")
+    return tuple(
+        lines(_one_axis(queries, axis, device), _one_axis(keys, axis, device), device=device)
+        for axis in range(queries.axes)
+    )
+
+
+def _one_axis(coordinates: Coordinates, axis: int, device: torch.device | None) -> Coordinates:
+    if coordinates.axes == 1:
+        return coordinates.raster()
+    return Positions(
+        coordinates.tokens(device)[..., axis],
+        low=coordinates.low[axis],
+        high=coordinates.high[axis],
+        prefix=coordinates.prefix,
+    )

@@ -1,0 +1,221 @@
+"""Whether an engine computes what the reference does: one call on both, output, log-sum-exp and every gradient.
+
+The reference runs on the CPU, in float64 and in the call's own dtype (of a float64 call in float32, whose error is then
+scaled down). With `cost` the error of the latter and `size` the root mean square of the result (of a gradient, which is
+a difference of larger terms behind the softmax: of the largest gradient), an engine agrees where
+
+    rms(error) <= 2 * rms(cost) + rounding * size
+    max(error) <= 4 * max(cost) + 8 * rounding * max(size, largest result)
+    rounding    = eps(dtype) + sqrt(tokens) * eps(dtype of sums)                 twice that in float64
+
+The dtype is the call's, or that of a gradient where it is coarser (of a table in float32 in a float64 call).
+
+The first summands are the tests' rule. The others allow for any order of sums: a sum of n rounded numbers, one by one,
+is off by a random walk of about sqrt(n) eps, and the reference's own order may be luckier. Of a handful of numbers the
+second line alone is asked. NaN differs, and so does an infinity where there should be none.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import _pytree as pytree
+
+from relpos.engines.call import Call
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far an engine is from the reference.
+
+    Attributes:
+        output, gradients: the largest error of the output and log-sum-exp, and of all gradients, as a share of the
+            largest number of the same result.
+        fault: what differs by more than rounding, in words, or None.
+        seconds: what the engine took, forward and backward, the compiling of its kernels included.
+    """
+
+    output: float
+    gradients: float
+    fault: str | None
+    seconds: float
+
+
+_FEW = 16
+"""Numbers whose root mean square error is luck."""
+
+_Results = dict[str, Tensor | None]
+
+
+class Expected:
+    """What the reference says of one call, for any number of engines.
+
+    Args:
+        reference: the engine that is right.
+        make: makes the call, on the CPU, with its seed where it has dropout. Gradients are taken of q, k, v and of what
+            requires them in its terms, unless an engine lacks these.
+    """
+
+    def __init__(self, reference: ModuleType, make: Callable[[], Call]) -> None:
+        self.reference = reference
+        with _apart(torch.device("cpu")):
+            self.call = make()
+        self._known: dict[tuple[bool, bool], tuple[_Results, _Results]] = {}
+
+    def difference(self, engine: ModuleType, device: torch.device) -> Difference:
+        """How far an engine on a device is from it. Nothing of the caller's state takes part, and no generator moves.
+
+        Raises:
+            NotImplementedError: the engine lacks something that the call needs.
+        """
+        with _apart(device):
+            learned, call = True, self.call
+            if engine.lacks(_copy(call, device)) is not None:  # which may be the gradient of what position learns
+                learned, call = False, _without_learned(call)
+                lack = engine.lacks(_copy(call, device))
+                if lack is not None:
+                    raise NotImplementedError(lack)
+            start = time.perf_counter()
+            mine = {name: None if x is None else x.cpu() for name, x in _results(engine, _copy(call, device)).items()}
+            seconds = time.perf_counter() - start
+            return self._compare(mine, learned, seconds)
+
+    def _right(self, learned: bool, with_lse: bool) -> tuple[_Results, _Results]:
+        """In float64, and in the call's dtype or float32."""
+        if (learned, with_lse) not in self._known:
+            call = self.call if learned else _without_learned(self.call)
+            narrow = torch.float32 if call.q.dtype == torch.float64 else None
+            exact, plain = (_results(self.reference, _copy(call, dtype=x), with_lse) for x in (torch.float64, narrow))
+            self._known[learned, with_lse] = exact, plain
+        return self._known[learned, with_lse]
+
+    def _compare(self, mine: _Results, learned: bool, seconds: float) -> Difference:
+        exact, plain = self._right(learned, mine["log-sum-exp"] is not None)
+        gradients = [x for name, x in exact.items() if name.startswith("gradient") and x is not None]
+        terms = max((_rms(x) for x in gradients), default=0.0)
+        tokens = max(self.call.q.shape[2], self.call.k.shape[2])
+        far = {"output": 0.0, "gradients": 0.0}
+        faults = []
+        for name, right in exact.items():
+            ours, own = mine[name], plain[name]
+            if right is None or ours is None or own is None:  # an engine without log-sum-exp
+                continue
+            kind = "gradients" if name.startswith("gradient") else "output"
+            dtypes = (self.call.q.dtype, ours.dtype) if kind == "gradients" else (self.call.q.dtype,)
+            share, fault = _compare(ours, right, own, dtypes, tokens, terms if kind == "gradients" else 0.0)
+            if name == "output" and ours.dtype != self.call.q.dtype:
+                fault = f"{ours.dtype} instead of {self.call.q.dtype}"
+            far[kind] = max(far[kind], share)
+            faults += [] if fault is None else [f"{name}: {fault}"]
+        more = f", and {len(faults) - 1} more differ" if len(faults) > 1 else ""
+        return Difference(far["output"], far["gradients"], faults[0] + more if faults else None, seconds)
+
+
+@contextmanager
+def _apart(device: torch.device) -> Iterator[None]:
+    """Gradients are on; autocast, inference mode and hooks on saved tensors of the caller's are off."""
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        saved_tensors_hooks(lambda x: x, lambda x: x),  # else a checkpoint around the caller would take them in
+        torch.autocast("cpu", enabled=False),
+        torch.autocast(device.type, enabled=False),
+        torch.cuda.device(device if device.type == "cuda" else -1),
+    ):
+        yield
+
+
+def _compare(
+    mine: Tensor, exact: Tensor, plain: Tensor, dtypes: tuple[torch.dtype, ...], tokens: int, terms: float
+) -> tuple[float, str | None]:
+    """The largest error as a share of the largest number, and what is wrong."""
+    mine, exact, plain = (x.detach().double().cpu() for x in (mine, exact, plain))
+    if mine.shape != exact.shape:
+        return math.inf, f"shape {tuple(mine.shape)} instead of {tuple(exact.shape)}"
+    if mine.isnan().any():
+        return math.inf, "NaN"
+    infinite = exact.isinf()
+    if not torch.equal(mine[infinite], exact[infinite]):
+        return math.inf, "not infinite where it should be"
+    mine, exact, plain = mine[~infinite], exact[~infinite], plain[~infinite]
+    sums = torch.finfo(torch.promote_types(dtypes[0], torch.float32)).eps
+    unit = sums / torch.finfo(torch.float32).eps
+    rounding = max(torch.finfo(dtype).eps for dtype in dtypes) + math.sqrt(tokens) * sums
+    if dtypes[0] == torch.float64:  # what is expected is rounded as much
+        rounding *= 2
+    largest = _largest(exact)
+    error = _largest(mine - exact)
+    share = error / largest if largest else error
+    for what, found, cost, size, factor, units in (
+        ("root mean square", _rms(mine - exact), _rms(plain - exact), max(_rms(exact), terms), 2, 1),
+        ("largest", error, _largest(plain - exact), max(largest, terms), 4, 8),
+    ):
+        allowed = factor * unit * cost + units * rounding * size
+        if not found <= allowed and (what == "largest" or mine.numel() >= _FEW):
+            return share, f"{what} error {found:.2g} where rounding explains {allowed:.2g}"
+    return share, None
+
+
+def _rms(x: Tensor) -> float:
+    return float(x.double().square().mean().sqrt()) if x.numel() else 0.0
+
+
+def _largest(x: Tensor) -> float:
+    return float(x.double().abs().max()) if x.numel() else 0.0
+
+
+def _without_learned(call: Call) -> Call:
+    """The call with nothing to learn in its terms."""
+    return replace(call, terms=pytree.tree_map_only(Tensor, Tensor.detach, call.terms))
+
+
+def _copy(call: Call, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Call:
+    """The call with tensors of its own, on a device or in a dtype."""
+
+    def copy(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        own = x.detach().to(device or x.device)
+        if dtype is not None and own.is_floating_point():
+            own = own.to(dtype)
+        return own.clone().requires_grad_() if x.requires_grad else own
+
+    terms, mask = pytree.tree_map(copy, (call.terms, call.mask))
+    return replace(call, q=copy(call.q), k=copy(call.k), v=copy(call.v), terms=terms, mask=mask, seed=copy(call.seed))
+
+
+def _results(engine: ModuleType, call: Call, with_lse: bool = True) -> _Results:
+    """Output, log-sum-exp where the engine gives one, and the gradients of some function of both."""
+    out, lse = engine.run(call)
+    ends, upstream = [out], [_wave(out)]
+    if lse is not None and with_lse:
+        seen = ~lse.isinf()
+        ends.append(torch.where(seen, lse, 0))
+        upstream.append(_wave(lse) * seen)
+    learned = [
+        (type(term).__name__, x) for term in call.terms for x in pytree.tree_leaves(term)
+        if isinstance(x, Tensor) and x.requires_grad
+    ]  # fmt: skip
+    leaves = {"q": call.q, "k": call.k, "v": call.v}
+    leaves |= {f"{name} ({number + 1})": x for number, (name, x) in enumerate(learned)}
+    found = torch.autograd.grad(ends, list(leaves.values()), upstream, allow_unused=True)
+    gradients = {
+        f"gradient of {name}": torch.zeros_like(x) if gradient is None else gradient
+        for (name, x), gradient in zip(leaves.items(), found, strict=True)
+    }
+    return {"output": out, "log-sum-exp": lse if with_lse else None, **gradients}
+
+
+def _wave(x: Tensor) -> Tensor:
+    """Numbers between -1 and 1 in the shape of x, the same in every dtype up to its rounding."""
+    numbers = torch.arange(x.numel(), dtype=torch.float64, device="cpu").view(x.shape)
+    return torch.sin(1.7 * numbers + 0.3).to(torch.bfloat16).to(device=x.device, dtype=x.dtype)

@@ -1,0 +1,219 @@
+"""`relpos.attention`: one function, SDPA's layout, any engine, the same meaning.
+
+The engine is chosen here and nowhere else. One asked for by name never falls back; `auto` takes the first of `_ORDER`
+that has everything the call needs, does not say itself that another is faster and, where it must, agrees with the
+reference on this device (`verdicts`); `explain` says which that is and why the others were passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.core import Coordinates, Mask
+from relpos.core.checks import require_name
+from relpos.engines import flex, reference, sdpa, streaming, triton, verdicts
+from relpos.engines.agreement import Difference, Expected
+from relpos.engines.call import Call, Position, prepare
+from relpos.engines.hidden import without_hidden
+from relpos.engines.work import of_nothing
+
+_ORDER: tuple[ModuleType, ...] = (triton, streaming, sdpa, flex, reference)
+_ENGINES: dict[str, ModuleType] = {engine.NAME: engine for engine in _ORDER}
+
+_REFERENCE_AT_MOST = 2**22
+"""Scores of all heads up to which the reference does what the faster engines lack; 16 MiB a tensor."""
+
+
+def backends() -> dict[str, str]:
+    """The engines' names, and what each is for, in the order `auto` asks them."""
+    return {name: engine.SUMMARY for name, engine in _ENGINES.items()}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which engine a call takes, and why not the others.
+
+    Attributes:
+        backend: the engine's name.
+        passed_over: name to reason, for the engines `auto` asked before it and those it did not need to ask.
+    """
+
+    backend: str
+    passed_over: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"backend: {self.backend}"]
+        lines += [f"  not {name}: {reason}" for name, reason in self.passed_over.items()]
+        return "\n".join(lines)
+
+
+def require_backend(backend: object) -> None:
+    """Raise unless `backend` is "auto" or an engine's name."""
+    require_name(backend, ["auto", *_ENGINES], "a backend")
+
+
+def _fault(engine: ModuleType, call: Call) -> str | None:
+    """What is wrong with an engine on the call's device, as far as it must be asked, or None."""
+    must = call.q.device.type in getattr(engine, "CHECKED_ON", ())
+    return verdicts.fault(engine, reference, call) if must else None
+
+
+def _choose(call: Call, backend: str) -> Explanation:
+    require_backend(backend)
+    if backend != "auto":
+        lack = _ENGINES[backend].lacks(call)
+        if lack is not None:
+            raise NotImplementedError(
+                f"expected a backend with all the call needs; got {backend!r}, and backend {backend!r} lacks {lack}. "
+                "Use backend='auto' or 'reference'."
+            )
+        others = {name: "not asked for" for name in _ENGINES if name != backend}
+        return Explanation(backend, others)
+    passed_over: dict[str, str] = {}
+    chosen: str | None = None
+    declined: str | None = None
+    for engine in _ORDER:
+        lack = engine.lacks(call)
+        slower = engine.slower(call) if lack is None and hasattr(engine, "slower") else None
+        if lack is not None:
+            passed_over[engine.NAME] = f"it lacks {lack}"
+        elif slower is not None:
+            passed_over[engine.NAME] = slower
+            declined = engine.NAME if engine is streaming else declined  # it can do everything, at any length
+        elif chosen is not None:
+            passed_over[engine.NAME] = f"{chosen} comes first and can compute it"
+        elif (fault := _fault(engine, call)) is not None:
+            passed_over[engine.NAME] = fault
+        else:
+            chosen = engine.NAME
+    assert chosen is not None, "the reference can do everything"
+    heads, n, m = call.q.shape[0] * call.q.shape[1], call.q.shape[2], call.k.shape[2]
+    if chosen == reference.NAME and declined is not None and heads * n * m > _REFERENCE_AT_MOST:
+        passed_over.pop(declined)
+        passed_over[chosen] = "it would hold every score several times"
+        chosen = declined
+    return Explanation(chosen, passed_over)
+
+
+def attention(
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B G M D"],
+    v: Float[Tensor, "B G M V"],
+    *,
+    position: Position | None = None,
+    queries: Coordinates | None = None,
+    keys: Coordinates | None = None,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Float[Tensor, "B H N V"] | tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
+    """Softmax attention with any position mechanism.
+
+    Tokens that the mask leaves out altogether may hold anything, also NaN and inf: keys and values that no query of
+    their batch element sees (padding, the unused part of a cache), and queries that see no key. They change nothing,
+    and their gradients are 0. A NaN or inf in a key or value that is hidden from some queries alone may reach these
+    too, for 0 times NaN is NaN. What terms hold is finite for every token, left out or not; a `DenseBias` alone may
+    hold anything at forbidden pairs.
+
+    Args:
+        q: queries. k, v: keys and values; G key heads serve H query heads in equal groups (H a multiple of G).
+        position: terms, or a mechanism together with `queries`.
+        queries, keys: coordinates of the tokens, only beside a mechanism; keys default to the queries.
+        mask: which pairs may attend; a row that may see none gives 0, as all do where there are no keys.
+        scale: factor on the content product. Default: the position's own (1 for T5), else 1/sqrt(D).
+        dropout: probability that a weight is dropped, applied whenever it is above 0: pass 0.0 to evaluate. Seeded
+            from PyTorch's generator.
+        return_lse: also return the log-sum-exp of each row as the softmax sees it: of its scores, and of the sink where
+            there is one. Shards of the keys merge by it, output by output weighted with exp(lse - lse of all); give
+            `Sinks` to one shard only, or the sink counts as often as there are shards.
+        backend: an engine's name, or "auto". On a GPU `auto` takes a kernel of ours only once it has agreed with the
+            reference there: the first call of a kind runs small calls of that kind on both, forward and backward, which
+            takes a few seconds while kernels are compiled. Inside torch.compile nothing is run: a model that is to have
+            these kernels there is called once as it is, `torch.no_grad()` will do. An engine asked for by name is
+            not checked.
+
+    Returns:
+        `[B, H, N, V]`, in q's dtype (autocast's where that is on and q is not float64); with `return_lse` also
+        `[B, H, N]`.
+
+    Raises:
+        ValueError: arguments that do not fit together; the message says what was expected, what came and the remedy.
+        NotImplementedError: the backend asked for lacks something the call needs.
+
+    Warns:
+        RuntimeWarning: a kernel failed its check on this GPU, so that `auto` passes it over.
+    """
+    call = prepare(
+        q, k, v, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=dropout,
+        return_lse=return_lse,
+    )  # fmt: skip
+    engine = _ENGINES[_choose(call, backend).backend]
+    with torch.autocast(q.device.type, enabled=False):
+        output, lse = of_nothing(call) if call.is_empty else engine.run(without_hidden(call.seeded()))
+    return (output, lse) if return_lse else output
+
+
+def explain(
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B G M D"],
+    v: Float[Tensor, "B G M V"],
+    *,
+    position: Position | None = None,
+    queries: Coordinates | None = None,
+    keys: Coordinates | None = None,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Explanation:
+    """Which engine `attention` would take for the same arguments, and why the others were passed over.
+
+    It is what the next call takes: a kernel that has to agree with the reference before `auto` takes it on a GPU is
+    checked here as well, unless it has been. Of the arguments nothing is computed.
+    """
+    call = prepare(
+        q, k, v, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=dropout,
+        return_lse=return_lse,
+    )  # fmt: skip
+    return _choose(call, backend)
+
+
+def expected(make: Callable[[], Call]) -> Expected:
+    """What the reference says of a call, to hold engines against; see `agreement`."""
+    return Expected(reference, make)
+
+
+def difference(backend: str, wanted: Expected, device: torch.device) -> Difference:
+    """How far an engine on a device is from what is expected.
+
+    Raises:
+        NotImplementedError: the engine lacks something that the call needs; the message names it alone.
+    """
+    return wanted.difference(_ENGINES[backend], device)
+
+
+def attention_weights(
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B G M D"],
+    *,
+    position: Position | None = None,
+    queries: Coordinates | None = None,
+    keys: Coordinates | None = None,
+    mask: Mask | None = None,
+    scale: float | None = None,
+) -> Float[Tensor, "B H N M"]:
+    """The softmax's weights, by the reference engine: N x M numbers, for pictures and study."""
+    call = prepare(
+        q, k, k, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=0.0, return_lse=False
+    )
+    with torch.autocast(q.device.type, enabled=False):
+        return reference.weights(without_hidden(call))[0].to(call.q.dtype)

@@ -1,0 +1,213 @@
+"""Attention without a softmax between queries and keys, in time and memory linear in N.
+
+    out_i = sum_j w_ij v_j / sum_j w_ij,    w_ij = decay^|i - j| <phi(q_i), phi(k_j)>    over all j, or j <= i
+
+Katharopoulos et al. 2020, "Transformers are RNNs", whose phi is elu + 1; the sums over j are taken before the product
+with q_i. Not causal, that is two products of small matrices. Causal, three forms of the same numbers are here:
+
+    quadratic   all w_ij, masked: the definition
+    recurrent   one token after another, a state [D, V] a head: how it decodes
+    chunked     the definition inside a chunk of tokens, the state between chunks: how it trains, in O(N)
+
+Position enters in two ways, which compose. A rotation turns phi(q) and phi(k) in the numerator alone: turned features
+may be negative and their sum 0 (Su et al. 2021, "RoFormer", section 3.3). A decay per head makes it retention (Sun et
+al. 2023, "Retentive Network", equations 5 to 7), which divides by nothing and is normalised after: `normalize=False`.
+
+Efficient attention (Shen et al. 2021) has a softmax over the channels of q and over the tokens of k: the latter sums
+over all tokens, and is not causal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.core import Rotation, Term, Terms
+from relpos.core.checks import (
+    fail,
+    require_choice,
+    require_device,
+    require_flag,
+    require_floating,
+    require_int,
+    shape_of,
+)
+from relpos.engines import dense
+from relpos.engines.call import check_term, require_alike
+
+FeatureMap = Literal["elu", "relu", "softmax", "identity"]
+Form = Literal["chunked", "recurrent", "quadratic"]
+CHUNK = 64
+"""Tokens of a chunk."""
+
+
+def linear_attention(
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B G M D"],
+    v: Float[Tensor, "B G M V"],
+    *,
+    feature_map: FeatureMap = "elu",
+    causal: bool = False,
+    position: Terms | Term | None = None,
+    decay: Float[Tensor, " H"] | None = None,
+    normalize: bool = True,
+    form: Form = "chunked",
+    chunk: int = CHUNK,
+) -> Float[Tensor, "B H N V"]:
+    """Linear attention; see the file's head.
+
+    Args:
+        q, k, v: queries, keys and values; G key heads serve H query heads in equal groups.
+        feature_map: "elu" (elu + 1), "relu", "identity" (retention's), or "softmax": over the channels of q, and over
+            the tokens of k.
+        causal: whether token i sees no j above it. N and M are then equal.
+        position: a rotation, or None.
+        decay: one factor per head on what is one token farther, above 0 and at most 1; causal alone.
+        normalize: whether to divide by the sum of weights; a row whose weights sum to 0 gives 0.
+        form: of a causal call; all give the same numbers, "quadratic" in O(N^2).
+        chunk: tokens of a chunk.
+
+    Raises:
+        ValueError: arguments that do not fit together.
+        NotImplementedError: terms that are not a rotation, which a softmax is needed for.
+    """
+    require_flag(causal, "causal")
+    require_flag(normalize, "normalize")
+    _check(q, k, v, feature_map, causal, decay, chunk)
+    require_choice(form, "form", get_args(Form))
+    terms = _rotation(position)
+    for term in terms:
+        check_term(term, q, k, v)
+    own, groups = q.dtype, q.shape[1] // k.shape[1]
+    wide = torch.promote_types(own, torch.float32)
+    with torch.autocast(q.device.type, enabled=False):
+        q, k = _features(q.to(wide), k.to(wide), feature_map)
+        k, v = (x.to(wide).repeat_interleave(groups, dim=1) for x in (k, v))
+        rate = None if decay is None else decay.to(wide)
+        run = _BY_FORM[form] if causal else _summed
+        if not normalize:
+            return run(*dense.content(terms, q, k), v, rate, chunk).to(own)
+        ones = v.new_ones(*v.shape[:3], 1)
+        if len(terms):  # whose turned features would not sum to 1
+            out, total = run(*dense.content(terms, q, k), v, rate, chunk), run(q, k, ones, rate, chunk)
+        else:
+            out, total = run(q, k, torch.cat([v, ones], dim=3), rate, chunk).split([v.shape[3], 1], dim=3)
+        return (out / torch.where(total == 0, 1, total)).to(own)
+
+
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, feature_map: object, causal: bool, decay: Tensor | None, chunk: int
+) -> None:
+    for x, name in ((q, "q"), (k, "k"), (v, "v")):
+        require_floating(x, name, dims=4)
+    require_alike(q, k, v)
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or k.shape[:3] != v.shape[:3]:
+        fail(
+            "q [B, H, N, D], k [B, G, M, D] and v [B, G, M, V]",
+            f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}",
+            "Give all three the same batch, k and v the same heads and tokens, q and k the same width.",
+        )
+    if not k.shape[1] or q.shape[1] % k.shape[1]:
+        fail("query heads to be a multiple of key heads", f"{q.shape[1]} and {k.shape[1]}", "Change one of them.")
+    require_choice(feature_map, "feature_map", get_args(FeatureMap))
+    require_int(chunk, "chunk", at_least=1)
+    if not causal:
+        if decay is not None:
+            fail("decay only in a causal call", "causal=False", "A sum over all tokens has no direction to decay in.")
+        return
+    if q.shape[2] != k.shape[2]:
+        fail(
+            "as many queries as keys in a causal call", f"{q.shape[2]} and {k.shape[2]}", "Attend within one sequence."
+        )
+    if feature_map == "softmax":
+        fail("a feature map of each token alone in a causal call", "'softmax'", "It sums over all tokens; use 'elu'.")
+    if decay is not None:
+        fits = isinstance(decay, Tensor) and decay.is_floating_point() and tuple(decay.shape) == (q.shape[1],)
+        if not fits:
+            wanted = f"a tensor with one decay a query head, [{q.shape[1]}], in floating point"
+            fail(wanted, shape_of(decay), "Values are above 0, at most 1.")
+        require_device(decay, "the decay", q.device, "Move it with .to(device).")
+
+
+def _rotation(position: Terms | Term | None) -> Terms:
+    terms = Terms() if position is None else position if isinstance(position, Terms) else Terms(position)
+    for term in terms:
+        if not isinstance(term, Rotation):
+            raise NotImplementedError(
+                f"expected a rotation or nothing as position; got {type(term).__name__}, which linear attention lacks, "
+                "for it adds to scores under a softmax. Use relpos.attention."
+            )
+    return terms
+
+
+def _features(q: Tensor, k: Tensor, name: FeatureMap) -> tuple[Tensor, Tensor]:
+    match name:
+        case "elu":
+            return F.elu(q) + 1, F.elu(k) + 1
+        case "relu":
+            return q.relu(), k.relu()
+        case "softmax":
+            return q.softmax(dim=3), k.softmax(dim=2)
+        case "identity":
+            return q, k
+
+
+def _summed(q: Tensor, k: Tensor, v: Tensor, rate: Tensor | None, chunk: int) -> Tensor:
+    return q @ (k.mT @ v)
+
+
+def _powers(rate: Tensor, steps: Tensor) -> Tensor:
+    """`rate ** steps` for each head, `[H, *steps]`."""
+    return rate.view(-1, *(1,) * steps.dim()) ** steps
+
+
+def _distances(n: int, rate: Tensor | None, x: Tensor) -> Tensor:
+    """`decay ** (i - j)` where j <= i, else 0: `[1 or H, n, n]`."""
+    places = torch.arange(n, device=x.device, dtype=x.dtype)
+    apart = places[:, None] - places
+    weights = torch.ones_like(apart)[None] if rate is None else _powers(rate, apart.clamp(min=0))
+    return weights.tril()
+
+
+def _quadratic(q: Tensor, k: Tensor, v: Tensor, rate: Tensor | None, chunk: int) -> Tensor:
+    return ((q @ k.mT) * _distances(q.shape[2], rate, q)) @ v
+
+
+def _recurrent(q: Tensor, k: Tensor, v: Tensor, rate: Tensor | None, chunk: int) -> Tensor:
+    state = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3])
+    rows = []
+    for n in range(q.shape[2]):
+        state = state if rate is None else state * rate[:, None, None]
+        state = state + k[:, :, n, :, None] * v[:, :, n, None, :]
+        rows.append(q[:, :, n, None, :] @ state)
+    return torch.cat(rows, dim=2) if rows else q.new_zeros(*q.shape[:3], v.shape[3])
+
+
+def _chunked(q: Tensor, k: Tensor, v: Tensor, rate: Tensor | None, chunk: int) -> Tensor:
+    n, size = q.shape[2], min(chunk, max(1, q.shape[2]))
+    q, k, v = (F.pad(x, (0, 0, 0, -n % size)).unflatten(2, (-1, size)) for x in (q, k, v))  # [B, H, chunks, size, .]
+    weights = _distances(size, rate, q)
+    inside = ((q @ k.mT) * weights[:, None]) @ v
+    last = weights[:, None, -1, :, None]  # what a token of a chunk weighs at the chunk's end
+    added = ((k * last).mT @ v).unbind(dim=2)
+    if not added:
+        return inside.flatten(2, 3)
+    before = [torch.zeros_like(added[0])]
+    for one in added[:-1]:
+        kept = before[-1] if rate is None else before[-1] * (rate**size)[:, None, None]
+        before.append(kept + one)
+    fading = torch.ones_like(weights[:, :, 0]) if rate is None else weights[:, :, 0] * rate[:, None]
+    across = (q * fading[:, None, :, None]) @ torch.stack(before, dim=2)
+    return (inside + across).flatten(2, 3)[:, :, :n]
+
+
+_BY_FORM: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None, int], Tensor]] = {
+    "chunked": _chunked,
+    "recurrent": _recurrent,
+    "quadratic": _quadratic,
+}

@@ -1,0 +1,138 @@
+"""The gradient of a line bias.
+
+Of few tokens, as in windows, the pairs of a head are added up over the batch and sorted into the line afterwards. Of
+many a kernel walks along lines, which takes regular ones; the pairs that a prefix takes part in are plain products.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.core import segment_sum
+from relpos.core.line import Ramp
+from relpos.core.random import keep
+from relpos.engines.triton import MOST_AXES, are_few, kernels, tiles
+
+if TYPE_CHECKING:
+    from relpos.engines.triton.launch import Launch
+
+
+def gradient(call: Launch, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:
+    """d(values), in values' shape; `rows` are the arguments that every backward kernel takes."""
+    assert call.line is not None
+    lines = call.line.lines
+    if are_few(lines):
+        return _of_pairs(call, rows).sum_to_size(call.line.values.shape)
+    query, key = lines.layout.query, lines.layout.key
+    assert query is not None
+    assert key is not None
+    result = torch.zeros(call.heads, lines.length, dtype=call.wide, device=call.work.q.device)
+    _between_tokens(call, rows, query, key, result)
+    prefixes = query.prefix, key.prefix
+    for first, second in (
+        (slice(0, prefixes[0]), slice(0, call.m)),
+        (slice(prefixes[0], call.n), slice(0, prefixes[1])),
+    ):
+        if first.stop > first.start and second.stop > second.start:
+            _of_prefix(call, rows, first, second, prefixes, result)
+    return result.sum_to_size(call.line.values.shape)
+
+
+_PROGRAMS = 1024
+"""Enough to fill a GPU several times over; how the batch is shared out decides the order of sums, so it is fixed."""
+
+
+def _of_pairs(call: Launch, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:
+    """By way of the gradient of every pair's score, added up over the batch."""
+    assert call.line is not None
+    lines = call.line.lines
+    shape = call.shape("table")
+    side = min(shape["ROWS"], max(16, triton.next_power_of_2(max(call.n, call.m))))
+    across = triton.cdiv(call.n, side) * triton.cdiv(call.m, side)
+    share = triton.cdiv(call.batch, triton.cdiv(_PROGRAMS, across * call.heads))
+    parts = triton.cdiv(call.batch, share)
+    partial = torch.empty(parts, call.heads, call.n, call.m, dtype=call.wide, device=call.work.q.device)
+    kernels.backward_pairs[across, call.heads, parts](
+        partial, *rows, call.dropout, call.batch, share, **call.constants(), SIDE=side,
+        num_warps=shape["num_warps"], num_stages=shape["num_stages"],
+    )  # fmt: skip
+    index = lines.index()
+    return segment_sum(partial.sum(dim=0).permute(1, 2, 0), index if index.dim() == 2 else index[0], lines.length).T
+
+
+def _cells(prefix: int, sizes: tuple[int, ...], side: int) -> tiles.Cells:
+    first, second = (*(1,) * (MOST_AXES - len(sizes)), *sizes[:-1])
+    return tiles.Cells(prefix, sizes[-1], first, second, triton.cdiv(sizes[-1], side))
+
+
+def _between_tokens(call: Launch, rows: tuple[Any, ...], query: Ramp, key: Ramp, result: Tensor) -> None:
+    shape = call.shape("table")
+    axes = list(zip(query.sizes, key.sizes, query.strides, strict=True))
+    axes = [axis for axis in axes if axis[:2] != (1, 1)] or axes[-1:]  # a grid of one column is a sequence
+    query_sizes, key_sizes, inner_strides = zip(*axes, strict=True)
+    wider = max(query_sizes[-1], key_sizes[-1])
+    side = min(shape["ROWS"], max(16, triton.next_power_of_2(wider)))
+    queries, keys = _cells(query.prefix, query_sizes, side), _cells(key.prefix, key_sizes, side)
+    spans = [a + b - 1 for a, b in zip(queries[2:], keys[2:], strict=True)]
+    even = queries.second == keys.second and (queries.inner == keys.inner or spans[:2] == [1, 1])
+    partial = result.new_empty(call.heads, math.prod(spans[:2]), spans[2], 2, side)
+    kernels.backward_table[math.prod(spans), call.heads](
+        partial, *rows, call.dropout, call.batch, queries, keys, **call.constants(), SIDE=side, EVEN=even,
+        num_warps=shape["num_warps"], num_stages=shape["num_stages"],
+    )  # fmt: skip
+    # neighbouring stretches of the last axis overlap by half: its offsets, from -SIDE times the key stretches on
+    whole = result.new_zeros(call.heads, partial.shape[1], spans[2] + 1, side)
+    whole[:, :, :-1] += partial[:, :, :, 0]
+    whole[:, :, 1:] += partial[:, :, :, 1]
+    lowest, count = -(keys.inner - 1), queries.inner + keys.inner - 1
+    sums = whole.flatten(2)[:, :, side * keys.third + lowest :][:, :, :count].unflatten(1, spans[:2])
+    assert call.line is not None
+    lines = call.line.lines
+    strides = (*(0,) * (MOST_AXES - len(inner_strides)), *inner_strides)
+    before = sum((size - 1) * stride for size, stride in zip(keys[2:4], strides[:2], strict=True))
+    start = query.start - key.start + lines.origin - before + lowest * strides[2]
+    view = result.as_strided(sums.shape, (lines.length, *strides), result.storage_offset() + start)
+    view.copy_(sums)
+
+
+def _of_prefix(
+    call: Launch,
+    rows: tuple[Any, ...],
+    queries: slice,
+    keys: slice,
+    prefixes: tuple[int, int],
+    result: Tensor,
+) -> None:
+    """The pairs of some queries and keys of which one side is a prefix: O(N) of them, by plain products."""
+    work, line = call.work, call.line
+    assert line is not None
+    up = rows[0]
+    groups = call.heads // call.own_heads
+    q, upstream = work.q.detach()[:, :, queries].to(call.wide), up.at[:, :, queries].to(call.wide)
+    k, v = (x.detach()[:, :, keys].to(call.wide).repeat_interleave(groups, dim=1) for x in (work.k, work.v))
+    places = line.lines.query[queries, None] - line.lines.key[None, keys] + line.lines.origin
+    score = (q @ k.mT) * work.scale + line.values.detach().to(call.wide)[:, places]
+    numbers = torch.arange(queries.start, queries.stop, device=q.device)
+    if work.mask is not None:
+        score = score.masked_fill(~work.mask.pairs(numbers, keys), -torch.inf)
+    shift = up.lse[:, :, queries, None]
+    weight = torch.exp(score - torch.where(shift == -torch.inf, 0, shift))
+    d = upstream @ v.mT
+    if work.seed is not None:
+        columns = torch.arange(keys.start, keys.stop, device=q.device)
+        kept = keep(work.seed, call.batch, call.heads, numbers, columns, work.dropout)
+        d = d * kept / (1 - work.dropout)
+    d = (weight * (d - up.delta[:, :, queries, None])).sum(dim=0)
+    if queries.start == 0 and prefixes[0]:  # all these queries stand at one place
+        split = prefixes[1]
+        result[:, places[0, split:]] = d[:, :, split:].sum(dim=1)
+        if split:
+            result[:, places[:1, 0]] = d[:, :, :split].sum(dim=(1, 2))[:, None]
+    else:  # all these keys do
+        result[:, places[:, 0]] = d.sum(dim=2)

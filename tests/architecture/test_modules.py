@@ -1,0 +1,46 @@
+"""No module has the name of a function that stands beside it.
+
+`import relpos.engines.api as x` asks each package for an attribute of the next name: a function there would be taken
+for the package.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+
+from source import modules, tree
+
+import relpos
+
+
+def test_every_module_is_what_its_package_has_under_its_name() -> None:
+    shadowed = []
+    for name in modules():
+        package, _, own = name.rpartition(".")
+        if not package or own.startswith("__"):
+            continue
+        defined = _names_in(package)
+        if own in defined:
+            shadowed.append(name)
+    assert not shadowed, f"a function has the name of its module: {', '.join(shadowed)}"
+
+
+def _names_in(package: str) -> set[str]:
+    """What a package's __init__ binds, its submodules apart."""
+    found: set[str] = set()
+    for node in ast.walk(tree(package)):
+        if isinstance(node, ast.ImportFrom) and not (node.level == 0 and node.module == package):
+            found |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+    return found
+
+
+def test_public_names_are_no_modules() -> None:
+    for name in relpos.__all__:
+        try:
+            importlib.import_module(f"relpos.{name}")
+        except ModuleNotFoundError:
+            continue
+        raise AssertionError(f"relpos.{name} is a module and a public name")

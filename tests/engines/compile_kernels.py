@@ -1,0 +1,184 @@
+"""Compile every Triton kernel for Hopper, or another kind of GPU, without one. A script, not a test:
+
+    python tests/engines/compile_kernels.py [--all] [--arch 80]
+
+The interpreter runs kernels as Python, so what the compiler refuses shows here alone. A line each is printed: registers
+that did not fit, shared memory, bytes of code. The exit status is the number that failed or want more than there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from relpos import Grid, LineBias, Mask, Sequence, Sinks, Terms, lines
+from relpos.engines.work import Work
+
+engine = importlib.import_module("relpos.engines.triton")
+launch = importlib.import_module("relpos.engines.triton.launch")
+rotation = importlib.import_module("relpos.engines.triton.rotation")
+kernels = importlib.import_module("relpos.engines.triton.kernels")
+ROOM = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+"""KiB of shared memory that a program may have, by compute capability (CUDA C++ Programming Guide, table 30)."""
+_TYPES = {
+    torch.float64: "*fp64", torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16",
+    torch.int32: "*i32", torch.int64: "*i64",
+}  # fmt: skip
+
+
+def signature(x: Any, path: tuple[int, ...], constants: dict[Any, Any], attributes: dict[Any, Any]) -> Any:
+    """The type of an argument, as the launcher would find it."""
+    if isinstance(x, tuple):
+        parts = [signature(part, (*path, number), constants, attributes) for number, part in enumerate(x)]
+        return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
+    if isinstance(x, torch.Tensor):
+        attributes[path] = [["tt.divisibility", 16]]
+        return _TYPES[x.dtype]
+    if x is None or (isinstance(x, int) and x == 1):
+        constants[path] = x
+        return "constexpr"
+    if isinstance(x, float):
+        return "fp32"
+    if x % 16 == 0:
+        attributes[path] = [["tt.divisibility", 16]]
+    return "i32" if abs(x) < 2**31 else "i64"
+
+
+def compiled(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any], arch: int) -> Any:
+    """The kernel, compiled for a compute capability."""
+    settings = {name: options.pop(name) for name in ("num_warps", "num_stages") if name in options}
+    constants: dict[Any, Any] = {}
+    attributes: dict[Any, Any] = {}
+    types = {
+        kernel.arg_names[number]: signature(x, (number,), constants, attributes) for number, x in enumerate(arguments)
+    }
+    for name, value in options.items():
+        types[name] = "constexpr"
+        constants[kernel.arg_names.index(name),] = value
+    source = ASTSource(kernel, types, constants, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=settings)
+
+
+class Recorder:
+    """Stands in for a kernel: takes its launch and compiles it."""
+
+    def __init__(self, kernel: Any, label: str, arch: int) -> None:
+        self.kernel, self.label, self.arch, self.failed = kernel, label, arch, 0
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def run(*arguments: Any, **options: Any) -> None:
+            if "PRECISION" in options:
+                options["PRECISION"] = "ieee"
+            try:
+                code = compiled(self.kernel, arguments, options, self.arch)
+            except Exception as error:
+                self.failed += 1
+                print(f"FAILED  {self.label} {self.kernel.__name__}: {type(error).__name__}: {error}", flush=True)
+                return
+            spilled, shared = spills(code.asm["cubin"]), code.metadata.shared
+            bad = shared > ROOM[self.arch] * 1024
+            self.failed += bad
+            print(
+                f"{'FAILED' if bad else 'ok    '}  {self.label} {self.kernel.__name__}: {spilled}, "
+                f"{shared // 1024} KiB shared, {len(code.asm['cubin']) // 1024} KiB",
+                flush=True,
+            )
+
+        return run
+
+
+def spills(binary: bytes) -> str:
+    """Registers, and bytes of the stack, by NVIDIA's own tool."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        said = subprocess.run([str(tool), "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
+    return "registers unknown" if found is None else f"{found[1]} registers, {found[2]} bytes of stack"
+
+
+KERNELS = ("forward", "backward_rows", "backward_keys", "backward_queries", "backward_table", "backward_pairs")
+
+
+def run(label: str, work: Work, arch: int) -> int:
+    """Forward and backward of a call, compiled; the number that failed."""
+    recorders = [Recorder(getattr(kernels, name), label, arch) for name in KERNELS]
+    for recorder in recorders:
+        setattr(launch.kernels, recorder.kernel.__name__, recorder)
+    launch.shared_memory = lambda device: ROOM[arch] * 1024
+    call = launch.Launch(work)
+    out, lse = call.forward()
+    learned = [term.values for term in work.terms.of(LineBias)]
+    call.backward(out, lse, torch.zeros_like(out), torch.zeros_like(lse), [work.q, work.k, work.v, *learned])
+    for recorder in recorders:
+        setattr(launch.kernels, recorder.kernel.__name__, recorder.kernel)
+    return sum(recorder.failed for recorder in recorders)
+
+
+def calls(everything: bool) -> Any:
+    """What is compiled: the cases that are measured, or every width, dtype and mask."""
+    engine.FEW = 100  # so that small calls stand for large ones
+    widths = (16, 64, 80, 128, 256) if everything else (64, 128)
+    halves = (torch.bfloat16, torch.float16) if everything else (torch.bfloat16,)
+    dtypes = (*halves, torch.float32, torch.float64) if everything else halves
+    places = {"sequence": Sequence(256), "grid": Grid(15, 17, prefix=1), "window": Grid(7, 7), "no bias": None}
+    masks = ("", "causal", "packed") if everything else ("", "causal")
+    found = itertools.product(widths, dtypes, masks, places.items())
+    for number, (width, dtype, word, (name, where)) in enumerate(found):
+        if not everything and number.bit_count() % 2:
+            continue  # half of them hold every pair of width, mask and place
+        if dtype == torch.float64 and (width > 128 or word == "packed"):
+            continue
+        n, batch = 256 if where is None else where.count, 512 if name == "window" else 1
+        groups = 1 if name == "no bias" else 2
+        q = torch.zeros(batch, 4, n, width, dtype=dtype)
+        k, v = torch.zeros(2, batch, 4 // groups, n, width, dtype=dtype)
+        terms = Terms(Sinks(torch.zeros(4)))
+        if where is not None:
+            line = lines(where)
+            terms = terms + LineBias(torch.zeros(4, line.length), line)
+        mask = Mask.causal() if word else None
+        mask = mask & Mask.packed(torch.arange(n) // 50) if mask is not None and word == "packed" else mask
+        seed = torch.tensor(1) if everything and number % 2 else None
+        work = Work(q, k, v, None, None, terms, mask, 0.1, 0.1, seed, 0)
+        yield f"{name}, width {width}, {str(dtype)[6:]}{word and ' '}{word},", work
+
+
+def turns(arch: int) -> int:
+    """The rotation's kernel, compiled both ways."""
+    recorder = Recorder(kernels.turn, "rotation, bfloat16,", arch)
+    rotation.kernels.turn = recorder
+    x = torch.zeros(2, 4, 64, 128, dtype=torch.bfloat16)
+    for pairs, half, back in ((48, True, False), (64, False, True)):
+        angle = torch.zeros(1, 1, 64, pairs)
+        rotation._rotate(x, angle, angle, half, back)
+    rotation.kernels.turn = recorder.kernel
+    return recorder.failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--arch", type=int, default=90, choices=sorted(ROOM))
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    return turns(asked.arch) + sum(run(label, work, asked.arch) for label, work in calls(asked.all))
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 100))

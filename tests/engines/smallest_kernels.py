@@ -1,0 +1,73 @@
+"""Every Triton kernel on small calls, for tools that watch memory. A script, not a test:
+
+    compute-sanitizer --tool memcheck --error-exitcode 1 python tests/engines/smallest_kernels.py
+
+Without a GPU, under TRITON_INTERPRET=1, it shows that the calls themselves are sound. Its exit status is the number of
+kernels that have not run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import relpos
+from relpos import Grid, LineBias, Mask, RotaryEmbedding, Sequence, Sinks, attention, lines
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+KERNELS = ("forward", "backward_rows", "backward_keys", "backward_queries", "backward_table", "backward_pairs", "turn")
+engine = importlib.import_module("relpos.engines.triton")
+kernels = importlib.import_module("relpos.engines.triton.kernels")
+
+
+class Counted:
+    """A kernel, and how often it was launched."""
+
+    def __init__(self, name: str) -> None:
+        self.kernel, self.launches = getattr(kernels, name), 0
+        setattr(kernels, name, self)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        self.launches += 1
+        return self.kernel[grid]
+
+
+def calls() -> Iterator[tuple[str, relpos.Terms, Mask | None, int, int]]:
+    """A name, what the position says, the mask, query heads and key heads."""
+    for name, where in (("odd length", Sequence(33, prefix=1)), ("grid", Grid(3, 11, prefix=1))):
+        line = lines(where, device=DEVICE)
+        values = torch.randn(2, line.length, device=DEVICE, requires_grad=True)
+        turned = RotaryEmbedding(24, rotary_dim=20).to(DEVICE).terms(Sequence(34))
+        yield f"{name}, turned", LineBias(values, line) + turned, None, 2, 2
+        sinks = Sinks(torch.randn(2, device=DEVICE, requires_grad=True))
+        yield f"{name}, causal, a sink, grouped keys", LineBias(values, line) + sinks, Mask.causal(), 2, 1
+        packed = Mask.packed(torch.arange(34, device=DEVICE) // 9) & Mask.causal()
+        yield f"{name}, packed", relpos.Terms(LineBias(values, line)), packed, 2, 2
+
+
+def main() -> int:
+    torch.manual_seed(0)
+    counted = {name: Counted(name) for name in KERNELS}
+    for few, dtype in ((0, torch.float32), (0, torch.bfloat16), (256, torch.float32)):
+        engine.FEW = few
+        for name, terms, mask, heads, groups in calls():
+            q, k, v = (
+                torch.randn(1, count, 34, 24, device=DEVICE, dtype=dtype, requires_grad=True)
+                for count in (heads, groups, groups)
+            )
+            output = attention(q, k, v, position=terms, mask=mask, dropout=0.1, backend="triton")
+            assert isinstance(output, torch.Tensor)
+            output.float().square().sum().backward()
+            assert all(x.grad is not None and bool(x.grad.isfinite().all()) for x in (q, k, v))
+            print(f"ok      {name}, {dtype}{', by pairs' if few else ''}", flush=True)
+    left = [name for name, one in counted.items() if not one.launches]
+    print(f"not run: {', '.join(left)}" if left else "every kernel has run")
+    return len(left)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""What the check of a kernel lets pass, rounding in any order, and what it finds: small wrongs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from test_streaming import COORDINATES, MASKS, H, N
+from torch import Tensor
+
+from relpos import (
+    DenseBias,
+    LineBias,
+    Mask,
+    QueryBias,
+    RotaryEmbedding,
+    Rotation,
+    Sequence,
+    Sinks,
+    Softcap,
+    Terms,
+    lines,
+)
+from relpos.engines import reference, sdpa, streaming
+from relpos.engines.agreement import Difference, Expected
+from relpos.engines.call import Call, prepare
+from relpos.engines.variant import small_call, variant_of
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def call_of(n: int, m: int, dtype: torch.dtype = torch.float32, groups: int = H, **given: Any) -> Call:
+    q, k, v = (torch.randn(2, heads, count, 8, dtype=dtype) for heads, count in ((H, n), (groups, m), (groups, m)))
+    arguments = {"position": None, "queries": None, "keys": None, "mask": None, "scale": None, "dropout": 0.0}
+    return prepare(q, k, v, **(arguments | given), return_lse=True)
+
+
+def difference(engine: ModuleType, reference: ModuleType, make: Callable[[], Call], device: torch.device) -> Difference:
+    return Expected(reference, make).difference(engine, device)
+
+
+def biased(name: str) -> tuple[LineBias, int, int]:
+    queries, keys = COORDINATES[name]
+    line = lines(queries, keys)
+    return LineBias(torch.randn(H, line.length), line), queries.count, (queries if keys is None else keys).count
+
+
+def an_engine(run: Callable[[Call], Any]) -> ModuleType:
+    engine = ModuleType("engine")
+    engine.run = run  # type: ignore[attr-defined]
+    engine.lacks = lambda call: None  # type: ignore[attr-defined]
+    return engine
+
+
+@pytest.mark.parametrize("size", ["odd", "full"])
+@pytest.mark.parametrize("name", [name for name in COORDINATES if name != "unequal grids"])
+def test_a_small_call_is_of_the_variant_that_it_was_made_for(name: str, size: Any) -> None:
+    position, n, m = biased(name)
+    for mask in (None, Mask.causal()) if n == m else (None,):
+        call = call_of(n, m, position=position, mask=mask)
+        found = variant_of(call)
+        assert found is not None
+        assert variant_of(small_call(found, size)) == found
+
+
+@pytest.mark.parametrize("name", list(MASKS))
+def test_a_small_mask_has_the_parts_of_the_one_it_stands_for(name: str) -> None:
+    n = N
+    rest = (
+        Sinks(torch.randn(H))
+        + QueryBias(torch.randn(H, 8))
+        + Softcap(2.0)
+        + RotaryEmbedding(8, rotary_dim=6).terms(Sequence(n))
+    )
+    found = variant_of(call_of(n, n, groups=1, position=rest, mask=MASKS[name], dropout=0.1))
+    assert found is not None
+    small = small_call(found, "odd")
+    assert variant_of(small) == found
+    assert small.mask is not None
+    seen = small.mask.dense(small.q.shape[2], small.k.shape[2])
+    assert seen.any()
+    assert not seen.all()
+
+
+def test_terms_without_a_twin_have_no_variant() -> None:
+    assert variant_of(call_of(3, 3, position=DenseBias(torch.zeros(1, 1, 3, 3)))) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("engine", [streaming, sdpa])
+def test_engines_that_are_right_agree(engine: ModuleType, dtype: torch.dtype) -> None:
+    position, n, m = biased("grid with prefix")
+    given = {"position": position, "mask": Mask.causal()}
+    found = variant_of(call_of(n, m, dtype, **given))
+    assert found is not None
+    seen = difference(engine, reference, lambda: small_call(found, "odd"), CPU)
+    assert seen.fault is None
+    assert 0 < seen.output < 16 * torch.finfo(dtype).eps
+    assert seen.gradients > 0
+
+
+class Sequential(torch.autograd.Function):
+    """a @ b, summed one product after another in float32: the longest way there is."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return one_by_one(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        a, b = ctx.saved_tensors
+        return one_by_one(gradient, b.mT), one_by_one(a.mT, gradient)
+
+
+def one_by_one(a: Tensor, b: Tensor) -> Tensor:
+    total = torch.zeros(*a.shape[:-1], b.shape[-1])
+    for index in range(a.shape[-1]):
+        total = total + a[..., index, None].float() * b[..., index, None, :].float()
+    return total
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_in_the_worst_order_and_weights_that_are_rounded_agree(dtype: torch.dtype) -> None:
+    """As kernels have them: weights in q's dtype before they meet the values."""
+
+    def run(call: Call) -> Any:
+        score = Sequential.apply(call.q.float(), call.k.float().mT) * call.scale  # type: ignore[no-untyped-call]
+        weights = score.softmax(dim=-1).to(dtype)
+        return Sequential.apply(weights, call.v).to(dtype), score.logsumexp(dim=-1)  # type: ignore[no-untyped-call]
+
+    found = variant_of(call_of(300, 300, dtype))
+    assert found is not None
+    assert difference(an_engine(run), reference, lambda: small_call(found, "odd"), CPU).fault is None
+
+
+def with_inputs(change: Callable[[Tensor], Tensor]) -> Callable[[Call], Any]:
+    return lambda call: reference.run(replace(call, q=change(call.q), k=change(call.k), v=change(call.v)))
+
+
+def tensor_float(x: Tensor) -> Tensor:
+    """With the ten bits of a mantissa that a GPU's TF32 has."""
+    return x + ((x * 1025 - (x * 1025 - x)) - x).detach() if x.dtype == torch.float32 else x
+
+
+SMALL_WRONGS: dict[str, tuple[Callable[[Call], Any], tuple[torch.dtype, ...]]] = {
+    "TF32": (with_inputs(tensor_float), (torch.float32,)),
+    "half precision": (with_inputs(lambda x: x.half().to(x.dtype)), (torch.float32, torch.float64)),
+    "without the last key": (
+        lambda call: reference.run(replace(call, k=call.k[:, :, :-1], v=call.v[:, :, :-1])), DTYPES
+    ),
+    "a scale off by 2%": (lambda call: reference.run(replace(call, scale=call.scale * 1.02)), DTYPES),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(name, dtype) for name, (_, dtypes) in SMALL_WRONGS.items() for dtype in dtypes]
+)
+def test_small_wrongs_are_found(name: str, dtype: torch.dtype) -> None:
+    run, _ = SMALL_WRONGS[name]
+    found = variant_of(call_of(300, 300, dtype))
+    assert found is not None
+    assert difference(an_engine(run), reference, lambda: small_call(found, "odd"), CPU).fault is not None
+
+
+def test_a_gradient_that_an_engine_lacks_is_not_asked_for() -> None:
+    """Irregular lines of many tokens: Triton's engine reads them, and has no gradient of their bias."""
+    asked = []
+
+    def lacks(call: Call) -> str | None:
+        learned = any(term.values.requires_grad for term in call.terms.of(LineBias))
+        asked.append(learned)
+        return "a gradient" if learned else None
+
+    engine = an_engine(reference.run)
+    engine.lacks = lacks  # type: ignore[attr-defined]
+    line = lines(Sequence(5))
+    found = variant_of(call_of(5, 5, position=LineBias(torch.randn(H, line.length), line)))
+    assert found is not None
+    made = []
+
+    def run(call: Call) -> Any:
+        made.append([term.values.requires_grad for term in call.terms.of(LineBias)])
+        return reference.run(call)
+
+    engine.run = run  # type: ignore[attr-defined]
+    assert difference(engine, reference, lambda: small_call(found, "odd"), CPU).fault is None
+    assert asked == [True, False]
+    assert made == [[False]]
+
+
+def test_rotations_a_head_and_an_element_have_twins() -> None:
+    angles, magnitude = torch.randn(2, H, 5, 3), torch.rand(1, 1, 5, 3)
+    for rotation in (
+        Rotation(angles, angles[:1], "half"),
+        Rotation(angles, None, "interleaved"),
+        Rotation(angles, angles, "half", 1.0, magnitude, magnitude),
+    ):
+        found = variant_of(call_of(5, 5, position=Terms(rotation)))
+        assert found is not None
+        assert variant_of(small_call(found, "full")) == found
+        assert difference(streaming, reference, lambda found=found: small_call(found, "full"), CPU).fault is None  # type: ignore[misc]

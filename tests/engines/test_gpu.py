@@ -1,0 +1,293 @@
+"""What only a GPU can show: real sizes, the same bits twice, captured graphs, 65,536 tokens, a clean sanitizer.
+
+    python -m pytest -m gpu
+
+The other tests run Triton's kernels there too, on small calls (`conformance/devices.py`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_hidden as hidden
+import torch
+from test_streaming import MASKS, B, H, N, run
+
+from relpos import (
+    ALiBi,
+    Grid,
+    LineBias,
+    Mask,
+    Mechanism,
+    MultimodalRotary,
+    RelativePositionBias,
+    RotaryEmbedding,
+    Sequence,
+    T5Bias,
+    XPos,
+    attention,
+    explain,
+    lines,
+)
+from relpos.bench import engines
+from relpos.bench.cases import Case
+from relpos.bench.check import faults
+from relpos.bench.peers import engine_peer
+from relpos.engines import verdicts
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+REAL = (
+    Case("line", (4096,), "step", head_dim=128, device="cuda"),
+    Case("line", (2047,), "step", batch=2, causal=True, device="cuda"),
+    Case("line", (1000,), "step", prefix=3, head_dim=80, device="cuda"),
+    Case("grid", (33, 57), "step", prefix=1, device="cuda"),
+    Case("grid", (7, 7), "step", batch=64, head_dim=32, device="cuda"),
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", REAL, ids=lambda case: case.name)
+def test_real_sizes_against_the_definition(case: Case, dtype: Any) -> None:
+    """Output and gradients by the rule of the benchmark, which is that of the tests."""
+    assert faults(replace(case, dtype=dtype), [engine_peer("triton")], ["triton"]) == {}
+
+
+def test_many_windows_against_the_definition() -> None:
+    """So many that a program sums several of them."""
+    line = lines(Grid(7, 7))
+    q, k, v, upstream = (torch.randn(1200, 2, 49, 32) for _ in range(4))
+    found = []
+    for backend, device in (("reference", "cpu"), ("triton", "cuda")):
+        own = [x.to(device, torch.float64) for x in (q, k, v)]
+        values = torch.linspace(-1, 1, 2 * line.length, dtype=torch.float64, device=device).view(2, -1).requires_grad_()
+        output = attention(*own, position=LineBias(values, line.to(device)), backend=backend)
+        assert isinstance(output, torch.Tensor)
+        (gradient,) = torch.autograd.grad(output, values, upstream.to(device, torch.float64))
+        found.append(gradient.cpu())
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mask", [None, Mask.causal()], ids=["all", "causal"])
+def test_two_runs_give_the_same_bits(mask: Mask | None, dtype: torch.dtype) -> None:
+    line = lines(Sequence(4096))
+    tensors = [torch.randn(2, 8, 4096, 64, dtype=dtype) for _ in range(3)]
+    upstream = [torch.randn(2, 8, 4096, 64), torch.randn(2, 8, 4096)]
+
+    def once() -> list[torch.Tensor]:
+        return run(
+            "triton", lambda x: LineBias(x, line), {"mask": mask}, [*tensors, torch.randn(8, line.length)], upstream
+        )
+
+    torch.manual_seed(1)
+    first = once()
+    torch.manual_seed(1)
+    assert all(torch.equal(a, b) for a, b in zip(first, once(), strict=True))
+
+
+def step(length: int, dtype: torch.dtype, position: Mechanism | None = None) -> tuple[list[torch.Tensor], Any]:
+    """The leaves of a training step, and what computes their gradients."""
+    bias = (RelativePositionBias(8, seq_len=length, init_std=0.5) if position is None else position).cuda()
+    q, k, v = (torch.randn(1, 8, length, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
+    leaves = [q, k, v, *bias.parameters()]
+
+    def gradients() -> list[torch.Tensor]:
+        output = attention(q, k, v, position=bias, queries=Sequence(length), mask=Mask.causal(), backend="triton")
+        assert isinstance(output, torch.Tensor)
+        return [output.detach(), *torch.autograd.grad(output, leaves, torch.ones_like(output))]
+
+    return leaves, gradients
+
+
+def test_a_step_of_65536_tokens_in_linear_memory() -> None:
+    _, gradients = step(65_536, torch.bfloat16)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = gradients()
+    assert all(bool(x.isfinite().all()) for x in found)
+    assert torch.cuda.max_memory_allocated() - before < 2**30, "one head's scores would be 8 GiB"
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        RelativePositionBias(8, seq_len=1024, init_std=0.5),
+        T5Bias(8) + RotaryEmbedding(64),
+        ALiBi(8) + XPos(64),
+        MultimodalRotary(64, (8, 12, 12)),
+    ],
+    ids=lambda position: type(position).__name__,
+)
+def test_a_captured_graph_gives_the_same_bits(position: Mechanism) -> None:
+    leaves, gradients = step(1024, torch.bfloat16, position)
+    wanted = gradients()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        gradients()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = gradients()
+    for x in found:
+        x.zero_()
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    with torch.no_grad():
+        leaves[0].copy_(torch.randn_like(leaves[0]))
+    graph.replay()
+    assert not torch.equal(found[0], wanted[0])
+    assert all(torch.equal(a, b) for a, b in zip(found, gradients(), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler itself
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_compiled_in_one_graph(mode: str | None, unchecked: None) -> None:
+    bias = (T5Bias(4, init_std=0.5, scaled=True) + RotaryEmbedding(64)).cuda()
+    q = torch.randn(1, 4, 600, 64, device="cuda", requires_grad=True)
+
+    def attend(x: torch.Tensor) -> Any:
+        return attention(x, x, x, position=bias, queries=Sequence(600), backend="triton")
+
+    compiled = torch.compile(attend, fullgraph=True, mode=mode)
+    leaves = [q, *bias.parameters()]
+    for _ in range(3):
+        mine, theirs = compiled(q).clone(), attend(q)
+        for a, b in zip(
+            torch.autograd.grad(mine.square().sum(), leaves),
+            torch.autograd.grad(theirs.square().sum(), leaves),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b)
+
+
+def test_autocast_is_a_cast() -> None:
+    bias = RelativePositionBias(4, seq_len=512, init_std=0.5).cuda()
+    q = torch.randn(1, 4, 512, 64, device="cuda")
+    given: dict[str, Any] = {"position": bias, "queries": Sequence(512), "backend": "triton"}
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        cast = attention(q, q, q, **given)
+    half = q.bfloat16()
+    assert torch.equal(cast, attention(half, half, half, **given))
+
+
+@pytest.mark.parametrize("mask", [None, *(name for name in MASKS if MASKS[name].blocks is None)])
+def test_flex_compiled_is_what_the_definition_says(mask: str | None, unchecked: None) -> None:
+    torch._dynamo.reset()  # a function that it compiled in eight ways it would not compile again
+    line = lines(Sequence(N))
+    leaves = [*(torch.randn(B, H, N, 16) for _ in range(3)), torch.randn(H, line.length)]
+    found = []
+    for backend in ("flex", "reference"):
+        own = [x.cuda().requires_grad_() for x in leaves]
+        output = attention(
+            *own[:3], position=LineBias(own[3], line.to("cuda")), backend=backend,
+            mask=None if mask is None else MASKS[mask].to("cuda"),
+        )  # fmt: skip
+        assert isinstance(output, torch.Tensor)
+        found.append([output, *torch.autograd.grad(output.square().sum(), own)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["triton", "flex"])
+@pytest.mark.parametrize("mask", ["padding", "padded keys alone", "an unused cache", "segments and intervals"])
+def test_what_is_hidden_may_hold_anything(mask: str, backend: str, unchecked: None) -> None:
+    torch._dynamo.reset()
+    line, seen = lines(Sequence(hidden.N)).to("cuda"), hidden.MASKS[mask].to("cuda")
+    clean = [torch.randn(hidden.B, hidden.H, hidden.N, 16, device="cuda") for _ in range(3)]
+    blank, unseen = hidden.reach(hidden.MASKS[mask], hidden.H)
+    found = []
+    for filling in (0.0, torch.nan):
+        own = [
+            x.masked_fill(where.cuda()[..., None], filling).requires_grad_()
+            for x, where in zip(clean, (blank, unseen, unseen), strict=True)
+        ]
+        values = torch.ones(hidden.H, line.length, device="cuda")
+        output: Any = attention(*own, position=LineBias(values, line), mask=seen, backend=backend)
+        found.append([output, *torch.autograd.grad(output.square().sum(), own)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def of_auto(**given: Any) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """A call that `auto` takes Triton's kernels for, if it may."""
+    line = lines(Sequence(600), device=torch.device("cuda"))
+    values = torch.randn(4, line.length, device="cuda", requires_grad=True)
+    return [torch.randn(1, 4, 600, 64, device="cuda") for _ in range(3)], {"position": LineBias(values, line), **given}
+
+
+@pytest.fixture
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_agreed", "_faults"):
+        monkeypatch.setattr(verdicts, name, {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_auto_takes_the_kernels_once_they_agree(nothing_known: None, dtype: torch.dtype) -> None:
+    tensors, given = of_auto()
+    before = torch.get_rng_state(), torch.cuda.get_rng_state()
+    assert explain(*(x.to(dtype) for x in tensors), **given).backend == "triton"
+    assert len(verdicts._agreed) == 1
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.equal(torch.cuda.get_rng_state(), before[1])
+
+
+def test_auto_passes_over_kernels_that_forget_the_mask(nothing_known: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = importlib.import_module("relpos.engines.triton.spans")
+    right = spans.allowed
+    monkeypatch.setattr(spans, "allowed", lambda mask, *rest: right(None, *rest))
+    tensors, given = of_auto(mask=Mask.causal())
+    with pytest.warns(RuntimeWarning, match="'triton' failed its check"):
+        output = attention(*tensors, **given)
+    torch.testing.assert_close(output, attention(*tensors, **given, backend="reference"), rtol=1e-3, atol=1e-4)
+    assert "failed its check against the reference on cuda:0" in explain(*tensors, **given).passed_over["triton"]
+
+
+def test_nothing_is_checked_while_a_graph_is_captured(nothing_known: None) -> None:
+    tensors, given = of_auto()
+    attention(*tensors, **given, backend="sdpa")
+    torch.cuda.synchronize()
+    said = []
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        said.append(explain(*tensors, **given))
+        tensors[0] + 1  # a graph of nothing warns
+    assert "nothing is run under the capture of a CUDA graph" in said[0].passed_over["triton"]
+    assert not verdicts._agreed
+    assert explain(*tensors, **given).backend == "triton"
+
+
+@pytest.mark.filterwarnings("ignore")  # of FlexAttention's compiler
+def test_every_engine_agrees_in_every_kind_of_call(unchecked: None) -> None:
+    """`relpos check` on this GPU."""
+    torch._dynamo.reset()
+    rows = list(engines.check(("triton", "streaming", "sdpa", "flex"), only=[torch.device("cuda", 0)]))
+    assert [(row.engine, row.dtype, row.kind, row.fault) for row in rows if row.fault] == []
+    assert {row.engine for row in rows if row.found is not None} == {"triton", "streaming", "sdpa", "flex"}
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck"])
+def test_the_sanitizer_finds_nothing(tool: str) -> None:
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if sanitizer is None:
+        pytest.skip("compute-sanitizer is not installed")
+    script = Path(__file__).with_name("smallest_kernels.py")
+    done = subprocess.run(
+        [sanitizer, "--tool", tool, "--error-exitcode", "1", sys.executable, str(script)],
+        capture_output=True, text=True, check=False, timeout=1200,
+        env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},  # else what lies beyond a tensor is allocated too
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

@@ -1,0 +1,141 @@
+"""How tensors lie in memory changes no result: the streaming engine against the definition."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from covering import pairwise
+from relpos import LineBias, LineVectors, Mask, Sequence, attention, lines
+from relpos.engines.streaming import flash, loop
+from tolerance import assert_close
+
+B, H, N, D = 2, 4, 37, 8
+LINE = lines(Sequence(N - 2, prefix=2))
+
+
+def in_order(*axes: int) -> Callable[[Tensor], Tensor]:
+    """The axes from the slowest to the fastest in memory."""
+    back = [axes.index(axis) for axis in range(4)]
+    return lambda x: x.permute(axes).contiguous().permute(back)
+
+
+def part_of(axis: int, step: int, behind: int) -> Callable[[Tensor], Tensor]:
+    """A slice along one axis of a tensor that is NaN elsewhere."""
+
+    def laid(x: Tensor) -> Tensor:
+        shape = list(x.shape)
+        shape[axis] = behind + shape[axis] * step
+        return x.new_full(shape, torch.nan).movedim(axis, 0)[behind::step].movedim(0, axis).copy_(x)
+
+    return laid
+
+
+def one_along(*axes: int) -> Callable[[Tensor], Tensor]:
+    """The first along some axes, expanded: strides of 0."""
+
+    def laid(x: Tensor) -> Tensor:
+        first = x
+        for axis in axes:
+            first = first.narrow(axis, 0, 1)
+        return first.clone().expand(x.shape)
+
+    return laid
+
+
+CONVOLUTION = "tokens last, as a 1 x 1 convolution has them"
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "as it is": lambda x: x,
+    "heads behind tokens": in_order(0, 2, 1, 3),
+    CONVOLUTION: in_order(0, 1, 3, 2),
+    "heads last": in_order(0, 2, 3, 1),
+    "width behind the batch": in_order(0, 3, 1, 2),
+    "batch last": in_order(1, 2, 3, 0),
+    "every other number": part_of(3, 2, 0),
+    "every third token": part_of(2, 3, 0),
+    "a part of the width": part_of(3, 1, 5),
+    "some tokens": part_of(2, 1, 1),
+    "some heads": part_of(1, 1, 3),
+    "one token": one_along(2),
+    "one number": one_along(3),
+    "one head": one_along(0, 1),
+    "rows that overlap": lambda x: x.flatten().as_strided(x.shape, (5, 7, 3, 1)),
+}
+ANEW = {"one token", "one number", "one head", "rows that overlap"}
+"""Layouts that change the numbers, to some whose gradients cancel: what that costs is what it costs this engine on
+dense tensors, and they are those of one tensor at a time."""
+
+
+def bias(values: Tensor, vectors: Tensor) -> Any:
+    return LineBias(values, LINE)
+
+
+def key_vectors(values: Tensor, vectors: Tensor) -> Any:
+    return LineVectors(vectors, None, lines(Sequence(N)), "key")
+
+
+CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "bias": (bias, {}),
+    "bias, one batch": (bias, {"batch": 1}),
+    "bias, causal": (bias, {"mask": Mask.causal()}),
+    "bias, bfloat16": (bias, {"dtype": torch.bfloat16}),
+    "bias, float64": (bias, {"dtype": torch.float64}),
+    "bias, one number wide": (bias, {"width": 1, "values_width": 1}),
+    "grouped": (bias, {"groups": 2}),
+    "grouped, one head, bfloat16": (bias, {"groups": 1, "batch": 1, "dtype": torch.bfloat16}),
+    "narrow values": (bias, {"values_width": 5}),
+    "scattered segments": (bias, {"mask": Mask.packed(torch.arange(N) % 3)}),
+    "vectors": (key_vectors, {}),
+    "a window alone": (lambda values, vectors: None, {"mask": Mask.window(9, 2), "batch": 1}),
+}
+
+
+def results(
+    backend: str, position: Any, mask: Mask | None, tensors: list[Tensor], leaves: list[Tensor]
+) -> list[Tensor]:
+    """Output and gradients, from q, k, v and the output's gradient, and from what the position is made of."""
+    *qkv, upstream = tensors
+    own = [x.detach().requires_grad_() for x in (*qkv, *leaves)]
+    out = attention(*own[:3], position=position(*own[3:]), mask=mask, backend=backend)
+    assert isinstance(out, Tensor)
+    found = torch.autograd.grad(out, own, upstream, allow_unused=True)
+    return [out.detach(), *(torch.zeros_like(x) if g is None else g for x, g in zip(own, found, strict=True))]
+
+
+FAST = ("bias, one batch", "bias, causal", "bias, one number wide", "grouped")
+ROWS = pairwise(CALLS, LAYOUTS, ((0,), (1,), (2,), (3,), (0, 1, 2, 3)))
+ROWS += [row for row in itertools.product(CALLS, [CONVOLUTION], ((1,), (2,), (0, 1, 2, 3))) if row not in ROWS]
+"""Which call, which layout, and which of q, k, v and the output's gradient lie so."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CALLS])
+def test_every_layout(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of q, k, v and the output's gradient lies so, or all of them do."""
+    for module, constant in ((loop, "ROWS"), (loop, "_NATIVE_ROWS"), (flash, "_CAUSAL_ROWS")):
+        monkeypatch.setattr(module, constant, 16)
+    position, given = CALLS[name]
+    dtype, batch, groups = given.get("dtype", torch.float32), given.get("batch", B), given.get("groups", H)
+    width, mask = given.get("width", D), given.get("mask")
+    values_width = given.get("values_width", width)
+    shapes = [(batch, H, N, width), (batch, groups, N, width), (batch, groups, N, values_width)]
+    plain = [torch.randn(shape).to(dtype) for shape in (*shapes, (batch, H, N, values_width))]
+    wide = torch.promote_types(dtype, torch.float32)
+    leaves = [torch.randn(H, LINE.length, dtype=wide), torch.randn(1, 2 * N - 1, width, dtype=wide)]
+    lower = torch.float32 if dtype == torch.float64 else dtype
+    for layout, which in (row[1:] for row in ROWS if row[0] == name):
+        places = which[:1] if layout in ANEW else which
+        laid = [LAYOUTS[layout](x) if place in places else x for place, x in enumerate(plain)]
+        dense = [x.contiguous() for x in laid]
+        exact = results("reference", position, mask, [x.double() for x in dense], [x.double() for x in leaves])
+        yardstick = "streaming" if layout in ANEW else "reference"
+        cost = results(yardstick, position, mask, [x.to(lower) for x in dense], [x.float() for x in leaves])
+        mine = results("streaming", position, mask, laid, leaves)
+        size = max(float(x.square().mean().sqrt()) for x in exact)
+        for what, a, e, c in zip(("output", "q", "k", "v", "values", "vectors"), mine, exact, cost, strict=True):
+            terms = 1.0 if what == "output" else size
+            assert_close(a, e, c, what=f"{what}, {layout} {places}", terms=terms, dtype=dtype)

@@ -1,0 +1,636 @@
+"""The streaming engine where it differs from the others: tiles, skipped keys, repeated bits, operators, memory."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conformance.devices import attention
+from covering import pairwise
+from orders import in_orders
+from relpos import (
+    Blocks,
+    DenseBias,
+    Grid,
+    LineBias,
+    LineVectors,
+    LowRank,
+    Mask,
+    Positions,
+    QueryBias,
+    Rotation,
+    RowRule,
+    Sequence,
+    Sinks,
+    Softcap,
+    Terms,
+    explain,
+    lines,
+)
+from relpos.core import Coordinates
+from relpos.engines.call import prepare
+from relpos.engines.streaming import _work, flash, forward, loop, masks, products, segments, streaming
+from relpos.engines.streaming.strips import Strips
+from relpos.engines.work import Packed, pack, unpack
+from relpos.patterns import dilated
+from tolerance import assert_close
+
+B, H, D = 2, 4, 8
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of a few rows and keys, so that small calls have many of each."""
+    monkeypatch.setattr(loop, "ROWS", 3)
+    monkeypatch.setattr(loop, "WIDTH", 7)
+    monkeypatch.setattr(loop, "_NATIVE_ROWS", 5)
+    monkeypatch.setattr(loop, "_NATIVE_WIDTH", 9)
+    monkeypatch.setattr(loop, "PAIRS", 60)
+    monkeypatch.setattr(flash, "_ROWS", 8)
+    monkeypatch.setattr(flash, "_CAUSAL_ROWS", 5)
+    monkeypatch.setattr(masks, "GAP", 2)
+    monkeypatch.setattr(masks, "ALIGNED", 8)
+    monkeypatch.setattr(segments, "_LEAST", 1)
+
+
+def run(
+    backend: str, position: Callable[..., Any], given: dict[str, Any], inputs: list[Tensor], upstream: list[Tensor]
+) -> list[Tensor]:
+    """Output, log-sum-exp and the gradient of every input, from q, k, v and what the position is made of."""
+    own = [x.clone().requires_grad_() for x in inputs]
+    q, k, v, *rest = own
+    out, lse = attention(q, k, v, position=position(*rest), backend=backend, return_lse=True, **given)
+    up, up_lse = (x.to(y.dtype) for x, y in zip(upstream, (out, lse), strict=True))
+    blank = lse.isinf()
+    found = torch.autograd.grad(
+        [out, torch.where(blank, 0, lse)], own, [up, torch.where(blank, 0, up_lse)], allow_unused=True
+    )
+    return [out, lse, *(torch.zeros_like(x) if g is None else g for x, g in zip(own, found, strict=True))]
+
+
+def check(
+    position: Callable[..., Any],
+    shapes: list[tuple[int, ...]],
+    n: int,
+    m: int,
+    groups: int | None = None,
+    *,
+    backend: str = "streaming",
+    dtypes: tuple[torch.dtype, ...] = DTYPES,
+    width: int = D,
+    **given: Any,
+) -> None:
+    """Against the definition in float64, in every dtype; the cost of rounding is the definition's in the dtype."""
+    for dtype in dtypes:
+        torch.manual_seed(5)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        qkv = [torch.randn(size).to(dtype) for size in ((B, H, n, width), *[(B, groups or H, m, width)] * 2)]
+        leaves = [torch.randn(shape).to(wide) for shape in shapes]
+        upstream = [torch.randn(B, H, n, width).to(dtype), torch.randn(B, H, n)]
+        inputs = [*qkv, *leaves]
+        exact = run("reference", position, given, [x.double() for x in inputs], upstream)
+        lower = [x.float() if dtype == torch.float64 else x for x in inputs]
+        cost = in_orders(functools.partial(run, "reference", position, given, lower, upstream))
+        mine = run(backend, position, given, inputs, upstream)
+        size = max(float(x.square().mean().sqrt()) for x in exact[2:])
+        names = ["output", "lse", "q", "k", "v", *(f"leaf {i}" for i in range(len(leaves)))]
+        for name, a, e, c in zip(names, mine, exact, cost, strict=True):
+            terms = 1.0 if name in ("output", "lse") else size
+            assert_close(a, e, c, what=f"{name}, {dtype}", terms=terms, dtype=dtype)
+
+
+def biased(queries: Coordinates, keys: Coordinates | None = None) -> tuple[Callable[..., Any], list[tuple[int, ...]]]:
+    line = lines(queries, keys)
+    return (lambda values: LineBias(values, line)), [(H, line.length)]
+
+
+COORDINATES = {
+    "sequence": (Sequence(23), None),
+    "cross": (Sequence(11, start=4), Sequence(23)),
+    "prefix": (Sequence(20, prefix=2), None),
+    "prefix of keys": (Sequence(9), Sequence(14, prefix=3)),
+    "prefix of queries": (Sequence(9, prefix=2), Sequence(14)),
+    "grid": (Grid(5, 4), None),
+    "grid with prefix": (Grid(4, 5, prefix=1), None),
+    "unequal grids": (Grid(3, 4), Grid(5, 2, prefix=2)),
+    "three axes": (Grid(3, 2, 4, prefix=1), None),
+    "irregular": (Positions(torch.tensor([5, 1, 1, 9, 0, 3]), low=0, high=9), Sequence(13)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "rows", "transposed", "dtype"),  # rows: a part of a strip, or several strips together
+    pairwise(COORDINATES, (3, 11), (False, True), DTYPES),
+    ids=str,
+)
+def test_tiles_of_every_layout(
+    name: str, rows: int, transposed: bool, dtype: torch.dtype, small_tiles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "ROWS", rows)
+    monkeypatch.setattr(loop, "_NATIVE_ROWS", rows)
+    queries, keys = COORDINATES[name]
+    position, shapes = biased(queries, keys)
+    m = (queries if keys is None else keys).count
+    if transposed:  # as a table's lookup leaves values
+        check(lambda table: position(table.T), [shapes[0][::-1]], queries.count, m, dtypes=(dtype,))
+    else:
+        check(position, shapes, queries.count, m, dtypes=(dtype,))
+
+
+N = 29
+MASKS = {
+    "causal": Mask.causal(),
+    "window": Mask.window(4, 2),
+    "left window": Mask.window(3, 0),
+    "a window that blanks rows": Mask(left=-3),
+    "packed": Mask.packed(torch.arange(N) // 8),
+    "packed and causal": Mask.packed(torch.arange(N) // 8) & Mask.causal(),
+    "padding, a batch": Mask.padding(torch.arange(N) < torch.tensor([[20], [3]])),
+    "orders": Mask.causal(torch.arange(N).flip(0), torch.arange(N)),
+    "intervals": Mask(low=torch.arange(N) // 3, high=torch.arange(N) // 2 + 1),
+    "globals": Mask(left=2, right=2, query_global=torch.arange(N) == 4, key_global=torch.arange(N) == 0),
+    "scattered segments": Mask.packed(torch.arange(N) % 3) & Mask.window(9, 6),
+    "steps": Mask(left=1, right=1, key_global=torch.arange(N) % 5 == 4) & Mask.causal(),
+    "blocks a head": Mask(
+        blocks=Blocks((torch.arange(4) + torch.arange(H)[:, None, None]) % 4 <= torch.arange(4)[:, None], 8)
+    ),
+    "blocks": Mask(blocks=Blocks(torch.eye(4, dtype=torch.bool).expand(H, 4, 4) | (torch.arange(4) == 2), 8)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layout", "dtype"), pairwise(MASKS, ("sequence", "grid", "prefix", "none"), DTYPES), ids=str
+)
+def test_tiles_under_every_mask(name: str, layout: str, dtype: torch.dtype, small_tiles: None) -> None:
+    coordinates = {"sequence": Sequence(N), "grid": Grid(7, 4, prefix=1), "prefix": Sequence(N - 2, prefix=2)}
+    position, shapes = biased(coordinates[layout]) if layout != "none" else ((lambda: Terms()), [])
+    check(position, shapes, N, N, mask=MASKS[name], dtypes=(dtype,))
+
+
+def vectors(n: int, sides: tuple[str, ...]) -> tuple[Callable[..., Any], list[tuple[int, ...]]]:
+    line = lines(Sequence(n, start=1), Sequence(n + 3))
+    clipped = torch.arange(line.length).sub(line.length // 2).clamp(-3, 3) + 3
+
+    def made(u: Tensor, rows: Tensor, few: Tensor, bias: Tensor) -> Terms:
+        parts = [
+            LineVectors(few, clipped, line, side) if side == "value" else LineVectors(rows, None, line, side, bias=bias)  # type: ignore[arg-type]
+            for side in sides
+        ]
+        return Terms(QueryBias(u), *parts)
+
+    return made, [(H, D), (1, line.length, D), (H, 7, D), (H, D)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sides", [("query",), ("key",), ("value",), ("query", "key", "value"), ("query", "query")])
+def test_tiles_with_vectors(sides: tuple[str, ...], small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from relpos.engines.streaming import vectors as module
+
+    monkeypatch.setattr(module, "_KEYS_AT_ONCE", 4)
+    position, shapes = vectors(19, sides)
+    check(position, shapes, 19, 22)
+    order = Mask.causal(torch.arange(3, 22), torch.arange(22))
+    check(position, shapes, 19, 22, mask=order)
+
+
+def test_vectors_of_clipped_and_wide_rows(small_tiles: None) -> None:
+    """Buckets with holes, more rows than entries, and a bias on the same line."""
+    line = lines(Sequence(12))
+    holes = torch.where(torch.arange(line.length) % 5 == 0, -1, torch.arange(line.length) % 4)
+
+    def made(few: Tensor, many: Tensor, values: Tensor) -> Terms:
+        return Terms(
+            LineVectors(few, holes, line, "query"), LineVectors(many, None, line, "key"), LineBias(values, line)
+        )
+
+    check(made, [(1, 4, D), (H, line.length + 5, D), (H, line.length)], 12, 12, mask=Mask.causal())
+
+
+def ruled(q: Tensor, k: Tensor, allowed: Tensor, rows: slice, weight: Tensor) -> Tensor:
+    return torch.tanh(q @ k.mT) * weight[:, None, None] * allowed
+
+
+def capped(angles: Tensor, vectors: Tensor) -> Terms:
+    return Terms(Rotation(angles, angles, "half"), LineVectors(vectors, None, lines(Sequence(N)), "key"), Softcap(2.0))
+
+
+OTHERS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+    "sinks": ((lambda x: Sinks(x)), [(H,)]),
+    "sinks and a bias": ((lambda x, y: Terms(Sinks(x), LineBias(y, lines(Sequence(N))))), [(H,), (H, 2 * N - 1)]),
+    "soft cap": ((lambda x: Terms(Softcap(0.7), LineBias(x, lines(Sequence(N))))), [(1, 2 * N - 1)]),
+    "low rank": ((lambda x, y: LowRank(x, y)), [(H, N, 2), (1, N, 2)]),
+    "dense": ((lambda x: DenseBias(x)), [(B, 1, N, N)]),
+    "a row rule": ((lambda x: RowRule(ruled, (x,))), [(H,)]),
+    "rotation": ((lambda x: Rotation(x, x, "half")), [(1, 1, N, D // 2)]),
+    "rotation a head and vectors": (
+        (lambda x, y: Terms(Rotation(x, x, "interleaved"), LineVectors(y, None, lines(Sequence(N)), "query"))),
+        [(1, H, N, D // 2), (1, 2 * N - 1, D)],
+    ),
+    "the same under a soft cap": (capped, [(1, H, N, D // 2), (1, 2 * N - 1, D)]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [H, 2, 1])
+@pytest.mark.parametrize("name", OTHERS)
+def test_tiles_of_other_terms(name: str, groups: int, small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["relpos.engines.dense"], "PAIRS_AT_ONCE", 100)
+    position, shapes = OTHERS[name]
+    check(position, shapes, N, N, groups=groups, mask=Mask.causal())
+
+
+def test_dropout_is_that_of_the_reference(small_tiles: None) -> None:
+    """The same pairs, also where rules go row by row."""
+    line = lines(Sequence(N))
+    for terms in (LineBias(torch.randn(H, line.length), line), RowRule(ruled, (torch.randn(H),))):
+        q, k, v = torch.randn(3, B, H, N, D, dtype=torch.float64)
+        found = []
+        for backend in ("reference", "streaming"):
+            torch.manual_seed(3)
+            leaf = q.clone().requires_grad_()
+            out = attention(leaf, k, v, position=terms, dropout=0.4, backend=backend)
+            assert isinstance(out, Tensor)
+            found.append((out, torch.autograd.grad(out.square().sum(), leaf)[0]))
+        for mine, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_what_a_mask_forbids_is_not_computed(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores that are computed stay near those that are allowed."""
+    monkeypatch.setattr(loop, "WIDTH", 512)  # of one tile nothing is computed twice
+    computed = 0
+    scores = loop.Loop.scores
+
+    def counted(self: loop.Loop, *arguments: Any) -> Tensor:
+        nonlocal computed
+        found = scores(self, *arguments)
+        computed += found.numel()
+        return found
+
+    monkeypatch.setattr(loop.Loop, "scores", counted)
+    n = 512
+    some = torch.zeros(8, 8, dtype=torch.bool)
+    some[:, 2] = some[:, 7] = True
+    masks = {
+        "window": (Mask.window(8, 0), 0.06),
+        "packed": (Mask.packed(torch.arange(n) // 64), 0.2),
+        "blocks": (Mask(blocks=Blocks(some[None], 64)), 0.55),  # two tiles, twice
+        "causal": (Mask.causal(), 0.55),
+        "orders": (Mask.causal(torch.arange(n), torch.arange(n)), 0.55),
+    }
+    line = lines(Sequence(n))
+    for name, (mask, share) in masks.items():
+        computed = 0
+        leaf = torch.randn(1, line.length, requires_grad=True)
+        q = torch.randn(1, 1, n, D, dtype=torch.float64)  # which no kernel takes
+        attention(q, q, q, position=LineBias(leaf, line), mask=mask, backend="streaming")
+        assert 0 < computed <= share * n * n, name
+
+
+def test_a_bound_that_is_too_far_away_gives_way_to_the_maximum(
+    small_tiles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16, of long vectors that stand at right angles."""
+    monkeypatch.setattr(loop, "native", lambda q: q.dtype == torch.bfloat16)
+    asked = []
+    largest = forward.Forward._largest
+    monkeypatch.setattr(forward.Forward, "_largest", lambda self, *rest: (asked.append(1), largest(self, *rest))[1])
+    for far in (False, True):
+        asked.clear()
+        q, k = torch.zeros(2, 1, 1, 16, D)
+        q[..., 0], k[..., 1], k[..., 0] = (90, 90, torch.linspace(-1, 1, 16)) if far else (1, 1, 0)
+        v = torch.randn(1, 1, 16, D)
+        low = [x.bfloat16() for x in (q, k, v)]
+        out = attention(*low, backend="streaming")  # type: ignore[misc]
+        exact = attention(*(x.double() for x in low), backend="reference")  # type: ignore[misc]
+        assert isinstance(out, Tensor)
+        assert isinstance(exact, Tensor)
+        assert bool(asked) == far
+        assert (out.double() - exact).abs().max() < 0.02 * exact.abs().max()
+
+
+def test_native_products_leave_the_setting_alone() -> None:
+    settings = torch.backends.mkldnn.matmul
+    before = settings.fp32_precision
+    a, b, into = torch.randn(1, 5, D), torch.randn(1, D, 7), torch.zeros(1, 5, 7)
+    products.add_product(into, a.bfloat16().float(), b.bfloat16().float(), rounded=True)
+    assert settings.fp32_precision == before
+    torch.testing.assert_close(into, a.bfloat16().float() @ b.bfloat16().float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("coordinates", [Sequence(300), Grid(16, 17, prefix=1)], ids=["sequence", "grid"])
+def test_two_runs_agree_bit_for_bit(coordinates: Coordinates, dtype: torch.dtype) -> None:
+    position, shapes = biased(coordinates)
+    n = coordinates.count
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    inputs = [torch.randn(B, H, n, D).to(dtype) for _ in range(3)] + [torch.randn(shapes[0]).to(wide)]
+    upstream = [torch.randn(B, H, n, D), torch.randn(B, H, n)]
+    once, again = (run("streaming", position, {}, inputs, upstream) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_four_thousand_tokens(dtype: torch.dtype, causal: bool) -> None:
+    """At the size of the benchmarks, within the tolerances of every other test."""
+    n, line = 4096, lines(Sequence(4096))
+    torch.manual_seed(0)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    inputs = [*(torch.randn(1, 1, n, 64).to(dtype) for _ in range(3)), torch.randn(1, line.length).to(wide)]
+    upstream = [torch.randn(1, 1, n, 64).to(dtype), torch.zeros(1, 1, n)]
+    given = {"mask": Mask.causal()} if causal else {}
+
+    def position(values: Tensor) -> LineBias:
+        return LineBias(values, line)
+
+    exact = run("reference", position, given, [x.double() for x in inputs], upstream)
+    lower = [x.float() if dtype == torch.float64 else x for x in inputs]
+    cost = in_orders(lambda: run("reference", position, given, lower, upstream))
+    mine = run("streaming", position, given, inputs, upstream)
+    for name, a, e, c in zip(("output", "lse", "q", "k", "v", "values"), mine, exact, cost, strict=True):
+        if dtype == torch.float64:  # the definition in float64 rounds as much itself
+            torch.testing.assert_close(a, e, rtol=1e-12, atol=1e-12, msg=name)
+        else:
+            assert_close(a, e, c, what=f"{name}, {dtype}", dtype=dtype)
+
+
+def test_one_tensor_in_several_places() -> None:
+    """Its gradient is the sum over the places."""
+    line = lines(Sequence(9))
+
+    def position(x: Tensor) -> Terms:
+        rows = x[:, :9, None]
+        return Terms(LineBias(x, line), LowRank(rows, rows))
+
+    for made in (lambda x: LineBias(x, line), position):
+        found = []
+        for backend in ("reference", "streaming"):
+            torch.manual_seed(0)
+            x = torch.randn(1, 2, 9, 4, dtype=torch.float64, requires_grad=True)
+            values = torch.randn(2, line.length, dtype=torch.float64, requires_grad=True)
+            out = attention(x, x, x, position=made(values), backend=backend)
+            assert isinstance(out, Tensor)
+            found.append(torch.autograd.grad(out.square().sum(), [x, values]))
+        for mine, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [(Sequence(12), Sequence(9, prefix=3)), (Sequence(11, prefix=1), Sequence(9, prefix=3))],
+    ids=["keys alone", "more keys"],
+)
+def test_causal_with_more_prefix_keys_than_queries(pair: tuple[Coordinates, Coordinates], small_tiles: None) -> None:
+    """Some rows may then not see some prefix keys."""
+    position, shapes = biased(*pair)
+    check(position, shapes, 12, 12, mask=Mask.causal())
+
+
+ONE_COLUMN = {
+    "two axes": (Grid(6, 5), Grid(7, 1)),
+    "a prefix of queries": (Grid(6, 5, prefix=2), Grid(7, 1)),
+    "a prefix of keys": (Grid(6, 5), Grid(7, 1, prefix=2)),
+    "long": (Grid(40, 3), Grid(40, 1)),
+    "three axes": (Grid(3, 1, 4), Grid(2, 3, 1)),
+    "three axes, two of one cell": (Grid(3, 2, 4), Grid(5, 1, 1)),
+    "the first of one cell": (Grid(3, 2, 4), Grid(1, 2, 1)),
+    "of queries": (Grid(7, 1), Grid(6, 5)),
+}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", ONE_COLUMN)
+def test_keys_on_a_grid_of_one_column(name: str, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their entries of the line lie apart, while those of a wider grid's row lie side by side."""
+    monkeypatch.setattr(loop, "ROWS", 50)
+    monkeypatch.setattr(flash, "_CAUSAL_ROWS", 5)
+    queries, keys = ONE_COLUMN[name]
+    position, shapes = biased(queries, keys)
+    mask = Mask(high=torch.arange(queries.count), key_order=torch.arange(keys.count)) if masked else None
+    check(position, shapes, queries.count, keys.count, dtypes=DTYPES[:2], mask=mask)
+
+
+@pytest.mark.parametrize("mask", [Mask.causal(), Mask.window(4, 2)], ids=["causal", "window"])
+@pytest.mark.parametrize(
+    "pair", [(Grid(6, 4), Grid(4, 6)), (Grid(3, 4, prefix=1), Grid(6, 2, prefix=1))], ids=["plain", "prefix"]
+)
+def test_a_mask_by_index_on_unequal_grids(pair: tuple[Coordinates, Coordinates], mask: Mask) -> None:
+    """As many tokens in rows of another width: what a pair's mask goes by is then no entry of the line."""
+    position, shapes = biased(*pair)
+    check(position, shapes, pair[0].count, pair[1].count, mask=mask, dtypes=DTYPES[:2])
+
+
+@pytest.mark.parametrize("prefix", [1, 2, 4])
+def test_gradient_of_a_prefix_against_keys_at_equal_distances(prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All queries of the prefix stand at one place, so that none of their windows is shifted."""
+    n = 61
+    steps = Mask(left=2, right=2, query_order=torch.arange(n), key_global=torch.arange(n) % 5 == 1)
+    position, shapes = biased(Sequence(n - prefix, prefix=prefix), Sequence(n))
+    gathered = []
+    collected = Strips._collect_stepped
+    monkeypatch.setattr(
+        Strips, "_collect_stepped", staticmethod(lambda *parts: (gathered.append(1), collected(*parts))[1])
+    )
+    check(position, shapes, n, n, mask=steps, dtypes=DTYPES[:2])
+    assert gathered
+
+
+def test_a_view_of_one_row_gets_its_gradient(small_tiles: None) -> None:
+    for term in (lambda x, y: LowRank(x.expand(4, -1, -1)[:1], y), lambda x, y: DenseBias(x.expand(4, 6, 6)[None, :1])):
+        x, y = torch.randn(1, 6, 6, requires_grad=True), torch.randn(1, 6, 6)
+        q = torch.randn(1, 2, 6, 4)
+        found = [
+            torch.autograd.grad(attention(q, q, q, position=term(x, y), backend=engine).square().sum(), x)[0]  # type: ignore[union-attr]
+            for engine in ("reference", "streaming")
+        ]
+        torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize(("batch", "n", "m"), [(0, 3, 3), (2, 0, 3), (2, 3, 0)])
+def test_nothing_to_attend(batch: int, n: int, m: int) -> None:
+    q, k = torch.randn(batch, 2, n, 4, requires_grad=True), torch.randn(batch, 2, m, 4)
+    out, lse = attention(q, k, k, backend="streaming", return_lse=True)
+    out.sum().backward()
+    assert out.shape == (batch, 2, n, 4)
+    assert not out.any()
+    assert (lse == -torch.inf).all()
+
+
+def test_nothing_to_attend_reaches_the_table() -> None:
+    """An empty batch, as one rank of several may have: gradients of zero, not an error."""
+    q, line = torch.randn(0, 2, 3, 4), lines(Sequence(3))
+    for backend in ("reference", "streaming"):
+        values = torch.randn(2, line.length, requires_grad=True)
+        out, lse = attention(q, q, q, position=LineBias(values, line), backend=backend, return_lse=True)
+        (out.sum() + lse.sum()).backward()
+        assert values.grad is not None
+        assert not values.grad.any()
+
+
+def test_long_calls_on_a_gpu_stay_with_engines_in_a_fixed_order() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        q = torch.empty(1, 8, 4096, 64, device="cuda")
+        assert explain(q, q, q, position=Softcap(30.0)).backend == "streaming"
+
+
+def test_long_calls_never_fall_to_the_reference() -> None:
+    q = torch.empty(1, 8, 16384, 64, device="meta")
+    assert explain(q, q, q, return_lse=True).backend == "streaming"
+    assert explain(*(q[:, :, :64] for _ in range(3)), return_lse=True).backend == "reference"
+
+
+# operators
+
+
+def packed(dtype: torch.dtype = torch.float64) -> Iterator[Packed]:
+    for position, mask in (
+        (LineBias(torch.randn(2, 11).to(dtype), lines(Sequence(6))), Mask.causal()),
+        (LineBias(torch.randn(2, lines(Grid(2, 3)).length).to(dtype), lines(Grid(2, 3))), None),
+        (LineVectors(torch.randn(1, 11, 4).to(dtype), None, lines(Sequence(6)), "value"), None),
+        (Terms(DenseBias(torch.randn(1, 2, 6, 6).to(dtype)), Sinks(torch.randn(2).to(dtype))), None),
+    ):
+        q, k, v = (torch.randn(1, 2, 6, 4, dtype=dtype) for _ in range(3))
+        call = prepare(
+            q, k, v, position=position, queries=None, keys=None, mask=mask, scale=None, dropout=0.0, return_lse=True
+        )
+        tensors, *rest = pack(_work(call))
+        yield [x.requires_grad_() if x.is_floating_point() else x for x in tensors], *rest
+
+
+def test_operators_pass_opcheck() -> None:
+    for call in packed():
+        torch.library.opcheck(streaming, call)
+
+
+def test_a_call_survives_packing() -> None:
+    for tensors, *rest in packed():
+        again, *same = pack(unpack(tensors, *rest))
+        assert same == rest
+        assert all(x is y for x, y in zip(tensors, again, strict=True))
+
+
+def test_second_derivatives_raise() -> None:
+    line = lines(Sequence(6))
+    values = torch.randn(2, line.length, requires_grad=True)
+    q = torch.randn(1, 2, 6, 4, requires_grad=True)
+    out = attention(q, q, q, position=LineBias(values, line), backend="streaming")
+    assert isinstance(out, Tensor)
+    (first,) = torch.autograd.grad(out.square().sum(), values, create_graph=True)
+    with pytest.raises(NotImplementedError, match=r"second derivative.*reference"):
+        first.sum().backward()
+
+
+def test_autocast() -> None:
+    """float32 tensors are computed with as bfloat16 ones, as everywhere."""
+    line = lines(Sequence(40))
+    values = torch.randn(H, line.length, requires_grad=True)
+    q, k, v = torch.randn(3, B, H, 40, D)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attention(q, k, v, position=LineBias(values, line), backend="streaming")
+    low = [x.bfloat16() for x in (q, k, v)]
+    wanted = attention(*low, position=LineBias(values, line), backend="streaming")  # type: ignore[misc]
+    assert isinstance(out, Tensor)
+    assert isinstance(wanted, Tensor)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, wanted)
+
+
+# choice
+
+
+def test_auto_takes_it_where_it_is_faster() -> None:
+    def chosen(
+        n: int, *, learned: bool = True, heads: int = 16, coordinates: Coordinates | None = None, **given: Any
+    ) -> str:
+        line = lines(Sequence(n) if coordinates is None else coordinates)
+        values = torch.zeros(1, line.length, requires_grad=learned)
+        q = torch.zeros(1, heads, n, 4)
+        return explain(q, q, q, position=LineBias(values, line), **given).backend
+
+    assert chosen(64) == "sdpa"
+    assert chosen(256) == "streaming"
+    assert chosen(256, heads=8) == "sdpa"
+    assert chosen(1024, learned=False) == "sdpa"
+    assert chosen(1024, learned=False, mask=Mask.causal()) == "streaming"
+    assert chosen(2048, learned=False) == "streaming"
+    assert chosen(196, coordinates=Grid(14, 14)) == "sdpa"
+    assert chosen(1024, coordinates=Grid(32, 32)) == "streaming"
+    with torch.no_grad():
+        assert chosen(256) == "sdpa"
+        assert chosen(512) == "streaming"
+    q = torch.zeros(1, 1, 2048, 4)
+    assert explain(q, q, q).backend == "sdpa"
+    assert explain(q, q, q, mask=Mask.causal()).backend == "sdpa"
+    assert explain(q, q, q, mask=Mask.window(100, 0)).backend == "streaming"
+    why = explain(q[:, :, :64], q[:, :, :64], q[:, :, :64], position=Softcap(1.0))
+    assert why.backend == "reference"
+    assert "the call is too small" in str(why)
+    few = torch.zeros(1, 1024, 64, 4)
+    why = explain(few, few, few, position=LineBias(torch.zeros(1, 127), lines(Sequence(64))))
+    assert "it is faster at more tokens only" in str(why)
+
+
+# memory
+
+WORK = """
+import sys
+import torch
+import relpos
+from relpos import LineBias, Sequence, attention, lines
+from relpos.compare.memory import PeakMemory
+
+def step(n):
+    line = lines(Sequence(n))
+    values = torch.randn(8, line.length, requires_grad=True)
+    q, k, v = (torch.randn(1, 8, n, 64, requires_grad=True) for _ in range(3))
+    upstream = torch.randn(1, 8, n, 64)
+    memory = PeakMemory(torch.device("cpu"))
+    out = attention(q, k, v, position=LineBias(values, line), backend="streaming")
+    torch.autograd.grad(out, [q, k, v, values], upstream)
+    return memory.mib()
+
+step(64)
+print(step(int(sys.argv[1])))
+"""
+
+
+@pytest.mark.slow
+def test_memory_grows_with_the_tokens() -> None:
+    """A training step, 8 heads of 64: linear, and at 8,192 tokens at most an eighth of what the scores alone take."""
+
+    def mib(n: int) -> float:
+        run = subprocess.run([sys.executable, "-c", WORK, str(n)], capture_output=True, text=True, check=True)
+        return float(run.stdout)
+
+    small, large = mib(2048), mib(8192)
+    assert large < 4.6 * small
+    assert large < 8 * 8192**2 * 4 / 2**20 / 8
+
+
+def test_biases_on_lines_that_are_alike_inside_a_segment_keep_their_gradients() -> None:
+    """A column of a grid and a sequence are two kinds of lines; inside a segment they read the same entries."""
+    column = Grid(32, 1)
+    q, k, v = (torch.randn(2, 3, 32, 8, dtype=torch.float64) for _ in range(3))
+    both = [lines(column, column), lines(column.raster(), column.raster())]
+    values = [torch.randn(3, line.length, dtype=torch.float64, requires_grad=True) for line in both]
+    terms = Terms(*(LineBias(x, line) for x, line in zip(values, both, strict=True)))
+    found = []
+    for backend in ("reference", "streaming"):
+        output = attention(q, k, v, position=terms, mask=dilated(32, 5, 2), backend=backend)
+        found.append(torch.autograd.grad(output.square().sum(), values))
+    for exact, own in zip(*found, strict=True):
+        torch.testing.assert_close(own, exact)

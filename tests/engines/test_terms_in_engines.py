@@ -1,0 +1,403 @@
+"""Every term in every engine: values and all gradients against hand-written loops in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+import oracle
+import relpos
+from conformance import devices
+from conformance.engines import engines, lacking
+from covering import pairwise
+from orders import in_orders
+from relpos import (
+    AxisVectors,
+    Blocks,
+    DenseBias,
+    Grid,
+    LineBias,
+    LineVectors,
+    LowRank,
+    Mask,
+    Positions,
+    QueryBias,
+    Rotation,
+    RowRule,
+    Scale,
+    Sequence,
+    Sinks,
+    Softcap,
+    Terms,
+    lines,
+)
+from relpos.core import axis_lines
+from relpos.engines import dense
+from tolerance import assert_close, rms, yardstick_dtype
+
+FAST_SHARE = 4  # of its tests, in the fast part
+
+B, H, N, M, D = 2, 3, 4, 6, 4
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+
+
+@dataclass
+class Case:
+    """One use of terms, and what it means.
+
+    Attributes:
+        leaves: shapes of the learned tensors the terms are built from.
+        terms: builds the terms from the leaves.
+        meaning: the same attention by the oracle, from q, k, v and the leaves.
+        lacks: engine to the word its NotImplementedError must hold.
+    """
+
+    leaves: list[tuple[int, ...]]
+    terms: Callable[..., Terms | relpos.core.Term]
+    meaning: Callable[..., tuple[Tensor, Tensor]]
+    mask: Mask | None = None
+    lacks: dict[str, str] = field(default_factory=dict)
+    groups: int = H
+
+
+SEQUENCE = lines(Sequence(N, start=2), Sequence(M))
+GRIDS = Grid(2, 2), Grid(2, 3)
+GRID = lines(*GRIDS)
+AXES = axis_lines(*GRIDS)
+PREFIXED = lines(Sequence(3, prefix=1), Sequence(4, prefix=2))
+SHUFFLED = lines(Positions(torch.tensor([[3, 1, 0, 5], [2, 2, 4, 1]]), low=0, high=5), Sequence(M))
+CLIPPED = torch.arange(SEQUENCE.length).sub(SEQUENCE.length // 2).clamp(-2, 2) + 2
+HOLES = torch.where(CLIPPED == 2, -1, CLIPPED)
+
+
+def gathered(values: Tensor, index: Tensor) -> Tensor:
+    """`[.., N, M]` of a line's values by loops, heads first; entries beyond the last or below 0 are zero."""
+
+    def one(entry: int) -> Tensor:
+        return values[:, entry] if 0 <= entry < values.shape[1] else torch.zeros_like(values[:, 0])
+
+    if index.dim() == 3:
+        return torch.stack([gathered(values, each) for each in index])
+    return torch.stack([torch.stack([one(int(e)) for e in row], dim=1) for row in index], dim=1)
+
+
+def line_bias(index: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
+    def meaning(q: Tensor, k: Tensor, v: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        bias = gathered(values, index)
+        return oracle.attention(q, k, v, bias=bias if bias.dim() == 4 else bias[None])
+
+    return meaning
+
+
+def met(x: Tensor, vectors: Tensor) -> Tensor:
+    """`[B, H, N, M]`: x[b, h, i] against vectors[h, i, j]."""
+    heads = [(x[:, h, :, None] * oracle.at(vectors, h)).sum(-1) for h in range(x.shape[1])]
+    return torch.stack(heads, dim=1)
+
+
+def query_vectors(q: Tensor, k: Tensor, v: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    return oracle.attention(q, k, v, bias=D**-0.5 * met(q, gathered(vectors, SEQUENCE.index())))
+
+
+def clipped_query_vectors(q: Tensor, k: Tensor, v: Tensor, vectors: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    chosen = gathered(vectors, HOLES[SEQUENCE.index()])
+    return oracle.attention(q, k, v, bias=met(q + u[:, None], chosen))
+
+
+def key_vectors(q: Tensor, k: Tensor, v: Tensor, vectors: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    chosen = gathered(vectors, CLIPPED[SEQUENCE.index()])
+    return oracle.attention(q, k, v, bias=D**-0.5 * met(k + u[:, None], chosen.transpose(1, 2)).mT)
+
+
+def value_vectors(q: Tensor, k: Tensor, v: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    return oracle.attention(q, k, v, value_vectors=gathered(vectors, CLIPPED[SEQUENCE.index()]))
+
+
+def batched_vectors(q: Tensor, k: Tensor, v: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    index = SHUFFLED.index()
+    parts = []
+    for b in range(B):
+        chosen = gathered(vectors, index[b])
+        one = slice(b, b + 1)
+        bias = D**-0.5 * (met(q[one], chosen) + met(k[one], chosen.transpose(1, 2)).mT)
+        parts.append(oracle.attention(q[one], k[one], v[one], bias=bias, value_vectors=chosen))
+    return torch.cat([output for output, _ in parts]), torch.cat([lse for _, lse in parts])
+
+
+def axis_vectors(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    bias = met(q, gathered(rows, AXES[0].index())) + met(q, gathered(columns, AXES[1].index()))
+    return oracle.attention(q, k, v, bias=bias)
+
+
+def rotated(q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    return oracle.attention(oracle.rotate(q, query, "half"), oracle.rotate(k, key, "half"), v)
+
+
+def xpos(q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return oracle.attention(
+        oracle.rotate(q, query, "interleaved", a * 1.25), oracle.rotate(k, key, "interleaved", b * 1.25), v
+    )
+
+
+def cached(q: Tensor, k: Tensor, v: Tensor, query: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    return oracle.attention(oracle.rotate(q, query, "half") + u[:, None], k, v)
+
+
+def rule(q: Tensor, k: Tensor, allowed: Tensor, rows: slice, weight: Tensor) -> Tensor:
+    place = torch.arange(rows.start, rows.stop).to(q.dtype)
+    return weight.to(q.dtype)[:, None, None] * (q.sum(-1) + place)[..., None] * k.sum(-1)[..., None, :]
+
+
+def ruled(q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    bias = [
+        torch.stack([weight[h] * (q[:, h, i].sum(-1) + i)[:, None] * k[:, h].sum(-1) for h in range(H)], dim=1)
+        for i in range(N)
+    ]
+    return oracle.attention(q, k, v, bias=torch.stack(bias, dim=2))
+
+
+def low_rank(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    rows = [torch.stack([(a[:, i] * b[:, j]).sum(-1) for j in range(M)], dim=-1) for i in range(N)]
+    return oracle.attention(q, k, v, bias=torch.stack(rows, dim=1)[None])
+
+
+def batched_low_rank(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    a, b = (x if x.dim() == 4 else x[None] for x in (a, b))
+    rows = [torch.stack([(a[:, :, i] * b[:, :, j]).sum(-1) for j in range(M)], dim=-1) for i in range(N)]
+    return oracle.attention(q, k, v, bias=torch.stack(rows, dim=2))
+
+
+EVERYTHING = Mask(
+    left=3,
+    query_order=torch.arange(2, 6),
+    key_order=torch.arange(6),
+    query_segments=torch.tensor([0, 0, 1, -1]),
+    key_segments=torch.tensor([[0, 0, 1, 1, 0, 0], [-1, 0, 0, 1, 1, 1]]),
+    key_global=torch.tensor([True, False, False, False, False, False]),
+    blocks=Blocks(torch.tensor([[[True, True, False], [True, False, True]]]), 2),
+)
+
+
+def masked(mask: Mask) -> Callable[..., tuple[Tensor, Tensor]]:
+    return lambda q, k, v, sinks: oracle.attention(q, k, v, allowed=mask.dense(N, M), sinks=sinks)
+
+
+def composed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    values: Tensor,
+    query: Tensor,
+    key: Tensor,
+    u: Tensor,
+    vectors: Tensor,
+    bias: Tensor,
+) -> tuple[Tensor, Tensor]:
+    turned = oracle.rotate(q, query, "half") + u[:, None]
+    total = gathered(values, GRID.index())[None] + 0.4 * met(q, gathered(vectors, SEQUENCE.index())) + bias
+    return oracle.attention(turned, oracle.rotate(k, key, "half"), v, scale=0.4, bias=total)
+
+
+LSE = {"sdpa": "return_lse"}
+CASES: dict[str, Case] = {
+    "nothing": Case([], Terms, oracle.attention),
+    "LineBias": Case([(H, SEQUENCE.length)], lambda x: LineBias(x, SEQUENCE), line_bias(SEQUENCE.index())),
+    "LineBias for all heads": Case([(1, GRID.length)], lambda x: LineBias(x, GRID), line_bias(GRID.index())),
+    "LineBias with prefix": Case([(H, PREFIXED.length)], lambda x: LineBias(x, PREFIXED), line_bias(PREFIXED.index())),
+    "LineBias, batched": Case([(H, SHUFFLED.length)], lambda x: LineBias(x, SHUFFLED), line_bias(SHUFFLED.index())),
+    "Rotation": Case([(1, 1, N, 2), (1, 1, M, 2)], lambda a, b: Rotation(a, b, "half"), rotated),
+    "Rotation by head": Case([(B, H, N, 1), (1, H, M, 1)], lambda a, b: Rotation(a, b, "half"), rotated),
+    "xPos": Case(
+        [(1, 1, N, 2), (1, 1, M, 2), (1, 1, N, 2), (1, 1, M, 2)],
+        lambda a, b, c, d: Rotation(a, b, "interleaved", 1.25, query_magnitude=c, key_magnitude=d),
+        xpos,
+    ),
+    "rotated cache and QueryBias": Case(
+        [(1, 1, N, 1), (H, D)], lambda a, u: Rotation(a, None, "half") + QueryBias(u), cached
+    ),
+    "LineVectors of queries": Case(
+        [(H, SEQUENCE.length, D)], lambda x: LineVectors(x, None, SEQUENCE, "query"), query_vectors
+    ),
+    "LineVectors of queries, clipped": Case(
+        [(1, 5, D), (H, D)],
+        lambda x, u: LineVectors(x, HOLES, SEQUENCE, "query", scaled=False, bias=u),
+        clipped_query_vectors,
+    ),
+    "LineVectors of keys": Case(
+        [(H, 5, D), (1, D)], lambda x, u: LineVectors(x, CLIPPED, SEQUENCE, "key", bias=u), key_vectors
+    ),
+    "LineVectors of values": Case(
+        [(1, 5, 5)],
+        lambda x: LineVectors(x, CLIPPED, SEQUENCE, "value"),
+        value_vectors,
+        lacks={"sdpa": "LineVectors on the value side"},
+    ),
+    "LineVectors, batched": Case(
+        [(H, SHUFFLED.length, D)],
+        lambda x: Terms(*(LineVectors(x, None, SHUFFLED, side) for side in ("query", "key", "value"))),  # type: ignore[arg-type]
+        batched_vectors,
+        lacks={"sdpa": "LineVectors on the value side"},
+    ),
+    "AxisVectors": Case(
+        [(1, AXES[0].length, D), (H, AXES[1].length, D)], lambda a, b: AxisVectors((a, b), AXES), axis_vectors
+    ),
+    "LowRank": Case(
+        [(H, N, 2), (1, M, 2)],
+        LowRank,
+        low_rank,
+    ),
+    "LowRank, batched": Case([(B, 1, N, 2), (B, H, M, 2)], LowRank, batched_low_rank),
+    "LowRank, batched on one side": Case([(B, H, N, 2), (1, M, 2)], LowRank, batched_low_rank),
+    "LowRank, one for all": Case([(1, N, 2), (1, 1, M, 2)], LowRank, batched_low_rank),
+    "DenseBias": Case([(B, 1, N, M)], DenseBias, lambda q, k, v, bias: oracle.attention(q, k, v, bias=bias)),
+    "RowRule": Case([(H,)], lambda weight: RowRule(rule, (weight,)), ruled),
+    "Scale": Case([], lambda: Scale(1.0), lambda q, k, v: oracle.attention(q, k, v, scale=1.0)),
+    "Softcap": Case(
+        [], lambda: Softcap(0.8), lambda q, k, v: oracle.attention(q, k, v, softcap=0.8), lacks={"sdpa": "Softcap"}
+    ),
+    "Sinks": Case([(H,)], Sinks, lambda q, k, v, sinks: oracle.attention(q, k, v, sinks=sinks)),
+    "a mask of every part": Case(
+        [], Terms, lambda q, k, v: oracle.attention(q, k, v, allowed=EVERYTHING.dense(N, M)), mask=EVERYTHING
+    ),
+    "a mask and Sinks": Case([(H,)], Sinks, masked(EVERYTHING), mask=EVERYTHING),
+    "grouped keys": Case(
+        [(H, SEQUENCE.length)], lambda x: LineBias(x, SEQUENCE), line_bias(SEQUENCE.index()), groups=1
+    ),
+    "several": Case(
+        [(H, GRID.length), (1, 1, N, 2), (1, H, M, 2), (1, D), (1, SEQUENCE.length, D), (1, H, N, M)],
+        lambda values, a, b, u, vectors, bias: (
+            LineBias(values, GRID)
+            + Rotation(a, b, "half")
+            + QueryBias(u)
+            + LineVectors(vectors, None, SEQUENCE, "query")
+            + DenseBias(bias)
+            + Scale(0.4)
+        ),
+        composed,
+    ),
+}
+
+
+def test_the_cases_hold_every_term() -> None:
+    def kinds(case: Case) -> set[type]:
+        terms = case.terms(*(torch.zeros(shape) for shape in case.leaves))
+        return {type(term) for term in (Terms(terms) if isinstance(terms, relpos.core.Term) else terms)}
+
+    public = (getattr(relpos, name) for name in relpos.__all__)
+    every = {kind for kind in public if isinstance(kind, type) and issubclass(kind, relpos.core.Term)}
+    assert set.union(*(kinds(case) for case in CASES.values())) == every
+
+
+def inputs(case: Case, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """q, k, v; leaves (float32 in half precision, as learned tables reach an engine); the output's gradient."""
+    torch.manual_seed(3)
+    shapes = [(B, H, N, D), (B, case.groups, M, D), (B, case.groups, M, 5 if "values" in str(case.lacks) else D)]
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    tensors = [torch.randn(shape).to(dtype) for shape in shapes]
+    leaves = [torch.randn(shape).to(wide) for shape in case.leaves]
+    if case.leaves and case.leaves[0][-1] == 5:  # vectors that are added to v
+        tensors[2] = torch.randn(B, case.groups, M, 5).to(dtype)
+    return tensors, leaves, torch.randn(B, H, N, tensors[2].shape[3]).to(dtype)
+
+
+def as_terms(position: Terms | relpos.core.Term) -> Terms:
+    return position if isinstance(position, Terms) else Terms(position)
+
+
+def run(
+    function: Callable[..., tuple[Tensor, Tensor]], tensors: list[Tensor], leaves: list[Tensor], upstream: Tensor
+) -> list[Tensor]:
+    """Output and the gradients of all tensors and leaves."""
+    own = [x.detach().clone().requires_grad_() for x in [*tensors, *leaves]]
+    output = function(*own)[0]
+    gradients = torch.autograd.grad(output, own, upstream.to(output.dtype), allow_unused=True)
+    return [output, *(torch.zeros_like(x) if g is None else g for x, g in zip(own, gradients, strict=True))]
+
+
+@pytest.mark.parametrize(("name", "backend", "dtype"), pairwise(CASES, engines(), DTYPES), ids=str)
+def test_values_and_gradients(name: str, backend: str, dtype: torch.dtype) -> None:
+    case = CASES[name]
+    tensors, leaves, upstream = inputs(case, dtype)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> tuple[Tensor, None]:
+        output = devices.attention(q, k, v, position=case.terms(*rest), mask=case.mask, backend=backend)
+        assert isinstance(output, Tensor)
+        return output, None
+
+    learned = [x.clone().requires_grad_() for x in leaves]
+    lack = case.lacks.get(backend) or lacking(backend, as_terms(case.terms(*learned)), mask=case.mask)
+    if lack is not None:
+        with pytest.raises(NotImplementedError, match=lack):
+            ours(*tensors, *learned)
+        return
+    wide = [x.double() for x in tensors], [x.double() for x in leaves], upstream.double()
+    exact = run(case.meaning, *wide)
+    narrow = yardstick_dtype(dtype)
+    lower = [x.to(narrow) for x in tensors], [x.to(narrow) for x in leaves]
+    cost = in_orders(lambda: run(case.meaning, *lower, upstream))
+    actual = run(ours, tensors, leaves, upstream)  # type: ignore[arg-type]
+    size = max(rms(x) for x in exact[1:])
+    names = ["output", "dq", "dk", "dv", *(f"gradient of leaf {n}" for n in range(len(leaves)))]
+    for what, a, e, c in zip(names, actual, exact, cost, strict=True):
+        assert_close(a, e, c, what=what, terms=size if what != "output" else 0.0, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_log_sum_exp(name: str) -> None:
+    case = CASES[name]
+    tensors, leaves, _ = inputs(case, torch.float64)
+    _, wanted = case.meaning(*tensors, *leaves)
+    _, lse = relpos.attention(*tensors, position=case.terms(*leaves), mask=case.mask, return_lse=True)
+    torch.testing.assert_close(lse, wanted, rtol=1e-12, atol=1e-12)
+    with pytest.raises(NotImplementedError):
+        relpos.attention(*tensors, position=case.terms(*leaves), return_lse=True, mask=case.mask, backend="sdpa")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("backend", engines())
+def test_the_same_on_every_run(name: str, backend: str) -> None:
+    case = CASES[name]
+    tensors, leaves, upstream = inputs(case, torch.float32)
+    learned = [x.clone().requires_grad_() for x in leaves]
+    if backend in case.lacks or lacking(backend, as_terms(case.terms(*learned)), mask=case.mask):
+        backend = "reference"
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> tuple[Tensor, None]:
+        output = devices.attention(q, k, v, position=case.terms(*rest), mask=case.mask, backend=backend)
+        assert isinstance(output, Tensor)
+        return output, None
+
+    first, second = (run(ours, tensors, leaves, upstream) for _ in range(2))  # type: ignore[arg-type]
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+def test_a_rule_sees_many_pairs_a_block_of_rows_at_a_time(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same values and gradients as all at once; what a block needs inside is computed again for the gradient."""
+    rows_seen: list[tuple[int, int]] = []
+
+    def rule(q: Tensor, k: Tensor, allowed: Tensor, rows: slice, weight: Tensor) -> Tensor:
+        rows_seen.append((rows.start, rows.stop))
+        assert q.shape[2] == allowed.shape[2] == rows.stop - rows.start
+        places = torch.arange(rows.start, rows.stop, dtype=q.dtype)[:, None] * weight
+        return (q @ k.mT).sigmoid() * places + allowed.to(q.dtype)
+
+    q, k, v = (torch.randn(2, 3, n, 4, dtype=torch.float64, requires_grad=True) for n in (7, 5, 5))
+    weight = torch.randn((), dtype=torch.float64, requires_grad=True)
+    mask = Mask.causal(torch.arange(7), torch.arange(5))
+    found = []
+    for pairs in (10**6, 10):
+        monkeypatch.setattr(dense, "PAIRS_AT_ONCE", pairs)
+        rows_seen.clear()
+        output = relpos.attention(q, k, v, position=RowRule(rule, (weight,)), mask=mask, backend=backend)
+        assert isinstance(output, Tensor)
+        assert rows_seen == ([(0, 7)] if pairs > 35 else [(0, 2), (2, 4), (4, 6), (6, 7)])
+        found.append([output, *torch.autograd.grad(output.square().sum(), [q, k, v, weight])])
+        assert len(rows_seen) == (1 if pairs > 35 else 8), "forward, and again for the gradient"
+    for whole, blocks in zip(*found, strict=True):
+        torch.testing.assert_close(whole, blocks, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,332 @@
+"""The Triton engine where it differs from the others: tiles, spans of masks, the table's gradient, compiled code.
+
+Without a GPU the kernels run in Triton's interpreter (tests/conftest.py sets it).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_streaming
+import torch
+from test_streaming import COORDINATES, MASKS, B, D, N, biased, check, run
+from torch._subclasses import FakeTensorMode
+
+from conformance.devices import attention
+from relpos import (
+    Blocks,
+    Grid,
+    LineBias,
+    Mask,
+    Positions,
+    QueryBias,
+    Rotation,
+    Sequence,
+    Sinks,
+    Softcap,
+    Terms,
+    explain,
+    lines,
+)
+from relpos.engines.call import prepare
+from relpos.engines.triton import _operator
+from relpos.engines.work import Work, pack, work_of
+
+engine = importlib.import_module("relpos.engines.triton")
+launch = importlib.import_module("relpos.engines.triton.launch")
+spans = importlib.import_module("relpos.engines.triton.spans")
+table = importlib.import_module("relpos.engines.triton.table")
+H = 2
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest tiles there are, so that small calls have many of each, and no tokens are few."""
+    monkeypatch.setattr(engine, "FEW", 0)
+    for key in launch.SHAPES:
+        monkeypatch.setitem(launch.SHAPES, key, launch._shape(16, 16, 4, 1))
+    monkeypatch.setattr(spans, "COARSE", 16)
+    monkeypatch.setattr(test_streaming, "H", 1)  # the interpreter takes 20 ms a tile
+
+
+@pytest.fixture
+def two_heads(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_streaming, "H", H)
+
+
+def same(*arguments: Any, **given: Any) -> None:
+    check(*arguments, backend="triton", **given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*(name for name in COORDINATES if name != "irregular"), "long", "wide rows"])
+def test_every_layout(name: str, small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_streaming, "H", H if name in ("prefix", "long") else 1)
+    more = {"long": (Sequence(50), Sequence(37, prefix=1)), "wide rows": (Grid(2, 19), None)}
+    queries, keys = (COORDINATES | more)[name]
+    position, shapes = biased(queries, keys)
+    m = (queries if keys is None else keys).count
+    same(position, shapes, queries.count, m, dtypes=DTYPES[::2] if name == "prefix" else DTYPES[:1])
+
+
+@pytest.fixture
+def few_tokens(two_heads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few that the table's gradient is summed pair by pair, by more programs than one."""
+    monkeypatch.setattr(engine, "FEW", 256)
+    monkeypatch.setattr(table, "_PROGRAMS", 12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grid", "prefix", "irregular"])
+def test_few_tokens_of_every_layout(name: str, few_tokens: None) -> None:
+    queries, keys = COORDINATES[name]
+    position, shapes = biased(queries, keys)
+    m = (queries if keys is None else keys).count
+    same(position, shapes, queries.count, m, dtypes=DTYPES[::2] if name == "grid" else DTYPES[:1])
+
+
+def test_few_tokens_packed_with_grouped_keys(few_tokens: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By programs that take several elements of the batch, the last ones fewer."""
+    monkeypatch.setattr(test_streaming, "B", 5)
+    monkeypatch.setattr(table, "_PROGRAMS", 4)
+    mask = Mask.packed(torch.arange(10) // 4) & Mask.causal()
+    same(*biased(Sequence(10)), 10, 10, 1, mask=mask, dtypes=DTYPES[:2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("queries", "keys"), [(Grid(3, 6, 4), Grid(6, 3, 4)), (Grid(2, 3, 8), Grid(4, 3, 4))])
+def test_a_window_over_grids_of_other_shapes(
+    queries: Grid, keys: Grid, small_tiles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By numbers, which are then not equally far apart where cells are."""
+    monkeypatch.setattr(test_streaming, "B", 1)
+    same(*biased(queries, keys), queries.count, keys.count, mask=Mask.window(2, 1), dtypes=DTYPES[:1])
+
+
+def test_axes_of_one(small_tiles: None) -> None:
+    """On one side, and on both."""
+    same(*biased(Grid(1, 5), Grid(3, 4)), 5, 12, dtypes=DTYPES[:1])
+    same(*biased(Grid(5, 1), Grid(4, 1, prefix=1)), 5, 5, dtypes=DTYPES[:1])
+    same(*biased(Grid(1, 1), Grid(1, 1)), 1, 1, dtypes=DTYPES[:1])
+
+
+@pytest.mark.slow
+def test_one_row_for_all_heads_in_every_dtype(two_heads: None) -> None:
+    line = lines(Sequence(N))
+    same(lambda values: LineBias(values, line), [(1, line.length)], N, N, dtypes=DTYPES)
+
+
+@pytest.mark.slow
+def test_full_tiles_and_the_shapes_that_users_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_streaming, "H", 1)
+    position, shapes = biased(Sequence(128))
+    same(position, shapes, 128, 128, dtypes=DTYPES[1:2])
+    position, shapes = biased(Sequence(150, prefix=3))
+    same(position, shapes, 153, 153, dtypes=DTYPES[2:3], mask=Mask.causal())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in MASKS if not MASKS[name].has_globals and MASKS[name].blocks is None])
+def test_every_mask(name: str, small_tiles: None) -> None:
+    same(*biased(Grid(3, 9, prefix=2)), N, N, mask=MASKS[name], dtypes=DTYPES[:1])
+    same(lambda: Terms(), [], N, N, mask=MASKS[name], dtypes=DTYPES[1:2])
+
+
+@pytest.mark.slow
+def test_grouped_keys(two_heads: None) -> None:
+    same(*biased(Sequence(N)), N, N, 1, dtypes=DTYPES[:2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [3, 24])
+def test_widths_are_padded(width: int, small_tiles: None) -> None:
+    same(*biased(Sequence(N)), N, N, dtypes=DTYPES[1:2], width=width)
+
+
+@pytest.mark.slow
+def test_what_stands_beside_a_bias(two_heads: None) -> None:
+    line = lines(Sequence(N))
+    shapes = [(H, line.length), (H,), (1, 1, N, D // 2), (1, D)]
+    same(
+        lambda values, logits, angles, u: (
+            LineBias(values, line) + Sinks(logits) + Rotation(angles, angles, "half") + QueryBias(u)
+        ),
+        shapes, N, N, mask=Mask.packed(torch.arange(N) // 8),
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_dropout_drops_the_pairs_that_the_definition_drops(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "randint", lambda *_, device: torch.tensor(12345, device=device))  # the same on a GPU
+    position, shapes = biased(Sequence(N - 2, prefix=2))
+    q, k, v = (torch.randn(B, H, N, D) for _ in range(3))
+    values, upstream = torch.randn(shapes[0]), [torch.randn(B, H, N, D), torch.randn(B, H, N)]
+    given = {"dropout": 0.3, "mask": Mask.causal()}
+    found = [run(backend, position, given, [q, k, v, values], upstream) for backend in ("reference", "triton")]
+    for theirs, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [Mask.window(None, 2**31 - 1), Mask.window(2**31 - 1, 0), Mask.window(2**40, 1)])
+def test_windows_wider_than_any_length(window: Mask, small_tiles: None) -> None:
+    same(lambda: Terms(), [], 5, 5, mask=window, dtypes=DTYPES[1:2])
+
+
+def test_a_sink_of_nothing_under_a_row_that_sees_nothing(small_tiles: None) -> None:
+    mask = Mask.padding(torch.tensor([True, True, False, True, False]))
+    q = torch.randn(1, 1, 5, 4)
+    found = []
+    for backend in ("reference", "triton"):
+        logits = torch.tensor([-torch.inf], requires_grad=True)
+        out = attention(q, q, q, position=Sinks(logits), mask=mask, backend=backend)
+        assert isinstance(out, torch.Tensor)
+        found.append([out, *torch.autograd.grad(out.sum(), logits)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_queries_and_keys_in_other_memory(small_tiles: None) -> None:
+    """Heads behind tokens, as projections leave them, and a width that is not the last stride."""
+    position, shapes = biased(Sequence(N))
+    values = torch.randn(shapes[0])
+    plain = [torch.randn(B, H, N, D) for _ in range(3)]
+    wanted = attention(*plain, position=position(values), backend="triton")
+    behind = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in plain]
+    assert torch.equal(attention(*behind, position=position(values), backend="triton"), wanted)
+    across = [x.mT.contiguous().mT for x in plain]
+    assert torch.equal(attention(*across, position=position(values), backend="triton"), wanted)
+
+
+@pytest.mark.slow
+def test_gradients_that_come_in_other_memory(small_tiles: None) -> None:
+    """As the output projection leaves them, heads behind tokens; spread out of one number; and columns first."""
+    position, shapes = biased(Sequence(N))
+    leaves = [*(torch.randn(B, H, N, D) for _ in range(3)), torch.randn(shapes[0])]
+    plain, one = torch.randn(B, H, N, D), torch.ones(()).expand(B, H, N, D)
+    behind = plain.transpose(1, 2).contiguous().transpose(1, 2)
+    across = plain.mT.contiguous().mT
+    for strange, usual in ((behind, plain), (across, plain), (one, one.contiguous())):
+        ours, wanted = (run("triton", position, {}, leaves, [x, torch.zeros(B, H, N)]) for x in (strange, usual))
+        assert all(torch.equal(a, b) for a, b in zip(ours, wanted, strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name in MASKS if not MASKS[name].has_globals and MASKS[name].blocks is None])
+def test_spans_hold_all_that_is_allowed_and_skip_the_rest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans, "COARSE", 4)
+    mask = MASKS[name]
+    allowed, of_queries, of_keys = spans.allowed(mask, N, N, torch.device("cpu"))
+    if of_queries.at is None:
+        assert (allowed.left, allowed.right) == (mask.left, mask.right)
+        return
+    pairs = mask.dense(N, N)[:, 0]
+    for found, seen in ((of_queries, pairs), (of_keys, pairs.mT)):
+        inside = torch.zeros_like(seen)
+        for batch in range(seen.shape[0]):
+            for stretch, (first, stop) in enumerate(found.at[batch if len(found.at) > 1 else 0].tolist()):
+                inside[batch, 4 * stretch : 4 * stretch + 4, first:stop] = True
+        assert not (seen & ~inside).any()
+        if name in ("packed", "packed and causal", "intervals"):
+            assert not inside.all(), "nothing was skipped"
+
+
+def test_it_says_what_it_lacks() -> None:
+    q = torch.randn(1, 2, 6, 4)
+    line, values = lines(Sequence(6)), torch.randn(2, 11)
+    globals_ = Mask(left=1, query_global=torch.arange(6) == 0)
+    blocks = Mask(blocks=Blocks(torch.ones(1, 2, 2, dtype=torch.bool), 3))
+    places = lines(Positions(torch.arange(6).flip(0), low=0, high=5))
+    many = lines(Positions(torch.arange(300).flip(0), low=0, high=299))
+    for given, words in (
+        ({"position": Softcap(2.0)}, "Softcap"),
+        ({"mask": globals_}, "globals"),
+        ({"mask": blocks}, "blocks"),
+        ({"position": LineBias(values, line) + LineBias(values, places)}, "several line biases"),
+        ({"position": LineBias(torch.zeros(2, 599, requires_grad=True), many)}, "irregular lines of over 256 tokens"),
+    ):
+        x = torch.randn(1, 2, 300, 4) if words.startswith("irregular") else q
+        with pytest.raises(NotImplementedError, match=words):
+            attention(x, x, x, backend="triton", **given)  # type: ignore[arg-type]
+    wide = torch.randn(1, 1, 3, 320)
+    with pytest.raises(NotImplementedError, match="above 256"):
+        attention(wide, wide, wide, backend="triton")
+    ours, theirs = (attention(q, q, q, position=LineBias(values, places), backend=b) for b in ("triton", "reference"))
+    torch.testing.assert_close(ours, theirs)  # irregular lines are read, where no gradient is wanted
+
+
+@pytest.mark.parametrize(
+    ("room", "width", "dtype", "word"),
+    [
+        (48, 64, torch.float32, "99 KiB"),
+        (99, 128, torch.bfloat16, None),
+        (99, 160, torch.bfloat16, "160 KiB"),
+        (99, 64, torch.float64, "160 KiB"),
+        (163, 256, torch.float64, None),
+    ],
+)
+def test_gpus_with_less_shared_memory(
+    room: int, width: int, dtype: torch.dtype, word: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Limits by what `compile_kernels.py --arch 89 --all` says of every kernel."""
+    monkeypatch.setattr(engine, "shared_memory", lambda device: room * 1024)
+    with FakeTensorMode():
+        q = torch.empty(1, 1, 600, width, dtype=dtype, device="cuda")
+        lack = engine.lacks(prepare(
+            q, q, q, position=None, queries=None, keys=None, mask=None, scale=None, dropout=0.0, return_lse=False
+        ))  # fmt: skip
+    assert (lack is None) if word is None else (word in str(lack))
+
+
+def test_tiles_of_gpus_with_less_shared_memory_are_those_of_wider_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.zeros(1, 1, 600, 64, dtype=torch.bfloat16)
+    call = launch.Launch(Work(q, q, q, None, None, Terms(), None, 1.0, 0.0, None, 0))
+    assert call.shape("queries") == launch.SHAPES["queries", "half", 64]
+    monkeypatch.setattr(launch, "shared_memory", lambda device: 99 * 1024)
+    assert call.shape("queries") == {**launch.SHAPES["queries", "half", 128], "num_stages": 1}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.randn(1, 2, 2048, 8)
+    assert "interpreter" in explain(q, q, q).passed_over["triton"]
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert "a CUDA device" in explain(q, q, q).passed_over["triton"]
+    with pytest.raises(NotImplementedError, match="a CUDA device"):
+        attention(q, q, q, backend="triton")
+
+
+def test_operators_are_sound(small_tiles: None) -> None:
+    position, shapes = biased(Sequence(N))
+    q, k, v = (torch.randn(1, 2, N, D, requires_grad=True, device=HERE) for _ in range(3))
+    values = torch.randn(2, shapes[0][1], requires_grad=True, device=HERE)
+    call = prepare(
+        q, k, v, position=position(values).to(HERE), queries=None, keys=None, mask=Mask.causal(), scale=None,
+        dropout=0.0, return_lse=False,
+    )  # fmt: skip
+    torch.library.opcheck(_operator, pack(work_of(call)), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.slow
+def test_every_kernel_runs_in_the_smallest_calls() -> None:
+    """What a tool that watches memory is given on a GPU."""
+    script = Path(__file__).with_name("smallest_kernels.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every kernel has run" in done.stdout
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_hopper() -> None:
+    """By the compiler itself, in a process of its own without the interpreter."""
+    script = Path(__file__).parent / "compile_kernels.py"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ok") == 40

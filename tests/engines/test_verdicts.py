@@ -1,0 +1,361 @@
+"""Kernels that `auto` takes only after they agreed with the reference; the CPU's engines stand for those of a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from relpos import Grid, LineBias, Mask, RotaryEmbedding, Sequence, Softcap, attention, explain, lines
+from relpos.engines import flex, streaming, verdicts
+
+triton = importlib.import_module("relpos.engines.triton")
+launch = importlib.import_module("relpos.engines.triton.launch")
+kernels = importlib.import_module("relpos.engines.triton.kernels")
+spans = importlib.import_module("relpos.engines.triton.spans")
+variant = importlib.import_module("relpos.engines.variant")
+
+N = 12
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Nothing is known yet, small calls are smaller; the calls that are made of both engines."""
+    for name in ("_agreed", "_faults"):
+        monkeypatch.setattr(verdicts, name, {})
+    tokens = {("odd", False): 37, ("full", False): 32, ("odd", True): 13, ("full", True): 16}
+    monkeypatch.setattr(variant, "TOKENS", tokens)
+    monkeypatch.setattr(variant, "_CUT", {"odd": 4, "full": 8})
+    made: list[Any] = []
+
+    class Counted(verdicts.Expected):  # type: ignore[name-defined,misc]
+        def difference(self, *arguments: Any) -> Any:
+            made.append(arguments)
+            return super().difference(*arguments)
+
+    monkeypatch.setattr(verdicts, "Expected", Counted)
+    return made
+
+
+@pytest.fixture
+def gated(checks: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The streaming engine is `auto`'s first choice, and must be checked."""
+    monkeypatch.setattr(streaming, "CHECKED_ON", ("cpu",), raising=False)
+    monkeypatch.setattr(streaming, "slower", lambda call: None)
+    return checks
+
+
+@pytest.fixture
+def interpreted(checks: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Triton's kernels are, in its interpreter and in the smallest tiles."""
+    if torch.cuda.is_available():
+        pytest.skip("Triton's interpreter is off where there is a GPU")
+    monkeypatch.setattr(triton, "CHECKED_ON", ("cpu",))
+    monkeypatch.setattr(triton, "slower", lambda call: None)
+    for key in launch.SHAPES:
+        monkeypatch.setitem(launch.SHAPES, key, launch._shape(16, 16, 4, 1))
+    monkeypatch.setattr(spans, "COARSE", 16)
+    return checks
+
+
+def tensors(n: int = N, dtype: torch.dtype = torch.float32, width: int = 8) -> list[Tensor]:
+    return [torch.randn(1, 2, n, width, dtype=dtype) for _ in range(3)]
+
+
+def bias(n: int = N) -> LineBias:
+    line = lines(Sequence(n))
+    return LineBias(torch.randn(2, line.length), line)
+
+
+def wrong(engine: Any, monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -> None:
+    """The engine's output is changed."""
+    right = engine.run
+
+    def run(call: Any) -> tuple[Tensor, Tensor]:
+        out, lse = right(call)
+        return change(out), lse
+
+    monkeypatch.setattr(engine, "run", run)
+
+
+class HalfTheGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient / 2
+
+
+def raising(x: Tensor) -> Tensor:
+    raise RuntimeError("no kernel image is available\nfor this device")
+
+
+BROKEN: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "output": (lambda x: x * 1.01, "output: root mean square error"),
+    "one number": (lambda x: x + 0.1 * (torch.arange(x.numel()) == 20).view(x.shape), "output: "),
+    "gradients": (lambda x: HalfTheGradient.apply(x), "gradient of q: root mean square error"),  # type: ignore[no-any-return]
+    "NaN": (lambda x: torch.where(torch.arange(x.numel()).view(x.shape) == 3, torch.nan, x), "output: NaN"),
+    "an exception": (raising, "RuntimeError: no kernel image is available"),
+    "another shape": (lambda x: x[:, :, :-1], "output: shape (2, 2, 12, 8) instead of (2, 2, 13, 8), and"),
+}
+
+
+@pytest.mark.parametrize("what", list(BROKEN))
+def test_a_wrong_kernel_is_passed_over_with_one_warning(
+    what: str, gated: list[Any], monkeypatch: pytest.MonkeyPatch, unchecked: None
+) -> None:
+    q, k, v = tensors()
+    change, says = BROKEN[what]
+    wrong(streaming, monkeypatch, change)
+    position = bias()
+    with pytest.warns(
+        RuntimeWarning, match=r"'streaming' failed its check .* on cpu.*relpos check.*prints more"
+    ) as all_:
+        ours = attention(q, k, v, position=position)
+    assert len(all_) == 1
+    torch.testing.assert_close(ours, attention(q, k, v, position=position, backend="reference"))
+    made = len(gated)
+    attention(q, k, v, position=position)  # warnings are errors here
+    said = explain(q, k, v, position=position)
+    assert len(gated) == made, "once is enough"
+    assert said.backend != "streaming"
+    assert "failed its check against the reference on cpu: " in said.passed_over["streaming"]
+    assert says in said.passed_over["streaming"]
+
+
+def test_an_engine_asked_for_by_name_is_not_checked(gated: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong(streaming, monkeypatch, lambda x: x + 1)
+    q, k, v = tensors()
+    out = attention(q, k, v, backend="streaming")
+    torch.testing.assert_close(out, attention(q, k, v, backend="reference") + 1)
+    assert not gated
+
+
+def test_a_right_kernel_is_checked_once_a_variant(gated: list[Any]) -> None:
+    q, k, v = tensors()
+    assert explain(q, k, v, position=bias()).backend == "streaming"
+    assert len(gated) == 2, "a cut tile and full ones"
+    attention(q, k, v, position=bias())
+    with torch.no_grad():
+        attention(*tensors(N + 5), position=bias(N + 5))
+    attention(*(x.requires_grad_() for x in tensors()), position=bias())
+    assert len(gated) == 2
+    others: list[dict[str, Any]] = [
+        {"position": bias(), "mask": Mask.causal()},
+        {"position": bias(), "mask": Mask.window(3, 2)},
+        {"position": bias(), "mask": Mask.packed(torch.arange(N) // 5)},
+        {"position": bias(), "mask": Mask.packed((torch.arange(N) // 5).int())},
+        {"position": bias() + RotaryEmbedding(8).terms(Sequence(N))},
+        {"position": bias(), "dropout": 0.1},
+        {"position": LineBias(torch.randn(2, lines(Grid(3, 4)).length), lines(Grid(3, 4)))},
+        {"position": Softcap(3.0)},
+        {},
+    ]
+    for number, given in enumerate(others):
+        assert explain(q, k, v, **given).backend == "streaming"
+        assert len(gated) == 2 * (number + 2), f"another variant: {given}"
+    for more in (tensors(dtype=torch.bfloat16), tensors(width=16), [q, k[:, :1], v[:, :1]], tensors(300)):
+        made = len(gated)
+        assert explain(*more).backend == "streaming"
+        assert len(gated) == made + 2
+
+
+def test_no_random_stream_moves(gated: list[Any], unchecked: None) -> None:
+    q, k, v = tensors()
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    explain(q, k, v, position=bias_of_zeros(), dropout=0.2)
+    assert gated
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+
+
+def bias_of_zeros() -> LineBias:
+    line = lines(Sequence(N))
+    return LineBias(torch.zeros(2, line.length), line)
+
+
+CALLERS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "inference mode": torch.inference_mode,
+    "no_grad": torch.no_grad,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "another default device": lambda: torch.device("meta"),
+    "hooks on saved tensors": lambda: torch.autograd.graph.saved_tensors_hooks(refuse, refuse),
+}
+
+
+def refuse(x: Any) -> Any:
+    raise AssertionError("a tensor of the check was saved by its caller")
+
+
+@pytest.mark.parametrize("name", list(CALLERS))
+def test_it_is_checked_whatever_the_caller_has_on(name: str, gated: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")))
+        return x
+
+    wrong(streaming, monkeypatch, look)
+    q, k, v = tensors()
+    position = bias_of_zeros()
+    with CALLERS[name]():
+        assert explain(q, k, v, position=position).backend == "streaming"
+    assert seen == [(True, False, False)] * 2
+
+
+def test_the_first_call_may_stand_in_a_checkpoint(gated: list[Any]) -> None:
+    q, k, v = (x.requires_grad_() for x in tensors())
+    position = bias_of_zeros()
+    out = checkpoint(lambda *x: attention(*x, position=position), q, k, v, use_reentrant=False)
+    found = torch.autograd.grad(out.square().sum(), (q, k, v))
+    plain = attention(q, k, v, position=position, backend="reference")
+    for ours, theirs in zip(found, torch.autograd.grad(plain.square().sum(), (q, k, v)), strict=True):  # type: ignore[union-attr]
+        torch.testing.assert_close(ours, theirs)
+    assert len(gated) == 2
+
+
+@pytest.mark.parametrize("under", ["fake tensors", "counted operations"])
+def test_nothing_is_run_under_a_dispatch_mode(under: str, gated: list[Any]) -> None:
+    mode = FakeTensorMode() if under == "fake tensors" else FlopCounterMode(display=False)
+    with mode:
+        q, k, v = tensors()
+        said = explain(q, k, v)
+    assert said.backend != "streaming"
+    assert "has not been checked on cpu, and nothing is run under fake tensors" in said.passed_over["streaming"]
+    if under == "fake tensors":
+        assert explain(q, k, v).backend != "streaming", "a fake tensor outside of its mode"
+    assert not gated
+    assert explain(*tensors()).backend == "streaming"
+    with mode:
+        assert explain(*tensors()).backend == "streaming", "the last verdict counts"
+
+
+def test_nothing_is_run_under_transforms(gated: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "lacks", lambda call: None)
+    said = []
+
+    def asks(x: Tensor) -> Tensor:
+        said.append(explain(x, x, x))
+        return x
+
+    torch.func.vmap(asks)(torch.randn(2, 1, 2, N, 8))
+    assert "nothing is run under torch.func" in said[0].passed_over["streaming"]
+    assert not gated
+
+
+@pytest.mark.slow
+def test_compiled_functions_take_it_once_it_is_known() -> None:
+    """In a process of its own, without the shape checks."""
+    script = Path(__file__).with_name("compile_verdicts.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "as it should" in done.stdout
+
+
+def test_memory_that_runs_out_is_no_verdict(gated: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    right = streaming.run
+    q, k, v = tensors()
+    for error in (torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("can't allocate memory")):
+
+        def full(call: Any, error: Exception = error) -> Any:
+            raise error
+
+        monkeypatch.setattr(streaming, "run", full)
+        assert "memory ran out" in explain(q, k, v).passed_over["streaming"]
+    monkeypatch.setattr(streaming, "run", right)
+    assert explain(q, k, v).backend == "streaming"
+
+
+def test_a_wrong_kernel_whose_warning_is_an_error_is_known_all_the_same(
+    gated: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong(streaming, monkeypatch, lambda x: x + 1)
+    with pytest.raises(RuntimeWarning):
+        attention(*tensors())
+    attention(*tensors())
+
+
+def test_threads_share_one_verdict_and_one_warning(gated: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong(streaming, monkeypatch, lambda x: x + 1)
+    both = threading.Barrier(2, timeout=30)
+    found: list[str] = []
+
+    def asks() -> None:
+        both.wait()
+        found.append(explain(*tensors()).passed_over["streaming"])
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        threads = [threading.Thread(target=asks) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(found) == 2
+    assert found[0] == found[1]
+    assert len(caught) == 1
+
+
+def test_no_check_is_asked_for_where_an_engine_needs_none(checks: list[Any]) -> None:
+    assert triton.CHECKED_ON == flex.CHECKED_ON == ("cuda",)
+    attention(*tensors(), position=bias())
+    assert not checks
+
+
+def test_tritons_kernels_agree_in_the_interpreter(interpreted: list[Any]) -> None:
+    assert explain(*tensors(), position=bias()).backend == "triton"
+    assert explain(*tensors(), position=bias(), mask=Mask.causal(), dropout=0.1).backend == "triton"
+    assert len(interpreted) == 4
+
+
+def test_tritons_kernels_that_forget_the_mask_are_passed_over_under_one(
+    interpreted: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = spans.allowed
+    monkeypatch.setattr(spans, "allowed", lambda mask, *rest: real(None, *rest))
+    q, k, v = tensors()
+    assert explain(q, k, v, position=bias()).backend == "triton"
+    with pytest.warns(RuntimeWarning, match="a mask of right"):
+        found = attention(q, k, v, position=bias_of_zeros(), mask=Mask.causal())
+    torch.testing.assert_close(
+        found, attention(q, k, v, position=bias_of_zeros(), mask=Mask.causal(), backend="reference")
+    )
+    assert explain(q, k, v, position=bias()).backend == "triton"
+
+
+@pytest.mark.parametrize("kernel", ["backward_keys", "backward_queries", "backward_pairs", "backward_rows"])
+def test_a_kernel_of_tritons_that_writes_nothing_is_found(
+    kernel: str, interpreted: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Idle:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *arguments, **options: arguments[0].fill_(0.5)
+
+    monkeypatch.setattr(kernels, kernel, Idle())
+    with pytest.warns(RuntimeWarning, match="gradient of"):
+        assert explain(*tensors(), position=bias()).backend != "triton"
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    known = dict(verdicts._agreed), dict(verdicts._faults)
+    yield
+    assert known == (verdicts._agreed, verdicts._faults), "a test left something known"
