@@ -12,10 +12,8 @@ from typing import Literal, get_args
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import LineBias, Mask, Rotation, Term, Terms
+from relpos.core import LineBias, Mask, Rotation, Term, Terms, content
 from relpos.engines import attention, flash_attention, linear_attention
-from relpos.engines.call import check_term
-from relpos.engines.dense import content
 
 Product = Literal["softmax", "linear", "tiles"]
 PRODUCTS: tuple[Product, ...] = get_args(Product)
@@ -53,7 +51,7 @@ def meet(
     if len(biases) > 1 or any(not isinstance(term, Rotation) for term in rest):
         _lacks(product, "a line bias, a rotation or both as position", ", ".join(type(t).__name__ for t in terms))
     for term in rest:
-        check_term(term, q, k, v)
+        term.check(q, k, v)
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     q, k = content(Terms(*rest), q, k)
     return flash_attention(q, k, v, bias=biases[0] if biases else None, causal=causal)
