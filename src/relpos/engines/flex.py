@@ -7,6 +7,7 @@ gradient of a table is accumulated by atomics, in no fixed order, so `auto` does
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core import LineBias, LineVectors, Mask, QueryBias, Rotation, Scale, Sinks, Softcap, at_least_float32
+from relpos.core.pairs import Compared
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 from relpos.engines.operators import lacks_transform
@@ -150,36 +152,17 @@ def _vectors(term: LineVectors, call: Call) -> _Lookup:
 
 def _allowed(call: Call) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """The mask's pairs as a function of the numbers of batch, head, query and key."""
-    mask, batch = call.mask, call.q.shape[0]
+    mask, batch, device = call.mask, call.q.shape[0], call.q.device
     assert isinstance(mask, Mask)
-    n, m, device = call.q.shape[2], call.k.shape[2], call.q.device
-    low, high = mask.interval(torch.arange(n, device=device))
-    order = torch.arange(m, device=device) if mask.key_order is None else mask.key_order
-    wide = {
-        "low": low, "high": high, "order": order, "mine": mask.query_segments, "theirs": mask.key_segments,
-        "query": mask.query_global, "key": mask.key_global,
-    }  # fmt: skip
-    limit = mask.limit if mask.has_globals else None  # without globals, `high` has it
-    if limit is not None:
-        wide["most"] = limit + (torch.arange(n, device=device) if mask.query_order is None else mask.query_order)
-    of = {name: _a_batch(x, batch) for name, x in wide.items() if x is not None}
+    rows, columns = (torch.arange(x.shape[2], device=device) for x in (call.q, call.k))
+    found = mask.compared(rows, columns, slice(0, call.k.shape[2]))
+    wide = (getattr(found, field.name) for field in fields(found))
+    compared = Compared(*(None if x is None else x.expand(batch, -1) for x in wide))
     blocks = mask.blocks
     layout = None if blocks is None else blocks.layout.expand(call.q.shape[1], -1, -1)
 
     def allowed(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        seen = i >= 0
-        if "low" in of:
-            seen = seen & (of["low"][b, i] <= of["order"][b, j])
-        if "high" in of:
-            seen = seen & (of["order"][b, j] <= of["high"][b, i])
-        if "query" in of:
-            seen = seen | of["query"][b, i]
-        if "key" in of:
-            seen = seen | of["key"][b, j]
-        if "most" in of:
-            seen = seen & (of["order"][b, j] <= of["most"][b, i])
-        if "mine" in of:
-            seen = seen & (of["mine"][b, i] == of["theirs"][b, j]) & (of["mine"][b, i] >= 0)
+        seen = compared.allowed(i >= 0, lambda x: x[b, i], lambda x: x[b, j])
         if blocks is not None and layout is not None:
             seen = seen & layout[h, i // blocks.size, j // blocks.size]
         return seen
