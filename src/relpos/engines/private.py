@@ -32,8 +32,8 @@ def _operator(signature: str) -> Callable[..., Any] | None:
 def flash_kernel() -> Callable[..., Any] | None:
     """PyTorch's flash attention on CPU with the log-sum-exp, which no public function returns.
 
-    It believes that q, k and v `[B, H, N, D]` are of one dtype and width, and that the last axis of each of them and of the
-    mask is contiguous; the other strides may be any.
+    It believes that q, k and v `[B, H, N, D]` are of one dtype and width, and that the last axis of each,
+    and of the mask, is contiguous; the other strides may be any.
     """
     return _operator(_FLASH)
 
