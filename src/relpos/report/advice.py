@@ -165,8 +165,7 @@ def cost_tokens(results: Results, names: Iterable[str]) -> int | None:
     """The largest number of tokens at which all of these were timed."""
     wanted = list(names)
     for tokens in reversed(results.token_counts):
-        entries = [results.cost(name, tokens) for name in wanted]
-        if all(entry is not None and entry.step_ms is not None for entry in entries):
+        if all(step_cost(results, name, tokens) is not None for name in wanted):
             return tokens
     return None
 
@@ -234,7 +233,7 @@ def _at_least(measure: Measure, first: Standing, second: Standing) -> bool:
 
 def _plain_rate(results: Results) -> list[str]:
     """What differs without the recipe's position learning rate, beyond the interval."""
-    measure, times = measure_of(results), results.settings.recipe.get("position_learning_rate_multiplier")
+    measure, times = measure_of(results), results.settings.recipe.position_learning_rate_multiplier
     found = []
     for probe in [results.task.probes[0], *filter(None, [far_probe(results)])]:
         parts = []

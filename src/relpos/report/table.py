@@ -124,7 +124,7 @@ def _probe_columns(results: Results) -> list[Column]:
 
 
 def _plain_columns(results: Results) -> list[Column]:
-    times = results.settings.recipe.get("position_learning_rate_multiplier", 1)
+    times = results.settings.recipe.position_learning_rate_multiplier
     if all(run.variant != "x1" for run in results.records):
         return []
     probes = [results.task.probes[0], *filter(None, [far_probe(results)])]
