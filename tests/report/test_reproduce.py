@@ -38,7 +38,7 @@ def compared(task: str, name: str, *, seed: int = 0, **asked: Any) -> Results:
     record = plain(run(replace(job, seed=seed), settings, data))
     tree = {
         "schema_version": SCHEMA_VERSION,
-        "settings": settings.to_json(),
+        "settings": settings.describe(),
         "environment": environment("cpu"),
         "task": data.describe(),
         "mechanisms": [describe(name, settings, data) for name in settings.names],

@@ -71,7 +71,7 @@ def test_errors_say_what_was_expected(content: str | None, words: str, tmp_path:
         (lambda tree: tree["records"][0].update(sed=1), r"records\[0\]: unknown sed"),
         (
             lambda tree: tree["records"][0]["curve"].update(loss=["x"]),
-            r"curve\.loss: expected a list of numbers up to 1e15, got 'x'",
+            r"curve\.loss: expected a list of numbers up to 1e60, got 'x'",
         ),
     ],
 )

@@ -23,8 +23,9 @@ LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.compare", "relpos.report"
 def default_folder(settings: Settings) -> Path:
     """A folder named by settings and environment, so that the same command on the same machine finds its results."""
     from relpos.compare import environment
+    from relpos.results import plain
 
-    whole = [settings.to_json(), environment(settings.device)]
+    whole = [settings.to_json(), plain(environment(settings.device))]
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
     name = settings.task
     for own in ("images", "text"):

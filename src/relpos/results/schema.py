@@ -222,7 +222,7 @@ class Run:
     learned: Annotated[list[Learned], "what position became"] = field(default_factory=list)
     attention: Annotated[Attention | None, "of images"] = None
     sample: Annotated[Sample | None, "of text"] = None
-    environment: Annotated[dict[str, Any], "versions and hardware it ran on"] = field(default_factory=dict)
+    environment: Annotated[Environment | None, "versions and hardware it ran on"] = None
 
     @property
     def name(self) -> str:

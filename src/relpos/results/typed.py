@@ -10,8 +10,8 @@ from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from relpos.results.schema import is_required
 
-LARGEST = 1e15
-"""No number is farther from 0; sums of squares of many stay finite."""
+LARGEST, LARGEST_WHOLE = 1e60, 10**15
+"""No number is farther from 0: every float32 fits, and its square is finite; every whole number is one of numpy's."""
 
 
 class ResultsError(ValueError):
@@ -32,7 +32,7 @@ def plain(value: Any) -> Any:
 
 
 def typed(kind: Any, value: Any, where: str) -> Any:
-    """`value` as `kind`, a dataclass of the schema or the type of one of its fields.
+    """`value` as `kind`, a dataclass of the schema or the type of one of its fields; a dataclass stays as it is.
 
     Nested lists of numbers, which the schema has as `Any`, are taken as they are.
 
@@ -60,7 +60,7 @@ def typed(kind: Any, value: Any, where: str) -> Any:
     return value if _is(kind, value) else _fail(where, _WORDS[kind], value)
 
 
-_WORDS = {bool: "true or false", int: "whole numbers up to 1e15", float: "numbers up to 1e15", str: "text in UTF-8"}
+_WORDS = {bool: "true or false", int: "whole numbers up to 1e15", float: "numbers up to 1e60", str: "text in UTF-8"}
 
 
 def _is(kind: type, value: Any) -> bool:
@@ -69,7 +69,9 @@ def _is(kind: type, value: Any) -> bool:
         return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
     if kind is bool or isinstance(value, bool):
         return kind is bool and isinstance(value, bool)
-    return isinstance(value, (int, float) if kind is float else int) and bool(-LARGEST <= value <= LARGEST)
+    if isinstance(value, int):
+        return kind in (int, float) and -LARGEST_WHOLE <= value <= LARGEST_WHOLE
+    return kind is float and isinstance(value, float) and bool(-LARGEST <= value <= LARGEST)
 
 
 def _one_of(kinds: list[Any], value: Any, where: str, *, null: bool) -> Any:
@@ -99,10 +101,12 @@ def _require_shown(value: Any, where: str) -> None:
         for one in value:
             _require_shown(one, where)
     elif value is not None and not any(_is(kind, value) for kind in _WORDS):
-        _fail(where, "text in UTF-8, a number up to 1e15, true, false or null", value)
+        _fail(where, "text in UTF-8, a number up to 1e60, true, false or null", value)
 
 
 def _dataclass(kind: Any, value: Any, where: str) -> Any:
+    if isinstance(value, kind):
+        return value
     if not isinstance(value, Mapping):
         _fail(where, "an object", value)
     hints = _hints(kind)
