@@ -1,4 +1,4 @@
-"""What each verb takes. Nothing here imports relpos: names that it knows stand here again, and a test compares them."""
+"""What each verb takes. Nothing here imports relpos: what it knows is repeated here, and a test compares both."""
 
 from __future__ import annotations
 

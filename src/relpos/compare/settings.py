@@ -21,9 +21,9 @@ from relpos.train import ImageRecipe, Recipe, require_precision, resolve_device
 QUICK_STEPS = 60
 QUICK_STEPS_ON_TEXT = 10
 EVERY = "all"
-"""In place of names: every position that makes sense on the task."""
+"""Instead of names: every position that makes sense on the task."""
 STANDARD = "standard"
-"""In place of names: the task's wider choice."""
+"""Instead of names: the task's wider choice."""
 
 
 @dataclass(frozen=True)

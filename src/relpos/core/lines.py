@@ -13,7 +13,7 @@ values: the axis's *span*. Axes are nested with a stride each, the last fastest,
 and the first `L = product of spans` entries of `values` are the flattened table of offsets, lowest offset first: for
 two equal grids Swin's (2H - 1) x (2W - 1) table. The stride belongs to the pair, not to either grid.
 
-Prefix tokens stand at `L` as queries and at `-(L + 1)` as keys, all of a side at one place. Behind the L offsets
+Prefix tokens stand at `L` as queries and at `-(L + 1)` as keys, all of a side at one position. Behind the L offsets
 between tokens, the regions of `values` are then
 
     [L, L + origin]              prefix to token
@@ -72,7 +72,7 @@ class Ramp:
     """One side of regular lines: `prefix` tokens, then nested arithmetic progressions.
 
     Attributes:
-        prefix: tokens before them, all at one place.
+        prefix: tokens before them, all at one position.
         sizes, strides: of each progression, the last fastest.
         start: the line number of the first token behind the prefix.
     """

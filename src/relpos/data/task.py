@@ -188,7 +188,7 @@ class ImageTask(Task):
 
     @abstractmethod
     def labels(self, split: Split) -> Int[Tensor, " n"]:
-        """The class of every image of a split, as its place in `classes`."""
+        """The class of every image of a split, as its index in `classes`."""
 
     @abstractmethod
     def batches(
