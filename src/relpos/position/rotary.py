@@ -16,8 +16,8 @@ position divided ("linear"), a larger base ("ntk"), or slow pairs slowed and fas
 Source: Su et al. 2021 (RoFormer), section 3.2, base 10,000; on grids Heo et al. 2024 (RoPE for ViT), section 3,
 "axial", base 100 (their code turns the first pairs with the column; timm and this file with the row). Scores depend on
 offsets alone between tokens; between a prefix token, which is not turned, and a token they depend on the token's
-position. Not to be confused with sinusoidal positions, which are added to tokens; and a key that is cached rotated stays
-turned by the frequencies it was written with.
+position. Not to be confused with sinusoidal positions, which are added to tokens; and a key that is cached rotated
+stays turned by the frequencies it was written with.
 """
 
 from __future__ import annotations
