@@ -19,6 +19,7 @@ from relpos.results import (
     Metric,
     Parameters,
     Probe,
+    Recipe,
     Results,
     Run,
     Sample,
@@ -30,7 +31,7 @@ from relpos.results import (
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 SECTIONS = (
-    Results, Settings, Environment, Task, Probe, Mechanism, Run, Parameters, Curve, Divergence, Metric, Learned,
+    Results, Settings, Recipe, Environment, Task, Probe, Mechanism, Run, Parameters, Curve, Divergence, Metric, Learned,
     Attention, Sample, Cost, Time,
 )  # fmt: skip
 TEXT = """# `results.json`: the schema, version {version}

@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "layers": BELOW_LAYERS,
     "models": BELOW_MODELS,
     "optim": {"core", "position"},
-    "data": {"core", "files"},
+    "data": {"core", "files", "results"},  # results for the dataclasses that describe a task
     "train": BELOW_TRAIN | {"files"},
     "interop": BELOW_TRAIN,
     "results": set(),

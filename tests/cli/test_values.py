@@ -52,7 +52,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("show", "position"),
         ("bench --repeats", "--repeats"),
         ("bench --cases", "--cases"),
-        ("list", "kind"),
+        ("list", "KIND"),
     ],
 )
 def test_an_empty_value(typed: str, option: str, empty: str, capsys: Captured) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from relpos.compare import Job, Settings
+from relpos.compare.choices import find_choice
 from relpos.compare.settings import QUICK_STEPS, describe, environment
 from relpos.data import find_task
 from relpos.position import presets
+from relpos.results import plain
+from relpos.results.typed import typed
 from relpos.train import ImageRecipe
 
 
@@ -52,7 +55,7 @@ def test_positions_keep_their_order_and_come_once() -> None:
 def test_sums_are_positions() -> None:
     settings = make(positions=("learned+relative_2d",))
     assert settings.positions == ("learned+relative_2d",)
-    assert describe("learned+relative_2d", settings, find_task("digits"))["growth"] == [
+    assert describe("learned+relative_2d", settings, find_task("digits")).growth == [
         "interpolated",
         "clipped",
     ]
@@ -116,20 +119,27 @@ def test_no_runs_at_rate_one_where_the_recipe_is_at_one() -> None:
 
 def test_settings_are_plain_values_and_whole() -> None:
     settings = make(positions=("none", "learned"))
-    plain = settings.to_json()
-    assert json.loads(json.dumps(plain)) == plain
-    assert set(plain) == set(Settings.__dataclass_fields__) - {"what", "choices"}, "positions alone say no more"
+    written = settings.to_json()
+    assert json.loads(json.dumps(written)) == written
+    begun = {**asdict(settings), "positions": ["none", "learned"]}
+    del begun["what"], begun["choices"]
+    assert written == begun, "a folder that was begun is resumed: its comparison.json says this and no more"
     other = make(positions=None, what="norm", choices=("rmsnorm",)).to_json()
     assert json.loads(json.dumps(other)) == other
     assert (other["what"], other["choices"], other["positions"]) == ("norm", ["rmsnorm"], ["rotary_2d"])
-    assert set(plain["recipe"]) == set(ImageRecipe.__dataclass_fields__)
+    assert set(written["recipe"]) == set(ImageRecipe.__dataclass_fields__)
 
 
-def test_descriptions_are_plain_values() -> None:
-    settings = make()
-    for tree in (
+@pytest.mark.parametrize("task", ["digits", "text"])
+def test_descriptions_are_what_results_are_read_as(task: str) -> None:
+    data = find_task(task)
+    settings = make(task=data)
+    for described in (
+        settings.describe(),
         environment("cpu"),
-        find_task("digits").describe(),
-        *(describe(name, settings, find_task("digits")) for name in settings.positions),
+        data.describe(),
+        *(describe(name, settings, data) for name in settings.positions),
+        find_choice("norm", "rmsnorm").describe(),
     ):
-        assert json.loads(json.dumps(tree)) == tree
+        tree = json.loads(json.dumps(plain(described)))
+        assert typed(type(described), tree, "results") == described

@@ -11,6 +11,7 @@ import torch
 
 from relpos.compare import Settings, environment
 from relpos.compare.run import run
+from relpos.compare.settings import describe
 from relpos.data import find_task
 from relpos.report import ResultsError
 from relpos.report.reproduce import reproduce
@@ -35,8 +36,16 @@ def compared(task: str, name: str, *, seed: int = 0, **asked: Any) -> Results:
     settings = replace(settings, recipe=replace(settings.recipe, **TINY))
     (job,) = settings.jobs(data)
     record = plain(run(replace(job, seed=seed), settings, data))
-    tree = {"settings": settings.to_json(), "task": data.describe(), "records": [record], "mechanisms": [], "costs": []}
-    return read({"schema_version": SCHEMA_VERSION, "environment": environment("cpu"), **tree})
+    tree = {
+        "schema_version": SCHEMA_VERSION,
+        "settings": settings.describe(),
+        "environment": environment("cpu"),
+        "task": data.describe(),
+        "mechanisms": [describe(name, settings, data) for name in settings.names],
+        "records": [record],
+        "costs": [],
+    }
+    return read(tree)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def fingerprint() -> str:
 
 def surroundings(device: str) -> dict[str, Any]:
     """Versions and hardware, with the peers' versions."""
-    found = environment(device)
+    found: dict[str, Any] = asdict(environment(device))
     for name in ("transformers", "timm", "triton"):
         try:
             found[name] = importlib.metadata.version(name)

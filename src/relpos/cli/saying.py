@@ -57,7 +57,7 @@ def say_list(console: Console, entries: Mapping[str, Iterable[str]]) -> None:
 def in_words(seconds: float) -> str:
     """A stretch of time as a person says it."""
     if seconds < 100:
-        return f"{max(10, round(seconds, -1)):.0f} s"
+        return f"{max(1, round(seconds, -1 if seconds >= 10 else 0)):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
@@ -103,6 +103,8 @@ def watched(run: Callable[[Callable[[Event], None]], Done], tasks: Iterable[Task
     from rich.table import Column
 
     work = Work(tasks)
+    if not work.weights:  # nothing is left to do, and no line says so for an instant
+        return run(lambda event: None)
     text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=False))
     bar = [BarColumn(bar_width=24)] if console.width >= WITH_A_BAR else []
     with Progress(*bar, text, console=console, transient=True) as bars:

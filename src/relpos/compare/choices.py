@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import get_args
 
 from relpos.core.checks import require_name
+from relpos.results import Mechanism, What
 from relpos.train import Recipe
 
-What = Literal["position", "attention", "norm", "optimizer"]
 WHATS: tuple[What, ...] = get_args(What)
 POSITIONS = {1: "rotary_1d", 2: "rotary_2d"}
 """The position of every model, by axes: all kinds of attention take a rotation."""
@@ -33,9 +33,9 @@ class Choice:
     source: str
     change: Callable[[Recipe], Recipe]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Mechanism:
         """The choice as `results.json` has it: as a mechanism, without rules of growth."""
-        return {"name": self.name, "title": self.title, "summary": self.summary, "source": self.source, "growth": []}
+        return Mechanism(self.name, self.title, self.summary, self.source, growth=[])
 
 
 def _keyed(recipe: Recipe, heads: int) -> Recipe:

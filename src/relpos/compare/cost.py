@@ -158,7 +158,7 @@ def memory_sizes(settings: Settings, task: Task) -> tuple[int, ...]:
 
 
 def _unable(error: Exception) -> str:
-    """Why a size could not be measured; an error that is neither lack of memory nor of an engine is raised again."""
+    """Why a size could not be measured; an error that is neither lack of memory nor of an engine is raised."""
     if isinstance(error, NotImplementedError):
         return str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error):

@@ -10,6 +10,7 @@ import math
 import os
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from relpos.compare.settings import Job, Settings, describe, environment
 from relpos.compare.store import Store
 from relpos.compare.workers import Event, Task, run_tasks
 from relpos.files.writing import write_json
-from relpos.results import Results, plain, read
+from relpos.results import SCHEMA_VERSION, Results, plain, read
 
 _MEMORY_WEIGHT, _TIMING_WEIGHT = 0.05, 0.4
 """What they take, measured on two cores, as a multiple of a training run: of one of two at once."""
@@ -51,13 +52,11 @@ class Comparison:
     def __init__(self, settings: Settings, task: data.Task, folder: Path) -> None:
         self.settings, self.task = settings, task
         self.environment = environment(settings.device)
-        self.store = Store(folder, settings.to_json(), self.environment)
+        self.store = Store(folder, settings.to_json(), plain(self.environment))
         self.jobs = settings.jobs(task)
         asked = task.describe()
-        self.description = {
-            "task": asked | {"probes": asked["probes"][: len(settings.probes(task))]},
-            "mechanisms": [describe(name, settings, task) for name in settings.names],
-        }
+        self.described = replace(asked, probes=asked.probes[: len(settings.probes(task))])
+        self.mechanisms = [describe(name, settings, task) for name in settings.names]
 
     @cached_property
     def _packed(self) -> bytes:
@@ -102,7 +101,17 @@ class Comparison:
     def results(self) -> Results:
         """Everything finished so far, as docs/results.md describes it."""
         records = [self.store.get(job.id) for job in self.jobs if self.store.has(job.id)]
-        return read({**self.store.head, **self.description, "records": records, "costs": self._costs()})
+        return read(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "settings": self.settings.describe(),
+                "environment": self.environment,
+                "task": self.described,
+                "mechanisms": self.mechanisms,
+                "records": records,
+                "costs": self._costs(),
+            }
+        )
 
     def _costs(self) -> list[dict[str, Any]]:
         if not self.store.has("timing"):

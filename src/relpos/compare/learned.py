@@ -19,9 +19,9 @@ EXAMPLES = 3
 PIXELS = 112
 """The longer side of an example's picture, at most; more says nothing more on a page."""
 PLACES = 64
-"""Places of a sequence whose similarity is kept, at most, spread evenly."""
+"""Positions of a sequence whose similarity is kept, at most, spread evenly."""
 TOKENS = 1024
-"""Places whose similarity to one another is kept, at most."""
+"""Positions whose similarity to one another is kept, at most."""
 
 
 def _rounded(x: Tensor, digits: int = 4) -> Any:
@@ -57,7 +57,7 @@ def _bias(term: LineBias, layer: str | int, *, text: bool) -> Learned | None:
 def learned(model: Model) -> list[Learned]:
     """Every line bias as a table over offsets, and every absolute position's similarity to the others.
 
-    Similarities are left out above `TOKENS` places: they are a number for every two.
+    Similarities are left out above `TOKENS` positions: they are a number for every two.
     """
     grid, text = model.coordinates, isinstance(model, LanguageModel)
     found: list[Learned] = []

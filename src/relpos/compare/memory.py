@@ -19,7 +19,7 @@ _CLEAR = Path("/proc/self/clear_refs")
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory for this process instead of giving it back to the system; elsewhere do nothing.
 
-    A training step frees and asks for the same tensors again and again. Given back, each page is a fault when it
+    A training step frees and asks for the same tensors over and over. Given back, each page is a fault when it
     returns: about 4,000 a step of the digits recipe, a tenth of its time.
     """
     trim_threshold, mmap_threshold = -1, -3  # mallopt(3)

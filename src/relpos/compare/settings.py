@@ -10,19 +10,20 @@ from typing import Any, cast
 
 import torch
 
-from relpos import __version__
-from relpos.compare.choices import CHOICES, POSITIONS, WHATS, What, find_choice
+from relpos import __version__, results
+from relpos.compare.choices import CHOICES, POSITIONS, WHATS, find_choice
 from relpos.core.checks import fail, require_choice, require_int
 from relpos.data import Probe, Task
 from relpos.position import find, presets
+from relpos.results import Environment, Mechanism, What, plain
 from relpos.train import ImageRecipe, Recipe, require_precision, resolve_device
 
 QUICK_STEPS = 60
 QUICK_STEPS_ON_TEXT = 10
 EVERY = "all"
-"""In place of names: every position that makes sense on the task."""
+"""Instead of names: every position that makes sense on the task."""
 STANDARD = "standard"
-"""In place of names: the task's wider choice."""
+"""Instead of names: the task's wider choice."""
 
 
 @dataclass(frozen=True)
@@ -157,11 +158,15 @@ class Settings:
             jobs += [Job(name, seed, "x1", 1.0) for seed in range(self.seeds) for name in learned]
         return jobs
 
+    def describe(self) -> results.Settings:
+        """The settings as `results.json` has them."""
+        lists = {"positions": list(self.positions), "choices": list(self.choices)}
+        return results.Settings(**{**asdict(self), **lists, "recipe": results.Recipe(**asdict(self.recipe))})
+
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as `results.json` has them: of a comparison of positions without what says nothing there."""
-        plain = {**asdict(self), "positions": list(self.positions), "choices": list(self.choices)}
-        left_out = ("what", "choices") if self.what == "position" else ()
-        return {name: value for name, value in plain.items() if name not in left_out}
+        """Plain values, as `comparison.json` has them: of a comparison of positions without `what`."""
+        whole = {**plain(self.describe()), "task_options": plain(self.task_options)}
+        return {name: value for name, value in whole.items() if name != "what" or self.what != "position"}
 
 
 def _require_served(names: tuple[str, ...], position: str, recipe: Recipe, task: Task) -> None:
@@ -209,7 +214,7 @@ def require_asked(
     resolve_device(device)
 
 
-def environment(device: str) -> dict[str, Any]:
+def environment(device: str) -> Environment:
     """Versions and hardware."""
     processor = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
@@ -219,28 +224,21 @@ def environment(device: str) -> dict[str, Any]:
                 processor = line.split(":", 1)[1].strip()
                 break
     name = torch.cuda.get_device_name(torch.device(device)) if device.startswith("cuda") else "cpu"
-    return {
-        "relpos": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": processor,
-        "cores": os.cpu_count(),
-        "device": name,
-    }
+    return Environment(
+        relpos=__version__,
+        torch=str(torch.__version__),
+        python=platform.python_version(),
+        platform=platform.platform(),
+        processor=processor,
+        cores=os.cpu_count() or 1,
+        device=name,
+    )
 
 
-def describe(name: str, settings: Settings, task: Task) -> dict[str, Any]:
+def describe(name: str, settings: Settings, task: Task) -> Mechanism:
     """What is compared under a name, as `results.json` has it."""
     if settings.what != "position":
         return find_choice(settings.what, name).describe()
     preset = find(name)
     model = settings.recipe.build(task, name)
-    return {
-        "name": name,
-        "title": preset.title,
-        "summary": preset.summary,
-        "source": preset.source,
-        "growth": list(model.growth()),
-        "family": preset.family,
-    }
+    return Mechanism(name, preset.title, preset.summary, preset.source, list(model.growth()), preset.family)

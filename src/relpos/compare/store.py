@@ -1,7 +1,7 @@
 """The folder of a comparison: written so that a crash loses nothing finished, and nothing of anyone's is overwritten.
 
     DIR/comparison.json        settings and environment, written first
-    DIR/records/*.json         one file a finished piece of work, written once and never again
+    DIR/records/*.json         one file a finished piece of work, written once and never changed
     DIR/results.json           everything gathered, rewritten as pieces finish
     DIR/report.html            the page
 

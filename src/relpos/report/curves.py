@@ -24,15 +24,19 @@ def overview(results: Results, advice: Advice) -> list[Chart]:
     for probe in [*filter(None, [far_probe(results)]), results.task.probes[0]]:
         lines = {name: [point] for name in results.names if (point := _point(results, name, probe, 0.0))}
         shown[place(probe)] = {name: lines[name] for name in _front(results, lines, advice)}
-    tokens = cost_tokens(results, {name for lines in shown.values() for name in lines})
-    if tokens is None or not all(shown.values()):
+    tokens = cost_tokens(results)
+    if tokens is None:
         return []
     unit = f"step time, times {first_of(results)}'s" if relative(results) else "step time, ms"
     found = []
     for title, lines in shown.items():
-        costed = {}
-        for name, (point,) in lines.items():
-            costed[name] = [replace(point, x=step_cost(results, name, tokens) or 1.0, label="")]
+        costed = {
+            name: [replace(point, x=cost, label="")]
+            for name, (point,) in lines.items()
+            if (cost := step_cost(results, name, tokens)) is not None
+        }
+        if not costed:
+            return []
         found.append(_chart(results, title, f"{unit}, at {tokens:,} tokens", costed, advice, chance=True))
     return found
 

@@ -1,25 +1,43 @@
-"""`results.json` as dataclasses: what is written, what can be read, and the page that describes it are made of these.
+"""The schema of `results.json`: a dataclass for each object in it, each field with what it means.
 
-`plain` turns them into JSON values and leaves out optional fields that say nothing, `read` turns JSON values back and
-names what is missing, unknown or of another type, and `python recipes/results_page.py` writes `docs/results.md`.
+`python recipes/results_page.py` writes `docs/results.md` from them.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from functools import cache
-from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NoReturn, cast, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, Field, dataclass, field
+from typing import Annotated, Any, Literal
 
 SCHEMA_VERSION = 2
-BYTES_AT_MOST = 2**30
+What = Literal["position", "attention", "norm", "optimizer"]
 
 
-class ResultsError(ValueError):
-    """A results file that cannot be read; the message says what was expected and what to do."""
+@dataclass(frozen=True)
+class Recipe:
+    """Every number of a training recipe."""
+
+    steps: Annotated[int, "of training"]
+    batch_size: Annotated[int, "inputs of a step"]
+    learning_rate: Annotated[float, "the highest"]
+    warmup_steps: Annotated[int, "up to it, linearly; then down a cosine to 0"]
+    position_learning_rate_multiplier: Annotated[float, "factor on it for position parameters"]
+    position_init_std: Annotated[float, "standard deviation that position parameters start from"]
+    weight_decay: Annotated[float, "decoupled, on matrices that are not position's"]
+    gradient_clip: Annotated[float, "the largest norm of the gradient"]
+    embed_dim: Annotated[int, "width of the model"]
+    depth: Annotated[int, "blocks"]
+    num_heads: Annotated[int, "attention heads"]
+    mlp_ratio: Annotated[float, "width of an MLP, as a multiple of the model's"]
+    shared_position: Annotated[bool, "whether all blocks share one mechanism"]
+    optimizer: Annotated[Literal["adamw", "lion", "sophia-g", "sophia-h"], "its name"]
+    hessian_every: Annotated[int, "steps between estimates of the Hessian, of an optimizer that takes any"]
+    attention: Annotated[str, "kind of attention"]
+    num_kv_heads: Annotated[int | None, "heads of keys and values; null for as many as attention heads"]
+    norm: Annotated[str, "norm of tokens"]
+    qk_norm: Annotated[str | None, "norm of queries and keys"]
+    global_pool: Annotated[str | None, "of images: how tokens become one vector"] = None
+    class_token: Annotated[bool | None, "of images: whether there is one"] = None
+    mlp: Annotated[str | None, "of text: kind of MLP"] = None
 
 
 @dataclass(frozen=True)
@@ -32,11 +50,11 @@ class Settings:
     quick: Annotated[bool, "a short run to see that everything works"]
     device: Annotated[str, "`cpu`, `cuda`"]
     precision: Annotated[str, "`float32`, `bf16-mixed`, `fp16-mixed`"]
-    recipe: Annotated[dict[str, Any], "every number of the training recipe"]
+    recipe: Annotated[Recipe, "of all runs"]
     threads: Annotated[int, "of a training run"] = 1
     timing_threads: Annotated[int, "on which steps are timed: all cores, or `OMP_NUM_THREADS`"] = 1
     task_options: Annotated[dict[str, Any], "what made the task, with a fingerprint"] = field(default_factory=dict)
-    what: Annotated[str, "what is compared where it is not position: `attention`, `norm`, `optimizer`"] = "position"
+    what: Annotated[What, "what is compared: `position`, `attention`, `norm`, `optimizer`"] = "position"
     choices: Annotated[list[str], "of these, by name"] = field(default_factory=list)
 
 
@@ -126,7 +144,7 @@ class Divergence:
 
     step: Annotated[int, "counted from 1"]
     rate: Annotated[float, "its learning rate"]
-    what: Annotated[str, "`loss` or `gradient`"]
+    what: Annotated[Literal["loss", "gradient"], "what was not finite"]
     value: Annotated[str, "`nan`, `inf` or `-inf`"]
 
 
@@ -196,6 +214,7 @@ class Run:
     train_seconds: Annotated[float, "wall time of training"]
     threads: Annotated[int, "that it ran on"]
     metrics: Annotated[list[Metric], "empty where it diverged"]
+    settings: Annotated[dict[str, Any], "every setting of this run, `recipe` among them"]
     peak_memory_mib: Annotated[float | None, "of its process less the size before the model was built"] = None
     validation: Annotated[float | None, "at the end"] = None
     choice: Annotated[str | None, "what is compared where it is not position"] = None
@@ -203,8 +222,7 @@ class Run:
     learned: Annotated[list[Learned], "what position became"] = field(default_factory=list)
     attention: Annotated[Attention | None, "of images"] = None
     sample: Annotated[Sample | None, "of text"] = None
-    settings: Annotated[dict[str, Any], "every setting of this run"] = field(default_factory=dict)
-    environment: Annotated[dict[str, Any], "versions and hardware it ran on"] = field(default_factory=dict)
+    environment: Annotated[Environment | None, "versions and hardware it ran on"] = None
 
     @property
     def name(self) -> str:
@@ -287,113 +305,6 @@ class Results:
         return sorted({one.tokens for one in self.costs})
 
 
-def plain(value: Any) -> Any:
-    """JSON values of a dataclass; an optional field that holds nothing is left out."""
-    if is_dataclass(value):
-        own = [(one, getattr(value, one.name)) for one in fields(value)]
-        return {one.name: plain(held) for one, held in own if is_required(one) or held not in (None, [], {})}
-    if isinstance(value, Mapping):
-        return {name: plain(one) for name, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def read(tree: object, name: str = "results") -> Results:
-    """Results from JSON values, or as they are.
-
-    Raises:
-        ResultsError: they are of another schema.
-    """
-    if isinstance(tree, Results):
-        return tree
-    if not isinstance(tree, Mapping):
-        raise ResultsError(f"{name}: expected a JSON object, got {type(tree).__name__}")
-    version = tree.get("schema_version")
-    if version != SCHEMA_VERSION:
-        age, remedy = "another", "read it with the relpos that wrote it"
-        if isinstance(version, int) and version < SCHEMA_VERSION:
-            age, remedy = "an older", "run the comparison again in a new folder"
-        wanted = f"expected schema_version {SCHEMA_VERSION}, got {version!r}"
-        raise ResultsError(f"{name} was written by {age} version of relpos: {wanted}; {remedy}")
-    return cast(Results, _read(Results, tree, name))
-
-
-def load_results(path: str | Path) -> Results:
-    """Read `results.json`, or the one in a folder.
-
-    Raises:
-        ResultsError: the file is missing, is not JSON, or has another schema.
-    """
-    path = Path(path)
-    if path.is_dir():
-        path = path / "results.json"
-    if not path.exists():
-        raise ResultsError(f"no results at {path}: expected the results.json that `relpos compare --out DIR` writes")
-    if not path.is_file():  # of a pipe there may be no end
-        raise ResultsError(f"expected a regular file for {path}, got something else: name the results.json itself")
-    if (size := path.stat().st_size) > BYTES_AT_MOST:
-        raise ResultsError(f"expected at most {BYTES_AT_MOST:,} bytes in {path}, got {size:,}: name another file")
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:  # of the JSON, its UTF-8, numbers of thousands of digits, brackets
-        message = f"{path} is not JSON ({error}): run `relpos compare` again with the same --out to gather it anew"
-        raise ResultsError(message) from None
-    return read(tree, str(path))
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
-
-
-def _read(kind: Any, value: Any, where: str) -> Any:
-    """`value` as `kind`, one of the types that stand above."""
-    origin, inside = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return value
-    if origin is UnionType:
-        if value is None and NoneType in inside:
-            return None
-        left = [one for one in inside if one is not NoneType]
-        if len(left) == 1:
-            return _read(left[0], value, where)
-        return (
-            value if isinstance(value, tuple(left)) else _fail(where, " or ".join(one.__name__ for one in left), value)
-        )
-    if origin is Literal:
-        return value if value in inside else _fail(where, " or ".join(inside), value)
-    if origin is list:
-        of = inside[0]
-        if not isinstance(value, list | tuple):
-            _fail(where, "a list", value)
-        if of in (int, str, float):
-            scalars = (int, float) if of is float else of
-            odd = next((one for one in value if not isinstance(one, scalars)), None)
-            return list(value) if odd is None else _fail(where, f"a list of {of.__name__}", odd)
-        return [_read(of, one, f"{where}[{place}]") for place, one in enumerate(value)]
-    if not is_dataclass(kind) and origin is not dict:
-        right = isinstance(value, kind) or (kind is float and isinstance(value, int))
-        return value if right else _fail(where, kind.__name__, value)
-    if not isinstance(value, Mapping):
-        _fail(where, "an object", value)
-    if origin is dict:
-        return {name: _read(inside[1], one, f"{where}.{name}") for name, one in value.items()}
-    hints = _hints(kind)
-    needed = {one.name for one in fields(kind) if is_required(one)}
-    if missing := sorted(needed - set(value)):
-        raise ResultsError(f"{where}: missing {', '.join(missing)}")
-    if unknown := sorted(set(value) - set(hints)):
-        raise ResultsError(f"{where}: unknown {', '.join(unknown)}")
-    return kind(**{name: _read(hints[name], one, f"{where}.{name}") for name, one in value.items()})
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
 def is_required(one: Field[Any]) -> bool:
     """Whether a field is always there."""
     return one.default is MISSING and one.default_factory is MISSING
-
-
-def _fail(where: str, wanted: str, came: Any) -> NoReturn:
-    raise ResultsError(f"{where}: expected {wanted}, got {came!r:.60}")
