@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from relpos.core import Coordinates, LineBias, Sequence
 from relpos.core.checks import fail, require_flag, require_int, require_tokens, shape_of
-from relpos.engines.tiled import flash_attention
+from relpos.engines.flash import flash_attention
 from relpos.position import Mechanism
 from relpos.position.mechanism import is_mechanism
 
