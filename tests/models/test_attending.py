@@ -113,9 +113,9 @@ def test_a_pattern_of_a_grid_has_no_prefix() -> None:
         images(attention="local", class_token=True)
 
 
-def test_what_a_product_lacks_is_named() -> None:
+def test_what_a_kind_lacks_is_named() -> None:
     tokens = torch.randn(1, 6, 32)
-    linear = MultiHeadAttention(32, 4, product="linear", attn_drop=0.5)
+    linear = MultiHeadAttention(32, 4, kind="linear", attn_drop=0.5)
     with pytest.raises(NotImplementedError, match=r"no dropout of attention weights; got 0\.5"):
         linear(tokens)
     with pytest.raises(NotImplementedError, match="expected a causal mask or none; got another mask"):

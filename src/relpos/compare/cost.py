@@ -104,8 +104,8 @@ class _Step:
         q = torch.empty(1, heads, self.tokens, width, device=self.device)
         position = self.model.attention_position[0]
         assert isinstance(position, Sum)
-        if block.product != "softmax":  # type: ignore[union-attr]
-            return str(block.product)  # type: ignore[union-attr]
+        if block.kind != "softmax":  # type: ignore[union-attr]
+            return "tiles" if block.kind == "flash" else "linear"  # type: ignore[union-attr]  # as results.json has them
         terms = position.terms(self.model.coordinates)
         if not self.masked:
             return explain(q, q, q, position=terms).backend

@@ -11,9 +11,9 @@ from relpos.core import Coordinates, Mask, Term, Terms
 from relpos.core.checks import require_choice, require_int, require_number, require_tokens
 from relpos.layers.attention import MultiHeadAttention
 from relpos.layers.cache import LayerCache
+from relpos.layers.kinds import Kind
 from relpos.layers.mlp import GatedMlp, Mlp, gated_width
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
-from relpos.layers.products import Product
 from relpos.position import Mechanism
 
 MlpChoice = Literal["gelu", "swiglu"]
@@ -24,7 +24,7 @@ class TransformerBlock(nn.Module):
 
     Args:
         dim: width of a token, E.
-        num_heads, num_kv_heads, qkv_bias, proj_bias, qk_norm, attn_drop, position, product, backend: as
+        num_heads, num_kv_heads, qkv_bias, proj_bias, qk_norm, attn_drop, position, kind, backend: as
             `MultiHeadAttention` takes them.
         mlp_ratio: hidden width of the MLP over `dim`; "swiglu" has two thirds of it, for as many parameters.
         mlp: "gelu" (`Mlp`) or "swiglu" (`GatedMlp`).
@@ -47,7 +47,7 @@ class TransformerBlock(nn.Module):
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         position: Mechanism | None = None,
-        product: Product = "softmax",
+        kind: Kind = "softmax",
         backend: str = "auto",
     ) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class TransformerBlock(nn.Module):
             attn_drop=attn_drop,
             proj_drop=proj_drop,
             position=position,
-            product=product,
+            kind=kind,
             backend=backend,
         )
         self.norm2 = norm_layer(norm, dim)

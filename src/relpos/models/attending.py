@@ -14,7 +14,7 @@ import math
 from typing import Literal, get_args
 
 from relpos.core import Coordinates, Grid, Mask
-from relpos.layers.products import Product
+from relpos.layers.kinds import Kind
 from relpos.patterns import fixed, local
 
 AttentionChoice = Literal["full", "local", "sparse", "linear", "flash"]
@@ -23,9 +23,9 @@ WINDOW, BLOCK = 32, 32
 """Tokens of a sequence that a token sees locally; tokens of a sparse block, which must not change as a text grows."""
 
 
-def product_of(attention: AttentionChoice) -> Product:
-    """How the pairs meet."""
-    return "linear" if attention == "linear" else "tiles" if attention == "flash" else "softmax"
+def kind_of(attention: AttentionChoice) -> Kind:
+    """The kind of attention of the layers."""
+    return attention if attention in ("linear", "flash") else "softmax"
 
 
 def pattern(attention: AttentionChoice, tokens: Coordinates) -> Mask | None:

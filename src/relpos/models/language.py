@@ -38,7 +38,7 @@ from relpos.core.checks import (
 from relpos.layers import KeyValueCache, TransformerBlock
 from relpos.layers.block import MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
-from relpos.models.attending import ATTENTIONS, AttentionChoice, pattern, product_of
+from relpos.models.attending import ATTENTIONS, AttentionChoice, kind_of, pattern
 from relpos.models.positions import LayerPositions, PositionChoice
 from relpos.models.sampling import require_sampling, sample
 from relpos.position import Site, Sum
@@ -114,7 +114,7 @@ class LanguageModel(nn.Module):
                 proj_bias=qkv_bias,
                 attn_drop=attn_drop_rate,
                 proj_drop=proj_drop_rate,
-                product=product_of(attention),
+                kind=kind_of(attention),
                 backend=backend,
             )
             for _ in range(depth)

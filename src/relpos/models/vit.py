@@ -26,7 +26,7 @@ from relpos.core.checks import fail, require_choice, require_flag, require_int, 
 from relpos.layers import PatchEmbedding, TransformerBlock
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
 from relpos.layers.patch import pair
-from relpos.models.attending import ATTENTIONS, AttentionChoice, pattern, product_of
+from relpos.models.attending import ATTENTIONS, AttentionChoice, kind_of, pattern
 from relpos.models.positions import LayerPositions, PositionChoice
 from relpos.position import Site, Sum
 from relpos.position.mechanism import require_std
@@ -116,7 +116,7 @@ class VisionTransformer(nn.Module):
                 qkv_bias=qkv_bias,
                 attn_drop=attn_drop_rate,
                 proj_drop=proj_drop_rate,
-                product=product_of(attention),
+                kind=kind_of(attention),
                 backend=backend,
             )
             for _ in range(depth)
