@@ -1,15 +1,22 @@
-"""Softmax attention as modules: of given queries, keys and values, and of tokens in many heads."""
+"""Attention as modules: of given queries, keys and values, and of tokens in many heads.
+
+`kind` says how the heads of a layer attend:
+
+    softmax     `relpos.attention`: any position, any mask, any engine
+    linear      `relpos.linear_attention` with elu + 1: a rotation or no position, causal or not
+    flash       `relpos.flash_attention`: a line bias, a rotation, both or neither, causal or not
+"""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, DenseBias, Mask, Sequence, Term, Terms
+from relpos.core import Coordinates, DenseBias, LineBias, Mask, Rotation, Sequence, Term, Terms
 from relpos.core.checks import (
     fail,
     require_choice,
@@ -19,13 +26,16 @@ from relpos.core.checks import (
     require_probability,
     shape_of,
 )
-from relpos.engines import attention, attention_weights, require_backend
+from relpos.engines import attention, attention_weights, flash_attention, linear_attention, require_backend
+from relpos.engines.call import check_term
+from relpos.engines.dense import content
 from relpos.layers.cache import LayerCache
-from relpos.layers.kinds import KINDS, Kind, attend
 from relpos.layers.norms import HeadNormChoice
 from relpos.layers.projection import SelfAttention
 from relpos.position import Mechanism
 from relpos.position.mechanism import acts_in_attention, acts_on_tokens, parts_of
+
+Kind = Literal["softmax", "linear", "flash"]
 
 
 class ScaledDotProductAttention(nn.Module):
@@ -90,7 +100,7 @@ class MultiHeadAttention(SelfAttention):
         qk_norm: "rmsnorm" or "layernorm" normalizes queries and keys head by head, before any rotation.
         attn_drop, proj_drop: dropout of attention weights and of the output.
         position: a mechanism of this layer's own; terms may also come from outside, in `forward`.
-        kind: "softmax", or "linear" or "flash", which take fewer positions and masks; see `layers/kinds.py`.
+        kind: "softmax", or "linear" or "flash", which take fewer positions and masks; see the module.
         backend: an engine's name, or "auto".
 
     Raises:
@@ -116,7 +126,7 @@ class MultiHeadAttention(SelfAttention):
             dim, num_heads, num_kv_heads, qkv_bias=qkv_bias, proj_bias=proj_bias, qk_norm=qk_norm, position=position,
             width_name="dim",
         )  # fmt: skip
-        require_choice(kind, "kind", KINDS)
+        require_choice(kind, "kind", get_args(Kind))
         require_probability(attn_drop, "attn_drop")
         require_probability(proj_drop, "proj_drop")
         require_backend(backend)
@@ -163,10 +173,36 @@ class MultiHeadAttention(SelfAttention):
         terms = self._terms(q.shape[2], before + q.shape[2], position, coordinates)
         if cache is not None:
             k, v = cache.extend(k, v)
+        tokens: Tensor = self.proj_drop(self._joined(self._attend(q, k, v, terms, mask)))
+        return tokens
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, position: Terms | Term | None, mask: Mask | None = None
+    ) -> Tensor:
         dropout = self.attn_drop if self.training else 0.0
-        attended = attend(self.kind, q, k, v, position=terms, mask=mask, dropout=dropout, backend=self.backend)
-        projected: Tensor = self.proj_drop(self._joined(attended))
-        return projected
+        if self.kind == "softmax":
+            attended = attention(q, k, v, position=position, mask=mask, dropout=dropout, backend=self.backend)
+            assert isinstance(attended, Tensor)
+            return attended
+        if dropout:
+            self._lacks("no dropout of attention weights", f"{dropout:g}")
+        if mask is not None and not mask.is_plain_causal:
+            self._lacks("a causal mask or none", "another mask")
+        causal = mask is not None
+        if self.kind == "linear":
+            return linear_attention(q, k, v, causal=causal, position=position)
+        terms = Terms() if position is None else Terms() + position
+        biases, rotations = terms.of(LineBias), terms.of(Rotation)
+        if len(biases) > 1 or len(biases) + len(rotations) < len(terms):
+            self._lacks("a line bias, a rotation or both as position", ", ".join(type(term).__name__ for term in terms))
+        for rotation in rotations:
+            check_term(rotation, q, k, v)
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        q, k = content(Terms(*rotations), q, k)
+        return flash_attention(q, k, v, bias=biases[0] if biases else None, causal=causal)
+
+    def _lacks(self, expected: str, came: str) -> NoReturn:
+        raise NotImplementedError(f"expected {expected}; got {came}, which kind={self.kind!r} lacks. Use 'softmax'.")
 
     def _terms(
         self, n: int, m: int, position: Terms | Term | None, coordinates: Coordinates | None

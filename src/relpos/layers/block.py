@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from relpos.core import Coordinates, Mask, Term, Terms
 from relpos.core.checks import require_choice, require_int, require_number, require_tokens
-from relpos.layers.attention import MultiHeadAttention
+from relpos.layers.attention import Kind, MultiHeadAttention
 from relpos.layers.cache import LayerCache
-from relpos.layers.kinds import Kind
 from relpos.layers.mlp import GatedMlp, Mlp, gated_width
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
 from relpos.position import Mechanism

@@ -14,7 +14,7 @@ import math
 from typing import Literal, get_args
 
 from relpos.core import Coordinates, Grid, Mask
-from relpos.layers.kinds import Kind
+from relpos.layers.attention import Kind
 from relpos.patterns import fixed, local
 
 AttentionChoice = Literal["full", "local", "sparse", "linear", "flash"]
