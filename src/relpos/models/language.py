@@ -9,8 +9,7 @@ be lost in. With the head tied to the embedding (Press and Wolf 2017) the 3 keep
 uniform, where sqrt(E) alone guesses the token itself. Linear layers start as PyTorch starts them; residual projections
 shrunk by 1/sqrt(2 depth) did no better (docs/log.md).
 
-Position is chosen as in `VisionTransformer`: a preset's name, names joined with "+", a function from a `Site`, or None.
-Without any, a causal model can still count the tokens it sees.
+Without any position a causal model can still count the tokens it sees.
 """
 
 from __future__ import annotations
@@ -26,26 +25,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Mask, Positions, Sequence, Terms
-from relpos.core.checks import (
-    fail,
-    require_choice,
-    require_device,
-    require_flag,
-    require_int,
-    require_probability,
-    shape_of,
-)
-from relpos.layers import KeyValueCache, TransformerBlock
-from relpos.layers.block import MlpChoice
+from relpos.core.checks import fail, require_device, require_flag, require_int, shape_of
+from relpos.layers import KeyValueCache
+from relpos.layers.block import BlockConfig, MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
-from relpos.models.attending import ATTENTIONS, AttentionChoice, kind_of, pattern
-from relpos.models.positions import LayerPositions, PositionChoice
+from relpos.models.attending import AttentionChoice, kind_of, pattern
+from relpos.models.positions import PositionChoice
 from relpos.models.sampling import require_sampling, sample
-from relpos.position import Site, Sum
-from relpos.position.mechanism import AS_IS, require_std
+from relpos.models.transformer import Transformer
+from relpos.position.mechanism import AS_IS
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Transformer):
     """A causal language model over a small vocabulary (bytes by default).
 
     Args:
@@ -91,51 +82,24 @@ class LanguageModel(nn.Module):
         *,
         attention: AttentionChoice = "full",
     ) -> None:
-        super().__init__()
-        for name, number in (("vocab_size", vocab_size), ("context", context), ("depth", depth)):
-            require_int(number, name, at_least=1)
+        block_config = BlockConfig(
+            embed_dim, num_heads, mlp_ratio, num_kv_heads=num_kv_heads, mlp=mlp, norm=norm, qk_norm=qk_norm,
+            qkv_bias=qkv_bias, proj_bias=qkv_bias, attn_drop=attn_drop_rate, proj_drop=proj_drop_rate,
+            kind=kind_of(attention), backend=backend,
+        )  # fmt: skip
+        super().__init__(block_config, depth, attention, drop_rate, pos_drop_rate)
+        require_int(vocab_size, "vocab_size", at_least=1)
+        require_int(context, "context", at_least=1)
         require_flag(tie_embeddings, "tie_embeddings")
-        require_probability(drop_rate, "drop_rate")
-        require_probability(pos_drop_rate, "pos_drop_rate")
-        require_std(position_init_std, "position_init_std")
-        require_choice(attention, "attention", ATTENTIONS)
         self.context, self.shared_position = context, shared_position
-        self.attention: AttentionChoice = attention
-        self.blocks = nn.ModuleList(
-            TransformerBlock(
-                embed_dim,
-                num_heads,
-                mlp_ratio,
-                num_kv_heads=num_kv_heads,
-                mlp=mlp,
-                norm=norm,
-                qk_norm=qk_norm,
-                qkv_bias=qkv_bias,
-                proj_bias=qkv_bias,
-                attn_drop=attn_drop_rate,
-                proj_drop=proj_drop_rate,
-                kind=kind_of(attention),
-                backend=backend,
-            )
-            for _ in range(depth)
-        )
+        self.blocks = block_config.blocks(depth)
         self.token_embed = nn.Embedding(vocab_size, embed_dim)
-        self.pos_drop = nn.Dropout(pos_drop_rate)
         self.norm = norm_layer(norm, embed_dim)
-        self.head_drop = nn.Dropout(drop_rate)
         self.head = None if tie_embeddings else nn.Linear(embed_dim, vocab_size, bias=False)
         self.embed_scale = 3 * math.sqrt(embed_dim)
         nn.init.normal_(self.token_embed.weight, std=1 / self.embed_scale)
-        site = Site(
-            num_heads=num_heads,
-            head_dim=embed_dim // num_heads,
-            embed_dim=embed_dim,
-            queries=self.coordinates,
-            causal=True,
-            init_std=position_init_std,
-        )
-        self.positions = LayerPositions.for_layers(
-            position, site, depth, shared=shared_position, trainable=position_trainable
+        self.positions = self._mechanisms(
+            position, self.coordinates, True, shared_position, position_trainable, position_init_std
         )
 
     @property
@@ -147,16 +111,6 @@ class LanguageModel(nn.Module):
     def cache_bytes(self) -> int:
         """Memory that one token takes in a `KeyValueCache`, in all layers, in the weights' dtype."""
         return sum(block.attn.cache_bytes for block in self.blocks)  # type: ignore[union-attr,misc]
-
-    @property
-    def token_position(self) -> Sum:
-        """The mechanisms that act on tokens."""
-        return self.positions.on_tokens()
-
-    @property
-    def attention_position(self) -> list[Sum]:
-        """The mechanisms that act in attention, one sum per layer or one for all."""
-        return self.positions.in_attention()
 
     def _embed(
         self, tokens: Int[Tensor, "B N"], cache: KeyValueCache | None, segments: Int[Tensor, "B N"] | None
@@ -232,12 +186,7 @@ class LanguageModel(nn.Module):
         segments: Int[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B N E"]:
         """Normed tokens after the last block; arguments as `forward` takes them."""
-        x, terms, mask = self._embed(tokens, cache, segments)
-        caches = [None] * len(self.blocks) if cache is None else cache.layers
-        for block, position, layer in zip(self.blocks, terms, caches, strict=True):
-            x = block(x, position=position, mask=mask, cache=layer)
-        features: Tensor = self.norm(x)
-        return features
+        return self._features(*self._embed(tokens, cache, segments), cache)
 
     def forward(
         self,
@@ -261,19 +210,7 @@ class LanguageModel(nn.Module):
 
     def attention_maps(self, tokens: Int[Tensor, "B N"]) -> Iterator[Float[Tensor, "B H N N"]]:
         """The attention weights of one layer after another, for pictures."""
-        x, terms, mask = self._embed(tokens, None, None)
-        for block, position in zip(self.blocks, terms, strict=True):
-            assert isinstance(block, TransformerBlock)
-            yield block.attn.weights(block.norm1(x), position=position, mask=mask)
-            x = block(x, position=position, mask=mask)
-
-    def position_parameters(self) -> list[nn.Parameter]:
-        """The parameters that position mechanisms own."""
-        return list(self.positions.parameters())
-
-    def growth(self) -> tuple[str, ...]:
-        """The rules by which its mechanisms extrapolate to another length, as `Sum` has them."""
-        return self.positions.growth()
+        yield from self._maps(*self._embed(tokens, None, None))
 
     def grow(self, length: int, rule: str) -> LanguageModel:
         """A copy for another context, its mechanisms grown by `rule` (one of `growth()`)."""
