@@ -39,7 +39,7 @@ Kind = Literal["softmax", "linear", "flash"]
 
 
 class ScaledDotProductAttention(nn.Module):
-    """`softmax(q k^T / sqrt(D) + bias) v` as a module without parameters.
+    """`softmax(q k^T / sqrt(D) + bias) v` (Vaswani et al. 2017) as a module without parameters.
 
     Args:
         dropout: probability that a weight is dropped while training.
@@ -75,27 +75,18 @@ class ScaledDotProductAttention(nn.Module):
                 fail("relative_position_bias or position", "both", "Terms add up: position = terms + DenseBias(bias).")
             require_floating(relative_position_bias, "relative_position_bias", dims=3)
             position = DenseBias(relative_position_bias[None])
-        output = attention(
-            q,
-            k,
-            v,
-            position=position,
-            mask=mask,
-            scale=None if self.scale else 1.0,
-            dropout=self.dropout if self.training else 0.0,
-            backend=self.backend,
-        )
-        assert isinstance(output, Tensor)
-        return output
+        scale, dropout = None if self.scale else 1.0, self.dropout if self.training else 0.0
+        attended = attention(q, k, v, position=position, mask=mask, scale=scale, dropout=dropout, backend=self.backend)
+        assert isinstance(attended, Tensor)
+        return attended
 
 
 class MultiHeadAttention(SelfAttention):
-    """Multi-head self-attention with one QKV projection. Arguments as timm names them.
+    """Multi-head self-attention (Vaswani et al. 2017) with one QKV projection. Arguments as timm names them.
 
     Args:
         dim: width of a token, E; a multiple of `num_heads`.
-        num_heads: query heads, H.
-        num_kv_heads: key/value heads, G, dividing H; None for H (1: multi-query).
+        num_heads, num_kv_heads: query heads, H, and key/value heads, G, dividing H; None for H (1: multi-query).
         qkv_bias, proj_bias: whether the two projections have biases.
         qk_norm: "rmsnorm" or "layernorm" normalizes queries and keys head by head, before any rotation.
         attn_drop, proj_drop: dropout of attention weights and of the output.
@@ -132,11 +123,8 @@ class MultiHeadAttention(SelfAttention):
         require_backend(backend)
         for part in [] if position is None else parts_of(position):
             if acts_on_tokens(part) and not acts_in_attention(part):
-                fail(
-                    "a mechanism that acts in attention",
-                    f"{type(part).__name__}, which acts on tokens",
-                    "Call its embed() on the tokens before the first layer, and leave it out here.",
-                )
+                remedy = "Call its embed() on the tokens before the first layer, and leave it out here."
+                fail("a mechanism that acts in attention", f"{type(part).__name__}, which acts on tokens", remedy)
         self.kind: Kind = kind
         self.attn_drop, self.backend = attn_drop, backend
         self.proj_drop = nn.Dropout(proj_drop)
@@ -207,7 +195,7 @@ class MultiHeadAttention(SelfAttention):
     def _terms(
         self, n: int, m: int, position: Terms | Term | None, coordinates: Coordinates | None
     ) -> Terms | Term | None:
-        """The terms between n tokens and the m keys whose last n are theirs."""
+        """The terms between n tokens and m keys, the last n of which are those of the tokens."""
         if self.position is None:
             if coordinates is not None:
                 fail("coordinates only in a layer with a mechanism of its own", "no mechanism", "Pass position=terms.")
@@ -271,9 +259,8 @@ class MultiQueryAttention(MultiHeadAttention):
     The cache of its keys and values is as many times smaller as there are heads.
 
     Args:
-        d_model: width of a token, E; a multiple of `num_heads`.
-        num_heads: query heads, H.
-        options: whatever else `MultiHeadAttention` takes, but for `num_kv_heads`.
+        d_model, num_heads: width of a token, E, a multiple of the query heads, H.
+        options: the other arguments of `MultiHeadAttention`, except `num_kv_heads`.
     """
 
     def __init__(self, d_model: int, num_heads: int, **options: Any) -> None:

@@ -23,8 +23,7 @@ class SelfAttention(nn.Module):
 
     Args:
         width: width of a token, E; a multiple of `num_heads`.
-        num_heads: query heads, H.
-        num_kv_heads: key/value heads, G, dividing H; None for H.
+        num_heads, num_kv_heads: query heads, H, and key/value heads, G, dividing H; None for H.
         qkv_bias, proj_bias: whether the two projections have biases.
         qk_norm: "rmsnorm" or "layernorm" normalizes queries and keys head by head, before any rotation.
         position: the layer's own mechanism, or None.
@@ -73,14 +72,8 @@ class SelfAttention(nn.Module):
             position = self.position.terms(Sequence(x.shape[1]) if coordinates is None else coordinates)
         return self._joined(self._attend(q, k, v, position))
 
-    def _attend(
-        self,
-        q: Float[Tensor, "B H N D"],
-        k: Float[Tensor, "B G N D"],
-        v: Float[Tensor, "B G N D"],
-        position: Terms | None,
-    ) -> Float[Tensor, "B H N D"]:
-        """The attended values, head by head."""
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, position: Terms | None) -> Tensor:
+        """The attended values `[B, H, N, D]` of q and of G heads of k and v."""
         raise NotImplementedError
 
     def _heads(

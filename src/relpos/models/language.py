@@ -42,19 +42,18 @@ class LanguageModel(Transformer):
     Args:
         vocab_size: number of different tokens, V.
         context: length it is built for; mechanisms that are defined anywhere extrapolate beyond it.
-        embed_dim, depth, num_heads, num_kv_heads, mlp_ratio, mlp, norm, qk_norm: the blocks; see `TransformerBlock`.
-        attention: "full", "local", "sparse", "linear" or "flash"; see `models/attending.py`.
+        mlp: of the blocks, "swiglu" or "gelu".
         qkv_bias: whether the attention's two projections have biases.
         tie_embeddings: whether the head is the token embedding itself.
-        drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: dropout before the head, after the embedding, in
-            the blocks, and of attention weights.
-        position: absolute and relative positions: a preset name, names joined with "+", a function from a `Site`, or
-            None.
-        shared_position: one table for all layers, or one per layer.
-        position_trainable: False freezes what the mechanisms own.
-        position_init_std: standard deviation that learned positions start from.
-        backend: an engine's name, or "auto".
+        embed_dim, depth, num_heads, num_kv_heads, mlp_ratio, norm, qk_norm, attention, drop_rate, pos_drop_rate,
+            proj_drop_rate, attn_drop_rate, position, shared_position, position_trainable, position_init_std, backend:
+            as `VisionTransformer` takes them.
+
+    Raises:
+        ValueError: arguments that do not fit together, or a position that sequences do not have.
     """
+
+    _causal = True
 
     def __init__(
         self,
@@ -99,7 +98,7 @@ class LanguageModel(Transformer):
         self.embed_scale = 3 * math.sqrt(embed_dim)
         nn.init.normal_(self.token_embed.weight, std=1 / self.embed_scale)
         self.positions = self._mechanisms(
-            position, self.coordinates, True, shared_position, position_trainable, position_init_std
+            position, self.coordinates, shared=shared_position, trainable=position_trainable, init_std=position_init_std
         )
 
     @property
@@ -199,11 +198,15 @@ class LanguageModel(Transformer):
 
         Args:
             tokens: of any length, as far as the position mechanism goes along.
-            cache: what the model has seen before these tokens; they are taken in too. Logits are those of the full
-                pass, but for mechanisms whose terms change with the length (dynamic NTK): there tokens keep what
-                they were when they came.
+            cache: keys and values of the tokens before these; those of these tokens are appended. Logits are those of
+                the full pass, except for mechanisms whose terms change with the length (dynamic NTK): what was
+                cached at a shorter length stays as it was.
             segments: the document of each token, to pack several in a row, each as long as the context at most: a
                 document counts its positions from 0 and sees itself alone. -1 is padding.
+
+        Raises:
+            ValueError: tokens, cache or segments of another kind or size, or more tokens than positions reach.
+            NotImplementedError: a cache in a model whose attention is "local" or "sparse".
         """
         x = self.head_drop(self.forward_features(tokens, cache=cache, segments=segments))
         return F.linear(x, self.token_embed.weight if self.head is None else self.head.weight)

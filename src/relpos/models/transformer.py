@@ -31,13 +31,14 @@ class Transformer(nn.Module):
     Args:
         block_config: what each block is made of.
         depth: blocks.
-        attention: the name of `models/attending.py` from which the blocks' kind is.
+        attention: its name in `models/attending.py`.
         drop_rate, pos_drop_rate: dropout before the head, and after the embedding.
     """
 
     blocks: nn.ModuleList
     norm: nn.Module
     positions: LayerPositions
+    _causal = False
 
     def __init__(
         self,
@@ -52,18 +53,18 @@ class Transformer(nn.Module):
         require_choice(attention, "attention", ATTENTIONS)
         require_probability(drop_rate, "drop_rate")
         require_probability(pos_drop_rate, "pos_drop_rate")
-        self.block_config, self.depth = block_config, depth
+        self.block_config = block_config
         self.attention: AttentionChoice = attention
         self.head_drop, self.pos_drop = nn.Dropout(drop_rate), nn.Dropout(pos_drop_rate)
 
     def _mechanisms(
-        self, position: PositionChoice, queries: Coordinates, causal: bool, shared: bool, trainable: bool, std: float
+        self, position: PositionChoice, queries: Coordinates, *, shared: bool, trainable: bool, init_std: float
     ) -> LayerPositions:
         """The mechanisms of the layers, for tokens at these coordinates."""
-        require_std(std, "position_init_std")
+        require_std(init_std, "position_init_std")
         heads, width = self.block_config.num_heads, self.block_config.dim
-        site = Site(heads, width // heads, width, queries, causal=causal, init_std=std)
-        return LayerPositions.for_layers(position, site, self.depth, shared=shared, trainable=trainable)
+        site = Site(heads, width // heads, width, queries, causal=self._causal, init_std=init_std)
+        return LayerPositions.for_layers(position, site, len(self.blocks), shared=shared, trainable=trainable)
 
     @property
     def token_position(self) -> Sum:
@@ -87,7 +88,7 @@ class Transformer(nn.Module):
         self, x: Float[Tensor, "B N E"], terms: list[Terms], mask: Mask | None, cache: KeyValueCache | None = None
     ) -> Float[Tensor, "B N E"]:
         """Normed tokens after the last block."""
-        caches = [None] * self.depth if cache is None else cache.layers
+        caches = [None] * len(self.blocks) if cache is None else cache.layers
         for block, position, layer in zip(self.blocks, terms, caches, strict=True):
             x = block(x, position=position, mask=mask, cache=layer)
         features: Tensor = self.norm(x)

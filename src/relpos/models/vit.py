@@ -36,8 +36,8 @@ class VisionTransformer(Transformer):
         num_classes: outputs of the head; 0 for none (pooled features).
         global_pool: "token" (the class token), "avg" or "max" over the patches.
         depth, num_heads, num_kv_heads, mlp_ratio, norm, qk_norm, qkv_bias: the blocks; see `TransformerBlock`.
-        attention: "full", "local", "sparse", "linear" or "flash"; see `models/attending.py`. A pattern of pairs has
-            no room for prefix tokens.
+        attention: "full", "local", "sparse", "linear" or "flash"; see `models/attending.py`. "local" and "sparse" of a
+            grid take no prefix tokens.
         class_token: whether there is one; reg_tokens: further prefix tokens without a position (registers).
         drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: dropout before the head, after the embedding, in
             the blocks, and of attention weights.
@@ -48,6 +48,9 @@ class VisionTransformer(Transformer):
         position_trainable: False freezes what the mechanisms own.
         position_init_std: standard deviation that learned positions start from.
         backend: an engine's name, or "auto".
+
+    Raises:
+        ValueError: arguments that do not fit together, or a position that grids do not have.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class VisionTransformer(Transformer):
         if self.prefix_tokens is not None:
             nn.init.normal_(self.prefix_tokens, std=1e-6)
         self.positions = self._mechanisms(
-            position, self.coordinates, False, shared_position, position_trainable, position_init_std
+            position, self.coordinates, shared=shared_position, trainable=position_trainable, init_std=position_init_std
         )
 
     @property
