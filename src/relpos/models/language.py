@@ -197,7 +197,7 @@ class LanguageModel(Transformer):
         """The logits of the token that follows each.
 
         Args:
-            tokens: of any length, as far as the position mechanism goes along.
+            tokens: of any length that the position mechanism accepts.
             cache: keys and values of the tokens before these; those of these tokens are appended. Logits are those of
                 the full pass, except for mechanisms whose terms change with the length (dynamic NTK): what was
                 cached at a shorter length stays as it was.

@@ -118,7 +118,7 @@ class VisionTransformer(Transformer):
         self, images: Float[Tensor, "B C height width"]
     ) -> tuple[Float[Tensor, "B N E"], list[Terms], Mask | None]:
         """Tokens ready for the first block, the terms of each layer, and which pairs may attend."""
-        # Under autocast the convolution gives half precision; what blocks add to and norms read is as wide as weights.
+        # Under autocast the convolution gives half precision; the tokens that blocks add to keep that of the weights.
         x = self.patch_embed(images).to(self.patch_embed.proj.weight.dtype)
         coordinates = self.patch_embed.grid((images.shape[2], images.shape[3]), self.prefix)
         if self.prefix_tokens is not None:
@@ -132,7 +132,11 @@ class VisionTransformer(Transformer):
         return self._features(*self._embed(images))
 
     def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B classes"]:
-        """Class scores. Any image size that the patches divide, as far as the position mechanism goes along."""
+        """Class scores of images of any size that the patches divide and the position mechanism accepts.
+
+        Raises:
+            ValueError: images of another shape, dtype or device, or of a size that the mechanism does not accept.
+        """
         x = self.forward_features(images)
         if self.global_pool == "token":
             pooled = x[:, 0]
