@@ -23,7 +23,8 @@ from torch import Tensor
 from relpos import LineBias, Sequence, Terms, lines
 from relpos.bench.measure import interleaved
 from relpos.bench.peers import Workload as Timed
-from relpos.engines.work import Work
+from relpos.engines.call import Call
+from relpos.engines.operators import Gradients
 
 TOKENS, HEADS = 8192, 8
 KINDS = ("forward", "queries", "keys", "table")
@@ -37,20 +38,28 @@ def candidates(kind: str) -> Iterator[tuple[int, int, int, int]]:
             yield rows, columns, warps, stages
 
 
-def kernel_of(kind: str, work: Work, launch: Any) -> Callable[[], list[Tensor]]:
+def kernel_of(kind: str, call: Call) -> Callable[[], list[Tensor]]:
     """What runs one kernel: the forward, or the backward of what that kernel gives."""
-    out, lse = launch.Launch(work).forward()
+    from relpos.engines.triton import passes
+
+    out, lse = passes.forward(call)
     d_out, d_lse = torch.randn_like(out), torch.zeros_like(lse)
-    (term,) = work.terms.of(LineBias)
-    needed = {"queries": [work.q], "keys": [work.k, work.v], "table": [term.values]}.get(kind)
+    (term,) = call.terms.of(LineBias)
+    needed = {"queries": [call.q], "keys": [call.k, call.v], "table": [term.values]}.get(kind)
     if needed is None:
-        return lambda: list(launch.Launch(work).forward())
-    return lambda: list(launch.Launch(work).backward(out, lse, d_out, d_lse, needed).values())
+        return lambda: list(passes.forward(call))
+
+    def run() -> list[Tensor]:
+        gradients = Gradients(needed)
+        passes.backward(call, out, lse, d_out, d_lse, gradients)
+        return gradients.finished()
+
+    return run
 
 
-def tune(kind: str, work: Work, key: tuple[str, str, int], launch: Any) -> str:
+def tune(kind: str, call: Call, key: tuple[str, str, int], launch: Any) -> str:
     """The line of the best tiles."""
-    run, now = kernel_of(kind, work, launch), launch.SHAPES[key]
+    run, now = kernel_of(kind, call), launch.SHAPES[key]
     exact = [x.double() for x in run()]
 
     def under(shape: dict[str, int]) -> Callable[[], Tensor]:
@@ -90,7 +99,8 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("expected a CUDA device; got none. Tiles are measured on the GPU that they are for.", file=sys.stderr)
         return 2
-    from relpos.engines.triton import HOPPERS, launch, shared_memory
+    from relpos.engines.triton import launch
+    from relpos.engines.triton.limits import HOPPERS, shared_memory
 
     if shared_memory(torch.device("cuda")) < HOPPERS:
         came = f"{shared_memory(torch.device('cuda')) // 1024} KiB"
@@ -102,9 +112,9 @@ def main() -> int:
         line = lines(Sequence(TOKENS), device=torch.device("cuda"))
         q, k, v = (torch.randn(1, HEADS, TOKENS, width, device="cuda", dtype=dtype) for _ in range(3))
         terms = Terms(LineBias(torch.randn(HEADS, line.length, device="cuda"), line))
-        work = Work(q, k, v, None, None, terms, None, width**-0.5, 0.0, None, 0)
+        call = Call(q, k, v, terms, None, width**-0.5)
         for kind in KINDS:
-            print(tune(kind, work, (kind, precision, width), launch), flush=True)
+            print(tune(kind, call, (kind, precision, width), launch), flush=True)
     return 0
 
 

@@ -30,7 +30,7 @@ class _AsTheyAre(importlib.abc.MetaPathFinder):
     """Triton's kernels and FlexAttention's functions, which compilers read as text, are left without the checks."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name.startswith(("relpos.engines.triton.", "relpos.engines.flex")):
+        if name.startswith(("relpos.engines.triton.", "relpos.engines.flex", "relpos.core.pairs")):
             return importlib.machinery.PathFinder.find_spec(name, path, target)
         return None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 
-from source import modules, tree
+from source import imports, modules, tree
 
 import relpos
 
@@ -44,3 +44,22 @@ def test_public_names_are_no_modules() -> None:
         except ModuleNotFoundError:
             continue
         raise AssertionError(f"relpos.{name} is a module and a public name")
+
+
+def test_imports_have_no_circle() -> None:
+    """Those inside functions and for types alone count too; a package's own imports of its modules are its contents."""
+    graph = {
+        name: {one.target for one in imports(name) if one.target in modules() and one.target != name}
+        for name in modules()
+    }
+    done: set[str] = set()
+
+    def walk(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, f"a circle: {' -> '.join((*way[way.index(name) :], name))}"
+        if name not in done:
+            for other in graph[name]:
+                walk(other, (*way, name))
+            done.add(name)
+
+    for name in graph:
+        walk(name, ())

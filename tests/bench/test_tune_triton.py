@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from relpos import LineBias, Sequence, Terms, lines
-from relpos.engines.work import Work
+from relpos.engines.call import Call
 
 FAST_SHARE = 3  # of its tests, in the fast part
 
@@ -33,8 +33,8 @@ def script() -> Any:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs on CPU")
 @pytest.mark.parametrize("kind", ["forward", "table"])
 def test_the_fastest_tiles_that_are_right(kind: str, script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = importlib.import_module("relpos.engines.triton")
-    monkeypatch.setattr(engine, "FEW", 0)
+    limits = importlib.import_module("relpos.engines.triton.limits")
+    monkeypatch.setattr(limits, "FEW", 0)
     key = (kind, "full", 64)
     now = launch.SHAPES[key]
     seen: list[str] = []
@@ -50,8 +50,8 @@ def test_the_fastest_tiles_that_are_right(kind: str, script: Any, monkeypatch: p
     monkeypatch.setattr(script, "candidates", lambda kind: [(16, 16, 4, 1), (32, 32, 8, 2), (0, 0, 4, 1)])
     line = lines(Sequence(20))
     q, k, v = torch.randn(3, 1, 1, 20, 8)
-    work = Work(q, k, v, None, None, Terms(LineBias(torch.randn(1, line.length), line)), None, 0.3, 0.0, None, 0)
-    said = script.tune(kind, work, key, launch)
+    call = Call(q, k, v, Terms(LineBias(torch.randn(1, line.length), line)), None, 0.3)
+    said = script.tune(kind, call, key, launch)
     assert seen == ["16, 16, 4, 1", "32, 32, 8, 2", "now"], "the third fails"
     assert said.startswith(f"    {key!r}: _shape(16, 16, 4, 1),")
     assert "2.00 times as fast" in said

@@ -12,7 +12,8 @@ import relpos
 from relpos.bench import engines
 from relpos.cli import main
 from relpos.core import Softcap, Term
-from relpos.engines import sdpa, streaming
+from relpos.engines.sdpa import SDPA as sdpa
+from relpos.engines.streaming import STREAMING as streaming
 
 Captured = pytest.CaptureFixture[str]
 

@@ -25,10 +25,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from relpos import Grid, LineBias, Mask, Sequence, Sinks, Terms, lines
-from relpos.engines.work import Work
+from relpos.engines.call import Call
+from relpos.engines.operators import Gradients
 
 engine = importlib.import_module("relpos.engines.triton")
 launch = importlib.import_module("relpos.engines.triton.launch")
+passes = importlib.import_module("relpos.engines.triton.passes")
 rotation = importlib.import_module("relpos.engines.triton.rotation")
 kernels = importlib.import_module("relpos.engines.triton.kernels")
 ROOM = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
@@ -114,18 +116,18 @@ def spills(binary: bytes) -> str:
 KERNELS = ("forward", "backward_rows", "backward_keys", "backward_queries", "backward_table", "backward_pairs")
 
 
-def run(label: str, work: Work, arch: int) -> int:
+def run(label: str, call: Call, arch: int) -> int:
     """Forward and backward of a call, compiled; the number that failed."""
     recorders = [Recorder(getattr(kernels, name), label, arch) for name in KERNELS]
     for recorder in recorders:
-        setattr(launch.kernels, recorder.kernel.__name__, recorder)
+        setattr(kernels, recorder.kernel.__name__, recorder)
     launch.shared_memory = lambda device: ROOM[arch] * 1024
-    call = launch.Launch(work)
-    out, lse = call.forward()
-    learned = [term.values for term in work.terms.of(LineBias)]
-    call.backward(out, lse, torch.zeros_like(out), torch.zeros_like(lse), [work.q, work.k, work.v, *learned])
+    out, lse = passes.forward(call)
+    learned = [term.values for term in call.terms.of(LineBias)]
+    gradients = Gradients([call.q, call.k, call.v, *learned])
+    passes.backward(call, out, lse, torch.zeros_like(out), torch.zeros_like(lse), gradients)
     for recorder in recorders:
-        setattr(launch.kernels, recorder.kernel.__name__, recorder.kernel)
+        setattr(kernels, recorder.kernel.__name__, recorder.kernel)
     return sum(recorder.failed for recorder in recorders)
 
 
@@ -154,8 +156,8 @@ def calls(everything: bool) -> Any:
         mask = Mask.causal() if word else None
         mask = mask & Mask.packed(torch.arange(n) // 50) if mask is not None and word == "packed" else mask
         seed = torch.tensor(1) if everything and number % 2 else None
-        work = Work(q, k, v, None, None, terms, mask, 0.1, 0.1, seed, 0)
-        yield f"{name}, width {width}, {str(dtype)[6:]}{word and ' '}{word},", work
+        call = Call(q, k, v, terms, mask, 0.1, 0.1, seed)
+        yield f"{name}, width {width}, {str(dtype)[6:]}{word and ' '}{word},", call
 
 
 def turns(arch: int) -> int:
@@ -177,7 +179,7 @@ def main() -> int:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    return turns(asked.arch) + sum(run(label, work, asked.arch) for label, work in calls(asked.all))
+    return turns(asked.arch) + sum(run(label, call, asked.arch) for label, call in calls(asked.all))
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 
 from relpos import LineBias, Mask, Sequence, attention, explain, lines
-from relpos.engines import streaming, verdicts
+from relpos.engines import verdicts
+from relpos.engines.streaming import STREAMING
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    streaming.CHECKED_ON = ("cpu",)  # type: ignore[attr-defined]
-    streaming.slower = lambda call: None  # type: ignore[assignment]
+    STREAMING.checked_on = ("cpu",)  # type: ignore[misc]
+    STREAMING.not_preferred = lambda call: None  # type: ignore[assignment,method-assign]
     line = lines(Sequence(12))
     position = LineBias(torch.randn(2, line.length, requires_grad=True), line)
     graphs: list[str] = []

@@ -13,9 +13,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import relpos
 from relpos import LineBias, LineVectors, Mask, Sequence, attention, lines
 from relpos.engines import flex
-from relpos.engines.call import prepare
+from relpos.engines.arguments import prepare
+from relpos.engines.flex import FLEX
 from relpos.engines.hidden import without_hidden
-from relpos.engines.work import work_of
 
 FAST_SHARE = 4  # of its tests, in the fast part
 
@@ -35,7 +35,7 @@ def both(*tensors: torch.Tensor, position: Any, mask: Mask | None = None) -> Non
         *tensors, position=position, queries=None, keys=None, mask=mask, scale=None, dropout=0.0, return_lse=True
     )
     with torch.no_grad():
-        ours = flex.attend(work_of(without_hidden(call)), flex_attention, create_block_mask)
+        ours = flex.attend(without_hidden(call).rotated(), flex_attention, create_block_mask)
         theirs = attention(*tensors, position=position, mask=mask, backend="reference", return_lse=True)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
@@ -92,7 +92,7 @@ def test_it_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
             **({"position": None} | given),
         )  # fmt: skip
         object.__setattr__(call, "q", call.q.as_subclass(OnCuda))
-        return flex.lacks(call)
+        return FLEX.unsupported(call)
 
     many = lines(Sequence(300))
     long = torch.randn(1, 2, 300, 16)

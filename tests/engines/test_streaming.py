@@ -35,10 +35,11 @@ from relpos import (
     lines,
 )
 from relpos.core import Coordinates
-from relpos.engines.call import prepare
-from relpos.engines.streaming import _work, flash, forward, loop, masks, products, segments, streaming
+from relpos.engines.arguments import prepare
+from relpos.engines.packing import Packed, pack, unpack
+from relpos.engines.streaming import flash, forward, loop, masks, products, segments
+from relpos.engines.streaming.engine import _operator
 from relpos.engines.streaming.strips import Strips
-from relpos.engines.work import Packed, pack, unpack
 from relpos.patterns import dilated
 from tolerance import assert_close
 
@@ -507,13 +508,13 @@ def packed(dtype: torch.dtype = torch.float64) -> Iterator[Packed]:
         call = prepare(
             q, k, v, position=position, queries=None, keys=None, mask=mask, scale=None, dropout=0.0, return_lse=True
         )
-        tensors, *rest = pack(_work(call))
+        tensors, *rest = pack(call.rotated())
         yield [x.requires_grad_() if x.is_floating_point() else x for x in tensors], *rest
 
 
 def test_operators_pass_opcheck() -> None:
     for call in packed():
-        torch.library.opcheck(streaming, call)
+        torch.library.opcheck(_operator, call)
 
 
 def test_a_call_survives_packing() -> None:

@@ -34,11 +34,13 @@ from relpos import (
     explain,
     lines,
 )
-from relpos.engines.call import prepare
-from relpos.engines.triton import _operator
-from relpos.engines.work import Work, pack, work_of
+from relpos.engines.arguments import prepare
+from relpos.engines.call import Call
+from relpos.engines.packing import pack
+from relpos.engines.triton import TRITON
+from relpos.engines.triton.engine import _operator
 
-engine = importlib.import_module("relpos.engines.triton")
+limits = importlib.import_module("relpos.engines.triton.limits")
 launch = importlib.import_module("relpos.engines.triton.launch")
 spans = importlib.import_module("relpos.engines.triton.spans")
 table = importlib.import_module("relpos.engines.triton.table")
@@ -50,7 +52,7 @@ HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest tiles there are, so that small calls have many of each, and no tokens are few."""
-    monkeypatch.setattr(engine, "FEW", 0)
+    monkeypatch.setattr(limits, "FEW", 0)
     for key in launch.SHAPES:
         monkeypatch.setitem(launch.SHAPES, key, launch._shape(16, 16, 4, 1))
     monkeypatch.setattr(spans, "COARSE", 16)
@@ -80,7 +82,7 @@ def test_every_layout(name: str, small_tiles: None, monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def few_tokens(two_heads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """So few that the table's gradient is summed pair by pair, by more programs than one."""
-    monkeypatch.setattr(engine, "FEW", 256)
+    monkeypatch.setattr(limits, "FEW", 256)
     monkeypatch.setattr(table, "_PROGRAMS", 12)
 
 
@@ -275,10 +277,10 @@ def test_gpus_with_less_shared_memory(
     room: int, width: int, dtype: torch.dtype, word: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Limits by what `compile_kernels.py --arch 89 --all` says of every kernel."""
-    monkeypatch.setattr(engine, "shared_memory", lambda device: room * 1024)
+    monkeypatch.setattr(limits, "shared_memory", lambda device: room * 1024)
     with FakeTensorMode():
         q = torch.empty(1, 1, 600, width, dtype=dtype, device="cuda")
-        lack = engine.lacks(prepare(
+        lack = TRITON.unsupported(prepare(
             q, q, q, position=None, queries=None, keys=None, mask=None, scale=None, dropout=0.0, return_lse=False
         ))  # fmt: skip
     assert (lack is None) if word is None else (word in str(lack))
@@ -286,7 +288,7 @@ def test_gpus_with_less_shared_memory(
 
 def test_tiles_of_gpus_with_less_shared_memory_are_those_of_wider_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.zeros(1, 1, 600, 64, dtype=torch.bfloat16)
-    call = launch.Launch(Work(q, q, q, None, None, Terms(), None, 1.0, 0.0, None, 0))
+    call = launch.Launch(Call(q, q, q, Terms(), None, 1.0))
     assert call.shape("queries") == launch.SHAPES["queries", "half", 64]
     monkeypatch.setattr(launch, "shared_memory", lambda device: 99 * 1024)
     assert call.shape("queries") == {**launch.SHAPES["queries", "half", 128], "num_stages": 1}
@@ -310,7 +312,7 @@ def test_operators_are_sound(small_tiles: None) -> None:
         q, k, v, position=position(values).to(HERE), queries=None, keys=None, mask=Mask.causal(), scale=None,
         dropout=0.0, return_lse=False,
     )  # fmt: skip
-    torch.library.opcheck(_operator, pack(work_of(call)), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(_operator, pack(call.rotated()), test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.slow

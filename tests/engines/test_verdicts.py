@@ -22,9 +22,11 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from relpos import Grid, LineBias, Mask, RotaryEmbedding, Sequence, Softcap, attention, explain, lines
-from relpos.engines import flex, streaming, verdicts
+from relpos.engines import verdicts
+from relpos.engines.flex import FLEX as flex
+from relpos.engines.streaming import STREAMING as streaming
+from relpos.engines.triton import TRITON as triton
 
-triton = importlib.import_module("relpos.engines.triton")
 launch = importlib.import_module("relpos.engines.triton.launch")
 kernels = importlib.import_module("relpos.engines.triton.kernels")
 spans = importlib.import_module("relpos.engines.triton.spans")
@@ -55,8 +57,8 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.fixture
 def gated(checks: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The streaming engine is `auto`'s first choice, and must be checked."""
-    monkeypatch.setattr(streaming, "CHECKED_ON", ("cpu",), raising=False)
-    monkeypatch.setattr(streaming, "slower", lambda call: None)
+    monkeypatch.setattr(streaming, "checked_on", ("cpu",))
+    monkeypatch.setattr(streaming, "not_preferred", lambda call: None)
     return checks
 
 
@@ -65,8 +67,8 @@ def interpreted(checks: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]
     """Triton's kernels are, in its interpreter and in the smallest tiles."""
     if torch.cuda.is_available():
         pytest.skip("Triton's interpreter is off where there is a GPU")
-    monkeypatch.setattr(triton, "CHECKED_ON", ("cpu",))
-    monkeypatch.setattr(triton, "slower", lambda call: None)
+    monkeypatch.setattr(triton, "checked_on", ("cpu",))
+    monkeypatch.setattr(triton, "not_preferred", lambda call: None)
     for key in launch.SHAPES:
         monkeypatch.setitem(launch.SHAPES, key, launch._shape(16, 16, 4, 1))
     monkeypatch.setattr(spans, "COARSE", 16)
@@ -249,7 +251,7 @@ def test_nothing_is_run_under_a_dispatch_mode(under: str, gated: list[Any]) -> N
 
 
 def test_nothing_is_run_under_transforms(gated: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "lacks", lambda call: None)
+    monkeypatch.setattr(streaming, "unsupported", lambda call: None)
     said = []
 
     def asks(x: Tensor) -> Tensor:
@@ -315,7 +317,7 @@ def test_threads_share_one_verdict_and_one_warning(gated: list[Any], monkeypatch
 
 
 def test_no_check_is_asked_for_where_an_engine_needs_none(checks: list[Any]) -> None:
-    assert triton.CHECKED_ON == flex.CHECKED_ON == ("cuda",)
+    assert triton.checked_on == flex.checked_on == ("cuda",)
     attention(*tensors(), position=bias())
     assert not checks
 

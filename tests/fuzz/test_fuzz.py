@@ -321,9 +321,9 @@ def test_a_failing_call_is_made_small() -> None:
 
 @pytest.mark.parametrize("wrong", ["forgets the scale", "returns NaN", "raises", "changes its input"])
 def test_an_engine_that_is_wrong_is_told(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from relpos.engines import reference
+    from relpos.engines.reference import REFERENCE
 
-    true = reference.run
+    true = REFERENCE.run
 
     def run(call: Any) -> Any:
         if wrong == "raises":
@@ -336,7 +336,7 @@ def test_an_engine_that_is_wrong_is_told(wrong: str, monkeypatch: pytest.MonkeyP
         out, lse = true(call)
         return (out / 0 if wrong == "returns NaN" else out), lse
 
-    monkeypatch.setattr(reference, "run", run)
+    monkeypatch.setattr(REFERENCE, "run", run)
     call = Described(0, width=4, value_width=4, queries=Tokens("sequence", (5,)))
     assert list(check(call, ENGINES).failures) == ["reference"]
 

@@ -22,7 +22,8 @@ from relpos.core import Blocks, Coordinates, DenseBias, Grid, Mask, Positions, S
 from relpos.core.checks import require_name
 from relpos.engines.agreement import Difference
 from relpos.engines.api import backends, difference, expected
-from relpos.engines.call import Call, prepare
+from relpos.engines.arguments import prepare
+from relpos.engines.call import Call
 from relpos.position import (
     CoPE,
     DecomposedPosition,

@@ -24,6 +24,7 @@ from relpos.core.terms import (
     Scale,
     Sinks,
     Softcap,
+    content,
 )
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "at_least_float32",
     "axis_lines",
     "constant",
+    "content",
     "contract",
     "cosines",
     "expand",

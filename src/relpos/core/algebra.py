@@ -1,8 +1,8 @@
 """How terms come together: `a + b`, and where contradictions show.
 
-`Terms` is an ordered, immutable collection. Each kind of term says in `join` what it and another of its kind are
-together: two rotations, two soft caps, two sinks or two different scales raise; line biases on the same lines are added
-into one; the others stand side by side.
+`Terms` is an ordered, immutable collection. Each kind of term defines in `join` how it combines with another of its
+kind: two rotations, two soft caps, two sinks or two different scales raise; line biases on the same lines are added
+into one; the others are kept as they are.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn, Self, TypeVar
+
+from jaxtyping import Bool, Float
+from torch import Tensor
 
 from relpos.core.checks import fail, shape_of
 from relpos.core.tree import Movable, register
@@ -25,8 +28,34 @@ class Term(Movable):
         """The same term for some consecutive queries and keys."""
         return self
 
+    def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Raise unless it fits the queries, keys and values of a call.
+
+        Raises:
+            ValueError: what was expected of it, what it is and what to do.
+        """
+
+    def scores(
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        scale: float,
+        allowed: Bool[Tensor, "#B #H N M"] | None,
+    ) -> Float[Tensor, "*#B #H N M"] | None:
+        """What it adds to the score of every pair: its dense meaning.
+
+        Args:
+            q, k: not rotated, float32 or wider, the keys repeated to the query heads.
+            scale: of the content product.
+            allowed: where the mask lets a pair through, None for everywhere.
+
+        Returns:
+            What broadcasts to `[B, H, N, M]`; None of a term that adds nothing to the score.
+        """
+        return None
+
     def join(self, other: Self) -> Term | None:
-        """What this term and a later one of its kind are together, or None where both stand side by side.
+        """How this term combines with a later one of its kind: the one term that replaces both, or None to keep both.
 
         Raises:
             ValueError: the two contradict each other.
@@ -75,15 +104,28 @@ class Terms(Movable):
         """The term of a kind that occurs at most once."""
         return next(iter(self.of(kind)), None)
 
+    def without(self, *kinds: type[Term]) -> Terms:
+        """The terms that are of none of these kinds."""
+        return self._of(term for term in self if not isinstance(term, kinds))
+
     def narrow(self, queries: slice, keys: slice) -> Terms:
         """The same terms for some consecutive queries and keys: one step of decoding, a block, a shard."""
         return self.each(lambda term: term.narrow(queries, keys))
 
+    def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Raise unless every term fits the queries, keys and values of a call."""
+        for term in self:
+            term.check(q, k, v)
+
     def each(self, change: Callable[[Term], Term]) -> Terms:
-        """The terms, each changed by itself: two that have come to stand on the same lines are not added into one."""
-        changed = object.__new__(Terms)
-        object.__setattr__(changed, "items", tuple(change(term) for term in self))
-        return changed
+        """The terms, each replaced by `change(term)`. Nothing is joined, even where two now have the same lines."""
+        return self._of(change(term) for term in self)
+
+    @staticmethod
+    def _of(terms: Iterable[Term]) -> Terms:
+        made = object.__new__(Terms)
+        object.__setattr__(made, "items", tuple(terms))
+        return made
 
 
 def _join(joined: list[Term], term: Term) -> None:

@@ -31,8 +31,8 @@ def shape_of(x: object) -> str:
 
 
 def at_hand(x: Tensor, ask: Callable[[Tensor], Tensor]) -> Any:
-    """What `ask` finds out of a tensor, as numbers; None, and nothing is asked, where no number is at hand: a device
-    would have to be waited for, or a compiler or a transform of functions traces."""
+    """The value of `ask(x)` as Python numbers, or None where it would have to be waited for: on a device other
+    than the CPU, or while a compiler or a function transform traces."""
     if x.device.type != "cpu" or torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return None
     try:
@@ -42,7 +42,7 @@ def at_hand(x: Tensor, ask: Callable[[Tensor], Tensor]) -> Any:
 
 
 def broadcasts(size: int, count: int) -> bool:
-    """Whether an axis of this size serves `count`: it is 1 or as many. Not `in`, which misreads symbolic sizes."""
+    """Whether an axis of this size broadcasts to `count`: it is 1 or `count`. `in` would misread symbolic sizes."""
     return size == 1 or size == count
 
 

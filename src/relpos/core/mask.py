@@ -26,6 +26,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from relpos.core.checks import consecutive, fail, require_int, require_tensor, shape_of
+from relpos.core.pairs import Compared
 from relpos.core.tree import Movable, register, static
 
 
@@ -90,7 +91,7 @@ class Mask(Movable):
         query_segments, key_segments: `Int`; different or negative segments do not see each other.
         query_global, key_global: `Bool`; a global query or key ignores the interval.
         blocks: a block layout.
-        limit: how far after its own order a query sees at most, whatever is global, or None for no bound.
+        limit: how far after its own order a query sees at most, global keys included; None for no bound.
     """
 
     left: int | None = static(default=None)
@@ -187,7 +188,7 @@ class Mask(Movable):
         return replace(self, **merged)
 
     def _limited(self, other: Mask) -> Mask:
-        """This mask as it stands beside another: a bound on the right alone holds for that one's globals too."""
+        """This mask when joined with another: a bound on the right alone holds for the other's globals too."""
         if self.right is None or not other.has_globals or self.has_globals or self.left is not None:
             return self
         if self.low is not None or self.high is not None:
@@ -324,29 +325,22 @@ class Mask(Movable):
     def pairs(self, rows: Int[Tensor, " n"], keys: slice) -> Bool[Tensor, "#B #H n m"]:
         """The same for some queries, by number in any order, and keys from a start to a stop, which are not checked."""
         columns = torch.arange(keys.start, keys.stop, keys.step or 1, device=rows.device)
-        allowed = torch.ones(1, rows.shape[0], columns.shape[0], dtype=torch.bool, device=rows.device)
-        low, high = self.interval(rows)
-        order = _at(self.key_order, keys)
-        if low is not None or high is not None:
-            if order is None:
-                order = columns[None]
-            if low is not None:
-                allowed = allowed & (low[:, :, None] <= order[:, None, :])
-            if high is not None:
-                allowed = allowed & (order[:, None, :] <= high[:, :, None])
-        query_global, key_global = _at(self.query_global, rows), _at(self.key_global, keys)
-        if query_global is not None:
-            allowed = allowed | query_global[:, :, None]
-        if key_global is not None:
-            allowed = allowed | key_global[:, None, :]
-        if self.limit is not None and self.has_globals and order is not None:
-            allowed = allowed & (order[:, None, :] <= self._order(rows)[:, :, None] + self.limit)
-        query_segments, key_segments = _at(self.query_segments, rows), _at(self.key_segments, keys)
-        if query_segments is not None and key_segments is not None:
-            equal = query_segments[:, :, None] == key_segments[:, None, :]
-            allowed = allowed & equal & (query_segments >= 0)[:, :, None]
-        result = allowed[:, None]
+        every = torch.ones(1, rows.shape[0], columns.shape[0], dtype=torch.bool, device=rows.device)
+        compared = self.compared(rows, columns, keys)
+        result = compared.allowed(every, lambda x: x[:, :, None], lambda x: x[:, None, :])[:, None]
         if self.blocks is not None:
             size = self.blocks.size
             result = result & self.blocks.layout[:, rows // size][:, :, columns // size][None]
         return result
+
+    def compared(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " m"], keys: slice) -> Compared:
+        """What decides whether some queries see some keys, by number and as a slice, the block layout apart."""
+        low, high = self.interval(rows)
+        most = self._order(rows) + self.limit if self.limit is not None and self.has_globals else None
+        order = _at(self.key_order, keys)
+        if order is None and not (low is high is None):
+            order = columns[None]
+        return Compared(
+            low, high, most, _at(self.query_global, rows), _at(self.query_segments, rows), order,
+            _at(self.key_global, keys), _at(self.key_segments, keys),
+        )  # fmt: skip

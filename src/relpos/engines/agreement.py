@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from relpos.engines.call import Call
+from relpos.engines.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class Expected:
             requires them in its terms, unless an engine lacks these.
     """
 
-    def __init__(self, reference: ModuleType, make: Callable[[], Call]) -> None:
+    def __init__(self, reference: Engine, make: Callable[[], Call]) -> None:
         self.reference = reference
         with _apart(torch.device("cpu")):
             self.call = make()
         self._known: dict[tuple[bool, bool], tuple[_Results, _Results]] = {}
 
-    def difference(self, engine: ModuleType, device: torch.device) -> Difference:
+    def difference(self, engine: Engine, device: torch.device) -> Difference:
         """How far an engine on a device is from it. Nothing of the caller's state takes part, and no generator moves.
 
         Raises:
@@ -79,9 +79,9 @@ class Expected:
         """
         with _apart(device):
             learned, call = True, self.call
-            if engine.lacks(_copy(call, device)) is not None:  # which may be the gradient of what position learns
+            if engine.unsupported(_copy(call, device)) is not None:  # which may be the gradient of what position learns
                 learned, call = False, _without_learned(call)
-                lack = engine.lacks(_copy(call, device))
+                lack = engine.unsupported(_copy(call, device))
                 if lack is not None:
                     raise NotImplementedError(lack)
             start = time.perf_counter()
@@ -193,7 +193,7 @@ def _copy(call: Call, device: torch.device | None = None, dtype: torch.dtype | N
     return replace(call, q=copy(call.q), k=copy(call.k), v=copy(call.v), terms=terms, mask=mask, seed=copy(call.seed))
 
 
-def _results(engine: ModuleType, call: Call, with_lse: bool = True) -> _Results:
+def _results(engine: Engine, call: Call, with_lse: bool = True) -> _Results:
     """Output, log-sum-exp where the engine gives one, and the gradients of some function of both."""
     out, lse = engine.run(call)
     ends, upstream = [out], [_wave(out)]

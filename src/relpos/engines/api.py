@@ -1,6 +1,6 @@
 """`relpos.attention`: one function, SDPA's layout, any engine, the same meaning.
 
-The engine is chosen here and nowhere else. One asked for by name never falls back; `auto` takes the first of `_ORDER`
+The engine is chosen here and nowhere else. One asked for by name never falls back; `auto` takes the first of `ENGINES`
 that has everything the call needs, does not say itself that another is faster and, where it must, agrees with the
 reference on this device (`verdicts`); `explain` says which that is and why the others were passed over.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 from jaxtyping import Float
@@ -17,22 +16,26 @@ from torch import Tensor
 
 from relpos.core import Coordinates, Mask
 from relpos.core.checks import require_name
-from relpos.engines import flex, reference, sdpa, streaming, triton, verdicts
+from relpos.engines import verdicts
 from relpos.engines.agreement import Difference, Expected
-from relpos.engines.call import Call, Position, prepare
+from relpos.engines.arguments import Position, prepare
+from relpos.engines.call import Call
+from relpos.engines.engine import Engine
+from relpos.engines.flex import FLEX
 from relpos.engines.hidden import without_hidden
-from relpos.engines.work import of_nothing
+from relpos.engines.reference import REFERENCE, weights
+from relpos.engines.sdpa import SDPA
+from relpos.engines.streaming import STREAMING
+from relpos.engines.triton import TRITON
 
-_ORDER: tuple[ModuleType, ...] = (triton, streaming, sdpa, flex, reference)
-_ENGINES: dict[str, ModuleType] = {engine.NAME: engine for engine in _ORDER}
-
-_REFERENCE_AT_MOST = 2**22
-"""Scores of all heads up to which the reference does what the faster engines lack; 16 MiB a tensor."""
+ENGINES: tuple[Engine, ...] = (TRITON, STREAMING, SDPA, FLEX, REFERENCE)
+"""In the order in which `auto` asks them."""
+_BY_NAME = {engine.name: engine for engine in ENGINES}
 
 
 def backends() -> dict[str, str]:
     """The engines' names, and what each is for, in the order `auto` asks them."""
-    return {name: engine.SUMMARY for name, engine in _ENGINES.items()}
+    return {engine.name: engine.summary for engine in ENGINES}
 
 
 @dataclass(frozen=True)
@@ -55,49 +58,44 @@ class Explanation:
 
 def require_backend(backend: object) -> None:
     """Raise unless `backend` is "auto" or an engine's name."""
-    require_name(backend, ["auto", *_ENGINES], "a backend")
+    require_name(backend, ["auto", *_BY_NAME], "a backend")
 
 
-def _fault(engine: ModuleType, call: Call) -> str | None:
+def _fault(engine: Engine, call: Call) -> str | None:
     """What is wrong with an engine on the call's device, as far as it must be asked, or None."""
-    must = call.q.device.type in getattr(engine, "CHECKED_ON", ())
-    return verdicts.fault(engine, reference, call) if must else None
+    return verdicts.fault(engine, REFERENCE, call) if call.q.device.type in engine.checked_on else None
 
 
 def _choose(call: Call, backend: str) -> Explanation:
     require_backend(backend)
     if backend != "auto":
-        lack = _ENGINES[backend].lacks(call)
+        lack = _BY_NAME[backend].unsupported(call)
         if lack is not None:
             raise NotImplementedError(
                 f"expected a backend with all the call needs; got {backend!r}, and backend {backend!r} lacks {lack}. "
                 "Use backend='auto' or 'reference'."
             )
-        others = {name: "not asked for" for name in _ENGINES if name != backend}
-        return Explanation(backend, others)
+        return Explanation(backend, {name: "not asked for" for name in _BY_NAME if name != backend})
     passed_over: dict[str, str] = {}
     chosen: str | None = None
-    declined: str | None = None
-    for engine in _ORDER:
-        lack = engine.lacks(call)
-        slower = engine.slower(call) if lack is None and hasattr(engine, "slower") else None
+    last = REFERENCE.name  # used if no engine is preferred: one that serves any size, else the reference
+    for engine in ENGINES:
+        lack = engine.unsupported(call)
+        slower = engine.not_preferred(call) if lack is None else None
         if lack is not None:
-            passed_over[engine.NAME] = f"it lacks {lack}"
+            passed_over[engine.name] = f"it lacks {lack}"
         elif slower is not None:
-            passed_over[engine.NAME] = slower
-            declined = engine.NAME if engine is streaming else declined  # it can do everything, at any length
+            passed_over[engine.name] = slower
+            last = engine.name if engine.serves_any_size else last
         elif chosen is not None:
-            passed_over[engine.NAME] = f"{chosen} comes first and can compute it"
+            passed_over[engine.name] = f"{chosen} comes first and can compute it"
         elif (fault := _fault(engine, call)) is not None:
-            passed_over[engine.NAME] = fault
+            passed_over[engine.name] = fault
         else:
-            chosen = engine.NAME
-    assert chosen is not None, "the reference can do everything"
-    heads, n, m = call.q.shape[0] * call.q.shape[1], call.q.shape[2], call.k.shape[2]
-    if chosen == reference.NAME and declined is not None and heads * n * m > _REFERENCE_AT_MOST:
-        passed_over.pop(declined)
-        passed_over[chosen] = "it would hold every score several times"
-        chosen = declined
+            chosen = engine.name
+    if chosen is None:
+        chosen = last
+        del passed_over[chosen]
     return Explanation(chosen, passed_over)
 
 
@@ -155,10 +153,13 @@ def attention(
         q, k, v, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=dropout,
         return_lse=return_lse,
     )  # fmt: skip
-    engine = _ENGINES[_choose(call, backend).backend]
+    engine = _BY_NAME[_choose(call, backend).backend]
     with torch.autocast(q.device.type, enabled=False):
-        output, lse = of_nothing(call) if call.is_empty else engine.run(without_hidden(call.seeded()))
-    return (output, lse) if return_lse else output
+        output, lse = call.of_nothing() if call.is_empty else engine.run(without_hidden(call.seeded()))
+    if not return_lse:
+        return output
+    assert lse is not None, "an engine without it says so"
+    return output, lse
 
 
 def explain(
@@ -189,7 +190,7 @@ def explain(
 
 def expected(make: Callable[[], Call]) -> Expected:
     """What the reference says of a call, to hold engines against; see `agreement`."""
-    return Expected(reference, make)
+    return Expected(REFERENCE, make)
 
 
 def difference(backend: str, wanted: Expected, device: torch.device) -> Difference:
@@ -198,7 +199,7 @@ def difference(backend: str, wanted: Expected, device: torch.device) -> Differen
     Raises:
         NotImplementedError: the engine lacks something that the call needs; the message names it alone.
     """
-    return wanted.difference(_ENGINES[backend], device)
+    return wanted.difference(_BY_NAME[backend], device)
 
 
 def attention_weights(
@@ -216,4 +217,4 @@ def attention_weights(
         q, k, k, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=0.0, return_lse=False
     )
     with torch.autocast(q.device.type, enabled=False):
-        return reference.weights(without_hidden(call))[0].to(call.q.dtype)
+        return weights(without_hidden(call))[0].to(call.q.dtype)

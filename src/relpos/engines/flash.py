@@ -22,7 +22,7 @@ from torch import Tensor
 
 from relpos.core import LineBias, Lines, segment_sum
 from relpos.core.checks import fail, require_flag, require_floating, require_int, require_number, shape_of
-from relpos.engines.call import check_term, require_alike
+from relpos.engines.arguments import require_alike
 
 
 def flash_attention(
@@ -67,7 +67,7 @@ def flash_attention(
     if bias is not None:
         if not isinstance(bias, LineBias):
             fail("bias to be a LineBias", shape_of(bias), "It is what an OffsetBias gives: mechanism.terms(...).")
-        check_term(bias, q, k, v)
+        bias.check(q, k, v)
         if bias.lines.query.dim() > 1 or bias.lines.key.dim() > 1:
             fail("a bias whose lines all elements of the batch share", "one line an element", "Use relpos.attention.")
     factor = q.shape[3] ** -0.5 if scale is None else float(scale)

@@ -7,6 +7,7 @@ gradient of a table is accumulated by atomics, in no fixed order, so `auto` does
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -16,17 +17,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core import LineBias, LineVectors, Mask, QueryBias, Rotation, Scale, Sinks, Softcap, at_least_float32
+from relpos.core.pairs import Compared
 from relpos.engines.call import Call
+from relpos.engines.engine import Engine
 from relpos.engines.operators import lacks_transform
-from relpos.engines.work import Work, work_of
 
-NAME = "flex"
-SUMMARY = (
-    "PyTorch's FlexAttention, compiled, for line biases and vectors on few rows; CUDA, gradients in no fixed order"
-)
-
-CHECKED_ON = ("cuda",)
-"""Kinds of device where `auto` would take this engine only after it has agreed with the reference; see `verdicts`."""
 NARROWEST = 16
 """Head width that its compiler takes."""
 MOST_ROWS = 512
@@ -37,29 +32,40 @@ _Lookup = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """Of a score and the numbers of batch, head, query and key: the score with something done to it."""
 
 
-def lacks(call: Call) -> str | None:
-    """What of the call this engine cannot do, or what it lacks here."""
-    if call.q.device.type != "cuda":
-        return f"a CUDA device (q is on {call.q.device.type})"
-    if call.q.dtype == torch.float64:
-        return "float64"
-    if min(call.q.shape[3], call.v.shape[3]) < NARROWEST:
-        return f"head widths below {NARROWEST}"
-    if call.dropout > 0:
-        return "dropout"
-    for term in call.terms:
-        if not isinstance(term, _SERVED):
-            return type(term).__name__
-        if isinstance(term, LineVectors) and term.side == "value":
-            return "LineVectors on the value side"
-        if isinstance(term, LineVectors) and term.vectors.shape[1] > MOST_ROWS:
-            return f"LineVectors of more than {MOST_ROWS} rows"
-    return lacks_transform()
+class Flex(Engine):
+    name = "flex"
+    summary = (
+        "PyTorch's FlexAttention, compiled, for line biases and vectors on few rows; CUDA, gradients in no fixed order"
+    )
+    checked_on = ("cuda",)
+
+    def unsupported(self, call: Call) -> str | None:
+        if call.q.device.type != "cuda":
+            return f"a CUDA device (q is on {call.q.device.type})"
+        if call.q.dtype == torch.float64:
+            return "float64"
+        if min(call.q.shape[3], call.v.shape[3]) < NARROWEST:
+            return f"head widths below {NARROWEST}"
+        if call.dropout > 0:
+            return "dropout"
+        for term in call.terms:
+            if not isinstance(term, _SERVED):
+                return type(term).__name__
+            if isinstance(term, LineVectors) and term.side == "value":
+                return "LineVectors on the value side"
+            if isinstance(term, LineVectors) and term.vectors.shape[1] > MOST_ROWS:
+                return f"LineVectors of more than {MOST_ROWS} rows"
+        return lacks_transform()
+
+    def not_preferred(self, call: Call) -> str:
+        return "its gradients come in no fixed order"
+
+    def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
+        """Output and log-sum-exp."""
+        return attend(call.rotated(), *_compiled())
 
 
-def slower(call: Call) -> str | None:
-    """Why `auto` goes on: always."""
-    return "its gradients come in no fixed order"
+FLEX = Flex()
 
 
 @cache
@@ -70,28 +76,23 @@ def _compiled() -> tuple[Any, Any]:
     return torch.compile(flex_attention), torch.compile(create_block_mask)
 
 
-def run(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
-    """Output and log-sum-exp."""
-    return attend(work_of(call), *_compiled())
-
-
-def attend(work: Work, flex: Any, create_block_mask: Any) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
+def attend(call: Call, flex: Any, create_block_mask: Any) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """The call by `flex_attention` and `create_block_mask`, compiled or as they are."""
     from torch.nn.attention.flex_attention import AuxRequest
 
     seen = None
-    if work.mask is not None:
-        tensors = (x for x in vars(work.mask).values() if isinstance(x, Tensor))
-        batch = work.q.shape[0] if any(x.dim() == 2 for x in tensors) else None
-        heads = None if work.mask.blocks is None else work.q.shape[1]
-        device: Any = work.q.device
-        seen = create_block_mask(_allowed(work), batch, heads, work.q.shape[2], work.k.shape[2], device=device)
+    if call.mask is not None:
+        tensors = (x for x in vars(call.mask).values() if isinstance(x, Tensor))
+        batch = call.q.shape[0] if any(x.dim() == 2 for x in tensors) else None
+        heads = None if call.mask.blocks is None else call.q.shape[1]
+        device: Any = call.q.device
+        seen = create_block_mask(_allowed(call), batch, heads, call.q.shape[2], call.k.shape[2], device=device)
     out, beside = flex(
-        work.q, work.k, work.v, score_mod=_modified(work), block_mask=seen, scale=work.scale,
-        enable_gqa=work.q.shape[1] != work.k.shape[1], return_aux=AuxRequest(lse=True),
+        call.q, call.k, call.v, score_mod=_modified(call), block_mask=seen, scale=call.scale,
+        enable_gqa=call.q.shape[1] != call.k.shape[1], return_aux=AuxRequest(lse=True),
     )  # fmt: skip
     sums = beside.lse
-    sinks = work.terms.one(Sinks)
+    sinks = call.terms.one(Sinks)
     if sinks is not None:
         whole = sums.logaddexp(sinks.logits.to(sums.dtype)[:, None])
         shift = torch.where(whole == -torch.inf, 0, whole)  # a row that sees nothing, and no sink
@@ -104,15 +105,15 @@ def _a_batch(x: Tensor, batch: int) -> Tensor:
     return x.expand(batch, -1) if x.dim() == 2 else x[None].expand(batch, -1)
 
 
-def _modified(work: Work) -> _Lookup:
+def _modified(call: Call) -> _Lookup:
     """All that is done to a score, in the order of the definition."""
     steps: list[_Lookup] = []
-    softcap = work.terms.one(Softcap)
+    softcap = call.terms.one(Softcap)
     if softcap is not None:
         cap = softcap.cap
         steps.append(lambda score, b, h, i, j: cap * torch.tanh(score / cap))
-    steps += [_bias(term, work) for term in work.terms.of(LineBias)]
-    steps += [_vectors(term, work) for term in work.terms.of(LineVectors)]
+    steps += [_bias(term, call) for term in call.terms.of(LineBias)]
+    steps += [_vectors(term, call) for term in call.terms.of(LineVectors)]
 
     def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         for step in steps:
@@ -122,65 +123,46 @@ def _modified(work: Work) -> _Lookup:
     return modified
 
 
-def _bias(term: LineBias, work: Work) -> _Lookup:
-    batch, heads = work.q.shape[:2]
+def _bias(term: LineBias, call: Call) -> _Lookup:
+    batch, heads = call.q.shape[:2]
     values, origin = term.values.float().expand(heads, -1), term.lines.origin
     query, key = _a_batch(term.lines.query, batch), _a_batch(term.lines.key, batch)
     return lambda score, b, h, i, j: score + values[h, query[b, i] - key[b, j] + origin]
 
 
-def _vectors(term: LineVectors, work: Work) -> _Lookup:
+def _vectors(term: LineVectors, call: Call) -> _Lookup:
     """What every query, or key, gives with every row, looked up by the row a pair reads; one more row gives 0."""
-    batch, heads = work.q.shape[:2]
+    batch, heads = call.q.shape[:2]
     lines, count = term.lines, term.vectors.shape[1]
     query, key = _a_batch(lines.query, batch), _a_batch(lines.key, batch)
-    rows = torch.arange(lines.length, device=work.q.device) if term.index is None else term.index
+    rows = torch.arange(lines.length, device=call.q.device) if term.index is None else term.index
     rows = torch.where((rows < 0) | (rows >= count), count, rows)
     on_queries = term.side == "query"
-    plain = work.plain_q if on_queries else work.plain_k
-    x = at_least_float32((work.q if on_queries else work.k) if plain is None else plain)
+    plain = call.plain_q if on_queries else call.plain_k
+    x = at_least_float32((call.q if on_queries else call.k) if plain is None else plain)
     x = x.repeat_interleave(heads // x.shape[1], dim=1)
     if term.bias is not None:
         x = x + term.bias[:, None].to(x.dtype)
-    met = F.pad(x @ term.vectors.to(x.dtype).mT, (0, 1)) * (work.scale if term.scaled else 1.0)
+    met = F.pad(x @ term.vectors.to(x.dtype).mT, (0, 1)) * (call.scale if term.scaled else 1.0)
     origin = lines.origin
     if on_queries:
         return lambda score, b, h, i, j: score + met[b, h, i, rows[query[b, i] - key[b, j] + origin]]
     return lambda score, b, h, i, j: score + met[b, h, j, rows[query[b, i] - key[b, j] + origin]]
 
 
-def _allowed(work: Work) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def _allowed(call: Call) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """The mask's pairs as a function of the numbers of batch, head, query and key."""
-    mask, batch = work.mask, work.q.shape[0]
+    mask, batch, device = call.mask, call.q.shape[0], call.q.device
     assert isinstance(mask, Mask)
-    n, m, device = work.q.shape[2], work.k.shape[2], work.q.device
-    low, high = mask.interval(torch.arange(n, device=device))
-    order = torch.arange(m, device=device) if mask.key_order is None else mask.key_order
-    wide = {
-        "low": low, "high": high, "order": order, "mine": mask.query_segments, "theirs": mask.key_segments,
-        "query": mask.query_global, "key": mask.key_global,
-    }  # fmt: skip
-    limit = mask.limit if mask.has_globals else None  # without globals, `high` has it
-    if limit is not None:
-        wide["most"] = limit + (torch.arange(n, device=device) if mask.query_order is None else mask.query_order)
-    of = {name: _a_batch(x, batch) for name, x in wide.items() if x is not None}
+    rows, columns = (torch.arange(x.shape[2], device=device) for x in (call.q, call.k))
+    found = mask.compared(rows, columns, slice(0, call.k.shape[2]))
+    wide = (getattr(found, field.name) for field in fields(found))
+    compared = Compared(*(None if x is None else x.expand(batch, -1) for x in wide))
     blocks = mask.blocks
-    layout = None if blocks is None else blocks.layout.expand(work.q.shape[1], -1, -1)
+    layout = None if blocks is None else blocks.layout.expand(call.q.shape[1], -1, -1)
 
     def allowed(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        seen = i >= 0
-        if "low" in of:
-            seen = seen & (of["low"][b, i] <= of["order"][b, j])
-        if "high" in of:
-            seen = seen & (of["order"][b, j] <= of["high"][b, i])
-        if "query" in of:
-            seen = seen | of["query"][b, i]
-        if "key" in of:
-            seen = seen | of["key"][b, j]
-        if "most" in of:
-            seen = seen & (of["order"][b, j] <= of["most"][b, i])
-        if "mine" in of:
-            seen = seen & (of["mine"][b, i] == of["theirs"][b, j]) & (of["mine"][b, i] >= 0)
+        seen = compared.allowed(i >= 0, lambda x: x[b, i], lambda x: x[b, j])
         if blocks is not None and layout is not None:
             seen = seen & layout[h, i // blocks.size, j // blocks.size]
         return seen

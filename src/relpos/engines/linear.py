@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import Rotation, Term, Terms
+from relpos.core import Rotation, Term, Terms, content
 from relpos.core.checks import (
     fail,
     require_choice,
@@ -37,8 +37,7 @@ from relpos.core.checks import (
     require_int,
     shape_of,
 )
-from relpos.engines import dense
-from relpos.engines.call import check_term, require_alike
+from relpos.engines.arguments import require_alike
 
 FeatureMap = Literal["elu", "relu", "softmax", "identity"]
 Form = Literal["chunked", "recurrent", "quadratic"]
@@ -81,8 +80,7 @@ def linear_attention(
     _check(q, k, v, feature_map, causal, decay, chunk)
     require_choice(form, "form", get_args(Form))
     terms = _rotation(position)
-    for term in terms:
-        check_term(term, q, k, v)
+    terms.check(q, k, v)
     own, groups = q.dtype, q.shape[1] // k.shape[1]
     wide = torch.promote_types(own, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
@@ -91,10 +89,10 @@ def linear_attention(
         rate = None if decay is None else decay.to(wide)
         run = _BY_FORM[form] if causal else _summed
         if not normalize:
-            return run(*dense.content(terms, q, k), v, rate, chunk).to(own)
+            return run(*content(terms, q, k), v, rate, chunk).to(own)
         ones = v.new_ones(*v.shape[:3], 1)
         if len(terms):  # whose turned features would not sum to 1
-            out, total = run(*dense.content(terms, q, k), v, rate, chunk), run(q, k, ones, rate, chunk)
+            out, total = run(*content(terms, q, k), v, rate, chunk), run(q, k, ones, rate, chunk)
         else:
             out, total = run(q, k, torch.cat([v, ones], dim=3), rate, chunk).split([v.shape[3], 1], dim=3)
         return (out / torch.where(total == 0, 1, total)).to(own)

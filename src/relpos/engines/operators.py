@@ -1,27 +1,71 @@
 """An engine's forward and backward as two custom operators, so that a compiled graph holds a call as one node.
 
-They take a call as `work.pack` makes it. The backward has no gradient of its own: a second derivative raises.
+They take a call as `packing.pack` makes it. The backward has no gradient of its own: a second derivative raises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from relpos.core import at_least_float32
+from relpos.engines.call import Call
+from relpos.engines.packing import Packed, unpack
 from relpos.engines.private import inside_forward_mode, inside_transform
-from relpos.engines.work import Packed, Work, unpack
 
-Forward = Callable[[Work], tuple[Tensor, Tensor]]
+
+class Gradients:
+    """The gradients of some of a call's tensors, as a list in the order of the tensors; each tensor occurs once.
+
+    Args:
+        tensors: those whose gradients are wanted. A tensor is known by its identity.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = tensors
+        self.sums: list[Tensor | None] = [None] * len(tensors)
+
+    def _place(self, x: Tensor | None) -> int | None:
+        return next((place for place, known in enumerate(self.tensors) if known is x), None)
+
+    def wants(self, x: Tensor | None) -> bool:
+        """Whether a tensor is among them."""
+        return self._place(x) is not None
+
+    def add(self, x: Tensor | None, gradient: Tensor | None) -> None:
+        """Add to the gradient of a tensor, which may serve in several parts of a call; nothing where none is wanted."""
+        place = self._place(x)
+        if place is not None and gradient is not None:
+            known = self.sums[place]
+            self.sums[place] = gradient if known is None else known + gradient
+
+    def buffer(self, x: Tensor) -> Tensor:
+        """What to add to in place: zeros at first, in float32 or wider."""
+        place = self._place(x)
+        assert place is not None
+        known = self.sums[place]
+        if known is None:
+            known = self.sums[place] = torch.zeros_like(at_least_float32(x))
+        return known
+
+    def of(self, x: Tensor) -> Tensor | None:
+        """The gradient of a tensor so far; None means zeros."""
+        place = self._place(x)
+        return None if place is None else self.sums[place]
+
+    def finished(self) -> list[Tensor]:
+        """All of them, each in its tensor's dtype."""
+        found = (torch.zeros_like(x) if sums is None else sums for x, sums in zip(self.tensors, self.sums, strict=True))
+        return [gradient.to(x.dtype).contiguous() for gradient, x in zip(found, self.tensors, strict=True)]
+
+
+Forward = Callable[[Call], tuple[Tensor, Tensor]]
 """Output and log-sum-exp of a call."""
-Gradients = dict[int, Tensor]
-"""By the `id` of a tensor."""
-Backward = Callable[[Work, Tensor, Tensor, Tensor, Tensor, list[Tensor]], Gradients]
-"""Of a call, its output and log-sum-exp, their gradients and the tensors asked for: gradients by the `id` of a tensor;
-of one that is not there it is zero."""
-
+Backward = Callable[[Call, Tensor, Tensor, Tensor, Tensor, Gradients], None]
+"""Of a call, its output and log-sum-exp and their gradients: adds to the gradients that are wanted."""
 
 FORWARD_MODE = "forward-mode derivatives"
 
@@ -36,7 +80,7 @@ def lacks_transform() -> str | None:
 
 
 def _apart(tensors: list[Tensor]) -> list[Tensor]:
-    """The tensors, each place with an identity of its own: a compiler may find that two places hold the same."""
+    """The tensors, each with an identity of its own: a compiler may find that two hold the same."""
     known: set[int] = set()
     apart = []
     for x in tensors:
@@ -46,7 +90,11 @@ def _apart(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def make_operator(engine: str, forward: Forward, backward: Backward) -> Callable[[list[Tensor], list[int], str], Any]:
-    """`relpos::<engine>`, which takes a packed call and gives output and log-sum-exp, with its gradient registered."""
+    """`relpos::<engine>`, which takes a packed call and gives output and log-sum-exp, with its gradient registered.
+
+    The forward is called with autocast off, as `relpos.attention` runs engines; the backward, which autograd calls
+    whenever it comes to it, switches it off itself.
+    """
 
     @torch.library.custom_op(
         f"relpos::{engine}",
@@ -54,15 +102,14 @@ def make_operator(engine: str, forward: Forward, backward: Backward) -> Callable
         schema="(Tensor[] tensors, SymInt[] numbers, str structure) -> (Tensor, Tensor)",
     )
     def attend(tensors: list[Tensor], numbers: list[int], structure: str) -> tuple[Tensor, Tensor]:
-        with torch.autocast(tensors[0].device.type, enabled=False):
-            return forward(unpack(tensors, numbers, structure))
+        return forward(unpack(tensors, numbers, structure))
 
     @attend.register_fake
     def _(tensors: list[Tensor], numbers: list[int], structure: str) -> tuple[Tensor, Tensor]:
-        work = unpack(tensors, numbers, structure)
-        shape = work.q.shape[:3]
-        wide = torch.promote_types(work.q.dtype, torch.float32)
-        return work.q.new_empty(*shape, work.v.shape[3]), work.q.new_empty(shape, dtype=wide)
+        call = unpack(tensors, numbers, structure)
+        shape = call.q.shape[:3]
+        wide = torch.promote_types(call.q.dtype, torch.float32)
+        return call.q.new_empty(*shape, call.v.shape[3]), call.q.new_empty(shape, dtype=wide)
 
     @torch.library.custom_op(
         f"relpos::{engine}_backward",
@@ -81,11 +128,10 @@ def make_operator(engine: str, forward: Forward, backward: Backward) -> Callable
         needed: list[int],
     ) -> list[Tensor]:
         tensors = _apart(tensors)
-        wanted = [tensors[place] for place in needed]
+        gradients = Gradients([tensors[place] for place in needed])
         with torch.autocast(out.device.type, enabled=False):
-            found = backward(unpack(tensors, numbers, structure), out, lse, d_out, d_lse, wanted)
-        gradients = (found[id(x)] if id(x) in found else torch.zeros_like(x) for x in wanted)
-        return [gradient.to(x.dtype).contiguous() for gradient, x in zip(gradients, wanted, strict=True)]
+            backward(unpack(tensors, numbers, structure), out, lse, d_out, d_lse, gradients)
+        return gradients.finished()
 
     @attend_backward.register_fake
     def _(

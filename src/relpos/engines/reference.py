@@ -14,18 +14,44 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import LineVectors, Sinks, Softcap, at_least_float32
+from relpos.core import LineVectors, Sinks, Softcap, at_least_float32, content
 from relpos.core.random import keep
 from relpos.engines import dense
 from relpos.engines.call import Call
+from relpos.engines.engine import Engine
 
-NAME = "reference"
-SUMMARY = "the definition, dense and readable; any device, any dtype up to float64, every term"
+SCORES_AT_MOST = 2**22
+"""Scores of all heads up to which `auto` lets it do what the faster engines lack; 16 MiB a tensor."""
 
 
-def lacks(call: Call) -> str | None:
-    """What of the call this engine cannot do: nothing."""
-    return None
+class Reference(Engine):
+    name = "reference"
+    summary = "the definition, dense and readable; any device, any dtype up to float64, every term"
+
+    def unsupported(self, call: Call) -> None:
+        """Nothing."""
+
+    def not_preferred(self, call: Call) -> str | None:
+        scores = call.q.shape[0] * call.q.shape[1] * call.q.shape[2] * call.k.shape[2]
+        return "it would hold every score several times" if scores > SCORES_AT_MOST else None
+
+    def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
+        """Output and log-sum-exp."""
+        probabilities, lse = weights(call)
+        if call.seed is not None:
+            batch, heads, n, m = probabilities.shape
+            rows, columns = torch.arange(n, device=lse.device), torch.arange(m, device=lse.device)
+            kept = keep(call.seed, batch, heads, rows, columns, call.dropout)
+            probabilities = probabilities * kept / (1 - call.dropout)
+        v = at_least_float32(call.v).repeat_interleave(call.groups, dim=1)
+        output = probabilities @ v
+        for term in call.terms.of(LineVectors):
+            if term.side == "value":
+                output = output + term.outputs(probabilities)
+        return output.to(call.q.dtype), lse
+
+
+REFERENCE = Reference()
 
 
 def weights(call: Call) -> tuple[Float[Tensor, "B H N M"], Float[Tensor, "B H N"]]:
@@ -34,14 +60,14 @@ def weights(call: Call) -> tuple[Float[Tensor, "B H N M"], Float[Tensor, "B H N"
     n, m = q.shape[2], k.shape[2]
     allowed = None if call.mask is None else call.mask.dense(n, m, q.device)
 
-    rotated_q, rotated_k = dense.content(call.terms, q, k)
+    rotated_q, rotated_k = content(call.terms, q, k)
     score = rotated_q @ rotated_k.mT * call.scale
     softcap = call.terms.one(Softcap)
     if softcap is not None:
         score = softcap.cap * torch.tanh(score / softcap.cap)
-    bias = dense.bias(call.terms, q, k, call.scale, allowed)
-    if bias is not None:
-        score = score + bias
+    added = dense.scores(call.terms, q, k, call.scale, allowed)
+    if added is not None:
+        score = score + added
     if allowed is not None:
         score = score.masked_fill(~allowed, -torch.inf)
 
@@ -59,19 +85,3 @@ def weights(call: Call) -> tuple[Float[Tensor, "B H N M"], Float[Tensor, "B H N"
     total = torch.where(blank, 1, total)
     lse = torch.where(blank, -torch.inf, peak + torch.log(total))
     return numerator / total, lse.squeeze(-1)
-
-
-def run(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
-    """Output and log-sum-exp."""
-    probabilities, lse = weights(call)
-    if call.seed is not None:
-        batch, heads, n, m = probabilities.shape
-        rows, columns = torch.arange(n, device=lse.device), torch.arange(m, device=lse.device)
-        kept = keep(call.seed, batch, heads, rows, columns, call.dropout)
-        probabilities = probabilities * kept / (1 - call.dropout)
-    v = at_least_float32(call.v).repeat_interleave(call.groups, dim=1)
-    output = probabilities @ v
-    for term in call.terms.of(LineVectors):
-        if term.side == "value":
-            output = output + dense.value_vectors(term, probabilities)
-    return output.to(call.q.dtype), lse

@@ -32,28 +32,65 @@ from relpos.core import (
     Sinks,
     Softcap,
     at_least_float32,
+    content,
 )
 from relpos.engines import dense
 from relpos.engines.call import Call
+from relpos.engines.engine import Engine
 from relpos.engines.operators import FORWARD_MODE, lacks_transform
-
-NAME = "sdpa"
-SUMMARY = "dense scores handed to PyTorch's scaled_dot_product_attention; any device; best for small windows"
 
 _UNDER_A_MASK = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _ADDS = (LineBias, LineVectors, AxisVectors, LowRank, DenseBias, RowRule, Sinks)
 
 
-def lacks(call: Call) -> str | None:
-    """What of the call this engine cannot do, in words, or None."""
-    if call.terms.one(Softcap) is not None:
-        return "Softcap"
-    if any(term.side == "value" for term in call.terms.of(LineVectors)):
-        return "LineVectors on the value side"
-    if call.return_lse:
-        return "return_lse (PyTorch does not return the log-sum-exp)"
-    transform = lacks_transform()
-    return transform if transform == FORWARD_MODE or _adds(call) else None
+class DenseSDPA(Engine):
+    name = "sdpa"
+    summary = "dense scores handed to PyTorch's scaled_dot_product_attention; any device; best for small windows"
+
+    def unsupported(self, call: Call) -> str | None:
+        if call.terms.one(Softcap) is not None:
+            return "Softcap"
+        if any(term.side == "value" for term in call.terms.of(LineVectors)):
+            return "LineVectors on the value side"
+        if call.return_lse:
+            return "return_lse (PyTorch does not return the log-sum-exp)"
+        transform = lacks_transform()
+        return transform if transform == FORWARD_MODE or _adds(call) else None
+
+    def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], None]:
+        """The output; there is no log-sum-exp."""
+        n, m = call.q.shape[2], call.k.shape[2]
+        q, k, v = call.q, call.k, call.v
+        causal = not _adds(call) and n == m and call.mask is not None and call.mask.is_plain_causal
+        bias = blank = None
+        if not causal:
+            bias, blank = _mask(call)
+        if call.terms.one(Rotation) is not None or call.terms.one(QueryBias) is not None:
+            repeated = k.repeat_interleave(call.groups, dim=1)
+            q, rotated = content(call.terms, q, repeated)
+            if rotated is not repeated:  # a rotation a head undoes the grouping
+                k, v = rotated, v.repeat_interleave(call.groups, dim=1)
+        if call.terms.one(Sinks) is not None:  # one more key that scores the sink's logit and carries nothing
+            k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+        grouped = True if q.shape[1] != k.shape[1] else False  # noqa: SIM210 - decided now, where sizes are symbolic
+        masked_on_cuda = bias is not None and q.is_cuda
+        if bias is not None and masked_on_cuda and bias.is_floating_point():
+            bias = bias.to(q.dtype)
+        with sdpa_kernel(_UNDER_A_MASK) if masked_on_cuda else nullcontext():
+            output = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=bias,
+                dropout_p=call.dropout,
+                is_causal=causal,
+                scale=call.scale,
+                enable_gqa=grouped,
+            )
+        return (output if blank is None else output.masked_fill(blank, 0)), None
+
+
+SDPA = DenseSDPA()
 
 
 def _adds(call: Call) -> bool:
@@ -61,45 +98,12 @@ def _adds(call: Call) -> bool:
     return any(isinstance(term, _ADDS) for term in call.terms)
 
 
-def run(call: Call) -> tuple[Float[Tensor, "B H N V"], None]:
-    """The output; there is no log-sum-exp."""
-    n, m = call.q.shape[2], call.k.shape[2]
-    q, k, v = call.q, call.k, call.v
-    causal = not _adds(call) and n == m and call.mask is not None and call.mask.is_plain_causal
-    bias = blank = None
-    if not causal:
-        bias, blank = _mask(call)
-    if call.terms.one(Rotation) is not None or call.terms.one(QueryBias) is not None:
-        repeated = k.repeat_interleave(call.groups, dim=1)
-        q, rotated = dense.content(call.terms, q, repeated)
-        if rotated is not repeated:  # a rotation a head undoes the grouping
-            k, v = rotated, v.repeat_interleave(call.groups, dim=1)
-    if call.terms.one(Sinks) is not None:  # one more key that scores the sink's logit and carries nothing
-        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
-    grouped = True if q.shape[1] != k.shape[1] else False  # noqa: SIM210 - decided now, where sizes are symbolic
-    masked_on_cuda = bias is not None and q.is_cuda
-    if bias is not None and masked_on_cuda and bias.is_floating_point():
-        bias = bias.to(q.dtype)
-    with sdpa_kernel(_UNDER_A_MASK) if masked_on_cuda else nullcontext():
-        output = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=bias,
-            dropout_p=call.dropout,
-            is_causal=causal,
-            scale=call.scale,
-            enable_gqa=grouped,
-        )
-    return (output if blank is None else output.masked_fill(blank, 0)), None
-
-
 def _mask(call: Call) -> tuple[Tensor | None, Tensor | None]:
     """PyTorch's mask, boolean where nothing is added, and the rows `[1 or B, 1 or H, N, 1]` that may see nothing."""
     n, m = call.q.shape[2], call.k.shape[2]
     allowed = None if call.mask is None else call.mask.dense(n, m, call.q.device)
     k = at_least_float32(call.k).repeat_interleave(call.groups, dim=1)
-    bias = dense.bias(call.terms, at_least_float32(call.q), k, call.scale, allowed)
+    bias = dense.scores(call.terms, at_least_float32(call.q), k, call.scale, allowed)
     sinks = call.terms.one(Sinks)
     blank = None
     if allowed is not None and call.mask is not None and call.mask.may_blank_rows and sinks is None:

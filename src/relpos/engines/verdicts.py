@@ -1,9 +1,9 @@
-"""Whether a kernel agrees with the reference on this machine: the one state of a process that decides.
+"""Whether a kernel agrees with the reference on this machine: the only process-wide state that decides anything.
 
-An engine names in `CHECKED_ON` the kinds of device where `auto` takes it only after a check: kernels that a compiler
+An engine names in `checked_on` the kinds of device where `auto` takes it only after a check: kernels that a compiler
 makes for each GPU may be wrong on one that nobody has tried. Before the first such call of an engine, device and
 variant (`variant`), small calls of the variant run on the engine and the reference (`agreement`), forward and
-backward. What they showed stands until the process ends. An engine that differs, or raises, is passed over, and warns
+backward. The result is kept until the process ends. An engine that differs, or raises, is passed over, and warns
 once.
 
 Nothing is run while a call is traced, transformed or captured (torch.compile, fake tensors and other dispatch modes,
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from relpos.engines.agreement import Expected
 from relpos.engines.call import Call
+from relpos.engines.engine import Engine
 from relpos.engines.operators import lacks_transform
 from relpos.engines.variant import Size, Variant, small_call, variant_of
 
@@ -39,7 +39,7 @@ _faults: dict[Key, str] = {}
 _SIZES: tuple[Size, ...] = ("odd", "full")
 
 
-def fault(engine: ModuleType, reference: ModuleType, call: Call) -> str | None:
+def fault(engine: Engine, reference: Engine, call: Call) -> str | None:
     """Why `auto` passes over an engine that the call could take, or None. Checks what has not been checked, if it may.
 
     Args:
@@ -50,7 +50,7 @@ def fault(engine: ModuleType, reference: ModuleType, call: Call) -> str | None:
     if variant is None:
         return "no check against the reference is known for its terms"
     device = call.q.device
-    key = (engine.NAME, device.type, device.index, *variant)
+    key = (engine.name, device.type, device.index, *variant)
     if key in _agreed:
         return None
     if torch.compiler.is_compiling():
@@ -72,7 +72,7 @@ def fault(engine: ModuleType, reference: ModuleType, call: Call) -> str | None:
     said = f"it failed its check against the reference on {device}: {found}"
     if _faults.setdefault(key, said) is said:  # no other thread was first
         warnings.warn(
-            f"backend {engine.NAME!r} failed its check against the reference on {device}: {found} ({variant.words()}). "
+            f"backend {engine.name!r} failed its check against the reference on {device}: {found} ({variant.words()}). "
             "backend='auto' passes it over in this process; `relpos check` prints more, to report.",
             RuntimeWarning,
             stacklevel=5,  # whoever called attention
@@ -81,7 +81,7 @@ def fault(engine: ModuleType, reference: ModuleType, call: Call) -> str | None:
 
 
 def _obstacle(q: Tensor) -> str | None:
-    """What the call is made under, where kernels of our own cannot run beside it."""
+    """The context of the call that forbids running a check now, in words, or None."""
     if is_in_torch_dispatch_mode() or type(q).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return "fake tensors or another dispatch mode"
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -89,7 +89,7 @@ def _obstacle(q: Tensor) -> str | None:
     return lacks_transform()
 
 
-def _check(engine: ModuleType, reference: ModuleType, variant: Variant, device: torch.device) -> str | None:
+def _check(engine: Engine, reference: Engine, variant: Variant, device: torch.device) -> str | None:
     """What differs between an engine and the reference, in words, or None."""
     for size in _SIZES:
         try:
@@ -105,6 +105,6 @@ def _check(engine: ModuleType, reference: ModuleType, variant: Variant, device: 
 
 
 def _is_of_memory(error: Exception) -> bool:
-    """Whether memory ran out, of whatever device."""
+    """Whether a device or the host ran out of memory."""
     words = ("out of memory", "can't allocate memory")
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)

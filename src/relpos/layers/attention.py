@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, DenseBias, LineBias, Mask, Rotation, Sequence, Term, Terms
+from relpos.core import Coordinates, DenseBias, LineBias, Mask, Rotation, Sequence, Term, Terms, content
 from relpos.core.checks import (
     fail,
     require_choice,
@@ -27,8 +27,6 @@ from relpos.core.checks import (
     shape_of,
 )
 from relpos.engines import attention, attention_weights, flash_attention, linear_attention, require_backend
-from relpos.engines.call import check_term
-from relpos.engines.dense import content
 from relpos.layers.cache import LayerCache
 from relpos.layers.norms import HeadNormChoice
 from relpos.layers.projection import SelfAttention
@@ -184,7 +182,7 @@ class MultiHeadAttention(SelfAttention):
         if len(biases) > 1 or len(biases) + len(rotations) < len(terms):
             self._lacks("a line bias, a rotation or both as position", ", ".join(type(term).__name__ for term in terms))
         for rotation in rotations:
-            check_term(rotation, q, k, v)
+            rotation.check(q, k, v)
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         q, k = content(Terms(*rotations), q, k)
         return flash_attention(q, k, v, bias=biases[0] if biases else None, causal=causal)

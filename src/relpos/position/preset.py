@@ -11,6 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from relpos.core.checks import require_name
@@ -54,9 +55,8 @@ class Preset:
 
 def presets() -> dict[str, Preset]:
     """Every preset by name, in alphabetical order of modules and their own order inside."""
-    package = importlib.import_module("relpos.position")
     found: dict[str, Preset] = {}
-    for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
+    for module in sorted(pkgutil.iter_modules([str(Path(__file__).parent)]), key=lambda info: info.name):
         for preset in getattr(importlib.import_module(f"relpos.position.{module.name}"), "PRESETS", []):
             if preset.name in found:
                 raise ValueError(f"two modules of relpos.position offer a preset named {preset.name!r}; rename one")

@@ -20,12 +20,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from relpos.core import LineBias, Sinks
+from relpos.engines.call import Call
+from relpos.engines.operators import Gradients
 from relpos.engines.streaming.general import General
 from relpos.engines.streaming.loop import Loop
 from relpos.engines.streaming.operands import KeyGradient, Part, put, take
 from relpos.engines.streaming.products import add_product
 from relpos.engines.streaming.room import Room, clear_around
-from relpos.engines.work import Work
 
 
 @dataclass(eq=False)
@@ -52,53 +53,52 @@ class Backward(Loop):
 
     Args:
         out, lse: what the forward gave. d_out, d_lse: their gradients.
-        needed: the tensors whose gradients are wanted.
+        gradients: of the tensors whose gradients are wanted; they are added to it.
     """
 
     def __init__(
         self,
-        work: Work,
+        call: Call,
         out: Float[Tensor, "B H N V"],
         lse: Float[Tensor, "B H N"],
         d_out: Float[Tensor, "B H N V"],
         d_lse: Float[Tensor, "B H N"],
-        needed: list[Tensor],
+        gradients: Gradients,
     ) -> None:
-        super().__init__(work)
+        super().__init__(call)
         side = self.side
-        self.needed = {id(x): x for x in needed}
-        self.found: dict[int, Tensor] = {}
+        self.gradients = gradients
         self.out, self.d_out = out.flatten(0, 1), d_out.flatten(0, 1)
         self.lse, self.d_lse = lse.flatten(0, 1)[..., None], d_lse.flatten(0, 1)[..., None]
-        self.line = next(iter(work.terms.of(LineBias)), None)
+        self.line = next(iter(call.terms.of(LineBias)), None)
         self.d_line: Tensor | None = None
         if isinstance(side, General):
-            side.expect(self.needed.keys())
-        elif self.line is not None and id(self.line.values) in self.needed:
+            side.expect(gradients)
+        elif self.line is not None and gradients.wants(self.line.values):
             assert side.reversed is not None
             self.d_line = torch.zeros_like(side.reversed)
         if self.vectors is not None:
             self.vectors.expect()
         self.d_sink = None if self.sink is None else torch.zeros_like(self.sink[:, 0, 0])
-        self.d_q, self.d_plain_q = self._of_queries(work.q), self._of_queries(work.plain_q)
-        self.d_k, self.d_v, self.d_plain_k = (self._of_keys(x) for x in (work.k, work.v, work.plain_k))
+        self.d_q, self.d_plain_q = self._of_queries(call.q), self._of_queries(call.plain_q)
+        self.d_k, self.d_v, self.d_plain_k = (self._of_keys(x) for x in (call.k, call.v, call.plain_k))
 
     def _of_queries(self, x: Tensor | None) -> Float[Tensor, "BH N D"] | None:
         """Room for a gradient that is written once, where it is wanted."""
-        if x is None or id(x) not in self.needed:
+        if x is None or not self.gradients.wants(x):
             return None
         dtype = self.dtype if isinstance(self.side, General) else x.dtype
         return torch.zeros(x.shape, dtype=dtype, device=x.device).flatten(0, 1)
 
     def _of_keys(self, x: Tensor | None) -> KeyGradient | None:
         """Room for a gradient that is summed over blocks, where it is wanted."""
-        if x is None or id(x) not in self.needed:
+        if x is None or not self.gradients.wants(x):
             return None
         return KeyGradient(x, self.heads, self.dtype, in_turn=bool(self.planned) and not self.by_pairs)
 
-    def run(self) -> dict[int, Tensor]:
-        """The gradients by the `id` of their tensors; of one that is not there it is zero."""
-        room = Room(self.dtype, self.work.q.device)
+    def run(self) -> None:
+        """Add to the gradients that are wanted."""
+        room = Room(self.dtype, self.call.q.device)
         for part in self.parts():
             rows = self._rows(part)
             for tile in part.tiles:
@@ -108,14 +108,13 @@ class Backward(Loop):
                     d = room.rounded(d)
                 k, q = (part.heads.low_k, part.low_q) if self.native else (part.heads.k, part.q)
                 if self.d_q is not None:
-                    add_product(rows.d_q, d, k[:, tile.keys], self.work.scale)
+                    add_product(rows.d_q, d, k[:, tile.keys], self.call.scale)
                 if self.d_k is not None:
-                    add_product(self.d_k.at(part.which, tile.keys), d.mT, q, self.work.scale)
+                    add_product(self.d_k.at(part.which, tile.keys), d.mT, q, self.call.scale)
             for into, found in ((self.d_q, rows.d_q), (self.d_plain_q, rows.d_plain_q)):
                 if into is not None:
                     put(into, part.which, part.block.numbers, found)
         self._collect()
-        return self.found
 
     def _rows(self, part: Part) -> Rows:
         low, out, lse, d_lse = (
@@ -128,7 +127,7 @@ class Backward(Loop):
         if self.sink is not None and self.d_sink is not None:
             self.d_sink[part.which] -= (self.exp(self.sink[part.which] - shift) * delta).sum(dim=(1, 2))
         d_q = torch.zeros_like(part.q)
-        d_plain_q = d_q if self.work.plain_q is None else torch.zeros_like(part.plain_q)
+        d_plain_q = d_q if self.call.plain_q is None else torch.zeros_like(part.plain_q)
         return Rows(low, upstream, delta, d_lse, shift, d_q, d_plain_q)
 
     # one tile
@@ -153,7 +152,7 @@ class Backward(Loop):
         if self.vectors is not None:
             if self.vectors.of("value"):
                 clear_around(whole[0, 0], d.shape[2])
-            of_keys = self.d_k if self.work.plain_k is None else self.d_plain_k
+            of_keys = self.d_k if self.call.plain_k is None else self.d_plain_k
             d_k = None if of_keys is None else of_keys.at(part.which, tile.keys)[0]
             self.vectors.collect(whole[0, 0], d[0], part, tile, rows.d_plain_q[0], d_k)
         if isinstance(side, General):
@@ -192,34 +191,28 @@ class Backward(Loop):
 
     # the whole
 
-    def _add(self, x: Tensor, gradient: Tensor | None) -> None:
-        """Add to the gradient of a tensor, which may serve in several places."""
-        if gradient is not None and id(x) in self.needed:
-            known = self.found.get(id(x))
-            self.found[id(x)] = gradient if known is None else known + gradient
-
     def _collect(self) -> None:
-        work, side = self.work, self.side
-        for x, d_x in ((work.q, self.d_q), (work.plain_q, self.d_plain_q)):
+        call, side, gradients = self.call, self.side, self.gradients
+        for x, d_x in ((call.q, self.d_q), (call.plain_q, self.d_plain_q)):
             if x is not None and d_x is not None:
-                self._add(x, d_x.view(x.shape))
-        for x, sums in ((work.k, self.d_k), (work.v, self.d_v), (work.plain_k, self.d_plain_k)):
+                gradients.add(x, d_x.view(x.shape))
+        for x, sums in ((call.k, self.d_k), (call.v, self.d_v), (call.plain_k, self.d_plain_k)):
             if x is not None and sums is not None:
-                self._add(x, sums.finished())
-        sinks = work.terms.one(Sinks)
+                gradients.add(x, sums.finished())
+        sinks = call.terms.one(Sinks)
         if sinks is not None and self.d_sink is not None:
-            self._add(sinks.logits, self.d_sink.view(self.batch, self.heads).sum(dim=0))
+            gradients.add(sinks.logits, self.d_sink.view(self.batch, self.heads).sum(dim=0))
         if self.d_line is not None and self.line is not None:
             of_heads = self.d_line.flip(-1).view(self.batch, self.heads, -1).sum(dim=0)
-            self._add(self.line.values, of_heads.sum_to_size(self.line.values.shape))
+            gradients.add(self.line.values, of_heads.sum_to_size(self.line.values.shape))
         if isinstance(side, General):
-            leaves = zip(pytree.tree_leaves(work.terms), pytree.tree_leaves(side.gradients), strict=True)
+            leaves = zip(pytree.tree_leaves(call.terms), pytree.tree_leaves(side.gradients), strict=True)
             for x, found in {id(x): (x, found) for x, found in leaves if isinstance(x, Tensor)}.values():
                 if sinks is None or x is not sinks.logits:
-                    self._add(x, found)
-            k = work.k if work.plain_k is None else work.plain_k
-            self._add(work.q if work.plain_q is None else work.plain_q, side.into_q)
-            self._add(k, side.into_k.unflatten(1, (k.shape[1], -1)).sum(dim=2))
+                    gradients.add(x, found)
+            k = call.k if call.plain_k is None else call.plain_k
+            gradients.add(call.q if call.plain_q is None else call.plain_q, side.into_q)
+            gradients.add(k, side.into_k.unflatten(1, (k.shape[1], -1)).sum(dim=2))
         if self.vectors is not None:
             for x, found in self.vectors.gradients():
-                self._add(x, found)
+                gradients.add(x, found)

@@ -13,10 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core import LineBias
+from relpos.engines.call import Call
 from relpos.engines.private import flash_kernel
 from relpos.engines.streaming.operands import put, side_by_side, take
 from relpos.engines.streaming.strips import Block, Strips, Tile
-from relpos.engines.work import Work
 
 _ROWS = 512
 """Query rows of one call at least, where that many go together: with fewer, the kernel takes smaller blocks."""
@@ -24,15 +24,15 @@ _CAUSAL_ROWS = 256
 """The same under a causal or windowed mask, where a call looks at keys that some of its rows may not see."""
 
 
-def serves(work: Work) -> bool:
+def serves(call: Call) -> bool:
     """Whether the kernel can do the forward of a call that `Strips` serves, in full precision and as fast."""
-    mask, width = work.mask, work.q.shape[3]
+    mask, width = call.mask, call.q.shape[3]
     fits = (
-        x.device.type == "cpu" and x.dtype == torch.float32 and x.shape[3] == width for x in (work.q, work.k, work.v)
+        x.device.type == "cpu" and x.dtype == torch.float32 and x.shape[3] == width for x in (call.q, call.k, call.v)
     )
     if flash_kernel() is None or not all(fits):
         return False
-    for term in work.terms.of(LineBias):
+    for term in call.terms.of(LineBias):
         query, key = term.lines.layout.query, term.lines.layout.key
         if mask is None or query is None or key is None:
             continue
@@ -43,10 +43,10 @@ def serves(work: Work) -> bool:
     return mask is None or (mask.is_interval and not mask.may_blank_rows)
 
 
-def strips(work: Work) -> Strips:
+def strips(call: Call) -> Strips:
     """The call cut as the kernel wants it: a strip whole, or in stretches under a mask; scores in natural units."""
-    rows = work.q.shape[2] if work.mask is None else _CAUSAL_ROWS
-    side = Strips(work, rows, work.k.shape[2], unit=1.0)
+    rows = call.q.shape[2] if call.mask is None else _CAUSAL_ROWS
+    side = Strips(call, rows, call.k.shape[2], unit=1.0)
     side.most_rows = 0  # one strip a block
     return side
 

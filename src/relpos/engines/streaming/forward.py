@@ -28,11 +28,11 @@ class Forward(Loop):
 
     def run(self) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
         """The output in q's dtype, and the natural log-sum-exp."""
-        q = self.work.q
-        out = q.new_empty(*q.shape[:3], self.work.v.shape[3])
+        q = self.call.q
+        out = q.new_empty(*q.shape[:3], self.call.v.shape[3])
         lse = torch.empty(q.shape[:3], dtype=self.dtype, device=q.device)
         flat_out, flat_lse = out.flatten(0, 1), lse.flatten(0, 1)[..., None]
-        by_kernel = isinstance(self.side, Strips) and self.vectors is None and flash.serves(self.work)
+        by_kernel = isinstance(self.side, Strips) and self.vectors is None and flash.serves(self.call)
         room = Room(self.dtype, q.device)
         for part in self.parts(prefix_only=by_kernel):
             own, total, shift = self._sums(room, part)
@@ -46,14 +46,14 @@ class Forward(Loop):
 
     def _by_kernel(self, out: Float[Tensor, "BH N V"], lse: Float[Tensor, "BH N 1"]) -> None:
         """All rows behind the prefix by PyTorch's kernel; prefix keys and sinks are merged in by the log-sum-exp."""
-        side, q, k, v = flash.strips(self.work), self.operands.q, self.operands.k, self.operands.v
-        prefix, columns, groups = side.query.prefix, side.key.prefix, self.heads // self.work.k.shape[1]
+        side, q, k, v = flash.strips(self.call), self.operands.q, self.operands.k, self.operands.v
+        prefix, columns, groups = side.query.prefix, side.key.prefix, self.heads // self.call.k.shape[1]
         if groups > 1:
             k, v = k.repeat_interleave(groups, dim=0), v.repeat_interleave(groups, dim=0)
-        flash.attend(side, q, k, v, self.work.scale, out, lse)
+        flash.attend(side, q, k, v, self.call.scale, out, lse)
         own, sums = out[:, prefix:], lse[:, prefix:]
         if columns:
-            score = torch.bmm(q[:, prefix:], k[:, :columns].mT).mul_(self.work.scale)
+            score = torch.bmm(q[:, prefix:], k[:, :columns].mT).mul_(self.call.scale)
             for block in side.blocks():
                 column = side.bias(block, Tile(slice(0, columns), masked=False), slice(None)) if block.step else None
                 if column is not None:
@@ -88,7 +88,7 @@ class Forward(Loop):
         Args:
             scores: of its only tile, not shifted yet, or None.
         """
-        out = part.q.new_zeros(*part.q.shape[:2], self.work.v.shape[3])
+        out = part.q.new_zeros(*part.q.shape[:2], self.call.v.shape[3])
         total = torch.zeros_like(shift)
         if self.sink is not None:
             total += self.exp(self.sink[part.which] - shift)
@@ -114,7 +114,7 @@ class Forward(Loop):
         if self.cap is not None:
             bound = part.q.new_full((*part.q.shape[:2], 1), self.cap * self.unit)
         else:
-            bound = part.q.norm(dim=-1, keepdim=True) * part.heads.longest * (self.work.scale * self.unit)
+            bound = part.q.norm(dim=-1, keepdim=True) * part.heads.longest * (self.call.scale * self.unit)
         if isinstance(self.side, Strips):
             return bound if self.side.highest is None else bound + self.side.highest[part.which]
         highest = [tile.bias.amax(dim=-1, keepdim=True) for tile in part.tiles if tile.bias is not None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +30,12 @@ from relpos.core import (
     at_least_float32,
     contract,
 )
+from relpos.core.terms.vectors import meet, sum_rows
 from relpos.engines import dense
+from relpos.engines.call import Call
+from relpos.engines.operators import Gradients
 from relpos.engines.streaming import masks
 from relpos.engines.streaming.strips import Block, count_of, log_base
-from relpos.engines.work import Work
 
 MOST_ROWS = 256
 """Of a block under a mask."""
@@ -67,26 +69,26 @@ class Cut:
 class General:
     """Rows and tiles of any call."""
 
-    def __init__(self, work: Work, pairs: int) -> None:
-        batch, heads, self.queries, _ = work.q.shape
-        self.work, self.device = work, work.q.device
+    def __init__(self, call: Call, pairs: int) -> None:
+        batch, heads, self.queries, _ = call.q.shape
+        self.call, self.device = call, call.q.device
         self.shape = (batch, heads)
-        self.keys = work.k.shape[2]
+        self.keys = call.k.shape[2]
         self.pairs = pairs
         self.rows = max(1, min(self.queries, pairs // max(1, batch * heads * self.keys)))
-        self.dtype = torch.promote_types(work.q.dtype, torch.float32)
+        self.dtype = torch.promote_types(call.q.dtype, torch.float32)
         self.unit = log_base(self.dtype)
-        q = work.q if work.plain_q is None else work.plain_q
-        k = work.k if work.plain_k is None else work.plain_k
+        q = call.q if call.plain_q is None else call.plain_q
+        k = call.k if call.plain_k is None else call.plain_k
         self.plain_q = q.detach().to(self.dtype)
         self.plain_k = k.detach().to(self.dtype).repeat_interleave(heads // k.shape[1], dim=1)
-        self.values = work.terms.of(LineVectors)
+        self.values = call.terms.of(LineVectors)
         self.gradients: Terms | None = None
-        self.needed: Set[int] = set()
+        self.wanted: Gradients | None = None
 
     def blocks(self) -> Iterator[Block]:
         """All rows once."""
-        borders = [0, *masks.cuts(self.work.mask, self.queries, self.device), self.queries]
+        borders = [0, *masks.cuts(self.call.mask, self.queries, self.device), self.queries]
         for low, high in itertools.pairwise(borders):
             start = low
             while start < high:
@@ -99,7 +101,7 @@ class General:
         """The rows of a block: more of them where a mask lets them see little."""
         count = min(self.rows, most - start)
         wide = torch.arange(start, most, device=self.device)
-        while self.work.mask is not None and count < min(most - start, MOST_ROWS):
+        while self.call.mask is not None and count < min(most - start, MOST_ROWS):
             twice = min(2 * count, most - start)
             seen = sum(count_of(keys) for keys in self._spans(wide[:twice]))
             if twice * seen * math.prod(self.shape) > self.pairs:
@@ -108,11 +110,11 @@ class General:
         return wide[:count]
 
     def _spans(self, rows: Int[Tensor, " n"]) -> list[slice]:
-        return masks.spans(self.work.mask, rows, self.keys, stepped=True)
+        return masks.spans(self.call.mask, rows, self.keys, stepped=True)
 
-    def expect(self, needed: Set[int]) -> None:
-        """Make room for the gradients of the tensors with these identities."""
-        self.needed = needed
+    def expect(self, wanted: Gradients) -> None:
+        """Make room for the gradients that are wanted of the terms."""
+        self.wanted = wanted
         self.into_q = torch.zeros_like(self.plain_q)
         self.into_k = torch.zeros_like(self.plain_k)
 
@@ -121,32 +123,35 @@ class General:
         def room(x: Tensor) -> Tensor:  # one for a tensor that several terms share
             if id(x) not in rooms:
                 wide = at_least_float32(x) if x.is_floating_point() else x
-                if id(x) in needed:
+                if wanted.wants(x):
                     rooms[id(x)] = torch.zeros(x.shape, dtype=wide.dtype, device=x.device)
                 else:
                     rooms[id(x)] = wide.new_zeros(()).expand(x.shape)
             return rooms[id(x)]
 
-        self.gradients = pytree.tree_map_only(Tensor, room, self.work.terms)
+        self.gradients = pytree.tree_map_only(Tensor, room, self.call.terms)
 
     def tiles(self, block: Block) -> Iterator[Cut]:
         """What the rows may see, stretch by stretch."""
         rows = block.rows
         for keys in self._spans(block.numbers):
-            terms = self.work.terms.narrow(rows, keys)
+            terms = self.call.terms.narrow(rows, keys)
             q, k = self.plain_q[:, :, rows], self.plain_k[:, :, keys]
-            natural = dense.bias(terms, q, k, self.work.scale, None)
+            natural = dense.scores(terms, q, k, self.call.scale, None)
             bias = None
             if natural is not None:
                 wide = (natural * self.unit).expand(*self.shape, -1, -1)
                 bias = wide.reshape(-1, *wide.shape[2:])
-            yield Cut(keys, bias, self.work.mask is not None, terms, q, k, self.work.mask)
+            yield Cut(keys, bias, self.call.mask is not None, terms, q, k, self.call.mask)
 
     def bias(self, block: Block, tile: Cut, heads: slice) -> Tensor | None:
         """What is added to the scores, of all heads."""
         return tile.bias
 
     # gradients
+
+    def _wants(self, x: Tensor) -> bool:
+        return self.wanted is not None and self.wanted.wants(x)
 
     def skew(self, block: Block, tile: Cut) -> int:
         """Rows of the gradient's buffer are not shifted."""
@@ -156,7 +161,7 @@ class General:
         """Each term: whole, cut to the tile, and the cut of its gradient."""
         assert self.gradients is not None
         into = self.gradients.narrow(block.rows, tile.keys)
-        return zip(self.work.terms, tile.terms, into, strict=True)
+        return zip(self.call.terms, tile.terms, into, strict=True)
 
     def collect(self, block: Block, tile: Cut, d: Float[Tensor, "BH n m"]) -> None:
         """Add to the gradients of all terms, and of the queries and keys that vectors meet."""
@@ -165,26 +170,25 @@ class General:
         for whole, term, into in self._cut_gradients(block, tile):
             match term:
                 case LineBias():
-                    if id(whole.values) in self.needed:
+                    if self._wants(whole.values):
                         into.values.add_(contract(score, term.lines).sum_to_size(into.values.shape))
                 case LineVectors(side="query" | "key"):
                     on_keys = term.side == "key"
-                    own = score * self.work.scale if term.scaled else score
-                    rows = dense.line_rows(term, term.vectors, term.lines)
+                    own = score * self.call.scale if term.scaled else score
+                    rows = term.rows()
                     x, place = (tile.k, into_k) if on_keys else (tile.q, into_q)
                     if on_keys:
                         own, rows = own.mT, rows.mT
                     self._meet_backward(own, rows, x, place, term.vectors, into.vectors, term.bias, into.bias)
                 case AxisVectors():
-                    for vectors, lines, place in zip(term.vectors, term.lines, into.vectors, strict=True):
-                        rows = dense.line_rows(None, vectors, lines)
+                    for vectors, rows, place in zip(term.vectors, term.rows(), into.vectors, strict=True):
                         self._meet_backward(score, rows, tile.q, into_q, vectors, place, None, None)
                 case LowRank():
                     query, key = term.query.to(self.dtype), term.key.to(self.dtype)
                     _add(into.query, score @ key)
                     _add(into.key, score.mT @ query)
                 case DenseBias():
-                    if id(whole.bias) in self.needed:
+                    if self._wants(whole.bias):
                         _add(into.bias, score)
                 case _:
                     pass
@@ -200,13 +204,13 @@ class General:
         bias: Tensor | None,
         into_bias: Tensor | None,
     ) -> None:
-        """The adjoint of `dense.meet`."""
+        """The adjoint of `meet`."""
         count = vectors.shape[1]
         if bias is not None:
             x = x + bias[:, None, :].to(x.dtype)
         if rows.dim() == 3:
             rows = rows.expand(x.shape[0], -1, -1)
-        sums = dense.sum_rows(score, rows, count + 1)[..., :count]
+        sums = sum_rows(score, rows, count + 1)[..., :count]
         d_x = sums @ vectors.to(x.dtype)
         into_x += d_x
         _add(into_vectors, sums.mT @ x)
@@ -221,7 +225,7 @@ class General:
     def outputs(self, tile: Cut, weights: Float[Tensor, "BH n m"]) -> Float[Tensor, "BH n V"]:
         """What vectors on the value side add to the output."""
         wide = weights.unflatten(0, self.shape)
-        parts = [dense.value_vectors(term, wide) for term in tile.terms.of(LineVectors) if term.side == "value"]
+        parts = [term.outputs(wide) for term in tile.terms.of(LineVectors) if term.side == "value"]
         return torch.stack(parts).sum(dim=0).flatten(0, 1)
 
     def outputs_backward(
@@ -233,10 +237,10 @@ class General:
         for _, term, into in self._cut_gradients(block, tile):
             if isinstance(term, LineVectors) and term.side == "value":
                 assert isinstance(into, LineVectors)
-                rows, count = dense.line_rows(term, term.vectors, term.lines), term.vectors.shape[1]
-                total += dense.meet(above, None, term.vectors, rows)
+                rows, count = term.rows(), term.vectors.shape[1]
+                total += meet(above, None, term.vectors, rows)
                 whole = rows.expand(wide.shape[0], -1, -1) if rows.dim() == 3 else rows
-                _add(into.vectors, dense.sum_rows(wide, whole, count + 1)[..., :count].mT @ above)
+                _add(into.vectors, sum_rows(wide, whole, count + 1)[..., :count].mT @ above)
         return total.flatten(0, 1)
 
 

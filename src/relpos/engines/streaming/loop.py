@@ -18,13 +18,13 @@ from torch import Tensor
 
 from relpos.core import LineVectors, Sinks, Softcap
 from relpos.core.random import keep
+from relpos.engines.call import Call
 from relpos.engines.streaming.general import General
 from relpos.engines.streaming.operands import Heads, Operands, Part
 from relpos.engines.streaming.products import add_product, native
 from relpos.engines.streaming.room import Room
 from relpos.engines.streaming.strips import ROWS, WIDTH, Block, Strips, Tile, log_base
 from relpos.engines.streaming.vectors import Vectors
-from relpos.engines.work import Work
 
 PAIRS = 2**18
 """Scores of several heads that are held at once, in a buffer, where one head has fewer."""
@@ -44,26 +44,26 @@ class Planned:
 class Loop:
     """One call, ready to run."""
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
-        self.batch, self.heads = work.q.shape[:2]
-        self.dtype = torch.promote_types(work.q.dtype, torch.float32)
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.batch, self.heads = call.q.shape[:2]
+        self.dtype = torch.promote_types(call.q.dtype, torch.float32)
         self.unit = log_base(self.dtype)
-        strips = Strips.serve(work) and Vectors.serve(work)
-        self.native = native(work.q) and not (strips and work.terms.of(LineVectors))
+        strips = Strips.serve(call) and Vectors.serve(call)
+        self.native = native(call.q) and not (strips and call.terms.of(LineVectors))
         size = (_NATIVE_ROWS, _NATIVE_WIDTH) if self.native else (ROWS, WIDTH)
-        self.side: Strips | General = Strips(work, *size) if strips else General(work, PAIRS)
+        self.side: Strips | General = Strips(call, *size) if strips else General(call, PAIRS)
         self.vectors: Vectors | None = None
-        if isinstance(self.side, Strips) and work.terms.of(LineVectors):
-            self.vectors = Vectors(work, self.side, self.unit)
-        softcap = work.terms.one(Softcap)
+        if isinstance(self.side, Strips) and call.terms.of(LineVectors):
+            self.vectors = Vectors(call, self.side, self.unit)
+        softcap = call.terms.one(Softcap)
         self.cap = None if softcap is None else softcap.cap
-        sinks = work.terms.one(Sinks)
+        sinks = call.terms.one(Sinks)
         self.sink: Tensor | None = None
         if sinks is not None:
             logits = sinks.logits.detach().to(self.dtype) * self.unit
             self.sink = logits.expand(self.batch, self.heads).reshape(-1, 1, 1)
-        self.operands = Operands(work, self.dtype)
+        self.operands = Operands(call, self.dtype)
         self.planned: list[Planned] = []
         self.by_pairs = False
         if isinstance(self.side, Strips):
@@ -120,9 +120,9 @@ class Loop:
         q, k = part.q, part.heads.k[:, tile.keys].mT
         if self.cap is None:
             self._begin(score, bias, shift)
-            add_product(score, q, k, self.work.scale * self.unit, rounded=self.native)
+            add_product(score, q, k, self.call.scale * self.unit, rounded=self.native)
         else:
-            room.tanh = torch.bmm(q, k).mul_(self.work.scale / self.cap).tanh_()
+            room.tanh = torch.bmm(q, k).mul_(self.call.scale / self.cap).tanh_()
             self._begin(score, bias, shift)
             score.add_(room.tanh, alpha=self.cap * self.unit)
         return self._masked(score, part, tile)
@@ -145,7 +145,7 @@ class Loop:
             window = self.side.window(part.block, tile, part.which)[:, None]
         self._begin(room.whole, window, shift)
         self.vectors.add_queries(room.whole[0], part, tile)
-        add_product(score, part.q, part.heads.k[:, tile.keys].mT, self.work.scale * self.unit)
+        add_product(score, part.q, part.heads.k[:, tile.keys].mT, self.call.scale * self.unit)
         self.vectors.add_keys(score[0], part, tile)
         return score
 
@@ -171,11 +171,11 @@ class Loop:
 
     def kept(self, part: Part, tile: Any) -> Float[Tensor, "g n m"] | None:
         """Dropout's factors, of all heads."""
-        if self.work.seed is None:
+        if self.call.seed is None:
             return None
-        columns = torch.arange(self.work.k.shape[2], device=part.q.device)[tile.keys]
-        rows, tokens = part.block.numbers + self.work.first_row, self.work.tokens
+        columns = torch.arange(self.call.k.shape[2], device=part.q.device)[tile.keys]
+        rows, tokens = part.block.numbers + self.call.first_row, self.call.tokens
         pairs = [(rows, columns)] if tokens is None else [(own[rows], own[columns]) for own in tokens]
-        batch, seed, dropout = self.batch // len(pairs), self.work.seed, self.work.dropout
+        batch, seed, dropout = self.batch // len(pairs), self.call.seed, self.call.dropout
         kept = torch.stack([keep(seed, batch, self.heads, own, theirs, dropout) for own, theirs in pairs], dim=1)
-        return kept.flatten(0, 2).to(self.dtype) / (1 - self.work.dropout)
+        return kept.flatten(0, 2).to(self.dtype) / (1 - self.call.dropout)

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from relpos.engines.work import Work
+from relpos.engines.call import Call
 
 
 def take(x: Float[Tensor, "BH N D"], heads: slice, numbers: Int[Tensor, " n"]) -> Float[Tensor, "g n D"]:
@@ -37,11 +37,11 @@ def side_by_side(x: Float[Tensor, "*A D"]) -> Float[Tensor, "*A D"]:
 class Operands:
     """The tensors of a call, all heads of all batches in one axis."""
 
-    def __init__(self, work: Work, dtype: torch.dtype) -> None:
-        self.dtype, self.count = dtype, work.q.shape[0] * work.q.shape[1]
-        self.q, self.k, self.v = (x.detach().flatten(0, 1) for x in (work.q, work.k, work.v))
-        self.plain_q = None if work.plain_q is None else work.plain_q.detach().flatten(0, 1)
-        self.plain_k = None if work.plain_k is None else work.plain_k.detach().flatten(0, 1)
+    def __init__(self, call: Call, dtype: torch.dtype) -> None:
+        self.dtype, self.count = dtype, call.q.shape[0] * call.q.shape[1]
+        self.q, self.k, self.v = (x.detach().flatten(0, 1) for x in (call.q, call.k, call.v))
+        self.plain_q = None if call.plain_q is None else call.plain_q.detach().flatten(0, 1)
+        self.plain_k = None if call.plain_k is None else call.plain_k.detach().flatten(0, 1)
 
     def part(self, block: Any, tiles: Sequence[Any], heads: Heads) -> Part:
         """A block of rows of some heads."""

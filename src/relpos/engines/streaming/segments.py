@@ -35,27 +35,27 @@ from relpos.core import (
     Term,
     lines,
 )
-from relpos.engines.work import Work
+from relpos.engines.call import Call
 
 _LEAST = 16
 """Tokens in the mean of a group of segments that are alike: of fewer, the calls cost more than the pairs."""
 _SERVED = (AxisVectors, LineBias, LineVectors, LowRank, Sinks, Softcap)
 
 
-def groups(work: Work) -> list[Int[Tensor, "C n"]] | None:
+def groups(call: Call) -> list[Int[Tensor, "C n"]] | None:
     """The numbers of the tokens of segments that are alike, every token once; None where the call stays whole."""
-    mask, n = work.mask, work.q.shape[2]
-    if mask is None or mask.blocks is not None or mask.query_segments is None or work.q.device.type != "cpu":
+    mask, n = call.mask, call.q.shape[2]
+    if mask is None or mask.blocks is not None or mask.query_segments is None or call.q.device.type != "cpu":
         return None
     mine, theirs = torch.atleast_2d(mask.query_segments), torch.atleast_2d(mask.key_segments)
-    if n != work.k.shape[2] or mine.shape[0] > 1 or not torch.equal(mine, theirs):
+    if n != call.k.shape[2] or mine.shape[0] > 1 or not torch.equal(mine, theirs):
         return None
-    if not all(isinstance(term, _SERVED) for term in work.terms):
+    if not all(isinstance(term, _SERVED) for term in call.terms):
         return None
     segments = mine[0].clamp(min=-1)
     names, sizes = segments.unique(return_counts=True)
     changes = int((segments[1:] != segments[:-1]).sum())
-    if len(names) == 1 or (changes < len(names) and not any(one.layout.kind == "nested" for one in _lines(work))):
+    if len(names) == 1 or (changes < len(names) and not any(one.layout.kind == "nested" for one in _lines(call))):
         return None
     tokens = list(segments.argsort(stable=True).split(sizes.tolist()))
     found = [tokens.pop(0)[None]] if names[0] < 0 else []
@@ -64,16 +64,16 @@ def groups(work: Work) -> list[Int[Tensor, "C n"]] | None:
         of_size.setdefault(len(own), []).append(own)
     for some in of_size.values():
         numbers = torch.stack(some)
-        alike = [numbers.new_zeros(len(numbers), 1), *(_distances(line, numbers) for line in _lines(work))]
+        alike = [numbers.new_zeros(len(numbers), 1), *(_distances(line, numbers) for line in _lines(call))]
         _, kind = torch.cat(alike, dim=1).unique(dim=0, return_inverse=True)
         found += [numbers[kind == one] for one in range(int(kind.max()) + 1)]
     return found if len(found) * _LEAST <= n else None
 
 
-def _lines(work: Work) -> list[Lines]:
+def _lines(call: Call) -> list[Lines]:
     """All lines of the terms."""
     found = []
-    for term in work.terms:
+    for term in call.terms:
         if isinstance(term, LineBias | LineVectors):
             found.append(term.lines)
         elif isinstance(term, AxisVectors):
@@ -94,11 +94,11 @@ class Segments:
     """Segments that are alike, C of them with n tokens each, as a call with a batch of B * C.
 
     Attributes:
-        whole: the call they are part of. numbers: their tokens. work: the call. links: each tensor of the whole, the
+        whole: the call they are part of. numbers: their tokens. call: the call. links: each tensor of the whole, the
             one made of it, and what adds the gradient of the second to that of the first.
     """
 
-    whole: Work
+    whole: Call
     numbers: Int[Tensor, "C n"]
     links: list[tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]] = field(default_factory=list)
 
@@ -106,7 +106,7 @@ class Segments:
         whole = self.whole
         self.batch = whole.q.shape[0]
         self.tokens = self.numbers.flatten()
-        self.work = replace(
+        self.call = replace(
             whole,
             q=self._linked(whole.q),
             k=self._linked(whole.k),
@@ -264,7 +264,7 @@ def _ramp(x: Int[Tensor, " n"]) -> list[tuple[int, int]] | None:
     return found or [(1, 1)]
 
 
-def split(work: Work) -> Iterator[Segments] | None:
+def split(call: Call) -> Iterator[Segments] | None:
     """The call by groups of its segments, one after another, or None where it stays whole."""
-    found = groups(work)
-    return None if found is None else (Segments(work, numbers) for numbers in found)
+    found = groups(call)
+    return None if found is None else (Segments(call, numbers) for numbers in found)

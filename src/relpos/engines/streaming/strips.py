@@ -32,9 +32,9 @@ from torch import Tensor
 
 from relpos.core import LineBias, LineVectors, Mask, Sinks
 from relpos.core.line import Ramp
+from relpos.engines.call import Call
 from relpos.engines.streaming import masks
 from relpos.engines.streaming.operands import side_by_side
-from relpos.engines.work import Work
 
 
 def log_base(dtype: torch.dtype) -> float:
@@ -104,13 +104,13 @@ def count_of(keys: slice) -> int:
 class Strips:
     """Rows and tiles of a call whose only position is one regular line bias, or none."""
 
-    def __init__(self, work: Work, rows: int = ROWS, width: int = WIDTH, unit: float | None = None) -> None:
-        batch, heads, self.queries, _ = work.q.shape
-        self.mask, self.device = work.mask, work.q.device
+    def __init__(self, call: Call, rows: int = ROWS, width: int = WIDTH, unit: float | None = None) -> None:
+        batch, heads, self.queries, _ = call.q.shape
+        self.mask, self.device = call.mask, call.q.device
         self.batch, self.heads = batch, heads
-        self.keys = work.k.shape[2]
-        self.line = next(iter(work.terms.of(LineBias)), None)
-        self.dtype = torch.promote_types(work.q.dtype, torch.float32)
+        self.keys = call.k.shape[2]
+        self.line = next(iter(call.terms.of(LineBias)), None)
+        self.dtype = torch.promote_types(call.q.dtype, torch.float32)
         self.reversed: Tensor | None = None
         self.highest: Tensor | None = None
         if self.line is None:
@@ -133,19 +133,19 @@ class Strips:
         self.rows, self.most_rows = min(self.length, rows), rows
         plain = self.columns == 1 and self.query.prefix == 0
         self.cuts = masks.cuts(self.mask, self.length, self.device) if plain else []
-        self.stepped = len(self.key.sizes) == 1 and self.key.prefix == 0 and not work.terms.of(LineVectors)
+        self.stepped = len(self.key.sizes) == 1 and self.key.prefix == 0 and not call.terms.of(LineVectors)
 
     @staticmethod
-    def serve(work: Work) -> bool:
+    def serve(call: Call) -> bool:
         """Whether this is all the call needs."""
-        biases, kinds = work.terms.of(LineBias), (LineBias, LineVectors, Sinks)
-        if work.dropout > 0 or len(biases) > 1 or any(not isinstance(term, kinds) for term in work.terms):
+        biases, kinds = call.terms.of(LineBias), (LineBias, LineVectors, Sinks)
+        if call.dropout > 0 or len(biases) > 1 or any(not isinstance(term, kinds) for term in call.terms):
             return False
         for bias in biases:
             layout = bias.lines.layout
             if layout.query is None or layout.key is None or layout.query.strides != layout.key.strides:
                 return False
-            if work.terms.of(LineVectors) and layout.kind != "affine":
+            if call.terms.of(LineVectors) and layout.kind != "affine":
                 return False
         return True
 

@@ -24,9 +24,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core import LineVectors
+from relpos.engines.call import Call
 from relpos.engines.streaming.operands import Part
 from relpos.engines.streaming.strips import Block, Strips, Tile
-from relpos.engines.work import Work
 
 _KEYS_AT_ONCE = 128
 """Keys of a stretch: more waste products outside the diagonal band, fewer make them short."""
@@ -35,13 +35,13 @@ _KEYS_AT_ONCE = 128
 class _Operand:
     """One term: a vector for each entry of the line, last entry first, and the gradient of that."""
 
-    def __init__(self, term: LineVectors, work: Work, side: Strips, unit: float) -> None:
+    def __init__(self, term: LineVectors, call: Call, side: Strips, unit: float) -> None:
         assert term.lines.layout.query is not None
         assert term.lines.layout.key is not None
         self.term, self.side = term, term.side
         dtype = side.dtype
-        self.factor = (work.scale if term.scaled else 1.0) * unit
-        self.natural = work.scale if term.scaled else 1.0
+        self.factor = (call.scale if term.scaled else 1.0) * unit
+        self.natural = call.scale if term.scaled else 1.0
         self.vectors = term.vectors.detach().to(dtype).flip(1)
         self.gradient: Tensor | None = None
         self.bias = None if term.bias is None else term.bias.detach().to(dtype)
@@ -69,14 +69,14 @@ class _Operand:
 class Vectors:
     """All vector terms of a call on a sequence."""
 
-    def __init__(self, work: Work, side: Strips, unit: float) -> None:
+    def __init__(self, call: Call, side: Strips, unit: float) -> None:
         self.side = side
-        self.operands = [_Operand(term, work, side, unit) for term in work.terms.of(LineVectors)]
+        self.operands = [_Operand(term, call, side, unit) for term in call.terms.of(LineVectors)]
 
     @staticmethod
-    def serve(work: Work) -> bool:
+    def serve(call: Call) -> bool:
         """Whether every vector term is on plain sequences and of one value per head or for all."""
-        return all(term.lines.layout.kind == "affine" and term.index is None for term in work.terms.of(LineVectors))
+        return all(term.lines.layout.kind == "affine" and term.index is None for term in call.terms.of(LineVectors))
 
     def of(self, side: str) -> list[_Operand]:
         """The terms of one side."""

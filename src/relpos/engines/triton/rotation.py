@@ -14,7 +14,8 @@ from torch import Tensor
 
 from relpos import core
 from relpos.core.rotation import RotationLayout
-from relpos.engines.triton import interpreting, kernels
+from relpos.engines.triton import kernels
+from relpos.engines.triton.limits import interpreting
 
 _ROWS = 32
 

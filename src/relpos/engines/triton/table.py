@@ -7,7 +7,7 @@ many a kernel walks along lines, which takes regular ones; the pairs that a pref
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
@@ -17,49 +17,48 @@ from torch import Tensor
 from relpos.core import segment_sum
 from relpos.core.line import Ramp
 from relpos.core.random import keep
-from relpos.engines.triton import MOST_AXES, are_few, kernels, tiles
+from relpos.engines.triton import kernels, tiles
+from relpos.engines.triton.launch import Launch
+from relpos.engines.triton.limits import MOST_AXES, are_few
 
-if TYPE_CHECKING:
-    from relpos.engines.triton.launch import Launch
 
-
-def gradient(call: Launch, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:
+def gradient(launch: Launch, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:
     """d(values), in values' shape; `rows` are the arguments that every backward kernel takes."""
-    assert call.line is not None
-    lines = call.line.lines
+    assert launch.line is not None
+    lines = launch.line.lines
     if are_few(lines):
-        return _of_pairs(call, rows).sum_to_size(call.line.values.shape)
+        return _of_pairs(launch, rows).sum_to_size(launch.line.values.shape)
     query, key = lines.layout.query, lines.layout.key
     assert query is not None
     assert key is not None
-    result = torch.zeros(call.heads, lines.length, dtype=call.wide, device=call.work.q.device)
-    _between_tokens(call, rows, query, key, result)
+    result = torch.zeros(launch.heads, lines.length, dtype=launch.wide, device=launch.call.q.device)
+    _between_tokens(launch, rows, query, key, result)
     prefixes = query.prefix, key.prefix
     for first, second in (
-        (slice(0, prefixes[0]), slice(0, call.m)),
-        (slice(prefixes[0], call.n), slice(0, prefixes[1])),
+        (slice(0, prefixes[0]), slice(0, launch.m)),
+        (slice(prefixes[0], launch.n), slice(0, prefixes[1])),
     ):
         if first.stop > first.start and second.stop > second.start:
-            _of_prefix(call, rows, first, second, prefixes, result)
-    return result.sum_to_size(call.line.values.shape)
+            _of_prefix(launch, rows, first, second, prefixes, result)
+    return result.sum_to_size(launch.line.values.shape)
 
 
 _PROGRAMS = 1024
 """Enough to fill a GPU several times over; how the batch is shared out decides the order of sums, so it is fixed."""
 
 
-def _of_pairs(call: Launch, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:
+def _of_pairs(launch: Launch, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:
     """By way of the gradient of every pair's score, added up over the batch."""
-    assert call.line is not None
-    lines = call.line.lines
-    shape = call.shape("table")
-    side = min(shape["ROWS"], max(16, triton.next_power_of_2(max(call.n, call.m))))
-    across = triton.cdiv(call.n, side) * triton.cdiv(call.m, side)
-    share = triton.cdiv(call.batch, triton.cdiv(_PROGRAMS, across * call.heads))
-    parts = triton.cdiv(call.batch, share)
-    partial = torch.empty(parts, call.heads, call.n, call.m, dtype=call.wide, device=call.work.q.device)
-    kernels.backward_pairs[across, call.heads, parts](
-        partial, *rows, call.dropout, call.batch, share, **call.constants(), SIDE=side,
+    assert launch.line is not None
+    lines = launch.line.lines
+    shape = launch.shape("table")
+    side = min(shape["ROWS"], max(16, triton.next_power_of_2(max(launch.n, launch.m))))
+    across = triton.cdiv(launch.n, side) * triton.cdiv(launch.m, side)
+    share = triton.cdiv(launch.batch, triton.cdiv(_PROGRAMS, across * launch.heads))
+    parts = triton.cdiv(launch.batch, share)
+    partial = torch.empty(parts, launch.heads, launch.n, launch.m, dtype=launch.wide, device=launch.call.q.device)
+    kernels.backward_pairs[across, launch.heads, parts](
+        partial, *rows, launch.dropout, launch.batch, share, **launch.constants(), SIDE=side,
         num_warps=shape["num_warps"], num_stages=shape["num_stages"],
     )  # fmt: skip
     index = lines.index()
@@ -71,8 +70,8 @@ def _cells(prefix: int, sizes: tuple[int, ...], side: int) -> tiles.Cells:
     return tiles.Cells(prefix, sizes[-1], first, second, triton.cdiv(sizes[-1], side))
 
 
-def _between_tokens(call: Launch, rows: tuple[Any, ...], query: Ramp, key: Ramp, result: Tensor) -> None:
-    shape = call.shape("table")
+def _between_tokens(launch: Launch, rows: tuple[Any, ...], query: Ramp, key: Ramp, result: Tensor) -> None:
+    shape = launch.shape("table")
     axes = list(zip(query.sizes, key.sizes, query.strides, strict=True))
     axes = [axis for axis in axes if axis[:2] != (1, 1)] or axes[-1:]  # a grid of one column is a sequence
     query_sizes, key_sizes, inner_strides = zip(*axes, strict=True)
@@ -81,19 +80,19 @@ def _between_tokens(call: Launch, rows: tuple[Any, ...], query: Ramp, key: Ramp,
     queries, keys = _cells(query.prefix, query_sizes, side), _cells(key.prefix, key_sizes, side)
     spans = [a + b - 1 for a, b in zip(queries[2:], keys[2:], strict=True)]
     even = queries.second == keys.second and (queries.inner == keys.inner or spans[:2] == [1, 1])
-    partial = result.new_empty(call.heads, math.prod(spans[:2]), spans[2], 2, side)
-    kernels.backward_table[math.prod(spans), call.heads](
-        partial, *rows, call.dropout, call.batch, queries, keys, **call.constants(), SIDE=side, EVEN=even,
+    partial = result.new_empty(launch.heads, math.prod(spans[:2]), spans[2], 2, side)
+    kernels.backward_table[math.prod(spans), launch.heads](
+        partial, *rows, launch.dropout, launch.batch, queries, keys, **launch.constants(), SIDE=side, EVEN=even,
         num_warps=shape["num_warps"], num_stages=shape["num_stages"],
     )  # fmt: skip
     # neighbouring stretches of the last axis overlap by half: its offsets, from -SIDE times the key stretches on
-    whole = result.new_zeros(call.heads, partial.shape[1], spans[2] + 1, side)
+    whole = result.new_zeros(launch.heads, partial.shape[1], spans[2] + 1, side)
     whole[:, :, :-1] += partial[:, :, :, 0]
     whole[:, :, 1:] += partial[:, :, :, 1]
     lowest, count = -(keys.inner - 1), queries.inner + keys.inner - 1
     sums = whole.flatten(2)[:, :, side * keys.third + lowest :][:, :, :count].unflatten(1, spans[:2])
-    assert call.line is not None
-    lines = call.line.lines
+    assert launch.line is not None
+    lines = launch.line.lines
     strides = (*(0,) * (MOST_AXES - len(inner_strides)), *inner_strides)
     before = sum((size - 1) * stride for size, stride in zip(keys[2:4], strides[:2], strict=True))
     start = query.start - key.start + lines.origin - before + lowest * strides[2]
@@ -102,7 +101,7 @@ def _between_tokens(call: Launch, rows: tuple[Any, ...], query: Ramp, key: Ramp,
 
 
 def _of_prefix(
-    call: Launch,
+    launch: Launch,
     rows: tuple[Any, ...],
     queries: slice,
     keys: slice,
@@ -110,24 +109,24 @@ def _of_prefix(
     result: Tensor,
 ) -> None:
     """The pairs of some queries and keys of which one side is a prefix: O(N) of them, by plain products."""
-    work, line = call.work, call.line
+    call, line = launch.call, launch.line
     assert line is not None
     up = rows[0]
-    groups = call.heads // call.own_heads
-    q, upstream = work.q.detach()[:, :, queries].to(call.wide), up.at[:, :, queries].to(call.wide)
-    k, v = (x.detach()[:, :, keys].to(call.wide).repeat_interleave(groups, dim=1) for x in (work.k, work.v))
+    groups = launch.heads // launch.own_heads
+    q, upstream = call.q.detach()[:, :, queries].to(launch.wide), up.at[:, :, queries].to(launch.wide)
+    k, v = (x.detach()[:, :, keys].to(launch.wide).repeat_interleave(groups, dim=1) for x in (call.k, call.v))
     places = line.lines.query[queries, None] - line.lines.key[None, keys] + line.lines.origin
-    score = (q @ k.mT) * work.scale + line.values.detach().to(call.wide)[:, places]
+    score = (q @ k.mT) * call.scale + line.values.detach().to(launch.wide)[:, places]
     numbers = torch.arange(queries.start, queries.stop, device=q.device)
-    if work.mask is not None:
-        score = score.masked_fill(~work.mask.pairs(numbers, keys), -torch.inf)
+    if call.mask is not None:
+        score = score.masked_fill(~call.mask.pairs(numbers, keys), -torch.inf)
     shift = up.lse[:, :, queries, None]
     weight = torch.exp(score - torch.where(shift == -torch.inf, 0, shift))
     d = upstream @ v.mT
-    if work.seed is not None:
+    if call.seed is not None:
         columns = torch.arange(keys.start, keys.stop, device=q.device)
-        kept = keep(work.seed, call.batch, call.heads, numbers, columns, work.dropout)
-        d = d * kept / (1 - work.dropout)
+        kept = keep(call.seed, launch.batch, launch.heads, numbers, columns, call.dropout)
+        d = d * kept / (1 - call.dropout)
     d = (weight * (d - up.delta[:, :, queries, None])).sum(dim=0)
     if queries.start == 0 and prefixes[0]:  # all these queries stand at one place
         split = prefixes[1]

@@ -1,0 +1,30 @@
+"""What a position mechanism says to attention: a small closed set of frozen terms.
+
+The score of query i and key j in head h is, in this order,
+
+    softcap(scale * <rotate(q) + u, rotate(k)>) + line biases + vector terms + low-rank and dense biases + row rules,
+
+then the mask, then sinks; vectors on the value side are added to v under the softmax's weights. Each class says in
+its docstring what it adds, and in `scores` the same as code. All terms index query heads, also where
+keys are grouped. Vectors meet unrotated q and k.
+How terms come together is `core.algebra`'s.
+"""
+
+from relpos.core.terms.biases import DenseBias, LineBias, LowRank, RowRule
+from relpos.core.terms.of_content import QueryBias, Rotation, Scale, Sinks, Softcap, content
+from relpos.core.terms.vectors import AxisVectors, LineVectors
+
+__all__ = [
+    "AxisVectors",
+    "DenseBias",
+    "LineBias",
+    "LineVectors",
+    "LowRank",
+    "QueryBias",
+    "Rotation",
+    "RowRule",
+    "Scale",
+    "Sinks",
+    "Softcap",
+    "content",
+]

@@ -1,0 +1,198 @@
+"""Terms of the content product and of the softmax: rotations, biases of the queries, scale, soft cap, sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Self
+
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.core.algebra import Single, Term, Terms
+from relpos.core.checks import (
+    fail,
+    require_choice,
+    require_floating,
+    require_int,
+    require_number,
+    require_tensor,
+    require_wide,
+    shape_of,
+)
+from relpos.core.rotation import RotationLayout, require_width, rotate
+from relpos.core.terms.fitting import check_device, check_shape, heads_first
+from relpos.core.tree import register, static
+
+
+@register("relpos.core.terms.Rotation")
+@dataclass(frozen=True, eq=False)
+class Rotation(Single):
+    """Turns q and k before the content product: `<rotate(q), rotate(k)>`. At most one.
+
+    Attributes:
+        query: angles `[1 or B, 1 or H, N, R/2]` in radians, float32 or wider.
+        key: angles of the keys, or None where the keys come rotated already (a cache).
+        layout: `"half"` or `"interleaved"`, see `core.rotation`.
+        magnitude: multiplies the rotated dimensions of both sides (YaRN's attention factor).
+        query_magnitude, key_magnitude: one an angle and side (xPos), multiplied with `magnitude`.
+        width: the head width that the angles were made for, R or more; attention refuses another. None for any.
+    """
+
+    query: Float[Tensor, "#B #H N P"]
+    key: Float[Tensor, "#B #H M P"] | None
+    layout: RotationLayout = static()
+    magnitude: float = static(default=1.0)
+    query_magnitude: Float[Tensor, "#B #H N P"] | None = None
+    key_magnitude: Float[Tensor, "#B #H M P"] | None = None
+    width: int | None = static(default=None)
+
+    def __post_init__(self) -> None:
+        require_choice(self.layout, "layout", ("half", "interleaved"))
+        require_number(self.magnitude, "Rotation magnitude", "above 0", "Leave it out for 1.")
+        for name in ("query", "key", "query_magnitude", "key_magnitude"):
+            x = getattr(self, name)
+            if x is None and name != "query":
+                continue
+            require_tensor(x, f"Rotation {name}", dims=4)
+            why = "Half precision rounds a position of 1995 to 1992; compute angles in float32."
+            require_wide(x, f"Rotation {name}", why)
+            if x.shape[3] != self.query.shape[3]:
+                fail(
+                    f"Rotation {name} with {self.query.shape[3]} angles per token, as the query has",
+                    shape_of(x),
+                    "Queries and keys rotate the same dimensions.",
+                )
+        if self.key is None and self.key_magnitude is not None:
+            fail("no key magnitude where keys come rotated", shape_of(self.key_magnitude), "Apply it with rotate().")
+        if self.width is not None:
+            require_int(self.width, "Rotation width", at_least=1)
+            turned = 2 * self.query.shape[3]
+            if turned > self.width:
+                fail(f"a Rotation of at most {self.width} dimensions", str(turned), "There is one angle per pair.")
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        require_width(q, self.width)
+        pairs = self.query.shape[-1]
+        for side, x, angles, magnitude in (
+            ("query", q, self.query, self.query_magnitude),
+            ("key", k, self.key, self.key_magnitude),
+        ):
+            if angles is None:
+                continue
+            wanted = ((1, q.shape[0]), (1, q.shape[1]), (x.shape[2],), (pairs,))
+            check_device(angles, f"Rotation {side} angles", q)
+            check_shape(angles, f"Rotation {side} angles", wanted)
+            if magnitude is not None:
+                check_device(magnitude, f"Rotation {side} magnitude", q)
+                check_shape(magnitude, f"Rotation {side} magnitude", wanted)
+        width = q.shape[3]
+        if 2 * pairs > width:
+            fail(f"at most {width // 2} angles for a head width of {width}", str(pairs), "Rotate fewer dimensions.")
+
+    @property
+    def turns_keys_by_head(self) -> bool:
+        """Whether keys are turned differently in each query head, so that grouped keys are no longer shared."""
+        return any(x is not None and x.shape[1] != 1 for x in (self.key, self.key_magnitude))
+
+    def narrow(self, queries: slice, keys: slice) -> Rotation:
+        def cut(x: Tensor | None, part: slice) -> Tensor | None:
+            return None if x is None else x[..., part, :]
+
+        return replace(
+            self,
+            query=self.query[..., queries, :],
+            key=cut(self.key, keys),
+            query_magnitude=cut(self.query_magnitude, queries),
+            key_magnitude=cut(self.key_magnitude, keys),
+        )
+
+
+@register("relpos.core.terms.QueryBias")
+@dataclass(frozen=True, eq=False)
+class QueryBias(Term):
+    """Adds `u[h]` to the rotated query in the content product only (Transformer-XL's u).
+
+    Attributes:
+        u: `[1 or H, D]`.
+    """
+
+    u: Float[Tensor, "H D"]
+
+    def __post_init__(self) -> None:
+        heads_first(self.u, "QueryBias u", "D")
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        check_device(self.u, "QueryBias", q)
+        check_shape(self.u, "QueryBias u", ((1, q.shape[1]), (q.shape[3],)))
+
+
+@register("relpos.core.terms.Scale")
+@dataclass(frozen=True)
+class Scale(Term):
+    """Sets the factor on the content product (1 for T5). An argument `scale=` of attention beats it."""
+
+    value: float = static()
+
+    def __post_init__(self) -> None:
+        require_number(self.value, "Scale", "above 0", "Leave the term out for 1/sqrt(head width).")
+
+    def join(self, other: Self) -> Scale:
+        """Equal scales are one; different ones contradict each other."""
+        if self.value != other.value:
+            fail(
+                "one scale",
+                f"{self.value} and {other.value} from two terms",
+                "Keep one of the two mechanisms that set a scale.",
+            )
+        return self
+
+
+@register("relpos.core.terms.Softcap")
+@dataclass(frozen=True)
+class Softcap(Single):
+    """Bounds the scaled content product: `cap * tanh(x / cap)` (Gemma 2). At most one."""
+
+    cap: float = static()
+
+    def __post_init__(self) -> None:
+        require_number(self.cap, "Softcap", "above 0", "Leave the term out to have no cap.")
+
+
+@register("relpos.core.terms.Sinks")
+@dataclass(frozen=True, eq=False)
+class Sinks(Single):
+    """Adds `exp(logits[h])` to the softmax's denominator: attention that goes nowhere. At most one.
+
+    The log-sum-exp of a row holds it too, so of several shards of the keys one carries the sinks.
+
+    Attributes:
+        logits: `[H]`.
+    """
+
+    logits: Float[Tensor, " H"]
+
+    def __post_init__(self) -> None:
+        require_floating(self.logits, "Sinks logits", dims=1)
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        check_device(self.logits, "Sinks", q)
+        check_shape(self.logits, "Sinks logits", ((q.shape[1],),))
+
+
+def content(
+    terms: Terms, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B G M D"], rotate: Callable[..., Tensor] = rotate
+) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B G M D"]]:
+    """`rotate(q) + u` and `rotate(k)`: what meets in the content product. Grouped keys may stay so where every head
+    rotates alike. An engine may bring its own `rotate`."""
+    rotation = terms.one(Rotation)
+    if rotation is not None:
+        magnitude = rotation.magnitude
+        own = 1.0 if rotation.query_magnitude is None else rotation.query_magnitude
+        q = rotate(q, rotation.query, layout=rotation.layout, magnitude=own * magnitude)
+        if rotation.key is not None:
+            own = 1.0 if rotation.key_magnitude is None else rotation.key_magnitude
+            k = rotate(k, rotation.key, layout=rotation.layout, magnitude=own * magnitude)
+    for term in terms.of(QueryBias):
+        q = q + term.u[:, None, :].to(q.dtype)
+    return q, k

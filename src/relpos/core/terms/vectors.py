@@ -1,0 +1,203 @@
+"""Terms of vectors on lines: Shaw, Transformer-XL, DeBERTa, and one set an axis (MViTv2, SAM).
+
+Every pair of query and key reads one row of the vectors. The products of all queries (or keys) with all rows are
+computed first, `[N, R]` numbers, and each pair looks up its own, so that nothing of size N x M x D is stored. The
+backward sums over the pairs that read a row, in a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from relpos.core.algebra import Term
+from relpos.core.checks import fail, require_choice, require_flag, shape_of
+from relpos.core.gather import lookup, segment_sum
+from relpos.core.line import Lines
+from relpos.core.terms.fitting import check_device, check_lines, check_shape, heads_first, require_lines
+from relpos.core.tree import register, static
+
+Side = Literal["query", "key", "value"]
+
+
+@register("relpos.core.terms.LineVectors")
+@dataclass(frozen=True, eq=False)
+class LineVectors(Term):
+    """Vectors on the line. With `r = index[query_line[i] - key_line[j] + origin]` and `w = vectors[h, r]`,
+
+        side "query"   adds  s * <q[i] + bias, w>  to the score (Shaw's keys, DeBERTa's c2p, Transformer-XL)
+        side "key"     adds  s * <k[j] + bias, w>  (DeBERTa's p2c)
+        side "value"   adds  p[i, j] * w           to the output (Shaw's values)
+
+    where s is the attention's scale if `scaled`, else 1.
+
+    Attributes:
+        vectors: `[1 or H, R, D]`; R may be far below L (clipping, buckets).
+        index: `Int[L]`, the row each entry of the line reads; -1 reads a row of zeros. None: entry l reads row l,
+            and entries from R on read zeros.
+        lines: the line coordinates of queries and keys.
+        side: what the vectors are multiplied with.
+        scaled: whether the attention's scale applies.
+        bias: `[1 or H, D]`, added to q or k in this product only (Transformer-XL's v).
+    """
+
+    vectors: Float[Tensor, "#H R D"]
+    index: Int[Tensor, " L"] | None
+    lines: Lines
+    side: Side = static()
+    scaled: bool = static(default=True)
+    bias: Float[Tensor, "#H D"] | None = None
+
+    def __post_init__(self) -> None:
+        heads_first(self.vectors, "LineVectors vectors", "R, D")
+        require_lines(self.lines, "LineVectors")
+        require_choice(self.side, "side", ("query", "key", "value"))
+        require_flag(self.scaled, "scaled")
+        if self.index is not None:
+            whole = isinstance(self.index, Tensor) and not self.index.is_floating_point()
+            if not whole or self.index.dtype == torch.bool or self.index.shape != (self.lines.length,):
+                fail(
+                    f"LineVectors index of integers of shape [{self.lines.length}]",
+                    shape_of(self.index),
+                    "Give one row number for each entry of the line.",
+                )
+        if self.bias is not None:
+            if self.side == "value":
+                fail("no bias beside value vectors", shape_of(self.bias), "A bias meets queries or keys only.")
+            heads_first(self.bias, "LineVectors bias", "D")
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        check_device(self.vectors, "LineVectors", q)
+        check_device(self.index, "LineVectors index", q)
+        check_device(self.bias, "LineVectors bias", q)
+        meets = v if self.side == "value" else q
+        wanted = ((1, q.shape[1]), (self.vectors.shape[1],), (meets.shape[3],))
+        check_shape(self.vectors, "LineVectors vectors", wanted)
+        if self.bias is not None:
+            check_shape(self.bias, "LineVectors bias", ((1, q.shape[1]), (q.shape[3],)))
+        check_lines(self.lines, "LineVectors", q, k)
+
+    def rows(self) -> Int[Tensor, "*B N M"]:
+        """The row of `vectors` that each pair reads; R, one past the last, means a row of zeros."""
+        return rows_read(self.lines, self.vectors.shape[1], self.index)
+
+    def scores(
+        self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H M D"], scale: float, allowed: Tensor | None
+    ) -> Float[Tensor, "B H N M"] | None:
+        if self.side == "value":
+            return None
+        if self.side == "query":
+            score = meet(q, self.bias, self.vectors, self.rows())
+        else:
+            score = meet(k, self.bias, self.vectors, self.rows().mT).mT
+        return score * scale if self.scaled else score
+
+    def outputs(self, weights: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N V"]:
+        """What vectors on the value side add to the output: weights are summed by the row that they read first."""
+        sums = sum_rows(weights, self.rows(), self.vectors.shape[1] + 1)
+        return sums @ with_zero_row(self.vectors, weights.dtype)
+
+    def narrow(self, queries: slice, keys: slice) -> LineVectors:
+        return replace(self, lines=self.lines.narrow(queries, keys))
+
+
+@register("relpos.core.terms.AxisVectors")
+@dataclass(frozen=True, eq=False)
+class AxisVectors(Term):
+    """Adds, for each axis a, `<q[i], vectors[a][h, query_line_a[i] - key_line_a[j] + origin_a]>`, q unscaled.
+
+    The decomposed relative positions of MViTv2, ViTDet and SAM. Entries beyond the last vector (pairs with a prefix)
+    add 0. Engines exploit that a grid's key line of one axis takes few values.
+
+    Attributes:
+        vectors: one `[1 or H, R_a, D]` an axis.
+        lines: one per axis, as `core.axis_lines` makes them.
+    """
+
+    vectors: tuple[Float[Tensor, "#H _ D"], ...]
+    lines: tuple[Lines, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.vectors, tuple) or not isinstance(self.lines, tuple):
+            came = f"{shape_of(self.vectors)} and {shape_of(self.lines)}"
+            fail("AxisVectors vectors and lines as tuples", came, "Give one of each an axis.")
+        if len(self.vectors) != len(self.lines):
+            fail("as many vectors as lines", f"{len(self.vectors)} and {len(self.lines)}", "Give one of each an axis.")
+        for vectors, lines in zip(self.vectors, self.lines, strict=True):
+            heads_first(vectors, "AxisVectors vectors", "R, D")
+            require_lines(lines, "AxisVectors")
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        for vectors, lines in zip(self.vectors, self.lines, strict=True):
+            check_device(vectors, "AxisVectors", q)
+            check_shape(vectors, "AxisVectors vectors", ((1, q.shape[1]), (vectors.shape[1],), (q.shape[3],)))
+            check_lines(lines, "AxisVectors", q, k)
+
+    def rows(self) -> Iterator[Int[Tensor, "*B N M"]]:
+        """Of each axis, the row that each pair reads; one past the last means a row of zeros."""
+        for vectors, lines in zip(self.vectors, self.lines, strict=True):
+            yield rows_read(lines, vectors.shape[1])
+
+    def scores(
+        self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H M D"], scale: float, allowed: Tensor | None
+    ) -> Float[Tensor, "B H N M"]:
+        parts = (meet(q, None, vectors, rows) for vectors, rows in zip(self.vectors, self.rows(), strict=True))
+        return reduce(torch.add, parts)
+
+    def narrow(self, queries: slice, keys: slice) -> AxisVectors:
+        return replace(self, lines=tuple(lines.narrow(queries, keys) for lines in self.lines))
+
+
+def rows_read(lines: Lines, count: int, index: Int[Tensor, " L"] | None = None) -> Int[Tensor, "*B N M"]:
+    """The row of `count` that each pair reads, by the index or as the entries are numbered; `count` where none."""
+    entry = lines.index()
+    if index is not None:
+        entry = index[entry]
+    return torch.where((entry < 0) | (entry >= count), count, entry)
+
+
+def meet(
+    x: Float[Tensor, "B H N D"], bias: Tensor | None, vectors: Float[Tensor, "#H R D"], rows: Int[Tensor, "*B N M"]
+) -> Float[Tensor, "B H N M"]:
+    """`<x[i] + bias, vectors[rows[i, j]]>`, never storing N x M x D."""
+    if bias is not None:
+        x = x + bias[:, None, :].to(x.dtype)
+    return _pick(x @ with_zero_row(vectors, x.dtype).mT, rows.expand(x.shape[0], -1, -1) if rows.dim() == 3 else rows)
+
+
+def _pick(products: Float[Tensor, "B H N R"], rows: Int[Tensor, "*B N M"]) -> Float[Tensor, "B H N M"]:
+    """`out[b, h, i, j] = products[b, h, i, rows[i, j]]`, with an ordered backward."""
+    flat = _flat_index(rows, products.shape[-1])
+    if rows.dim() == 3:
+        table = products.transpose(1, 2).transpose(2, 3).flatten(0, 2)  # [B N R, H]
+        return lookup(table, flat).movedim(-1, 1)
+    table = products.permute(2, 3, 0, 1).flatten(0, 1)  # [N R, B, H]
+    return lookup(table, flat).permute(2, 3, 0, 1)
+
+
+def sum_rows(x: Float[Tensor, "B H N M"], rows: Int[Tensor, "*B N M"], count: int) -> Float[Tensor, "B H N R"]:
+    """`out[b, h, i, r] = sum of x[b, h, i, j] where rows[i, j] == r`: the adjoint of reading `rows`."""
+    batch, _, n, _ = x.shape
+    if rows.dim() == 3:
+        rows = rows.expand(batch, -1, -1)
+        sums = segment_sum(x.movedim(1, -1), _flat_index(rows, count), batch * n * count)  # [B N R, H]
+        return torch.unflatten(sums, 0, (batch, n, count)).movedim(-1, 1)
+    sums = segment_sum(x.permute(2, 3, 0, 1), _flat_index(rows, count), n * count)  # [N R, B, H]
+    return torch.unflatten(sums, 0, (n, count)).permute(2, 3, 0, 1)
+
+
+def _flat_index(rows: Int[Tensor, "*B N M"], count: int) -> Int[Tensor, "*B N M"]:
+    """Row numbers that are unique to each query as well: `(b * N + i) * count + row`."""
+    lead = torch.arange(rows.shape[:-1].numel(), device=rows.device).view(*rows.shape[:-1], 1)
+    return lead * count + rows
+
+
+def with_zero_row(vectors: Float[Tensor, "H R D"], dtype: torch.dtype) -> Float[Tensor, "H R1 D"]:
+    """The vectors and, behind them, one of zeros."""
+    return torch.nn.functional.pad(vectors.to(dtype), (0, 0, 0, 1))

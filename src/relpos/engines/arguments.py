@@ -1,0 +1,175 @@
+"""The arguments of `relpos.attention`, checked and resolved to a `Call`: tensors, the position, the mask."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from relpos.core import Coordinates, Mask, Scale, Term, Terms, require_coordinates
+from relpos.core.checks import (
+    broadcasts,
+    dtype_under_autocast,
+    fail,
+    require_flag,
+    require_number,
+    require_probability,
+    require_tensor,
+    shape_of,
+)
+from relpos.core.terms.fitting import check_device, check_heads
+from relpos.engines.call import Call
+
+
+@runtime_checkable
+class SupportsTerms(Protocol):
+    """What attention needs of a position mechanism (`relpos.position.SupportsTerms` is one)."""
+
+    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        """What it says to attention."""
+        ...
+
+
+Position = Terms | Term | SupportsTerms
+
+
+def prepare(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    position: Position | None,
+    queries: Coordinates | None,
+    keys: Coordinates | None,
+    mask: Mask | None,
+    scale: float | None,
+    dropout: float,
+    return_lse: bool,
+) -> Call:
+    """Check the arguments of `relpos.attention` and make them a `Call`; see there."""
+    _check_tensors(q, k, v)
+    require_probability(dropout, "dropout")
+    require_flag(return_lse, "return_lse")
+    if scale is not None:
+        require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
+    if mask is not None:
+        if not isinstance(mask, Mask):
+            fail("mask to be a relpos.Mask", shape_of(mask), "Use Mask.causal(), Mask.padding(valid) or DenseBias.")
+        _check_mask(mask, q, k)
+    terms = _resolve_terms(position, queries, keys, q, k)
+    terms.check(q, k, v)
+    own = terms.one(Scale)
+    if scale is None:
+        scale = own.value if own is not None else q.shape[-1] ** -0.5
+    q, k, v = (x.to(dtype_under_autocast(x)) for x in (q, k, v))
+    return Call(q, k, v, terms, mask, float(scale), float(dropout), return_lse=return_lse)
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        require_tensor(x, name, dims=4)
+        if not x.is_floating_point():
+            fail(f"{name} to be floating point", shape_of(x), f"Convert {name}, e.g. {name}.float().")
+        if x.shape[1] == 0 or x.shape[3] == 0:
+            fail(f"{name} with at least one head and a width above 0", shape_of(x), f"Check the layout of {name}.")
+    require_alike(q, k, v)
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        fail(
+            "one batch size",
+            f"q {q.shape[0]}, k {k.shape[0]}, v {v.shape[0]}",
+            "Layout is [batch, heads, tokens, width].",
+        )
+    if q.shape[3] != k.shape[3]:
+        fail("q and k of one head width", f"{q.shape[3]} and {k.shape[3]}", "Project both to the same width.")
+    if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
+        fail(
+            "k and v with the same heads and tokens",
+            f"k {tuple(k.shape)} and v {tuple(v.shape)}",
+            "Layout is [batch, heads, tokens, width].",
+        )
+    if q.shape[1] % k.shape[1]:
+        fail(
+            "the query heads to be a multiple of the key heads",
+            f"{q.shape[1]} and {k.shape[1]}",
+            "Grouped keys serve equal groups of query heads.",
+        )
+
+
+def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise unless all three are on one device and in one dtype, or in such as autocast makes one."""
+    if not dtype_under_autocast(q) == dtype_under_autocast(k) == dtype_under_autocast(v):
+        fail("q, k and v in one dtype", f"{q.dtype}, {k.dtype} and {v.dtype}", "Convert them, or use torch.autocast.")
+    if not q.device == k.device == v.device:
+        fail("q, k and v on one device", f"{q.device}, {k.device} and {v.device}", "Move them with .to(device).")
+
+
+def _resolve_terms(
+    position: Position | None, queries: Coordinates | None, keys: Coordinates | None, q: Tensor, k: Tensor
+) -> Terms:
+    if isinstance(position, SupportsTerms) and not isinstance(position, type):
+        if queries is None:
+            fail(
+                "queries= beside a mechanism",
+                "none",
+                "Say where the tokens are, e.g. queries=Sequence(n) or Grid(h, w, prefix=1).",
+            )
+        # A mechanism made elsewhere may not say whether it acts in attention.
+        if getattr(position, "acts_on_tokens", False) and not getattr(position, "acts_in_attention", True):
+            fail(
+                "a mechanism that acts in attention",
+                f"{type(position).__name__}, which acts on tokens",
+                "Call its embed() on the tokens before they are projected.",
+            )
+        sides = (("queries", queries, q.shape[2]), ("keys", queries if keys is None else keys, k.shape[2]))
+        for name, coordinates, count in sides:
+            require_coordinates(coordinates, name)
+            if coordinates.count != count:
+                fail(
+                    f"{name} coordinates for {count} tokens",
+                    f"{coordinates!r} with {coordinates.count}",
+                    "Coordinates count the prefix too; where keys differ from queries, pass keys=.",
+                )
+        return position.terms(queries, keys)
+    if queries is not None or keys is not None:
+        fail(
+            "coordinates only beside a mechanism",
+            "terms or no position",
+            "Terms hold their own; drop queries= and keys=.",
+        )
+    if position is None:
+        return Terms()
+    if isinstance(position, Term):
+        return Terms(position)
+    if not isinstance(position, Terms):
+        fail(
+            "position to be terms or a mechanism",
+            shape_of(position),
+            "Build the mechanism first, or wrap a dense tensor as DenseBias(bias).",
+        )
+    return position
+
+
+def _check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:
+    mask.check(q.shape[2], k.shape[2])
+    for name in (
+        "low",
+        "high",
+        "query_order",
+        "key_order",
+        "query_segments",
+        "key_segments",
+        "query_global",
+        "key_global",
+    ):
+        x = getattr(mask, name)
+        if x is None:
+            continue
+        check_device(x, f"Mask {name}", q)
+        if x.dim() == 2 and not broadcasts(x.shape[0], q.shape[0]):
+            fail(
+                f"Mask {name} for a batch of {q.shape[0]}", shape_of(x), "Give one row, or one an element of the batch."
+            )
+    if mask.blocks is not None:
+        check_device(mask.blocks.layout, "the mask's block layout", q)
+        check_heads(mask.blocks.layout, "the mask's block layout", q)
+        mask.blocks.check(q.shape[2], k.shape[2])

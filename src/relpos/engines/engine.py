@@ -1,0 +1,43 @@
+"""The interface of an engine: it computes a `Call` exactly, or says what of it is unsupported."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.engines.call import Call
+
+
+class Engine(ABC):
+    """One way to compute a call. Engines never import one another.
+
+    Attributes:
+        name: what `backend=` takes.
+        summary: what it is for, in a line.
+        serves_any_size: whether it holds no numbers for each pair of query and key, so that every call it supports
+            fits where the inputs do.
+        checked_on: kinds of device where `auto` takes it only after it has agreed with the reference; see `verdicts`.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    serves_any_size: ClassVar[bool] = False
+    checked_on: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def unsupported(self, call: Call) -> str | None:
+        """What the call needs that this engine, or this machine, does not have, in words; None if it can compute it."""
+
+    def not_preferred(self, call: Call) -> str | None:
+        """Why `auto` should pass over this engine although it could compute the call: it measured slower. Else None."""
+        return None
+
+    @abstractmethod
+    def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"] | None]:
+        """Output and log-sum-exp; an engine may have no log-sum-exp where `call.return_lse` is off.
+
+        It is called with autocast off, on a call that is not empty and that it supports.
+        """

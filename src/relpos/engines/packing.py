@@ -1,0 +1,102 @@
+"""A call as a custom operator can carry it: a list of tensors, a list of integers, and everything else as one string.
+
+Custom operators take tensors and plain values, so terms and masks are taken apart here and put together again inside.
+The string is the `repr` of nested tuples, which says all of a call's structure: it can be compared, cached with a
+compiled graph and read back in another process. Integers are passed separately because in a compiled graph they may
+be symbols. Rotations and query biases are applied before.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos.core import (
+    AxisVectors,
+    Blocks,
+    DenseBias,
+    LineBias,
+    Lines,
+    LineVectors,
+    LowRank,
+    Mask,
+    Sinks,
+    Softcap,
+    Terms,
+)
+from relpos.core.line import Layout, Ramp
+from relpos.engines.call import Call
+
+_NODES: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        AxisVectors, Blocks, Call, DenseBias, Layout, LineBias, Lines, LineVectors, LowRank, Mask, Ramp, Sinks, Softcap,
+        Terms,
+    )
+}  # fmt: skip
+
+
+Packed = tuple[list[Tensor], list[int], str]
+"""Tensors, each once; integers; and the structure that holds both."""
+
+
+def pack(call: Call) -> Packed:
+    """The call as an operator takes it."""
+    tensors: list[Tensor] = []
+    numbers: list[int] = []
+    structure = _take_apart(call, tensors, numbers)
+    return tensors, numbers, str(structure)
+
+
+def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
+    if isinstance(node, Tensor):
+        for place, known in enumerate(tensors):
+            if known is node:
+                return ("Tensor", place)
+        tensors.append(node)
+        return ("Tensor", len(tensors) - 1)
+    if isinstance(node, tuple):
+        return ("tuple", *(_take_apart(x, tensors, numbers) for x in node))
+    if is_dataclass(node):
+        parts = (getattr(node, field.name) for field in fields(node))
+        return (type(node).__name__, *(_take_apart(part, tensors, numbers) for part in parts))
+    if node is None or isinstance(node, str | bool):
+        return node
+    if isinstance(node, float | torch.SymFloat):
+        return node.__float__()  # one number, where a compiler makes symbols of numbers
+    numbers.append(node)
+    return ("int", len(numbers) - 1)
+
+
+def unpack(tensors: list[Tensor], numbers: list[int], structure: str) -> Call:
+    """The call again. What was checked when the terms were made is not checked twice."""
+    call: Call = _put_together(_read(structure), tensors, numbers)
+    return call
+
+
+@lru_cache(maxsize=1024)
+def _read(structure: str) -> Any:
+    return ast.literal_eval(structure)
+
+
+def _put_together(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
+    if not isinstance(node, tuple):
+        return node
+    kind, *parts = node
+    if kind == "Tensor":
+        return tensors[parts[0]]
+    if kind == "int":
+        return numbers[parts[0]]
+    values = [_put_together(part, tensors, numbers) for part in parts]
+    if kind == "tuple":
+        return tuple(values)
+    cls = _NODES[kind]
+    made: Any = object.__new__(cls)
+    for field, value in zip(fields(cls), values, strict=True):
+        object.__setattr__(made, field.name, value)
+    return made

@@ -1,0 +1,122 @@
+"""The engine: how a call comes to the loop over its blocks, whole, by segments, or by blocks of a row rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from relpos.core import AxisVectors, DenseBias, LineVectors, RowRule, Term, at_least_float32, lookup
+from relpos.engines import dense
+from relpos.engines.call import Call
+from relpos.engines.engine import Engine
+from relpos.engines.operators import Gradients, lacks_transform, make_operator
+from relpos.engines.packing import pack
+from relpos.engines.streaming.backward import Backward
+from relpos.engines.streaming.forward import Forward
+from relpos.engines.streaming.rules import slower
+from relpos.engines.streaming.segments import split
+
+
+def _forward(call: Call) -> tuple[Tensor, Tensor]:
+    parts = split(call)
+    if parts is None:
+        return Forward(call).run()
+    out = call.q.new_empty(*call.q.shape[:3], call.v.shape[3])
+    lse = at_least_float32(call.q).new_empty(call.q.shape[:3])
+    for part in parts:
+        for into, own in zip((out, lse), Forward(part.call).run(), strict=True):
+            part.put(into, own)
+    return out, lse
+
+
+def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
+    parts = split(call)
+    if parts is None:
+        Backward(call, out, lse, d_out, d_lse, gradients).run()
+        return
+    for part in parts:
+        own = Gradients([made for x, made, _ in part.links if gradients.wants(x)])
+        Backward(part.call, part.take(out), part.take(lse), part.take(d_out), part.take(d_lse), own).run()
+        for x, made, add in part.links:
+            gradient = own.of(made)
+            if gradient is not None:
+                add(gradients.buffer(x), gradient)
+
+
+_operator = make_operator("streaming", _forward, _backward)
+
+
+class Streaming(Engine):
+    name = "streaming"
+    summary = "blocks of rows in O(N) memory, with an exact gradient; every term, any device; fastest on CPU"
+    serves_any_size = True
+
+    def unsupported(self, call: Call) -> str | None:
+        return lacks_transform()
+
+    def not_preferred(self, call: Call) -> str | None:
+        return slower(call)
+
+    def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
+        call = call.rotated()
+        call = replace(call, terms=call.terms.each(_one_row_an_entry))
+        return _by_rules(call) if call.terms.one(RowRule) is not None else _attend(call)
+
+
+STREAMING = Streaming()
+
+
+def _attend(call: Call) -> tuple[Tensor, Tensor]:
+    out, lse = _operator(*pack(call))
+    return out, lse
+
+
+def _one_row_an_entry(term: Term) -> Term:
+    """Vectors on a sequence with as many rows as the line has entries: buckets and clipping are read once, here."""
+    if not isinstance(term, LineVectors) or term.lines.layout.kind != "affine":
+        return term
+    length, count = term.lines.length, term.vectors.shape[1]
+    if term.index is None:
+        return replace(term, vectors=F.pad(term.vectors[:, :length], (0, 0, 0, max(0, length - count))))
+    rows = F.pad(term.vectors, (0, 0, 0, 1)).transpose(0, 1)
+    inside = (term.index >= 0) & (term.index < count)
+    return replace(term, vectors=lookup(rows, torch.where(inside, term.index, count)).transpose(0, 1), index=None)
+
+
+def _by_rules(call: Call) -> tuple[Tensor, Tensor]:
+    """Rules by row are any function, which no operator can hold: they give each block of rows a dense bias, computed
+    again in the backward, so that the blocks' biases never stand side by side."""
+    rules, n, m = call.terms.of(RowRule), call.q.shape[2], call.k.shape[2]
+    plain_q, plain_k = (
+        own if plain is None else plain for own, plain in ((call.q, call.plain_q), (call.k, call.plain_k))
+    )
+    wide_q, wide_k = at_least_float32(plain_q), at_least_float32(plain_k)
+    wide_k = wide_k.repeat_interleave(plain_q.shape[1] // plain_k.shape[1], dim=1)
+    call = replace(call, terms=call.terms.without(RowRule))
+    if not call.terms.of(LineVectors) and not call.terms.of(AxisVectors):
+        call = replace(call, plain_q=None, plain_k=None)
+    step = max(1, dense.PAIRS_AT_ONCE // max(1, m))
+    if call.mask is not None and call.mask.blocks is not None:
+        step = -(-step // call.mask.blocks.size) * call.mask.blocks.size
+    everything = slice(0, m)
+
+    def attend(start: int, stop: int) -> tuple[Tensor, Tensor]:
+        rows = slice(start, stop)
+        mask = None if call.mask is None else call.mask.narrow(rows, everything, call.q.device)
+        seen = torch.ones(1, 1, stop - start, m, dtype=torch.bool, device=call.q.device)
+        if mask is not None:
+            seen = mask.dense(stop - start, m, call.q.device)
+        bias = sum(rule(wide_q[:, :, rows], wide_k, seen, rows) for rule in rules)
+        assert isinstance(bias, Tensor)
+        plain_q = None if call.plain_q is None else call.plain_q[:, :, rows]
+        terms = call.terms.narrow(rows, everything) + DenseBias(bias)
+        return _attend(replace(call, q=call.q[:, :, rows], plain_q=plain_q, terms=terms, mask=mask, first_row=start))
+
+    parts = [checkpoint(attend, start, min(start + step, n), use_reentrant=False) for start in range(0, n, step)]
+    outs, lses = zip(*parts, strict=True)
+    return torch.cat(outs, dim=2), torch.cat(lses, dim=2)

@@ -1,0 +1,98 @@
+"""The engine: what its kernels serve, and its two operators."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.core import LineBias, QueryBias, Rotation, Scale, Sinks
+from relpos.engines.call import Call
+from relpos.engines.engine import Engine
+from relpos.engines.operators import Gradients, lacks_transform, make_operator
+from relpos.engines.packing import pack
+from relpos.engines.triton import limits
+
+_SERVED = (LineBias, Rotation, QueryBias, Scale, Sinks)
+_WIDEST = 256
+_SHORT = 512
+
+
+def _forward(call: Call) -> tuple[Tensor, Tensor]:
+    from relpos.engines.triton import passes
+
+    with torch.cuda.device_of(call.q):
+        return passes.forward(call)
+
+
+def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
+    from relpos.engines.triton import passes
+
+    with torch.cuda.device_of(call.q):
+        passes.backward(call, out, lse, d_out, d_lse, gradients)
+
+
+_INSTALLED = importlib.util.find_spec("triton") is not None
+_operator = make_operator("triton", _forward, _backward)
+
+
+class Triton(Engine):
+    name = "triton"
+    summary = "fused kernels for a line bias on GPU, with a gradient in a fixed order"
+    serves_any_size = True
+    checked_on = ("cuda",)
+
+    def unsupported(self, call: Call) -> str | None:
+        q, mask = call.q, call.mask
+        if q.device.type != "cuda" and not limits.interpreting():
+            return f"a CUDA device (q is on {q.device.type})"
+        if q.device.type == "cuda" and limits.shared_memory(q.device) < limits.LEAST:
+            return f"{limits.LEAST // 1024} KiB of shared memory for a program, which GPUs have from Ampere on"
+        large = max(q.shape[3], call.v.shape[3]) > 128 or q.dtype == torch.float64
+        if q.device.type == "cuda" and large and limits.shared_memory(q.device) < limits.AMPLE:
+            return f"{limits.AMPLE // 1024} KiB of shared memory for a program, which wide heads and float64 take"
+        if not _INSTALLED:
+            return "Triton, which is not installed"
+        for term in call.terms:
+            if not isinstance(term, _SERVED):
+                return type(term).__name__
+        if max(q.shape[3], call.v.shape[3]) > _WIDEST:
+            return f"head widths above {_WIDEST}"
+        if mask is not None and mask.has_globals:
+            return "a mask with globals"
+        if mask is not None and mask.blocks is not None:
+            return "a mask with blocks"
+        biases = call.terms.of(LineBias)
+        if biases and call.scale == 0:
+            return "a scale of 0 beside a bias"
+        if len(biases) > 1:
+            return "several line biases on different lines"
+        if any(limits.lacks_order(term) for term in biases):
+            return (
+                f"the gradient of a bias on irregular lines of over {limits.FEW} tokens, or that differ within a batch"
+            )
+        return lacks_transform()
+
+    def not_preferred(self, call: Call) -> str | None:
+        """The border to dense scores is a guess until it is measured."""
+        if call.q.device.type != "cuda":
+            return "it would run in Triton's interpreter"
+        if call.return_lse:  # which PyTorch's kernels do not give
+            return None
+        if not call.terms.of(LineBias) and (call.mask is None or call.mask.is_plain_causal):
+            return "without a bias PyTorch's own kernels are at hand"
+        if max(call.q.shape[2], call.k.shape[2]) < _SHORT:
+            return f"fewer than {_SHORT} tokens"
+        return None
+
+    def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
+        """Output and log-sum-exp."""
+        from relpos.engines.triton.rotation import rotate
+
+        out, lse = _operator(*pack(call.rotated(rotate)))
+        return out, lse
+
+
+TRITON = Triton()

@@ -1,0 +1,69 @@
+"""The forward and the backward of a call by the kernels. Gradients are computed where they are wanted, no others."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.core import Sinks
+from relpos.engines.call import Call
+from relpos.engines.operators import Gradients
+from relpos.engines.triton import kernels, spans, table, tiles
+from relpos.engines.triton.launch import Launch, side_of
+
+_ROWS = 64
+"""Of a program that only goes over the output once."""
+
+
+def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
+    """Output and natural log-sum-exp."""
+    launch = Launch(call)
+    q = call.q
+    out = q.new_empty(launch.batch, launch.heads, launch.n, launch.v)
+    lse = q.new_empty(launch.batch, launch.heads, launch.n, dtype=launch.wide)
+    shape = launch.shape("forward")
+    kernels.forward[(triton.cdiv(launch.n, shape["ROWS"]) * launch.batch * launch.heads,)](
+        out, lse, launch.sides, launch.size, launch.bias, launch.allowed, launch.queries, launch.dropout, launch.sink,
+        **launch.constants(), **shape, COARSE=spans.COARSE, FREE=launch.free(shape),
+    )  # fmt: skip
+    return out, lse
+
+
+def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
+    """Add to the gradients that are wanted."""
+    launch = Launch(call)
+    d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
+    out, lse, d_lse = out.contiguous(), lse.contiguous(), d_lse.contiguous()
+    up = tiles.Upstream(*side_of(d_out), lse, torch.empty_like(lse))
+    constants = launch.constants()
+    kernels.backward_rows[(triton.cdiv(launch.n, _ROWS) * launch.batch * launch.heads,)](
+        up.delta, out, up, d_lse, launch.size,
+        **{name: constants[name] for name in ("V", "V_PAD", "SUM")}, ROWS=_ROWS,
+    )  # fmt: skip
+    rows = up, launch.sides, launch.size, launch.bias, launch.allowed
+    if gradients.wants(call.q):
+        shape = launch.shape("queries")
+        d_q = torch.empty(call.q.shape, dtype=call.q.dtype, device=call.q.device)
+        kernels.backward_queries[(triton.cdiv(launch.n, shape["ROWS"]) * launch.batch * launch.heads,)](
+            d_q, *rows, launch.queries, launch.dropout,
+            **launch.constants(), **shape, COARSE=spans.COARSE, FREE=launch.free(shape),
+        )  # fmt: skip
+        gradients.add(call.q, d_q)
+    if gradients.wants(call.k) or gradients.wants(call.v):
+        shape = launch.shape("keys")
+        d_k, d_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.k, call.v))
+        kernels.backward_keys[(triton.cdiv(launch.m, shape["COLUMNS"]) * launch.batch * launch.own_heads,)](
+            d_k, d_v, *rows, launch.keys, launch.dropout,
+            **launch.constants(), **shape, COARSE=spans.COARSE, FREE=launch.free(shape),
+        )  # fmt: skip
+        for x, gradient in ((call.k, d_k), (call.v, d_v)):
+            gradients.add(x, gradient)
+    if launch.line is not None and gradients.wants(launch.line.values):
+        gradients.add(launch.line.values, table.gradient(launch, rows))
+    sinks = call.terms.one(Sinks)
+    if sinks is not None and gradients.wants(sinks.logits):
+        shift = torch.where(lse == -torch.inf, torch.inf, lse)
+        share = torch.exp(sinks.logits.detach().to(launch.wide)[:, None] - shift) * up.delta
+        gradients.add(sinks.logits, -share.sum(dim=(0, 2)))
