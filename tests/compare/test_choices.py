@@ -65,6 +65,12 @@ def test_larger_sizes_differ_in_tokens_alone() -> None:
     assert len(sizes(settings("attention", quick=True), find_task("digits"))) == 1
 
 
+@pytest.mark.parametrize(("name", "written"), [("linear", "linear"), ("flash", "tiles")])
+def test_files_name_the_engine_of_an_attention_without_one_as_they_always_have(name: str, written: str) -> None:
+    asked, task = settings("attention", quick=True), find_task("digits")
+    assert _Step(name, sizes(asked, task)[0], asked, task).backend() == written
+
+
 @pytest.mark.parametrize(("name", "kept"), [("adamw", 2), ("lion", 1), ("sophia-g", 2), ("sophia-h", 2)])
 def test_what_an_optimizer_keeps_is_counted(name: str, kept: int) -> None:
     asked, task = settings("optimizer", quick=True), find_task("digits")

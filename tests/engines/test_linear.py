@@ -11,7 +11,7 @@ from torch import Tensor
 
 import oracle
 from relpos import ALiBi, LinearAttention, RotaryEmbedding, Sequence, XPos, linear_attention
-from relpos.layers.linear import retention_decay
+from relpos.layers.variants import retention_decay
 
 B, H, N, D, V = 2, 4, 11, 6, 5
 FORMS = ("quadratic", "recurrent", "chunked")

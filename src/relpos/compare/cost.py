@@ -99,13 +99,12 @@ class _Step:
 
     def backend(self) -> str:
         """The engine that `auto` takes for this model's attention."""
-        block = self.model.blocks[0].attn
-        heads, width = int(block.num_heads), int(block.head_dim)  # type: ignore[arg-type, union-attr]
-        q = torch.empty(1, heads, self.tokens, width, device=self.device)
+        block = self.model.block_config
+        q = torch.empty(1, block.num_heads, self.tokens, block.dim // block.num_heads, device=self.device)
         position = self.model.attention_position[0]
         assert isinstance(position, Sum)
-        if block.product != "softmax":  # type: ignore[union-attr]
-            return str(block.product)  # type: ignore[union-attr]
+        if block.kind != "softmax":
+            return "tiles" if block.kind == "flash" else block.kind  # the name that results.json has always had
         terms = position.terms(self.model.coordinates)
         if not self.masked:
             return explain(q, q, q, position=terms).backend
@@ -113,7 +112,7 @@ class _Step:
         if isinstance(self.model, LanguageModel):
             mask = Mask.causal() if mask is None else Mask.causal() & mask
         mask = None if mask is None else mask.to(self.device)
-        k = q[:, : int(block.num_kv_heads)]  # type: ignore[arg-type, union-attr]
+        k = q[:, : block.num_kv_heads]
         return explain(q, k, k, position=terms, mask=mask).backend
 
     def state_per_parameter(self) -> float:

@@ -62,8 +62,7 @@ def learned(model: Model) -> list[Learned]:
     grid, text = model.coordinates, isinstance(model, LanguageModel)
     found: list[Learned] = []
     for part in model.token_position.parts() if grid.count <= TOKENS else ():
-        width = int(model.blocks[0].attn.qkv.in_features)  # type: ignore[union-attr, arg-type]
-        vectors = part.embed(torch.zeros(1, grid.count, width, device=part.device), grid)
+        vectors = part.embed(torch.zeros(1, grid.count, model.block_config.dim, device=part.device), grid)
         places = vectors[0, grid.prefix :].float()
         every = 1 if isinstance(grid, Grid) else max(1, len(places) // PLACES)
         places = places[::every]

@@ -35,17 +35,19 @@ def flash_attention(
     scale: float | None = None,
     block_size: int = 64,
 ) -> Float[Tensor, "B H N V"]:
-    """Softmax attention in tiles; see the file's head.
+    """Softmax attention by the tiles of FlashAttention (Dao et al. 2022, Algorithms 1 and 4), in plain PyTorch.
+
+    The scores of one tile at a time are in memory, forward and backward.
 
     Args:
         q, k, v: queries, keys and values, as many heads each.
         bias: a line bias, whose values get their gradient too.
         causal: whether query i sees no key after i; N and M are then equal.
-        scale: of the content product; 1/sqrt(D) where left out.
+        scale: factor on `q k^T`; 1/sqrt(D) where left out.
         block_size: rows and columns of a tile.
 
     Raises:
-        ValueError: arguments that do not fit together.
+        ValueError: shapes or dtypes that do not fit together, or a bias of other tokens.
     """
     for x, name in ((q, "q"), (k, "k"), (v, "v")):
         require_floating(x, name, dims=4)
