@@ -26,11 +26,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "train": BELOW_TRAIN | {"files"},
     "interop": BELOW_TRAIN,
     "results": set(),
-    "compare": BELOW_COMPARE | {"results", ""},  # the root for its version
+    "comparison": BELOW_COMPARE | {"results", ""},  # the root for its version
     "viz": {"core", "position", "engines", "files", "results"},
     "report": {"files", "results", "viz"},
-    "bench": BELOW_LAYERS | {"layers", "files", "compare", "viz", ""},  # compare for memory, workers and the folder
-    "cli": BELOW_COMPARE | {"bench", "compare", "report", "results", "viz", ""},
+    "bench": BELOW_LAYERS | {"layers", "files", "comparison", "viz", ""},  # compare for memory, workers and the folder
+    "cli": BELOW_COMPARE | {"bench", "comparison", "report", "results", "viz", ""},
     "compat": BELOW_TRAIN,
     "": BELOW_MODELS | {"models", "optim", "compat"},
 }

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from relpos.cli import list_verb, main
 from relpos.cli.saying import Work, in_words, say, watched
-from relpos.compare.workers import Event, Task
+from relpos.comparison.workers import Event, WorkerTask
 from relpos.position import presets
 from relpos.train import Progress
 from relpos_command import parsing
@@ -112,13 +112,13 @@ def test_time_in_words(seconds: float, said: str) -> None:
     assert in_words(seconds) == said
 
 
-def make(count: int = 2, **changes: Any) -> list[Task]:
-    return [Task(f"t{n}", lambda: None, (), label=f"train t{n}", **changes) for n in range(count)]
+def make(count: int = 2, **changes: Any) -> list[WorkerTask]:
+    return [WorkerTask(f"t{n}", lambda: None, (), label=f"train t{n}", **changes) for n in range(count)]
 
 
 def test_the_time_left_is_what_the_rest_takes_at_the_speed_so_far() -> None:
     now = [0.0]
-    tasks = [*make(2), Task("timing", lambda: None, (), weight=2.0)]
+    tasks = [*make(2), WorkerTask("timing", lambda: None, (), weight=2.0)]
     work = Work(tasks, clock=lambda: now[0])
     assert str(work) == "0 of 3 done"
     now[0] = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from relpos.compare import CHOICES as compared
+from relpos.comparison import CHOICES as compared
 from relpos.data import ImageTask, Task, Text
 from relpos.position import find, presets
 from relpos.viz.charts import Chart, Point, draw, spread

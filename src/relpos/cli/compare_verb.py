@@ -14,15 +14,15 @@ from relpos.cli.task_choice import choose_task, note_on_batch
 if TYPE_CHECKING:
     from jsonargparse import Namespace
 
-    from relpos.compare import Settings
+    from relpos.comparison import ComparisonSettings
 
 
-LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.compare", "relpos.report")
+LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.comparison", "relpos.report")
 
 
-def default_folder(settings: Settings) -> Path:
+def default_folder(settings: ComparisonSettings) -> Path:
     """A folder named by settings and environment, so that the same command on the same machine finds its results."""
-    from relpos.compare import environment
+    from relpos.comparison import environment
     from relpos.results import plain
 
     whole = [settings.to_json(), plain(environment(settings.device))]
@@ -54,7 +54,7 @@ def run(arguments: Namespace) -> None:
     """Carry the verb out."""
     from rich.console import Console
 
-    from relpos.compare import Comparison, Settings, require_asked, require_usable
+    from relpos.comparison import Comparison, ComparisonSettings, require_asked, require_usable
     from relpos.files.writing import require_writable
     from relpos.report import render_terminal, write_report
 
@@ -69,7 +69,7 @@ def run(arguments: Namespace) -> None:
     else:
         require_usable(Path(arguments.out))
     task = choose_task(arguments, console)
-    settings = Settings.make(task, *asked, quick=arguments.quick, **what)
+    settings = ComparisonSettings.make(task, *asked, quick=arguments.quick, **what)
     folder = default_folder(settings) if arguments.out is None else Path(arguments.out)
     comparison = Comparison(settings, task, folder)
     note_on_batch(settings.recipe.batch_size, task, console)

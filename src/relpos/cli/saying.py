@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from relpos.compare.workers import Event, Task
+    from relpos.comparison.workers import Event, WorkerTask
 
 Done = TypeVar("Done")
 
@@ -68,7 +68,7 @@ class Work:
         tasks: all that is to do; each counts by its `weight`.
     """
 
-    def __init__(self, tasks: Iterable[Task], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, tasks: Iterable[WorkerTask], clock: Callable[[], float] = time.monotonic) -> None:
         self.weights = {task.name: task.weight for task in tasks}
         self.finished = 0
         self._shares: dict[str, float] = {}
@@ -93,7 +93,7 @@ class Work:
         return f"{said}, about {in_words(left)} left"
 
 
-def watched(run: Callable[[Callable[[Event], None]], Done], tasks: Iterable[Task], console: Console) -> Done:
+def watched(run: Callable[[Callable[[Event], None]], Done], tasks: Iterable[WorkerTask], console: Console) -> Done:
     """Run pieces of work under a line for all and one for each under way; without a terminal, a line for each finished.
 
     Args:

@@ -57,9 +57,9 @@ class Probe(ABC):
     def size(self) -> Any:
         """What `grow` of a model takes: an image size, or a length."""
 
-    def describe(self) -> results.Probe:
+    def describe(self) -> results.ProbeRecord:
         """The probe as `results.json` has it."""
-        return results.Probe(**asdict(self))
+        return results.ProbeRecord(**asdict(self))
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class ImageProbe(Probe):
     def size(self) -> tuple[int, int]:
         return self.image_size
 
-    def describe(self) -> results.Probe:
-        return results.Probe(**{**asdict(self), "image_size": list(self.image_size)})
+    def describe(self) -> results.ProbeRecord:
+        return results.ProbeRecord(**{**asdict(self), "image_size": list(self.image_size)})
 
 
 class Task(ABC):
@@ -141,9 +141,9 @@ class Task(ABC):
     def noise(self, grid: tuple[int, ...], batch_size: int) -> tuple[Shaped[Tensor, "B ..."], Int[Tensor, "B ..."]]:
         """A batch of so many tokens that means nothing, to time a step by."""
 
-    def describe(self) -> results.Task:
+    def describe(self) -> results.TaskRecord:
         """The task as `results.json` has it."""
-        return results.Task(
+        return results.TaskRecord(
             name=self.name,
             title=self.title,
             description=self.description,
@@ -213,7 +213,7 @@ class ImageTask(Task):
         labels = torch.arange(batch_size) % len(self.classes)
         return torch.rand(batch_size, self.channels, rows, columns), labels
 
-    def describe(self) -> results.Task:
+    def describe(self) -> results.TaskRecord:
         return replace(
             super().describe(),
             classes=list(self.classes),

@@ -170,7 +170,7 @@ class Text(Task):
         stretch = torch.randint(VOCABULARY, (batch_size, length + 1))
         return stretch[:, :-1], stretch[:, 1:]
 
-    def describe(self) -> results.Task:
+    def describe(self) -> results.TaskRecord:
         return replace(super().describe(), length=self.length, blocks=len(self.blocks("test")[0]))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from relpos.report.advice import Advice, cost_tokens, first_of, relative, step_cost
 from relpos.report.measure import measure_of
 from relpos.report.standings import Contender, best_rules, chance_of, far_probe, grown_probe, outcomes, place
-from relpos.results import Probe, Results
+from relpos.results import ProbeRecord, Results
 from relpos.viz.charts import Chart, Point
 
 AT_MOST = 8
@@ -63,7 +63,7 @@ def curves(results: Results, advice: Advice) -> list[Chart]:
     return [chart for chart in [*charts, _by_place(results, advice), _training(results, advice)] if chart is not None]
 
 
-def _lines(results: Results, asked: Sequence[tuple[Probe, float]]) -> dict[str, list[Point]]:
+def _lines(results: Results, asked: Sequence[tuple[ProbeRecord, float]]) -> dict[str, list[Point]]:
     found = {}
     for name in results.names:
         points = [point for probe, x in asked if (point := _point(results, name, probe, x))]
@@ -72,7 +72,7 @@ def _lines(results: Results, asked: Sequence[tuple[Probe, float]]) -> dict[str, 
     return found
 
 
-def _point(results: Results, name: str, probe: Probe, x: float) -> Point | None:
+def _point(results: Results, name: str, probe: ProbeRecord, x: float) -> Point | None:
     rule = best_rules(results).get(name) if probe.group in ("canvas", "length") else None
     scored = outcomes(results, Contender(name, rule), probe)
     if not scored:

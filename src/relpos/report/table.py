@@ -20,7 +20,7 @@ from relpos.report.standings import (
     outcomes,
     reasons,
 )
-from relpos.results import Cost, Probe, Results
+from relpos.results import Cost, ProbeRecord, Results
 
 NOTHING = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -101,7 +101,7 @@ def _filled(results: Results, columns: list[Column]) -> Table:
     return Table(tuple(columns), tuple(rows))
 
 
-def _rank(results: Results, name: str, rule: str | None, probe: Probe) -> float:
+def _rank(results: Results, name: str, rule: str | None, probe: ProbeRecord) -> float:
     measure = measure_of(results)
     scored = outcomes(results, Contender(name, rule if probe.group in ("canvas", "length") else None), probe)
     return measure.rank(measure.interval(scored).mean if scored else None)
@@ -141,7 +141,7 @@ def _plain_columns(results: Results) -> list[Column]:
     ]
 
 
-def _figures(results: Results, probe: Probe, variant: str) -> Callable[[Contender], Cell]:
+def _figures(results: Results, probe: ProbeRecord, variant: str) -> Callable[[Contender], Cell]:
     measure, missing, sized = (
         measure_of(results),
         reasons(results, probe),

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from relpos.results.schema import Attention, Cost, Learned, Metric, Probe, Recipe, Results, Run, Task
+from relpos.results.schema import Attention, Cost, Learned, Metric, ProbeRecord, RecipeRecord, Results, Run, TaskRecord
 from relpos.results.typed import LARGEST, ResultsError, typed
 
 Faults = Iterator[str]
@@ -54,14 +54,14 @@ def _of_settings(results: Results) -> Faults:
     yield from _of_recipe(settings.recipe, results.task, "settings.recipe")
 
 
-def _of_recipe(recipe: Recipe, task: Task, where: str) -> Faults:
+def _of_recipe(recipe: RecipeRecord, task: TaskRecord, where: str) -> Faults:
     yield from _least(f"{where}.steps", recipe.steps, 1)
     for name in ("global_pool", "class_token") if task.kind == "images" else ("mlp",):
         if getattr(recipe, name) is None:
             yield f"{where}: missing {name}"
 
 
-def _of_task(task: Task) -> Faults:
+def _of_task(task: TaskRecord) -> Faults:
     for split in ("train", "validation", "test"):
         if split not in task.sizes:
             yield f"task.sizes: missing {split}"
@@ -84,7 +84,7 @@ def _of_task(task: Task) -> Faults:
         yield from _of_probe(probe, task, f"task.probes[{index}]")
 
 
-def _of_probe(probe: Probe, task: Task, where: str) -> Faults:
+def _of_probe(probe: ProbeRecord, task: TaskRecord, where: str) -> Faults:
     yield from _least(f"{where}.x", probe.x, 1 if probe.group == "length" else 0)
     if task.kind == "text":
         yield from _least(f"{where}.length", probe.length, 1)
@@ -101,7 +101,7 @@ def _of_run(run: Run, results: Results, where: str) -> Faults:
     if "recipe" not in run.settings:
         yield f"{where}.settings: missing recipe"
     try:
-        recipe = typed(Recipe, run.settings["recipe"], f"{where}.settings.recipe")
+        recipe = typed(RecipeRecord, run.settings["recipe"], f"{where}.settings.recipe")
     except ResultsError as fault:
         yield str(fault)
         return
@@ -119,7 +119,7 @@ def _of_run(run: Run, results: Results, where: str) -> Faults:
         yield from _of_attention(run.attention, f"{where}.attention")
 
 
-def _of_metric(metric: Metric, task: Task, where: str) -> Faults:
+def _of_metric(metric: Metric, task: TaskRecord, where: str) -> Faults:
     if metric.probe not in [probe.id for probe in task.probes]:
         yield f"{where}.probe: expected the id of a probe, got {metric.probe!r:.60}"
     if metric.reason is not None:

@@ -13,7 +13,7 @@ What = Literal["position", "attention", "norm", "optimizer"]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class RecipeRecord:
     """Every number of a training recipe."""
 
     steps: Annotated[int, "of training"]
@@ -41,7 +41,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SettingsRecord:
     """What was asked. Two comparisons with equal settings and environment are the same one."""
 
     task: Annotated[str, "the task's name"]
@@ -50,7 +50,7 @@ class Settings:
     quick: Annotated[bool, "a short run to see that everything works"]
     device: Annotated[str, "`cpu`, `cuda`"]
     precision: Annotated[str, "`float32`, `bf16-mixed`, `fp16-mixed`"]
-    recipe: Annotated[Recipe, "of all runs"]
+    recipe: Annotated[RecipeRecord, "of all runs"]
     threads: Annotated[int, "of a training run"] = 1
     timing_threads: Annotated[int, "on which steps are timed: all cores, or `OMP_NUM_THREADS`"] = 1
     task_options: Annotated[dict[str, Any], "what made the task, with a fingerprint"] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class Probe:
+class ProbeRecord:
     """One question to a trained model. Probes of a group make one curve."""
 
     id: Annotated[str, "`test`, `shift/1`, `canvas/20/anywhere`, `rotation/90`, `length/512`"]
@@ -87,14 +87,14 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskRecord:
     """The data, and the probes in the order they are shown."""
 
     name: Annotated[str, "the task's name"]
     title: Annotated[str, "a few words"]
     description: Annotated[str, "what the data are and what was done to them"]
     sizes: Annotated[dict[str, int], "images or bytes for `train`, `validation`, `test`"]
-    probes: Annotated[list[Probe], "the first is the plain test"]
+    probes: Annotated[list[ProbeRecord], "the first is the plain test"]
     kind: Annotated[Literal["images", "text"], "what it is made of"] = "images"
     classes: Annotated[list[str], "of images: labels"] = field(default_factory=list)
     channels: Annotated[int | None, "of images"] = None
@@ -107,7 +107,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class MechanismRecord:
     """What is compared: a position mechanism, or a choice of attention, norm or optimizer."""
 
     name: Annotated[str, "as the command takes it"]
@@ -128,7 +128,7 @@ class Parameters:
 
 
 @dataclass(frozen=True)
-class Curve:
+class CurveRecord:
     """Training over steps. It ends before the step at which a run diverged."""
 
     step: Annotated[list[int], "at which loss and rate stand"]
@@ -210,7 +210,7 @@ class Run:
     variant: Annotated[str, "`recipe`, or `x1` for position parameters at the learning rate of the rest"]
     position_learning_rate_multiplier: Annotated[float, "of this run"]
     parameters: Annotated[Parameters, "of its model"]
-    curve: Annotated[Curve, "of its training"]
+    curve: Annotated[CurveRecord, "of its training"]
     train_seconds: Annotated[float, "wall time of training"]
     threads: Annotated[int, "that it ran on"]
     metrics: Annotated[list[Metric], "empty where it diverged"]
@@ -270,10 +270,10 @@ class Results:
     """One comparison, finished or not."""
 
     schema_version: Annotated[int, f"{SCHEMA_VERSION}"]
-    settings: Annotated[Settings, "what was asked"]
+    settings: Annotated[SettingsRecord, "what was asked"]
     environment: Annotated[Environment, "versions and hardware"]
-    task: Annotated[Task, "the data and the probes"]
-    mechanisms: Annotated[list[Mechanism], "what is compared, in the order asked"]
+    task: Annotated[TaskRecord, "the data and the probes"]
+    mechanisms: Annotated[list[MechanismRecord], "what is compared, in the order asked"]
     records: Annotated[list[Run], "training runs"]
     costs: Annotated[list[Cost], "one for everything compared and number of tokens"]
 
@@ -282,7 +282,7 @@ class Results:
         """What is compared, in the order asked."""
         return [one.name for one in self.mechanisms]
 
-    def mechanism(self, name: str) -> Mechanism:
+    def mechanism(self, name: str) -> MechanismRecord:
         """One of them."""
         return next(one for one in self.mechanisms if one.name == name)
 
@@ -291,7 +291,7 @@ class Results:
         found = [run for run in self.records if run.name == name and run.variant == variant]
         return sorted((run for run in found if (run.diverged is not None) == diverged), key=lambda run: run.seed)
 
-    def probes(self, group: str) -> list[Probe]:
+    def probes(self, group: str) -> list[ProbeRecord]:
         """The probes of a group."""
         return [probe for probe in self.task.probes if probe.group == group]
 

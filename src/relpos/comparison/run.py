@@ -9,12 +9,12 @@ from dataclasses import asdict, replace
 
 import torch
 
-from relpos.compare.learned import attention_over_examples, learned, sample
-from relpos.compare.memory import PeakMemory, keep_freed_memory
-from relpos.compare.settings import Job, Settings, environment
+from relpos.comparison.learned import attention_over_examples, learned, sample
+from relpos.comparison.memory import PeakMemory, keep_freed_memory
+from relpos.comparison.settings import ComparisonSettings, Job, environment
 from relpos.data import ImageTask, Probe, Task, Text
 from relpos.models import LanguageModel, VisionTransformer, count_parameters
-from relpos.results import Curve, Divergence, Metric, Parameters, Run
+from relpos.results import CurveRecord, Divergence, Metric, Parameters, Run
 from relpos.train import DivergedError, Model, Progress, Recipe, measured, train
 
 
@@ -25,7 +25,7 @@ def warm_up(task: Task, recipe: Recipe, device: torch.device, precision: str) ->
         train(task, "none", small, seed=0, device=device, precision=precision)
 
 
-def run(job: Job, settings: Settings, task: Task, watch: Callable[[Progress], None] | None = None) -> Run:
+def run(job: Job, settings: ComparisonSettings, task: Task, watch: Callable[[Progress], None] | None = None) -> Run:
     """Train one job and measure it; see docs/results.md for the record, also of a run that diverges."""
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
@@ -56,7 +56,7 @@ def run(job: Job, settings: Settings, task: Task, watch: Callable[[Progress], No
         variant=job.variant,
         position_learning_rate_multiplier=job.multiplier,
         parameters=Parameters(sum(parts.values()), parts.get("position", 0), parts),
-        curve=Curve(**held),
+        curve=CurveRecord(**held),
         train_seconds=round(seconds, 2),
         threads=settings.threads,
         metrics=[],
@@ -69,7 +69,7 @@ def run(job: Job, settings: Settings, task: Task, watch: Callable[[Progress], No
     return run if model is None else _measured(run, model, settings, task, device)
 
 
-def _measured(run: Run, model: Model, settings: Settings, task: Task, device: torch.device) -> Run:
+def _measured(run: Run, model: Model, settings: ComparisonSettings, task: Task, device: torch.device) -> Run:
     """The run with what is known of its model: figures, what position became, and what a reader may look at."""
     found = metrics(model, task, settings.probes(task), device, quick=settings.quick)
     run = replace(run, validation=run.curve.validation[-1], metrics=found)

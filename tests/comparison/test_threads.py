@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from relpos.cli.compare_verb import default_folder
-from relpos.compare import Comparison, OtherSettingsError, Settings, cost
+from relpos.comparison import Comparison, ComparisonSettings, OtherSettingsError, cost
 from relpos.data import find_task
 from relpos.results import Cost
 
@@ -23,9 +23,9 @@ def threads_afterwards() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def made(threads: int) -> Settings:
+def made(threads: int) -> ComparisonSettings:
     torch.set_num_threads(threads)  # as OMP_NUM_THREADS does where a process begins
-    return Settings.make(DIGITS, ("none",), 1, 1, "cpu", "float32", quick=True)
+    return ComparisonSettings.make(DIGITS, ("none",), 1, 1, "cpu", "float32", quick=True)
 
 
 def test_another_number_of_threads_is_another_comparison(tmp_path: Path) -> None:

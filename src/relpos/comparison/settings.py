@@ -11,11 +11,11 @@ from typing import Any, cast
 import torch
 
 from relpos import __version__, results
-from relpos.compare.choices import CHOICES, POSITIONS, WHATS, find_choice
+from relpos.comparison.choices import CHOICES, POSITIONS, WHATS, find_choice
 from relpos.core.checks import fail, require_choice, require_int
 from relpos.data import Probe, Task
 from relpos.position import find, presets
-from relpos.results import Environment, Mechanism, What, plain
+from relpos.results import Environment, MechanismRecord, What, plain
 from relpos.train import ImageRecipe, Recipe, require_precision, resolve_device
 
 QUICK_STEPS = 60
@@ -48,7 +48,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ComparisonSettings:
     """Everything that decides a comparison's figures; those of a clock also depend on the machine.
 
     Attributes:
@@ -109,7 +109,7 @@ class Settings:
         quick: bool = False,
         what: str = "position",
         choices: tuple[str, ...] | None = None,
-    ) -> Settings:
+    ) -> ComparisonSettings:
         """Settings from what a person asks, checked.
 
         Args:
@@ -158,10 +158,12 @@ class Settings:
             jobs += [Job(name, seed, "x1", 1.0) for seed in range(self.seeds) for name in learned]
         return jobs
 
-    def describe(self) -> results.Settings:
+    def describe(self) -> results.SettingsRecord:
         """The settings as `results.json` has them."""
         lists = {"positions": list(self.positions), "choices": list(self.choices)}
-        return results.Settings(**{**asdict(self), **lists, "recipe": results.Recipe(**asdict(self.recipe))})
+        return results.SettingsRecord(
+            **{**asdict(self), **lists, "recipe": results.RecipeRecord(**asdict(self.recipe))}
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as `comparison.json` has them: of a comparison of positions without `what`."""
@@ -235,10 +237,10 @@ def environment(device: str) -> Environment:
     )
 
 
-def describe(name: str, settings: Settings, task: Task) -> Mechanism:
+def describe(name: str, settings: ComparisonSettings, task: Task) -> MechanismRecord:
     """What is compared under a name, as `results.json` has it."""
     if settings.what != "position":
         return find_choice(settings.what, name).describe()
     preset = find(name)
     model = settings.recipe.build(task, name)
-    return Mechanism(name, preset.title, preset.summary, preset.source, list(model.growth()), preset.family)
+    return MechanismRecord(name, preset.title, preset.summary, preset.source, list(model.growth()), preset.family)

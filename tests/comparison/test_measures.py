@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from relpos.compare.learned import attention_over_examples, learned
-from relpos.compare.run import metrics
+from relpos.comparison.learned import attention_over_examples, learned
+from relpos.comparison.run import metrics
 from relpos.data import Digits, ImageProbe, ImageTask, Split
 from relpos.layers import MultiHeadAttention
 from relpos.models import VisionTransformer

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from relpos.compare import Job, Settings
-from relpos.compare.choices import find_choice
-from relpos.compare.settings import QUICK_STEPS, describe, environment
+from relpos.comparison import ComparisonSettings, Job
+from relpos.comparison.choices import find_choice
+from relpos.comparison.settings import QUICK_STEPS, describe, environment
 from relpos.data import find_task
 from relpos.position import presets
 from relpos.results import plain
@@ -18,12 +18,12 @@ from relpos.results.typed import typed
 from relpos.train import ImageRecipe
 
 
-def make(**changes: Any) -> Settings:
+def make(**changes: Any) -> ComparisonSettings:
     usual = {
         "task": find_task("digits"), "positions": None, "seeds": 1, "steps": None, "quick": False, "device": "cpu",
         "precision": "float32",
     }  # fmt: skip
-    return Settings.make(**{**usual, **changes})
+    return ComparisonSettings.make(**{**usual, **changes})
 
 
 def test_by_default_the_tasks_mechanisms_by_the_recipe() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from relpos.compare import store
-from relpos.compare.store import OtherSettingsError, Store, require_usable
+from relpos.comparison import store
+from relpos.comparison.store import OtherSettingsError, Store, require_usable
 from relpos.files.writing import PART, WriteError
 from relpos.results import SCHEMA_VERSION
 

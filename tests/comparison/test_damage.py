@@ -11,8 +11,8 @@ import pytest
 
 from damage import changed, cut_or_flipped, odd_files
 from relpos.cli import main
-from relpos.compare import Comparison, Settings
-from relpos.compare.store import OtherSettingsError, Store
+from relpos.comparison import Comparison, ComparisonSettings
+from relpos.comparison.store import OtherSettingsError, Store
 from relpos.data import find_task
 
 SETTINGS: dict[str, Any] = {"task": "digits", "seeds": 2, "recipe": {"steps": 400, "learning_rate": 0.003}}
@@ -132,7 +132,7 @@ def test_the_command_names_the_file_before_it_trains(
 ) -> None:
     out, task = tmp_path / "out", find_task("digits")
     asked = (("none",), 1, 3, "cpu", "float32")
-    store = Comparison(Settings.make(task, *asked, quick=True), task, out).store
+    store = Comparison(ComparisonSettings.make(task, *asked, quick=True), task, out).store
     for record in ("none--recipe--seed0", "timing"):
         store.add(record, RECORD)
     (out / name).write_text('{"half')

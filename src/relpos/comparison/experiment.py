@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from relpos import data
-from relpos.compare import cost
-from relpos.compare.run import run
-from relpos.compare.settings import Job, Settings, describe, environment
-from relpos.compare.store import Store
-from relpos.compare.workers import Event, Task, run_tasks
+from relpos.comparison import cost
+from relpos.comparison.run import run
+from relpos.comparison.settings import ComparisonSettings, Job, describe, environment
+from relpos.comparison.store import Store
+from relpos.comparison.workers import Event, WorkerTask, run_tasks
 from relpos.files.writing import write_json
 from relpos.results import SCHEMA_VERSION, Results, plain, read
 
@@ -28,16 +28,16 @@ _MEMORY_WEIGHT, _TIMING_WEIGHT = 0.05, 0.4
 """What they take, measured on two cores, as a multiple of a training run: of one of two at once."""
 
 
-def _train(job: Job, settings: Settings, packed: bytes, report: Callable[[Any], None]) -> dict[str, Any]:
+def _train(job: Job, settings: ComparisonSettings, packed: bytes, report: Callable[[Any], None]) -> dict[str, Any]:
     made: dict[str, Any] = plain(run(job, settings, pickle.loads(packed), watch=report))
     return made
 
 
-def _memory(name: str, index: int, settings: Settings, packed: bytes) -> float | None:
+def _memory(name: str, index: int, settings: ComparisonSettings, packed: bytes) -> float | None:
     return cost.memory_of_step(name, index, settings, pickle.loads(packed))
 
 
-def _time(settings: Settings, packed: bytes, report: Callable[[Any], None]) -> list[dict[str, Any]]:
+def _time(settings: ComparisonSettings, packed: bytes, report: Callable[[Any], None]) -> list[dict[str, Any]]:
     return [plain(entry) for entry in cost.time_steps(settings, pickle.loads(packed), watch=report)]
 
 
@@ -49,7 +49,7 @@ class Comparison:
         folder: where; a comparison begun there with the same settings is resumed.
     """
 
-    def __init__(self, settings: Settings, task: data.Task, folder: Path) -> None:
+    def __init__(self, settings: ComparisonSettings, task: data.Task, folder: Path) -> None:
         self.settings, self.task = settings, task
         self.environment = environment(settings.device)
         self.store = Store(folder, settings.to_json(), plain(self.environment))
@@ -63,15 +63,16 @@ class Comparison:
         """The task with its data, made once. As bytes, since tensors travel by shared memory, which may be scarce."""
         return pickle.dumps(self.task)
 
-    def tasks(self) -> list[list[Task]]:
+    def tasks(self) -> list[list[WorkerTask]]:
         """The work that is not finished, in stages; those of a stage may run side by side."""
         settings, packed = self.settings, self._packed
         training = [
-            Task(job.id, _train, (job, settings, packed), reports=True, label=f"train {job.label}") for job in self.jobs
+            WorkerTask(job.id, _train, (job, settings, packed), reports=True, label=f"train {job.label}")
+            for job in self.jobs
         ]
         sizes = cost.sizes(settings, self.task)
         memory = [
-            Task(
+            WorkerTask(
                 f"memory--{name}--{index}",
                 _memory,
                 (name, index, settings, packed),
@@ -82,7 +83,9 @@ class Comparison:
             for name in settings.names
         ]
         weight = _TIMING_WEIGHT * len(settings.names)
-        timing = [Task("timing", _time, (settings, packed), reports=True, label="time training steps", weight=weight)]
+        timing = [
+            WorkerTask("timing", _time, (settings, packed), reports=True, label="time training steps", weight=weight)
+        ]
         stages = (training + memory, timing)  # timings want the machine to themselves
         return [[task for task in stage if not self.store.finished(task.name)] for stage in stages]
 

@@ -90,7 +90,7 @@ def test_a_record_is_a_file_of_its_own(finished: Path, results: dict[str, Any]) 
 def test_the_same_call_again_does_no_work(
     finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import relpos.compare.experiment as experiment
+    import relpos.comparison.experiment as experiment
 
     def no_work(tasks: list[Any], at_once: int) -> list[Any]:
         assert not tasks, f"{[task.name for task in tasks]} were finished"

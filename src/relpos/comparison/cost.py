@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from relpos.compare.memory import PeakMemory
-from relpos.compare.run import warm_up
-from relpos.compare.settings import Settings
+from relpos.comparison.memory import PeakMemory
+from relpos.comparison.run import warm_up
+from relpos.comparison.settings import ComparisonSettings
 from relpos.core import Mask
 from relpos.data import Task
 from relpos.engines import explain
@@ -53,7 +53,7 @@ _TOKENS_AT_ONCE = 4096
 class _Step:
     """A model of one size with its optimizer: one call is one training step."""
 
-    def __init__(self, name: str, size: Size, settings: Settings, task: Task) -> None:
+    def __init__(self, name: str, size: Size, settings: ComparisonSettings, task: Task) -> None:
         recipe, position = settings.of(name)
         self.depth = recipe.depth if size.depth is None else size.depth
         self.device = torch.device(settings.device)
@@ -133,7 +133,7 @@ def _size(grid: tuple[int, ...]) -> Size:
     return Size(grid, batch_size, depth=1, warm=1, rounds=3)
 
 
-def sizes(settings: Settings, task: Task) -> tuple[Size, ...]:
+def sizes(settings: ComparisonSettings, task: Task) -> tuple[Size, ...]:
     """The sizes that are timed: the task's own, alone in a quick comparison, then clearly larger ones.
 
     The largest takes as long as all others together, and comes from two seeds on: one seed is a first look.
@@ -150,7 +150,7 @@ def sizes(settings: Settings, task: Task) -> tuple[Size, ...]:
     return tuple(replace(size, warm=1, rounds=2) if settings.quick else size for size in found)
 
 
-def memory_sizes(settings: Settings, task: Task) -> tuple[int, ...]:
+def memory_sizes(settings: ComparisonSettings, task: Task) -> tuple[int, ...]:
     """Which of `sizes` have their memory measured: of positions with one seed the largest alone."""
     every = range(len(sizes(settings, task)))
     return tuple(every[-1:] if settings.seeds == 1 and settings.what == "position" else every)
@@ -165,13 +165,13 @@ def _unable(error: Exception) -> str:
     raise error
 
 
-def time_steps(settings: Settings, task: Task, watch: Callable[[str], None] | None = None) -> list[Cost]:
+def time_steps(settings: ComparisonSettings, task: Task, watch: Callable[[str], None] | None = None) -> list[Cost]:
     """Time of a training step of everything at every size, without memory. Alone on the machine, on its own threads."""
     torch.set_num_threads(settings.timing_threads)
     return [entry for size in sizes(settings, task) for entry in _time_size(size, settings, task, watch)]
 
 
-def _time_size(size: Size, settings: Settings, task: Task, watch: Callable[[str], None] | None) -> list[Cost]:
+def _time_size(size: Size, settings: ComparisonSettings, task: Task, watch: Callable[[str], None] | None) -> list[Cost]:
     steps = {name: _Step(name, size, settings, task) for name in settings.names}
     milliseconds: dict[str, list[float]] = {name: [] for name in steps}
     reasons: dict[str, str] = {}
@@ -214,7 +214,7 @@ def _time_size(size: Size, settings: Settings, task: Task, watch: Callable[[str]
     return entries
 
 
-def memory_of_step(name: str, index: int, settings: Settings, task: Task) -> float | None:
+def memory_of_step(name: str, index: int, settings: ComparisonSettings, task: Task) -> float | None:
     """Peak memory of two training steps at a size, in MiB above the process's size before the model was built.
 
     Run it in a fresh process. None where memory does not suffice or no engine can do it.

@@ -23,7 +23,7 @@ Work = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Task:
+class WorkerTask:
     """A piece of work: `function(*arguments)`, or `function(*arguments, report)` where it reports progress.
 
     Attributes:
@@ -43,7 +43,7 @@ class Task:
 class Event:
     """What happened to a piece of work: "started", "progress" (value: its report) or "finished" (value: its result)."""
 
-    task: Task
+    task: WorkerTask
     kind: str
     value: Any = None
 
@@ -52,7 +52,7 @@ class WorkerError(RuntimeError):
     """A piece of work failed; the message holds its traceback."""
 
 
-def _work(task: Task, connection: Connection) -> None:
+def _work(task: WorkerTask, connection: Connection) -> None:
     try:
         if task.reports:
             result = task.function(*task.arguments, lambda report: connection.send(("progress", report)))
@@ -86,7 +86,7 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["relpos.compare.experiment", "accelerate", "sklearn.datasets", "torch._dynamo"])
+    context.set_forkserver_preload(["relpos.comparison.experiment", "accelerate", "sklearn.datasets", "torch._dynamo"])
     with _interruptions_held_back():
         forkserver.ensure_running()
     # It takes seconds to load its libraries; waiting for it may be interrupted, and an empty process is soon over.
@@ -100,7 +100,7 @@ def _nothing() -> None:
     pass
 
 
-def run_tasks(tasks: Sequence[Task], at_once: int) -> Iterator[Event]:
+def run_tasks(tasks: Sequence[WorkerTask], at_once: int) -> Iterator[Event]:
     """Run every task in a process of its own, `at_once` at a time, and yield events as they come.
 
     Raises:
@@ -110,7 +110,7 @@ def run_tasks(tasks: Sequence[Task], at_once: int) -> Iterator[Event]:
         return
     context = _context()
     waiting = list(tasks)
-    running: dict[Connection, tuple[Task, BaseProcess]] = {}
+    running: dict[Connection, tuple[WorkerTask, BaseProcess]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < at_once:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from relpos.core.checks import require_name
-from relpos.results import Mechanism, What
+from relpos.results import MechanismRecord, What
 from relpos.train import Recipe
 
 WHATS: tuple[What, ...] = get_args(What)
@@ -33,9 +33,9 @@ class Choice:
     source: str
     change: Callable[[Recipe], Recipe]
 
-    def describe(self) -> Mechanism:
+    def describe(self) -> MechanismRecord:
         """The choice as `results.json` has it: as a mechanism, without rules of growth."""
-        return Mechanism(self.name, self.title, self.summary, self.source, growth=[])
+        return MechanismRecord(self.name, self.title, self.summary, self.source, growth=[])
 
 
 def _keyed(recipe: Recipe, heads: int) -> Recipe:

@@ -12,9 +12,9 @@ import torch
 from schema import check
 
 from relpos.cli import main
-from relpos.compare import Settings
-from relpos.compare.cost import sizes
-from relpos.compare.learned import PROMPT, WRITTEN, learned, sample
+from relpos.comparison import ComparisonSettings
+from relpos.comparison.cost import sizes
+from relpos.comparison.learned import PROMPT, WRITTEN, learned, sample
 from relpos.data import Text
 from relpos.data.text import STANDARD_ON_TEXT
 from relpos.models import LanguageModel
@@ -65,8 +65,8 @@ def test_a_changed_file_is_another_comparison(finished: Path, path: Path, capsys
     assert "task_options.contents was" in capsys.readouterr().err
 
 
-def settings(task: Text, positions: tuple[str, ...] | None = None, **more: Any) -> Settings:
-    return Settings.make(task, positions, more.pop("seeds", 1), None, "cpu", "float32", **more)
+def settings(task: Text, positions: tuple[str, ...] | None = None, **more: Any) -> ComparisonSettings:
+    return ComparisonSettings.make(task, positions, more.pop("seeds", 1), None, "cpu", "float32", **more)
 
 
 def test_a_comparison_takes_six_a_dozen_or_all() -> None:

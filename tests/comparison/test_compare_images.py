@@ -16,9 +16,9 @@ from schema import check
 
 from photographs import make_folder
 from relpos.cli import main
-from relpos.compare import Comparison, Settings, cost
-from relpos.compare.learned import PIXELS, attention_over_examples, learned
-from relpos.compare.run import metrics
+from relpos.comparison import Comparison, ComparisonSettings, cost
+from relpos.comparison.learned import PIXELS, attention_over_examples, learned
+from relpos.comparison.run import metrics
 from relpos.data import ImageFolder
 from relpos.train import ImageRecipe, right
 
@@ -186,7 +186,7 @@ def test_pictures_of_one_colour_are_numbers(tmp_path: Path) -> None:
 def test_sizes_are_timed_by_tokens(tmp_path: Path) -> None:
     def grids(size: tuple[int, int], patch: tuple[int, int], *, quick: bool = False) -> list[tuple[Any, ...]]:
         task = tiny(tmp_path / f"{size}{patch}{quick}", 2, size, patch)
-        settings = Settings.make(task, ("none",), 2, None, "cpu", "float32", quick=quick)
+        settings = ComparisonSettings.make(task, ("none",), 2, None, "cpu", "float32", quick=quick)
         return [(one.grid, one.batch_size, one.depth) for one in cost.sizes(settings, task)]
 
     assert grids((64, 64), (8, 8)) == [((8, 8), 64, None), ((32, 32), 2, None), ((64, 64), 1, 1)]
@@ -200,8 +200,8 @@ def test_sizes_are_timed_by_tokens(tmp_path: Path) -> None:
 def test_one_seed_is_a_first_look(tmp_path: Path) -> None:
     """The largest size, and the memory of smaller ones, come from two seeds on."""
     task = tiny(tmp_path, 2, (64, 64), (8, 8))
-    one, two = (Settings.make(task, ("none",), seeds, None, "cpu", "float32") for seeds in (1, 2))
-    quick = Settings.make(task, ("none",), 1, None, "cpu", "float32", quick=True)
+    one, two = (ComparisonSettings.make(task, ("none",), seeds, None, "cpu", "float32") for seeds in (1, 2))
+    quick = ComparisonSettings.make(task, ("none",), 1, None, "cpu", "float32", quick=True)
     assert cost.sizes(one, task) == cost.sizes(two, task)[:2]
     assert cost.memory_sizes(one, task) == (1,)
     assert cost.memory_sizes(two, task) == (0, 1, 2)
@@ -212,7 +212,7 @@ def test_one_seed_is_a_first_look(tmp_path: Path) -> None:
 
 def test_a_step_is_timed_on_a_grid_of_any_shape(tmp_path: Path) -> None:
     task = tiny(tmp_path, 2, (20, 30), (4, 5))
-    settings = Settings.make(task, ("none", "relative_2d"), 1, None, "cpu", "float32", quick=True)
+    settings = ComparisonSettings.make(task, ("none", "relative_2d"), 1, None, "cpu", "float32", quick=True)
     entries = cost.time_steps(settings, task)
     assert [(one.position, one.tokens, one.batch_size) for one in entries] == [
         ("none", 30, 136),

@@ -13,10 +13,10 @@ import pytest
 import torch
 from schema import check_diverged
 
-import relpos.compare.experiment as experiment
-from relpos.compare import Comparison, Event, Job, Settings
-from relpos.compare.run import metrics, run
-from relpos.compare.workers import Task
+import relpos.comparison.experiment as experiment
+from relpos.comparison import Comparison, ComparisonSettings, Event, Job
+from relpos.comparison.run import metrics, run
+from relpos.comparison.workers import WorkerTask
 from relpos.data import find_task
 from relpos.report import build_page, load_results, render_terminal
 from relpos.results import plain
@@ -25,15 +25,15 @@ from relpos.train import TextRecipe
 DIGITS = find_task("digits")
 
 
-def settings(*positions: str, rate: float = 3e-3, multiplier: float = 10.0) -> Settings:
+def settings(*positions: str, rate: float = 3e-3, multiplier: float = 10.0) -> ComparisonSettings:
     """A small comparison; with an enormous multiplier whoever learns something about position diverges."""
-    made = Settings.make(DIGITS, positions, 1, 2, "cpu", "float32", quick=True)
+    made = ComparisonSettings.make(DIGITS, positions, 1, 2, "cpu", "float32", quick=True)
     small = {"depth": 1, "embed_dim": 16, "num_heads": 2, "batch_size": 8}
     changed = {"learning_rate": rate, "position_learning_rate_multiplier": multiplier}
     return replace(made, recipe=replace(made.recipe, **small, **changed))
 
 
-def here(tasks: Sequence[Task], at_once: int) -> Iterator[Event]:
+def here(tasks: Sequence[WorkerTask], at_once: int) -> Iterator[Event]:
     """The work in this very process."""
     for task in tasks:
         yield Event(task, "started")

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import work
 
-from relpos.compare.workers import Event, Task, WorkerError, run_tasks
+from relpos.comparison.workers import Event, WorkerError, WorkerTask, run_tasks
 
 
 @pytest.mark.slow
 def test_events_come_in_order_and_results_come_back() -> None:
-    tasks = [Task("count", work.count, (3,), reports=True), Task("double", work.double, (21,))]
+    tasks = [WorkerTask("count", work.count, (3,), reports=True), WorkerTask("double", work.double, (21,))]
     events = list(run_tasks(tasks, 1))
     assert [(event.task.name, event.kind, event.value) for event in events] == [
         ("count", "started", None),
@@ -29,7 +29,7 @@ def test_events_come_in_order_and_results_come_back() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 2, 3])
 def test_no_more_than_asked_run_at_once(at_once: int) -> None:
-    tasks = [Task(f"double {number}", work.double, (number,)) for number in range(5)]
+    tasks = [WorkerTask(f"double {number}", work.double, (number,)) for number in range(5)]
     running: set[str] = set()
     most = 0
     finished = {}
@@ -45,14 +45,14 @@ def test_no_more_than_asked_run_at_once(at_once: int) -> None:
 
 
 def test_each_piece_has_a_process_of_its_own(tmp_path: Path) -> None:
-    tasks = [Task(str(number), work.process_id, (tmp_path,)) for number in range(3)]
+    tasks = [WorkerTask(str(number), work.process_id, (tmp_path,)) for number in range(3)]
     found = [event.value for event in run_tasks(tasks, 2) if event.kind == "finished"]
     assert len({*found, os.getpid()}) == 4
 
 
 def test_a_failure_raises_with_its_traceback() -> None:
     with pytest.raises(WorkerError) as caught:
-        list(run_tasks([Task("bad", work.divide, (1,))], 1))
+        list(run_tasks([WorkerTask("bad", work.divide, (1,))], 1))
     message = str(caught.value)
     assert message.startswith("bad failed:\n")
     assert "return number / 0" in message, "the line that failed"
@@ -61,12 +61,12 @@ def test_a_failure_raises_with_its_traceback() -> None:
 
 def test_a_process_that_vanishes_is_noticed() -> None:
     with pytest.raises(WorkerError, match="gone failed:\nthe process ended with code 3 and said nothing"):
-        list(run_tasks([Task("gone", work.vanish, (3,))], 1))
+        list(run_tasks([WorkerTask("gone", work.vanish, (3,))], 1))
 
 
 def test_a_failure_stops_the_others(tmp_path: Path) -> None:
     mark = tmp_path / "done"
-    tasks = [Task("long", work.write_later, (mark, 600.0)), Task("bad", work.fail_once_begun, (mark,))]
+    tasks = [WorkerTask("long", work.write_later, (mark, 600.0)), WorkerTask("bad", work.fail_once_begun, (mark,))]
     seen: list[Event] = []
     with pytest.raises(WorkerError, match="bad failed"):
         seen.extend(run_tasks(tasks, 2))
@@ -76,7 +76,7 @@ def test_a_failure_stops_the_others(tmp_path: Path) -> None:
 
 def test_whoever_stops_listening_stops_the_work(tmp_path: Path) -> None:
     mark = tmp_path / "done"
-    events = run_tasks([Task("long", work.write_later, (mark, 600.0)), Task("next", work.double, (1,))], 1)
+    events = run_tasks([WorkerTask("long", work.write_later, (mark, 600.0)), WorkerTask("next", work.double, (1,))], 1)
     assert next(iter(events)).kind == "started"
     events.close()  # type: ignore[attr-defined]
     assert not multiprocessing.active_children()
@@ -85,7 +85,9 @@ def test_whoever_stops_listening_stops_the_work(tmp_path: Path) -> None:
 
 def test_an_interruption_is_this_process_alone_to_answer() -> None:
     """Ctrl-C in a terminal reaches every process of the group; workers, and what starts them, would each complain."""
-    (found,) = [event.value for event in run_tasks([Task("mask", work.held_back, ())], 1) if event.kind == "finished"]
+    (found,) = [
+        event.value for event in run_tasks([WorkerTask("mask", work.held_back, ())], 1) if event.kind == "finished"
+    ]
     assert found is True
     assert not work.held_back()
 

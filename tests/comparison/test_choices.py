@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from relpos.cli import main
-from relpos.compare import CHOICES, Settings
-from relpos.compare.choices import find_choice
-from relpos.compare.cost import GROWING, _Step, memory_sizes, sizes
+from relpos.comparison import CHOICES, ComparisonSettings
+from relpos.comparison.choices import find_choice
+from relpos.comparison.cost import GROWING, _Step, memory_sizes, sizes
 from relpos.data import find_task
 from relpos.models import count_parameters
 from relpos.train import ImageRecipe, TextRecipe
 
 
-def settings(what: str, task: str = "digits", **more: Any) -> Settings:
+def settings(what: str, task: str = "digits", **more: Any) -> ComparisonSettings:
     asked = {"positions": None, "seeds": 2, "steps": None, "device": "cpu", "precision": "float32"}
-    return Settings.make(find_task(task), **{**asked, "what": what, **more})
+    return ComparisonSettings.make(find_task(task), **{**asked, "what": what, **more})
 
 
 @pytest.mark.parametrize("what", CHOICES)
@@ -117,7 +117,7 @@ def call(out: Path) -> list[str]:
 def test_a_comparison_of_norms_is_written_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import relpos.compare.experiment as experiment
+    import relpos.comparison.experiment as experiment
 
     out = tmp_path / "out"
     main(call(out))
