@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tolerance import largest
+from relpos.testing.tolerance import largest
 
 LIMITS = {torch.float64: 1e-11, torch.float32: 2e-5}
 """What must hold where a test names no limit of its own."""

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
-from orders import ORDERS, Orders, Shuffled, in_orders
-from tolerance import assert_close, rms
+from relpos.testing import oracle
+from relpos.testing.orders import ORDERS, Orders, Shuffled, in_orders
+from relpos.testing.tolerance import assert_close, rms
 
 B, H, N, M, D = 2, 3, 5, 9, 4
 NAMES = ("output", "d q", "d k", "d v")

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
-from orders import in_orders
 from relpos.core import LineBias, Mask, Sequence, lines
 from relpos.engines import attention, flash_attention
-from tolerance import assert_close
+from relpos.testing import oracle
+from relpos.testing.orders import in_orders
+from relpos.testing.tolerance import assert_close
 
 B, H, N, D = 1, 2, 40, 8
 Path = Callable[[Tensor, Tensor, Tensor, LineBias], Tensor]

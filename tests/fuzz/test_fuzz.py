@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
 import relpos
 from fuzz.building import build
 from fuzz.description import Described, Layout, Part, Tokens, read, shown
@@ -25,6 +24,7 @@ from fuzz.plain_pairs import kept_pairs
 from fuzz.running import ENGINES, check, share_of_allowed, truth_of
 from fuzz.shrinking import shrink
 from fuzz.tiles import STREAMING, TRITON, set_to
+from relpos.testing import oracle
 
 CALLS, AT_ONCE, FAST = 300, 20, 2
 

@@ -1,7 +1,7 @@
-"""How close is close enough: derived from what the same arithmetic costs, never guessed.
+"""The tolerance of a comparison, derived from the rounding error of the same arithmetic.
 
 Every comparison has three parties. `exact` is the float64 oracle. The yardstick is the oracle's own loops run in the
-dtype under test: what rounding costs when one simply computes. `actual` is under test. It passes where
+dtype under test; its error is what rounding costs. `actual` is under test. It passes where
 
     rms(actual - exact) <= factor * cost by rms + eps * rms(exact)
     max(actual - exact) <= 2 * factor * cost by max + 8 * eps * max(exact)
@@ -39,7 +39,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from orders import ORDERS, Orders
+from relpos.testing.orders import ORDERS, Orders
 
 Measure = Callable[[Tensor], float]
 FACTOR = {torch.float64: 2.0, torch.float32: 2.0, torch.bfloat16: 1.1, torch.float16: 1.1}
@@ -70,11 +70,18 @@ def assert_close(
     terms: float = 0.0,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Assert that `actual` is as near to `exact` as the rule at the file's head asks.
+    """Assert that `actual` is as near to `exact` as the rule of this module asks.
 
     Args:
+        actual: the result under test.
+        exact: the oracle's, in float64.
         yardstick: `in_orders(...)` of the loops; a tensor where nothing is summed, as of a result that is only rounded.
+        what: how a failing message calls the result.
+        terms: size of the terms of a difference that may cancel.
         dtype: the dtype of the arithmetic, where it is not that of `actual`.
+
+    Raises:
+        AssertionError: they differ by more; the message says by how much, and where most.
     """
     dtype = actual.dtype if dtype is None else dtype
     drawn = yardstick.drawn if isinstance(yardstick, Orders) else lambda number: yardstick
@@ -98,11 +105,20 @@ def assert_close(
         if found <= factor * costs(measure, 1)[0] + own:
             return
         allowed = factor * of_all(costs(measure, ORDERS)) + own
-        assert found <= allowed, f"{what}: {line} {found:.3g} above {allowed:.3g} in {dtype}"
+        assert found <= allowed, f"{what}: {line} {found:.3g} above {allowed:.3g} in {dtype}{_worst(actual, exact)}"
 
     if error.numel() >= FEW:
         ask("RMS error", rms, _above_all, factor, 1)
     ask("largest error", largest, max, 2 * factor, 8)
+
+
+def _worst(actual: Tensor, exact: Tensor) -> str:
+    """Where two tensors differ most, and by which values."""
+    difference = (actual - exact).abs().nan_to_num(nan=-1.0)  # infinities that agree
+    if not difference.dim():
+        return f": {float(actual):.6g}, expected {float(exact):.6g}"
+    index = tuple(int(i) for i in torch.unravel_index(difference.argmax(), difference.shape))
+    return f"; they differ most at {list(index)}: {float(actual[index]):.6g}, expected {float(exact[index]):.6g}"
 
 
 def _above_all(draws: list[float]) -> float:
