@@ -105,6 +105,10 @@ def test_other_orders_are_drawn_only_where_the_first_does_not_decide() -> None:
     with pytest.raises(AssertionError, match="RMS error"):
         assert_close(exact[3] * (1 + 1e-5), exact[3], cost[3], dtype=torch.float32)
     assert len(calls) == ORDERS
+    calls.clear()
+    with pytest.raises(AssertionError, match=r"RMS error .*; they differ most at \[\d, \d, \d, \d\]: .*, expected "):
+        assert_close(-exact[3], exact[3], in_orders(loops)[3], dtype=torch.float32)
+    assert len(calls) == 1
 
 
 def test_what_one_order_allows_all_allow() -> None:
