@@ -1,4 +1,4 @@
-"""The rule of `tolerance.py` and the orders of sums that it draws: what they let pass, and what not."""
+"""The rule of `relpos.testing.tolerance` and the orders of sums that it draws: what they let pass, and what not."""
 
 from __future__ import annotations
 

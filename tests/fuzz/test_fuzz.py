@@ -248,7 +248,7 @@ def test_an_error_of_eight_in_a_thousand_is_seen_anywhere(dtype: str) -> None:
     ids=["a line bias, a rotation and sinks", "a grid, a cap and dropout"],
 )
 def test_the_oracle_says_what_the_loops_say(given: Described) -> None:
-    """`tests/oracle.py` goes over pairs one at a time, from the coordinates."""
+    """`relpos.testing.oracle` goes over pairs one at a time, from the coordinates."""
     built = build(given)
     truth, _ = truth_of(built)
     numbers, told = {name: x.detach() for name, x in built.plain.numbers.items()}, dict(built.plain.entries)

@@ -71,16 +71,19 @@ def gradients_of(output: Tensor, given: AttentionInputs, module: Mechanism, leav
 
 def require_close(one: Tensor, other: Tensor, slack: float, what: str) -> None:
     """Assert that two tensors agree up to a relative and absolute error of `slack`; `what` opens the message."""
+    __tracebackhide__ = True
     torch.testing.assert_close(one, other, rtol=slack, atol=slack, msg=lambda text: f"{what}: {text}")
 
 
 def require_near(one: Tensor, other: Tensor, what: str) -> None:
     """Assert that two tensors agree up to the order of sums: about 4,000 units in the last place of 1."""
+    __tracebackhide__ = True
     require_close(one, other, 2**12 * torch.finfo(one.dtype).eps, what)
 
 
 def require_same_gradients(one: Tensor, other: Tensor, leaves: dict[str, Tensor], what: str) -> None:
     """Assert that two outputs and their gradients by name agree up to the order of sums."""
+    __tracebackhide__ = True
     require_near(one, other, what)
     upstream = torch.randn_like(one)
     pairs = [torch.autograd.grad(x, list(leaves.values()), upstream, allow_unused=True) for x in (one, other)]

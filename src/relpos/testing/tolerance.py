@@ -12,7 +12,7 @@ expected.
 
 The cost is not the error of one run of the loops. That depends on the order of their sums, and with it on the width of
 the processor's vectors: the root mean square of a hundred errors in float32 is up to twice as large in one order as in
-another. So the loops are run in n = `ORDERS` orders (`orders.py`), and of their n errors
+another. So the loops are run in n = `ORDERS` orders (`relpos.testing.orders`), and of their n errors
 
     cost by rms = mean + sqrt(n) * deviation, with deviation^2 = mean((error - mean)^2)
     cost by max = the largest
@@ -85,6 +85,7 @@ def assert_close(
     Raises:
         AssertionError: they differ by more; the message says by how much, and where most.
     """
+    __tracebackhide__ = True
     dtype = actual.dtype if dtype is None else dtype
     drawn = yardstick.drawn if isinstance(yardstick, Orders) else lambda number: yardstick
     shapes = actual.shape, exact.shape, drawn(0).shape
@@ -103,6 +104,7 @@ def assert_close(
         return [unit * measure((drawn(n).detach().double() - exact)[~infinite]) for n in range(orders)]
 
     def ask(line: str, measure: Measure, of_all: Callable[[list[float]], float], factor: float, units: float) -> None:
+        __tracebackhide__ = True
         found, own = measure(error), units * eps * max(measure(exact[~infinite]), terms)
         first = factor * costs(measure, 1)[0] + own
         if found <= first:
