@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from relpos.bench.cases import EVERY, EVERY_GPU, find_cases
-from relpos.bench.run import Bench, Settings
+from relpos.bench.run import Bench, BenchSettings
 from relpos.cli.bench_verb import default_folder, measure
 
 RESULTS = Path(__file__).parent / "results"
@@ -42,7 +42,7 @@ def main() -> None:
     if there and not asked.force:
         print(f"expected no results at {there[0]}; got some. Move them, or pass --force.", file=sys.stderr)
         raise SystemExit(2)
-    settings = Settings.make(cases, repeats=asked.repeats, threads=asked.threads)
+    settings = BenchSettings.make(cases, repeats=asked.repeats, threads=asked.threads)
     folder = default_folder(settings)
     measure(Bench(settings, folder), Console())
     asked.into.mkdir(parents=True, exist_ok=True)

@@ -30,8 +30,8 @@ from torch import Tensor
 import relpos
 from relpos.bench.measure import interleaved, quartiles
 from relpos.bench.run import fingerprint
-from relpos.compare.memory import PeakMemory
-from relpos.compare.settings import environment
+from relpos.comparison.memory import PeakMemory
+from relpos.comparison.settings import environment
 from relpos.core import Coordinates, Mask
 from relpos.patterns import big_bird, block_sparse, dilated, fixed, local, longformer, windows
 from relpos.position import Mechanism

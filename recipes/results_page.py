@@ -11,27 +11,28 @@ from relpos.results import (
     SCHEMA_VERSION,
     Attention,
     Cost,
-    Curve,
+    CurveRecord,
     Divergence,
     Environment,
     Learned,
-    Mechanism,
+    MechanismRecord,
     Metric,
     Parameters,
-    Probe,
+    ProbeRecord,
+    RecipeRecord,
     Results,
     Run,
     Sample,
-    Settings,
-    Task,
+    SettingsRecord,
+    TaskRecord,
     Time,
     is_required,
 )  # fmt: skip
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 SECTIONS = (
-    Results, Settings, Environment, Task, Probe, Mechanism, Run, Parameters, Curve, Divergence, Metric, Learned,
-    Attention, Sample, Cost, Time,
+    Results, SettingsRecord, RecipeRecord, Environment, TaskRecord, ProbeRecord, MechanismRecord, Run, Parameters,
+    CurveRecord, Divergence, Metric, Learned, Attention, Sample, Cost, Time,
 )  # fmt: skip
 TEXT = """# `results.json`: the schema, version {version}
 

@@ -14,7 +14,7 @@ from relpos.position.preset import find
 from relpos.report.measure import Scored, measure_of
 from relpos.report.standings import Contender, contenders, far_probe, grown_probe, outcomes, place
 from relpos.report.statistics import Interval, paired_difference
-from relpos.results import Probe, Results
+from relpos.results import ProbeRecord, Results
 
 Speaks = Literal["for", "against", "open"]
 RELATIVE = {"bias", "rotation", "vectors"}
@@ -46,7 +46,7 @@ def alibis(results: Results) -> list[str]:
     return [name for name in results.names if name in ("alibi", "alibi_manhattan")]
 
 
-def test(results: Results) -> Probe:
+def test(results: Results) -> ProbeRecord:
     """The plain test."""
     return results.task.probes[0]
 
@@ -58,14 +58,14 @@ def more_than(results: Results, interval: Interval, limit: float) -> Speaks:
     return "for" if interval.low > limit else "against" if interval.high < limit else "open"
 
 
-def own_rule(results: Results, name: str, probe: Probe) -> Contender | None:
+def own_rule(results: Results, name: str, probe: ProbeRecord) -> Contender | None:
     """A mechanism by its own first rule, or, where that resamples its table, by one that does not."""
     found = [one for one in contenders(results, probe) if one.name == name]
     rules = [rule for rule in results.mechanism(name).growth if rule != "interpolated"]
     return min(found, key=lambda one: rules.index(one.growth) if one.growth in rules else len(rules), default=None)
 
 
-def best(results: Results, names: Iterable[str], probe: Probe) -> Contender | None:
+def best(results: Results, names: Iterable[str], probe: ProbeRecord) -> Contender | None:
     """The best of these on a probe, by whatever rule."""
     measure, allowed = measure_of(results), set(names)
     found = [one for one in contenders(results, probe) if one.name in allowed]
@@ -73,7 +73,7 @@ def best(results: Results, names: Iterable[str], probe: Probe) -> Contender | No
 
 
 def ahead(
-    results: Results, first: Contender | None, second: Contender | None, probe: Probe | None, limit: float = 0.0
+    results: Results, first: Contender | None, second: Contender | None, probe: ProbeRecord | None, limit: float = 0.0
 ) -> list[Finding]:
     """Whether the first is ahead of the second by more than `limit`, which may be below 0."""
     if first is None or second is None or probe is None or first == second:
@@ -88,7 +88,9 @@ def ahead(
     return [Finding(first.label, words, more_than(results, found, limit))]
 
 
-def falls(results: Results, names: Sequence[str], probe: Probe | None, limit: float, *, little: bool) -> list[Finding]:
+def falls(
+    results: Results, names: Sequence[str], probe: ProbeRecord | None, limit: float, *, little: bool
+) -> list[Finding]:
     """How much worse than on the plain test: more than `limit`, or, where it is to be `little`, less."""
     found = []
     for name in names if probe is not None else ():
@@ -106,14 +108,14 @@ def falls(results: Results, names: Sequence[str], probe: Probe | None, limit: fl
     return found
 
 
-def _lost(results: Results, contender: Contender, probe: Probe) -> Scored:
+def _lost(results: Results, contender: Contender, probe: ProbeRecord) -> Scored:
     """What each unit loses from the plain test to a probe, by seed."""
     before, after = outcomes(results, Contender(contender.name), test(results)), outcomes(results, contender, probe)
     worse = 1 if measure_of(results).is_share else -1
     return {seed: worse * (before[seed] - after[seed]) for seed in set(before) & set(after)}
 
 
-def falls_less(results: Results, probe: Probe | None) -> list[Finding]:
+def falls_less(results: Results, probe: ProbeRecord | None) -> list[Finding]:
     """How much less each relative mechanism loses than the absolute one that is best there."""
     rival = None if probe is None else best(results, of_family(results, "absolute"), probe)
     found = []

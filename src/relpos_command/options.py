@@ -1,4 +1,4 @@
-"""What each verb takes. Nothing here imports relpos: names that it knows stand here again, and a test compares them."""
+"""What each verb takes. Nothing here imports relpos: what it knows is repeated here, and a test compares both."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def _add_task(parser: ArgumentParser) -> None:
         help="N or HxW: pixels that a model sees; a picture fills them but for two patches on every side. Default: 64",
     )
     add("--patch", type=words, metavar="N", help="N or HxW: pixels of a patch. Default: 8")
-    add("--bad-images", choices=("error", "skip"), help="what to do with broken images. Default: error")
+    choices = ("error", "skip")
+    add("--bad-images", choices=choices, metavar="HOW", help="broken images: error, or skip them. Default: error")
     add(
         "--max-pixels",
         type=whole(at_least=1, at_most=10**12),
@@ -83,9 +84,8 @@ def _add_task(parser: ArgumentParser) -> None:
 
 def _add_machine(parser: ArgumentParser) -> None:
     parser.add_argument("--device", type=words, default="auto", help="auto, cpu, cuda or cuda:0. Default: auto")
-    parser.add_argument(
-        "--precision", choices=PRECISIONS, default="float32", help="what products are computed in. Default: float32"
-    )
+    what = f"what products are computed in: {', '.join(PRECISIONS)}. Default: float32"
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32", metavar="NAME", help=what)
 
 
 _STEPS = whole(at_least=1, at_most=10_000_000)
@@ -101,7 +101,8 @@ def _compare(parser: ArgumentParser) -> None:
         help="mechanisms, joined by commas; a+b is a sum (relpos list positions). standard: about a dozen well-known "
         "ones; all: every one that suits the task. Default: six, one of each well-known kind",
     )
-    add("--what", choices=WHATS, default="position", help="what is compared. Default: position")
+    what = f"what is compared: {', '.join(WHATS)}. Default: position"
+    add("--what", choices=WHATS, default="position", metavar="WHAT", help=what)
     add("--choices", type=words, metavar="NAMES", help="with --what: which of them, joined by commas. Default: all")
     add(
         "--seeds",
@@ -135,7 +136,8 @@ def _train(parser: ArgumentParser) -> None:
         help="of initialisation and batches. Default: 0",
     )
     add("--steps", type=_STEPS, metavar="N", help="training steps. Default: the recipe's")
-    add("--optimizer", choices=OPTIMIZERS, default="adamw", help="at the learning rate chosen for it. Default: adamw")
+    optimizer = f"{', '.join(OPTIMIZERS)}, at the learning rate chosen for it. Default: adamw"
+    add("--optimizer", choices=OPTIMIZERS, default="adamw", metavar="NAME", help=optimizer)
     add(
         "--threads",
         type=_THREADS,
@@ -196,7 +198,7 @@ def _check(parser: ArgumentParser) -> None:
 
 
 def _list(parser: ArgumentParser) -> None:
-    parser.add_argument("kind", choices=KINDS, help="what to list")
+    parser.add_argument("kind", choices=KINDS, metavar="KIND", help=f"what to list: {', '.join(KINDS)}")
     parser.add_argument("--long", action="store_true", help="with a description and the source of each")
 
 

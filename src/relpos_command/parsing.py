@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shutil
 import sys
 import textwrap
@@ -41,6 +42,17 @@ def fail(message: str, code: int) -> NoReturn:
     raise SystemExit(code)
 
 
+_CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)$", re.DOTALL)
+
+
+def _plain(message: str, verb: str | None, options: Iterable[str]) -> str:
+    """jsonargparse's message with options as they are typed, `--position`, where it has its own names for them."""
+    if verb is None:
+        return "expected a verb; got none" if "was not provided" in message else message
+    typed = {option.removeprefix("--").replace("-", "_"): option for option in options}
+    return re.sub(rf"\b{verb}\.(\w+)", lambda name: typed.get(name[1], name[1].upper()), message)
+
+
 def _nearest(words: Iterable[str], known: Iterable[str]) -> str:
     """The question whether one of `known` was meant by the first of the words that is none of them."""
     known = list(known)
@@ -74,17 +86,20 @@ def parse(words: Sequence[str] | None = None) -> Call:
 
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
             verb = typed[0] if typed[:1] and typed[0] in VERBS else None
-            known = verbs.choices[verb]._option_string_actions if verb else VERBS
+            known = list(verbs.choices[verb]._option_string_actions) if verb else list(VERBS)
+            message = _plain(message.strip().rstrip("."), verb, known)
             unsure = [word for word in typed if word.startswith("--")] if verb else typed[:1]
+            if of_choice := _CHOICE.search(message):
+                unsure, known = [of_choice[1]], re.findall(r"[\w.-]+", of_choice[2])
             see = f"See relpos {verb} --help." if verb else "See relpos --help."
-            fail(f"{message.strip().rstrip('.')}.{_nearest(unsure, known)} {see}", 2)
+            fail(f"{message}.{_nearest(unsure, known)} {see}", 2)
 
     parser = Parser(
         prog="relpos",
         formatter_class=Formatter,
         description="Position mechanisms for Transformers: compare them on your data.",
     )
-    verbs = parser.add_subcommands(dest="verb", required=True)
+    verbs = parser.add_subcommands(dest="verb", required=True, metavar="VERB")
     for name, verb in VERBS.items():
         sub = Parser(formatter_class=Formatter, description=verb.summary)
         verb.add_options(sub)

@@ -22,15 +22,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "layers": BELOW_LAYERS,
     "models": BELOW_MODELS,
     "optim": {"core", "position"},
-    "data": {"core", "files"},
+    "data": {"core", "files", "results"},  # results for the dataclasses that describe a task
     "train": BELOW_TRAIN | {"files"},
     "interop": BELOW_TRAIN,
     "results": set(),
-    "compare": BELOW_COMPARE | {"results", ""},  # the root for its version
+    "comparison": BELOW_COMPARE | {"results", ""},  # the root for its version
     "viz": {"core", "position", "engines", "files", "results"},
     "report": {"files", "results", "viz"},
-    "bench": BELOW_LAYERS | {"layers", "files", "compare", "viz", ""},  # compare for memory, workers and the folder
-    "cli": BELOW_COMPARE | {"bench", "compare", "report", "results", "viz", ""},
+    "bench": BELOW_LAYERS | {"layers", "files", "comparison", "viz", ""},  # compare for memory, workers and the folder
+    "cli": BELOW_COMPARE | {"bench", "comparison", "report", "results", "viz", ""},
     "compat": BELOW_TRAIN,
     "testing": BELOW_LAYERS,  # and nothing imports it
     "": BELOW_MODELS | {"models", "optim", "compat"},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+from collections import defaultdict
 
 from source import imports, modules, tree
 
@@ -63,3 +64,13 @@ def test_imports_have_no_circle() -> None:
 
     for name in graph:
         walk(name, ())
+
+
+def test_no_two_classes_have_one_name() -> None:
+    classes = defaultdict(list)
+    for name in modules():
+        for node in tree(name).body:
+            if isinstance(node, ast.ClassDef):
+                classes[node.name.lstrip("_")].append(name)
+    twice = {name: where for name, where in classes.items() if len(where) > 1}
+    assert not twice

@@ -15,7 +15,7 @@ from relpos.bench.check import faults, small_cases
 from relpos.bench.inputs import make
 from relpos.bench.modules import baseline, op_case, peers_of
 from relpos.bench.peers import engine_peer, taken
-from relpos.bench.run import Settings
+from relpos.bench.run import BenchSettings
 from relpos.testing.engines import INTERPRETED
 
 
@@ -76,10 +76,10 @@ def test_families_have_what_was_promised() -> None:
 def test_cases_of_two_devices_are_not_mixed_and_a_gpu_must_be_there() -> None:
     on_gpu = find_cases("gpu-target")
     with pytest.raises(ValueError, match="cases of one device; got cpu and cuda"):
-        Settings.make((*on_gpu, Case("line", (8,))))
+        BenchSettings.make((*on_gpu, Case("line", (8,))))
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match=r"a CUDA device for these cases; got none\. Leave out"):
-            Settings.make(on_gpu)
+            BenchSettings.make(on_gpu)
 
 
 @pytest.mark.parametrize("case", every_case().values(), ids=lambda case: case.name)

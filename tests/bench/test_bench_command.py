@@ -11,10 +11,10 @@ import pytest
 
 from relpos.bench import run
 from relpos.bench.cases import Case, every_case, families
-from relpos.bench.run import Bench, Settings
+from relpos.bench.run import Bench, BenchSettings
 from relpos.cli import main
-from relpos.compare.store import OtherSettingsError
-from relpos.compare.workers import Event, Task, WorkerError
+from relpos.comparison.store import OtherSettingsError
+from relpos.comparison.workers import Event, WorkerError, WorkerTask
 
 Captured = pytest.CaptureFixture[str]
 
@@ -86,8 +86,8 @@ def test_a_quick_run_from_end_to_end(tmp_path: Path, capsys: Captured, monkeypat
     assert json.loads((folder / "results.json").read_text()) == found
 
 
-def settings(**more: Any) -> Settings:
-    return Settings.make((Case("line", (8,)),), ("sdpa",), 1, threads=1, **more)
+def settings(**more: Any) -> BenchSettings:
+    return BenchSettings.make((Case("line", (8,)),), ("sdpa",), 1, threads=1, **more)
 
 
 def test_results_of_other_settings_or_another_source_are_left_alone(
@@ -105,7 +105,7 @@ def test_results_of_other_settings_or_another_source_are_left_alone(
 def test_a_process_that_dies_costs_its_own_figure_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def dying(tasks: list[Task], at_once: int) -> Any:
+    def dying(tasks: list[WorkerTask], at_once: int) -> Any:
         asked.extend(task.name for task in tasks)
         yield Event(tasks[0], "started")
         raise WorkerError("it failed:\nthe process ended with code -9 and said nothing")
@@ -117,7 +117,7 @@ def test_a_process_that_dies_costs_its_own_figure_alone(tmp_path: Path, monkeypa
     assert {entry["reason"] for entry in found["entries"]} == {"the process was ended, most likely for memory"}
     assert not bench.tasks(bench.settings.cases[0])
 
-    def broken(tasks: list[Task], at_once: int) -> Any:
+    def broken(tasks: list[WorkerTask], at_once: int) -> Any:
         yield Event(tasks[0], "started")
         raise WorkerError("it failed:\nKeyError: 3")
 
@@ -128,15 +128,15 @@ def test_a_process_that_dies_costs_its_own_figure_alone(tmp_path: Path, monkeypa
 
 def test_all_engines_run_where_windows_are_many() -> None:
     windows = families()["windows"][0]
-    plain = Settings.make((windows,))
+    plain = BenchSettings.make((windows,))
     assert plain.engines_of(windows)[0] == "auto"
     assert {"sdpa", "streaming", "reference"} <= set(plain.engines_of(windows))
     assert plain.engines_of(Case("line", (8,))) == ("auto",)
-    assert Settings.make((windows,), ("sdpa",)).engines_of(windows) == ("sdpa",)
+    assert BenchSettings.make((windows,), ("sdpa",)).engines_of(windows) == ("sdpa",)
 
 
 def test_quick_cases_are_shrunk_and_run_once() -> None:
-    quick = Settings.make(families()["lengths"], repeats=7, quick=True)
+    quick = BenchSettings.make(families()["lengths"], repeats=7, quick=True)
     assert quick.repeats == 1
     assert {case.sizes for case in quick.cases} == {(256,)}
     assert len(quick.cases) == len(set(quick.cases)) == 6

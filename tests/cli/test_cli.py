@@ -24,15 +24,15 @@ Captured = pytest.CaptureFixture[str]
 
 USER_ERRORS: list[tuple[str, str]] = [
     # what is typed, what the line says
-    ("", r'expected "verb" to be one of \{compare,train,.*not provided\. See relpos --help'),
+    ("", r"error: expected a verb; got none\. See relpos --help"),
     ("compar", r"invalid choice: 'compar' \(choose from 'compare', .*\)\. Did you mean compare\? See relpos --help"),
     ("frobnicate", r"invalid choice: 'frobnicate' \(choose from 'compare', .*'list'\)\. See relpos --help"),
     ("--version", r"unrecognized arguments: --version\. See relpos --help"),
-    ("list", r"the following arguments are required: list\.kind\. See relpos list --help"),
-    ("list position", r"kind: invalid choice: 'position' \(choose from 'positions', 'tasks', 'backends'\)\. See"),
+    ("list", r"the following arguments are required: KIND\. See relpos list --help"),
+    ("list position", r"KIND: invalid choice: 'position' \(choose from .*\)\. Did you mean positions\? See"),
     ("list positions extra", r"unrecognized arguments: extra\. See relpos list --help"),
-    ("train --position none", r"the following arguments are required: train\.out\. See relpos train --help"),
-    ("train --out OUT", r"the following arguments are required: train\.position\. See"),
+    ("train --position none", r"the following arguments are required: --out\. See relpos train --help"),
+    ("train --out OUT", r"the following arguments are required: --position\. See"),
     ("train --position relativ_2d --out OUT", r"among .*; got 'relativ_2d'\. Did you mean 'relative_2d'\?"),
     ("train --position none+lerned --out OUT", r"got 'lerned'\. Did you mean 'learned'\?"),
     (
@@ -71,6 +71,10 @@ USER_ERRORS: list[tuple[str, str]] = [
     (
         "compare --precision fp8",
         r"--precision: invalid choice: 'fp8' \(choose from 'float32', 'bf16-mixed', 'fp16-mixed'\)",
+    ),
+    (
+        "compare --what norms",
+        r"--what: invalid choice: 'norms' \(choose from .*\)\. Did you mean norm\? See relpos comp",
     ),
     ("compare --out OUT/thesis.tex", r"expected a folder for --out; .*thesis\.tex is a file\. Choose another --out"),
     ("compare --out OUT", r"expected an empty folder .*holds other files\. Choose another --out"),
@@ -186,6 +190,17 @@ def test_an_interruption_says_what_is_left(
         main(typed.split())
     assert caught.value.code == 130
     assert capsys.readouterr().err == f"relpos: error: interrupted{says}\n"
+
+
+@pytest.mark.parametrize("typed", ["compare --positions lerned", "train --position lerned --out x", "show lerned"])
+def test_a_misspelt_mechanism_is_known_before_libraries_load(
+    typed: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr(f"relpos.cli.{typed.split()[0]}_verb.LIBRARIES", ("relpos.no_such_library",))
+    with pytest.raises(SystemExit) as caught:
+        main(typed.split())
+    assert caught.value.code == 2
+    assert "got 'lerned'. Did you mean 'learned'?" in capsys.readouterr().err
 
 
 def test_an_interruption_while_libraries_load_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from relpos.cli import list_verb, main
 from relpos.cli.saying import Work, in_words, say, watched
-from relpos.compare.workers import Event, Task
+from relpos.comparison.workers import Event, WorkerTask
 from relpos.position import presets
 from relpos.train import Progress
 from relpos_command import parsing
@@ -54,13 +54,16 @@ def test_an_error_wraps_at_words_on_a_terminal(width: int, monkeypatch: pytest.M
     assert all(len(line) <= width or " " not in line for line in file.getvalue().splitlines())
 
 
+@pytest.mark.parametrize("typed", [["--help"], ["compare", "--help"], ["list", "--help"]])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_help_wraps_at_words(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_wraps_at_words(
+    typed: list[str], width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     with pytest.raises(SystemExit):
-        main(["compare", "--help"])
-    help_lines = capsys.readouterr().out.partition("options:")[2].splitlines()
-    assert all(len(line) <= width or " " not in line.strip() or line.startswith("  --") for line in help_lines)
+        main(typed)
+    help_lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= max(width, 33) or " " not in line.strip() for line in help_lines), "usage has its own least"
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -92,19 +95,30 @@ def test_long_says_more(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(1, "10 s"), (44, "40 s"), (99, "100 s"), (100, "2 min"), (601, "10 min"), (7200, "2.0 h")]
+    ("seconds", "said"),
+    [
+        (0.2, "1 s"),
+        (4.4, "4 s"),
+        (9.8, "10 s"),
+        (14, "10 s"),
+        (44, "40 s"),
+        (99, "100 s"),
+        (100, "2 min"),
+        (601, "10 min"),
+        (7200, "2.0 h"),
+    ],
 )
 def test_time_in_words(seconds: float, said: str) -> None:
     assert in_words(seconds) == said
 
 
-def make(count: int = 2, **changes: Any) -> list[Task]:
-    return [Task(f"t{n}", lambda: None, (), label=f"train t{n}", **changes) for n in range(count)]
+def make(count: int = 2, **changes: Any) -> list[WorkerTask]:
+    return [WorkerTask(f"t{n}", lambda: None, (), label=f"train t{n}", **changes) for n in range(count)]
 
 
 def test_the_time_left_is_what_the_rest_takes_at_the_speed_so_far() -> None:
     now = [0.0]
-    tasks = [*make(2), Task("timing", lambda: None, (), weight=2.0)]
+    tasks = [*make(2), WorkerTask("timing", lambda: None, (), weight=2.0)]
     work = Work(tasks, clock=lambda: now[0])
     assert str(work) == "0 of 3 done"
     now[0] = 60.0
@@ -115,6 +129,12 @@ def test_the_time_left_is_what_the_rest_takes_at_the_speed_so_far() -> None:
     for task in tasks[1:]:
         work.take(Event(task, "finished"))
     assert str(work) == "3 of 3 done"
+
+
+def test_where_nothing_is_left_to_do_no_line_says_so() -> None:
+    out, file = console(80)
+    assert watched(lambda watch: "results", [], out) == "results"
+    assert file.getvalue() == ""
 
 
 @pytest.mark.parametrize("width", [20, 80])

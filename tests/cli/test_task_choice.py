@@ -15,7 +15,7 @@ from photographs import make_folder
 from relpos.cli import main
 from relpos.cli.compare_verb import default_folder
 from relpos.cli.task_choice import choose_task
-from relpos.compare import Settings
+from relpos.comparison import ComparisonSettings
 
 Captured = pytest.CaptureFixture[str]
 
@@ -103,12 +103,12 @@ def test_nothing_is_read_before_the_rest_fits(
     ("folder", "named"), [("/a/my photos (2)", "my-photos-2-"), ("/a/cats", "cats"), ("/", "images"), ("/é", "é")]
 )
 def test_results_are_named_after_the_folder(folder: str, named: str) -> None:
-    settings = Settings("images", ("none",), 1, {"images": folder, "contents": "a"})
+    settings = ComparisonSettings("images", ("none",), 1, {"images": folder, "contents": "a"})
     found = default_folder(settings)
     assert re.fullmatch(rf"runs/{re.escape(named)}-[0-9a-f]{{8}}", found.as_posix())
-    changed = Settings("images", ("none",), 1, {"images": folder, "contents": "b"})
+    changed = ComparisonSettings("images", ("none",), 1, {"images": folder, "contents": "b"})
     assert default_folder(changed) != found, "other images, other results"
-    assert default_folder(Settings("digits", ("none",), 1)).name.startswith("digits-")
+    assert default_folder(ComparisonSettings("digits", ("none",), 1)).name.startswith("digits-")
 
 
 def test_reading_shows_how_far_it_is_on_a_terminal(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("show", "position"),
         ("bench --repeats", "--repeats"),
         ("bench --cases", "--cases"),
-        ("list", "kind"),
+        ("list", "KIND"),
     ],
 )
 def test_an_empty_value(typed: str, option: str, empty: str, capsys: Captured) -> None:
@@ -107,12 +107,12 @@ def test_numbers_below_the_smallest(capsys: Captured) -> None:
 
 
 def test_names_that_stand_in_the_options_are_the_librarys() -> None:
-    from relpos import compare, train
+    from relpos import comparison, train
     from relpos_command import options
 
     assert options.OPTIMIZERS == train.OPTIMIZERS
     assert tuple(train.PRECISIONS) == options.PRECISIONS
-    assert options.WHATS == compare.WHATS
+    assert options.WHATS == comparison.WHATS
 
 
 def test_defaults_that_help_names_are_those_of_show() -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from relpos.core.checks import require_name
+from relpos.core.checks import require_choice, require_name
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,10 @@ def test_a_wrong_name_is_met_with_the_nearest(name: object, rest: str) -> None:
 
 def test_a_right_name_is_let_through() -> None:
     require_name("pear", iter(["apple", "pear"]), "a fruit")
+
+
+def test_a_choice_that_is_nearly_right_is_offered() -> None:
+    with pytest.raises(
+        ValueError, match=r"mode to be one of 'fast', 'exact'; got str 'exakt'\. Did you mean 'exact'\?"
+    ):
+        require_choice("exakt", "mode", ("fast", "exact"))

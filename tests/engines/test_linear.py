@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from relpos import ALiBi, LinearAttention, RotaryEmbedding, Sequence, XPos, linear_attention
-from relpos.layers.linear import retention_decay
+from relpos.layers.variants import retention_decay
 from relpos.testing import oracle
 
 B, H, N, D, V = 2, 4, 11, 6, 5

@@ -592,7 +592,7 @@ import sys
 import torch
 import relpos
 from relpos import LineBias, Sequence, attention, lines
-from relpos.compare.memory import PeakMemory
+from relpos.comparison.memory import PeakMemory
 
 def step(n):
     line = lines(Sequence(n))

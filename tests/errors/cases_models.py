@@ -84,7 +84,7 @@ CASES: list[Case] = [
      "a backend among auto, triton, streaming, sdpa, flex, reference", "'x'", "Choose one of them."),
     ("MultiHeadAttention: position str", ValueError,
      lambda: MultiHeadAttention(32, 4, position="relative_2d"),
-     "position to be a mechanism", "str 'relative_2d'", "Build it first; terms are passed in the"),
+     "position to be a mechanism", "str 'relative_2d'", "Build it first, e.g. RotaryEmbedding("),
     ("MultiHeadAttention: position on tokens only", ValueError,
      lambda: MultiHeadAttention(32, 4, position=LearnedPositionEmbedding(32, seq_len=6)),
      "a mechanism that acts in attention", "LearnedPositionEmbedding, which acts on tokens",

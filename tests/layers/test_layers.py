@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from typing import Any
 
 import pytest
@@ -28,6 +30,7 @@ from relpos import (
     lines,
 )
 from relpos.layers import LayerCache
+from relpos.layers.block import BlockConfig
 from relpos.layers.mlp import gated_width
 from relpos.testing import oracle
 
@@ -132,6 +135,18 @@ def test_the_gated_width_is_two_thirds_in_eights() -> None:
         assert abs(width - dim * ratio * 2 / 3) <= 4 or width == 8
         block = TransformerBlock(dim, 1, ratio, mlp="swiglu")
         assert block.mlp.fc2.in_features == width
+
+
+def test_the_configuration_of_a_block_is_its_arguments() -> None:
+    arguments = inspect.signature(TransformerBlock).parameters.values()
+    fields = {one.name: one.default for one in dataclasses.fields(BlockConfig)}
+    wanted = {one.name: one.default for one in arguments if one.name != "position"}
+    assert {name: inspect.Parameter.empty if x is dataclasses.MISSING else x for name, x in fields.items()} == wanted
+    first, second = BlockConfig(12, 3, mlp="swiglu", kind="linear").blocks(2)
+    assert isinstance(first, TransformerBlock)
+    assert isinstance(first.mlp, GatedMlp)
+    assert first.attn.kind == "linear"
+    assert not torch.equal(first.attn.qkv.weight, second.attn.qkv.weight)  # type: ignore[union-attr,arg-type]
 
 
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from relpos.core import Grid, Sequence
 from relpos.layers import KeyValueCache, MultiHeadAttention
+from relpos.layers.block import BlockConfig
 from relpos.models import LanguageModel, VisionTransformer
 from relpos.models.attending import ATTENTIONS, AttentionChoice, pattern
 
@@ -113,9 +115,9 @@ def test_a_pattern_of_a_grid_has_no_prefix() -> None:
         images(attention="local", class_token=True)
 
 
-def test_what_a_product_lacks_is_named() -> None:
+def test_what_a_kind_lacks_is_named() -> None:
     tokens = torch.randn(1, 6, 32)
-    linear = MultiHeadAttention(32, 4, product="linear", attn_drop=0.5)
+    linear = MultiHeadAttention(32, 4, kind="linear", attn_drop=0.5)
     with pytest.raises(NotImplementedError, match=r"no dropout of attention weights; got 0\.5"):
         linear(tokens)
     with pytest.raises(NotImplementedError, match="expected a causal mask or none; got another mask"):
@@ -124,6 +126,25 @@ def test_what_a_product_lacks_is_named() -> None:
         linear.weights(tokens)
     with pytest.raises(NotImplementedError, match="a rotation or both as position; got RowRule"):
         language(attention="flash", position="cope")(torch.zeros(1, 3, dtype=torch.long))
+
+
+def test_every_argument_reaches_the_blocks() -> None:
+    asked: dict[str, Any] = {
+        "embed_dim": 24, "num_heads": 6, "num_kv_heads": 2, "mlp_ratio": 3.0, "norm": "groupnorm", "qkv_bias": False,
+        "qk_norm": "layernorm", "proj_drop_rate": 0.1, "attn_drop_rate": 0.2, "backend": "reference",
+        "attention": "flash",
+    }  # fmt: skip
+    config = BlockConfig(
+        24, 6, 3.0, num_kv_heads=2, norm="groupnorm", qk_norm="layernorm", qkv_bias=False, proj_drop=0.1, attn_drop=0.2,
+        backend="reference", kind="flash",
+    )  # fmt: skip
+    assert images(**asked).block_config == config
+    assert language(**asked).block_config == replace(config, proj_bias=False, mlp="swiglu")
+    for model in (images(**asked), language(**asked)):
+        attn = model.blocks[0].attn
+        assert isinstance(attn, MultiHeadAttention)
+        assert (attn.num_heads, attn.num_kv_heads, attn.kind, attn.attn_drop) == (6, 2, "flash", 0.2)
+        assert attn.backend == "reference"
 
 
 @pytest.mark.parametrize("width", [16, 40, 48, 64])

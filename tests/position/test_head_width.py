@@ -88,10 +88,10 @@ def test_an_odd_width_is_its_own() -> None:
     attention(*heads(7), position=mechanism, queries=GRID)
 
 
-@pytest.mark.parametrize("product", ["softmax", "linear", "tiles"])
-def test_layers_refuse_it(product: str) -> None:
+@pytest.mark.parametrize("kind", ["softmax", "linear", "flash"])
+def test_layers_refuse_it(kind: str) -> None:
     tokens = torch.randn(1, 6, 32)
-    layer = MultiHeadAttention(32, 2, position=RotaryEmbedding(8), product=product)  # type: ignore[arg-type]
+    layer = MultiHeadAttention(32, 2, position=RotaryEmbedding(8), kind=kind)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected heads 8 wide"):
         layer(tokens)
     with pytest.raises(ValueError, match="expected heads 8 wide"):

@@ -22,7 +22,7 @@ import sys
 import torch
 from position.published import Largest
 from relpos import DisentangledPosition, Sequence, ShawPosition, TransformerXLPosition, attention
-from relpos.compare.memory import PeakMemory
+from relpos.comparison.memory import PeakMemory
 
 name, backend, tokens, width = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 torch.set_num_threads(1)

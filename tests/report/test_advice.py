@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import pytest
-from image_results import ACCURACY, diverge
+from choice_results import make as make_choices
+from image_results import ACCURACY, ELEVEN, diverge, make_results
 from text_results import make_text
 
 from relpos.report.advice import Advice, advise, listed
+from relpos.report.curves import overview
 from relpos.results import read
 
 
@@ -156,3 +159,11 @@ def test_text_has_bits_and_lengths() -> None:
 )
 def test_lists_are_cut_at_three(names: list[str], words: str) -> None:
     assert listed(names, 3) == words
+
+
+@pytest.mark.parametrize("tree", [make_results(ELEVEN), make_results(), make_text(), make_choices()])
+def test_sentences_and_the_picture_have_cost_at_one_number_of_tokens(tree: dict[str, Any]) -> None:
+    results = read(tree)
+    advice = advise(results)
+    spoken = " ".join([*advice.lines, *(chart.across for chart in overview(results, advice))])
+    assert len(set(re.findall(r"at ([\d,]+) tokens", spoken))) == 1

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from relpos.compare import Settings, environment
-from relpos.compare.run import run
+from relpos.comparison import ComparisonSettings, environment
+from relpos.comparison.run import run
+from relpos.comparison.settings import describe
 from relpos.data import find_task
 from relpos.report import ResultsError
 from relpos.report.reproduce import reproduce
@@ -31,12 +32,20 @@ def compared(task: str, name: str, *, seed: int = 0, **asked: Any) -> Results:
     data = find_task(task)
     positions = None if "what" in asked else (name,)
     more = {"precision": "float32", "choices": None if positions else (name,)} | asked
-    settings = Settings.make(data, positions, 1, 6, "cpu", quick=True, **more)
+    settings = ComparisonSettings.make(data, positions, 1, 6, "cpu", quick=True, **more)
     settings = replace(settings, recipe=replace(settings.recipe, **TINY))
     (job,) = settings.jobs(data)
     record = plain(run(replace(job, seed=seed), settings, data))
-    tree = {"settings": settings.to_json(), "task": data.describe(), "records": [record], "mechanisms": [], "costs": []}
-    return read({"schema_version": SCHEMA_VERSION, "environment": environment("cpu"), **tree})
+    tree = {
+        "schema_version": SCHEMA_VERSION,
+        "settings": settings.describe(),
+        "environment": environment("cpu"),
+        "task": data.describe(),
+        "mechanisms": [describe(name, settings, data) for name in settings.names],
+        "records": [record],
+        "costs": [],
+    }
+    return read(tree)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +62,7 @@ def compared(task: str, name: str, *, seed: int = 0, **asked: Any) -> Results:
 def test_the_program_reaches_the_figure_of_the_command(
     task: str, name: str, asked: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Settings, "probes", lambda _, task: task.probes[:1])
+    monkeypatch.setattr(ComparisonSettings, "probes", lambda _, task: task.probes[:1])
     results = compared(task, name, **asked)
     (record,) = results.records
     (metric,) = record.metrics
@@ -65,7 +74,7 @@ def test_the_program_reaches_the_figure_of_the_command(
 
 
 def test_it_is_short_and_names_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Settings, "probes", lambda _, task: task.probes[:1])
+    monkeypatch.setattr(ComparisonSettings, "probes", lambda _, task: task.probes[:1])
     program = reproduce(compared("digits", "relative_2d"), "relative_2d")
     assert len(program.splitlines()) <= 48
     assert max(map(len, program.splitlines())) <= 120

@@ -28,7 +28,7 @@ def cells(table: Table, name: str, rule: str | None = None) -> dict[str, str]:
 
 def printed(tree: dict[str, Any], width: int = 112) -> list[str]:
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(render_terminal(read(tree), width=width))
+    console.print(render_terminal(read(tree), width=width), crop=False)
     return console.export_text().splitlines()
 
 
@@ -89,6 +89,26 @@ def test_choices_stand_beside_the_first_of_their_kind() -> None:
     assert local["ahead of full"] == "\N{MINUS SIGN}30.0"
     assert (full["time ~ N^"], local["time ~ N^"], local["memory ~ N^"]) == ("2.00", "1.00", "1.00")
     assert cells(build_table(read(make_choices(seeds=1))), "full")["test"] == "90.0"
+
+
+@pytest.mark.parametrize("width", [20, 24, 30, 40, 50, 60])
+def test_a_narrow_terminal_keeps_names_and_figures_whole(make: Any, width: int) -> None:
+    lines = printed(make(ELEVEN), width)
+    assert all(len(line) <= width or " " not in line.strip() for line in lines), "wrapped at words"
+    words = " ".join(lines).split()
+    assert set(ELEVEN) <= set(words)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in "".join(lines)
+    assert sum(word.startswith("\N{PLUS-MINUS SIGN}") for word in words) >= 2 * len(ELEVEN), "test and +3 px of each"
+
+
+def test_an_interval_that_stops_at_100_has_its_ends(make: Any, share: Any) -> None:
+    results = make(("none", "relative_2d"), images=36)
+    share(results, "relative_2d", "test", (1.0, 1.0, 1.0))
+    text = "\n".join(printed(results))
+    assert "100.0 (92 to 100)" in text
+    assert "100.0 \N{PLUS-MINUS SIGN}" not in text
+    assert "or (its ends) where it stops at 0 or 100." in text
+    assert "its ends" not in "\n".join(printed(make())), "said only where there is one"
 
 
 @pytest.mark.parametrize("width", [80, 112, 200])

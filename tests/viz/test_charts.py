@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from relpos.comparison import CHOICES as compared
+from relpos.data import ImageTask, Task, Text
+from relpos.position import find, presets
 from relpos.viz.charts import Chart, Point, draw, spread
-from relpos.viz.palette import COLOURS, pairs, styles, stylesheet
+from relpos.viz.palette import CHOICES, COLOURS, NUMBERS, pairs, styles, stylesheet
 
 FAMILIES = {"none": "none", "a": "bias", "b": "bias", "c": "rotation"}
 
@@ -42,11 +45,29 @@ def test_bits_do_not_start_at_zero_and_chance_stands_where_it_is_in_sight() -> N
 
 
 def test_mechanisms_differ_without_colour() -> None:
-    names = {f"m{index}": "bias" for index in range(8)}
-    looks = styles(names).values()
-    assert len({(look.dash, look.marker) for look in looks}) == 8
-    family = {colour for colour, _ in COLOURS["bias"]}
-    assert {look.colour for look in looks} == family
+    known = {name: one.family for name, one in presets().items()}
+    ours = {f"m{index}": "bias" for index in range(8)}
+    for names in (known, ours, *(dict.fromkeys(names, "other") for names in CHOICES)):
+        looks = styles(names)
+        assert len({(look.dash, look.marker) for look in looks.values()}) == len(names)
+        for name, family in names.items():
+            assert looks[name].colour in {colour for colour, _ in COLOURS[family]}
+
+
+@pytest.mark.parametrize("task", [ImageTask, Text])
+def test_those_compared_by_default_have_a_marker_and_a_colour_each(task: type[Task]) -> None:
+    looks = styles({name: find(name).family for name in task.positions}).values()
+    assert len({look.marker for look in looks}) == len({look.colour for look in looks}) == len(task.positions)
+
+
+def test_a_mechanism_looks_the_same_in_every_comparison() -> None:
+    known = {name: one.family for name, one in presets().items()}
+    assert set(known) <= set(NUMBERS), "give a new mechanism a number"
+    assert {name for names in CHOICES for name in names} == {name for names in compared.values() for name in names}
+    every = styles(known)
+    for name, family in known.items():
+        assert styles({"mine": "bias", name: family, "yours": "bias"})[name] == every[name]
+    assert styles({"mine": "bias"})["mine"] == styles({"none": "none", "mine": "bias", "t5": "bias"})["mine"]
 
 
 def test_every_colour_has_a_light_and_a_dark_value() -> None:

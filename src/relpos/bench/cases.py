@@ -117,7 +117,7 @@ _WINDOWS = ((7, 1024), (12, 384), (14, 256), (16, 128))
 
 
 EVERY, EVERY_GPU = "all", "gpu"
-"""In place of names: all cases on CPU, and all on a GPU."""
+"""Instead of names: all cases on CPU, and all on a GPU."""
 GPU_LENGTHS = (512, 2048, 8192, 32768, 65536)
 _GPU_WINDOWS = (7, 8)
 _GPU_BATCH = 4096

@@ -20,7 +20,7 @@ from relpos.bench.check import faults, first_line
 from relpos.bench.inputs import make
 from relpos.bench.modules import baseline, peers_of
 from relpos.bench.peers import Peer, Workload
-from relpos.compare.memory import PeakMemory
+from relpos.comparison.memory import PeakMemory
 
 _GIB = 2**30
 _SHARE = 0.7

@@ -205,7 +205,7 @@ def _flex(inputs: Inputs) -> Workload:
 
 
 def _products(inputs: Inputs) -> Workload:
-    """Two products a pair of tiles forward, seven for a step (scores again, and four gradients), as `torch.bmm`.
+    """Two products a pair of tiles forward, seven for a step (recomputed scores, and four gradients), as `torch.bmm`.
 
     Causal, tiles beyond the diagonal are left out.
     """

@@ -1,6 +1,6 @@
 """A benchmark in a folder: case by case a process that checks and times, then one a peer for its memory.
 
-Nothing else runs beside them. The folder is `relpos.compare`'s: finished pieces are kept, the same command continues,
+Nothing else runs beside them. The folder is `relpos.comparison`'s: finished pieces are kept, the same command goes on,
 and a folder with other settings, another machine or another source of the engines is left alone.
 """
 
@@ -22,9 +22,9 @@ from relpos.bench.measure import ceilings, memory_of, time_case
 from relpos.bench.modules import peers_of
 from relpos.bench.peers import ROOFLINE, all_engines, engines_here
 from relpos.bench.targets import judge, memory_fits
-from relpos.compare.settings import environment
-from relpos.compare.store import Store
-from relpos.compare.workers import Event, Task, WorkerError, run_tasks
+from relpos.comparison.settings import environment
+from relpos.comparison.store import Store
+from relpos.comparison.workers import Event, WorkerError, WorkerTask, run_tasks
 from relpos.core.checks import fail, require_int, require_name
 from relpos.files.writing import write_json
 
@@ -34,7 +34,7 @@ _PARTS = ("bench", "core", "engines", "layers", "patterns", "position")
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """What decides a benchmark.
 
     Attributes:
@@ -80,7 +80,7 @@ class Settings:
         threads: int | None = None,
         memory: bool = True,
         quick: bool = False,
-    ) -> Settings:
+    ) -> BenchSettings:
         """Settings as a person asks for them: `quick` shrinks the cases, `threads` is PyTorch's own where left out."""
         if quick:
             cases, repeats = tuple(dict.fromkeys(case.shrunk(QUICK_TOKENS) for case in cases)), 1
@@ -111,7 +111,7 @@ def fingerprint() -> str:
 
 def surroundings(device: str) -> dict[str, Any]:
     """Versions and hardware, with the peers' versions."""
-    found = environment(device)
+    found: dict[str, Any] = asdict(environment(device))
     for name in ("transformers", "timm", "triton"):
         try:
             found[name] = importlib.metadata.version(name)
@@ -143,33 +143,33 @@ class Bench:
         OtherSettingsError: the folder is another benchmark's, or holds something else.
     """
 
-    def __init__(self, settings: Settings, folder: Path) -> None:
+    def __init__(self, settings: BenchSettings, folder: Path) -> None:
         self.settings = settings
         self.store = Store(folder, settings.to_json(), surroundings(settings.device))
 
-    def tasks(self, case: Case) -> list[Task]:
+    def tasks(self, case: Case) -> list[WorkerTask]:
         """The work of a case that is not finished: time first."""
         settings, engines = self.settings, self.settings.engines_of(case)
         label = f"time {case.name}"
         timing = (case, engines, settings.repeats, settings.threads)
-        found = [Task(f"time--{case.name}", time_case, timing, True, label=label)]
+        found = [WorkerTask(f"time--{case.name}", time_case, timing, True, label=label)]
         for peer in peers_of(case, engines) if settings.memory and case.device == "cpu" else ():
             if peer.name != ROOFLINE:
                 arguments = (case, peer.name, engines, settings.threads)
                 label = f"measure memory of {case.name}, {peer.title}"
-                found.append(Task(_memory_name(case, peer.name), memory_of, arguments, label=label))
+                found.append(WorkerTask(_memory_name(case, peer.name), memory_of, arguments, label=label))
         return [task for task in found if not self.store.finished(task.name)]
 
     def run(self, watch: Callable[[Event], None] | None = None) -> dict[str, Any]:
         """Do what is left and return the results; memory is not measured of a peer that is red or was not tried."""
         if self.settings.device == "cuda" and not self.store.has(CEILINGS):
-            self._do(Task(CEILINGS, ceilings, ()), watch)
+            self._do(WorkerTask(CEILINGS, ceilings, ()), watch)
         for case in self.settings.cases:
             for task in self.tasks(case):
                 self._do(task, watch)
         return self._write()
 
-    def _do(self, task: Task, watch: Callable[[Event], None] | None) -> None:
+    def _do(self, task: WorkerTask, watch: Callable[[Event], None] | None) -> None:
         result: Any = None
         if task.function is memory_of and self._reason(task) is not None:
             events = iter([Event(task, "started"), Event(task, "finished", self._reason(task))])
@@ -190,7 +190,7 @@ class Bench:
             if watch is not None:
                 watch(Event(task, "finished"))
 
-    def _killed(self, task: Task) -> Any:
+    def _killed(self, task: WorkerTask) -> Any:
         reason = "the process was ended, most likely for memory"
         if task.function is memory_of:
             return reason
@@ -201,7 +201,7 @@ class Bench:
             for peer in peers_of(case, engines)
         ]  # fmt: skip
 
-    def _reason(self, task: Task) -> str | None:
+    def _reason(self, task: WorkerTask) -> str | None:
         """Why a peer has no time, and so no memory either."""
         case, peer = task.arguments[:2]
         entries = self.store.get(f"time--{case.name}")

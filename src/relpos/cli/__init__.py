@@ -74,6 +74,8 @@ def _user_error(error: Exception, kept: str | None) -> str:
 
 def _run(call: Call, loaded: Callable[[], object]) -> None:
     module = importlib.import_module(f"relpos.cli.{call.verb}_verb")
+    if hasattr(module, "require_names"):  # a misspelt one is known before other libraries are loaded
+        module.require_names(call.arguments)
     for name in getattr(module, "LIBRARIES", ()):
         if importlib.util.find_spec(name.partition(".")[0]) is not None:  # who needs it says that it is missing
             importlib.import_module(name)

@@ -12,13 +12,13 @@ from relpos.cli.saying import say, say_list, watched
 if TYPE_CHECKING:
     from jsonargparse import Namespace
 
-    from relpos.bench.run import Bench, Settings
+    from relpos.bench.run import Bench, BenchSettings
 
 
 LIBRARIES = ("relpos.bench.run",)
 
 
-def default_folder(settings: Settings) -> Path:
+def default_folder(settings: BenchSettings) -> Path:
     """A folder named by settings, source and machine, so that the same command finds its results."""
     from relpos.bench.run import surroundings
 
@@ -43,12 +43,12 @@ def run(arguments: Namespace) -> None:
     from rich.console import Console
 
     from relpos.bench.cases import find_cases
-    from relpos.bench.run import Bench, Settings
+    from relpos.bench.run import Bench, BenchSettings
 
     console = Console()
     named = arguments.engines
     engines = None if named is None else tuple(name.strip() for name in named.split(",") if name.strip())
-    settings = Settings.make(
+    settings = BenchSettings.make(
         find_cases(arguments.cases),
         engines,
         arguments.repeats,

@@ -14,17 +14,18 @@ from relpos.cli.task_choice import choose_task, note_on_batch
 if TYPE_CHECKING:
     from jsonargparse import Namespace
 
-    from relpos.compare import Settings
+    from relpos.comparison import ComparisonSettings
 
 
-LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.compare", "relpos.report")
+LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.comparison", "relpos.report")
 
 
-def default_folder(settings: Settings) -> Path:
+def default_folder(settings: ComparisonSettings) -> Path:
     """A folder named by settings and environment, so that the same command on the same machine finds its results."""
-    from relpos.compare import environment
+    from relpos.comparison import environment
+    from relpos.results import plain
 
-    whole = [settings.to_json(), environment(settings.device)]
+    whole = [settings.to_json(), plain(environment(settings.device))]
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
     name = settings.task
     for own in ("images", "text"):
@@ -35,19 +36,30 @@ def default_folder(settings: Settings) -> Path:
     return Path("runs") / f"{name}{'-quick' if settings.quick else ''}-{digest}"
 
 
+def _split(names: str | None) -> tuple[str, ...] | None:
+    """Names joined by commas, apart."""
+    return None if names is None else tuple(name.strip() for name in names.split(",") if name.strip())
+
+
+def require_names(arguments: Namespace) -> None:
+    """Raise where a mechanism is named that there is not."""
+    from relpos.position import find
+
+    named = _split(arguments.positions) or ()
+    for name in () if named in (("all",), ("standard",)) else named:
+        find(name)
+
+
 def run(arguments: Namespace) -> None:
     """Carry the verb out."""
     from rich.console import Console
 
-    from relpos.compare import Comparison, Settings, require_asked, require_usable
+    from relpos.comparison import Comparison, ComparisonSettings, require_asked, require_usable
     from relpos.files.writing import require_writable
     from relpos.report import render_terminal, write_report
 
     console = Console()
-    positions, choices = (
-        None if names is None else tuple(name.strip() for name in names.split(",") if name.strip())
-        for names in (arguments.positions, arguments.choices)
-    )
+    positions, choices = _split(arguments.positions), _split(arguments.choices)
     what: dict[str, Any] = {"what": arguments.what, "choices": choices}
     asked = (positions, arguments.seeds, arguments.steps, arguments.device, arguments.precision)
     require_asked(*asked, **what)
@@ -57,7 +69,7 @@ def run(arguments: Namespace) -> None:
     else:
         require_usable(Path(arguments.out))
     task = choose_task(arguments, console)
-    settings = Settings.make(task, *asked, quick=arguments.quick, **what)
+    settings = ComparisonSettings.make(task, *asked, quick=arguments.quick, **what)
     folder = default_folder(settings) if arguments.out is None else Path(arguments.out)
     comparison = Comparison(settings, task, folder)
     note_on_batch(settings.recipe.batch_size, task, console)
@@ -71,6 +83,6 @@ def run(arguments: Namespace) -> None:
     results = watched(comparison.run, tasks, console)
     page = folder / "report.html"
     write_report(results, page)
-    console.print(render_terminal(results, width=console.width))
+    console.print(render_terminal(results, width=console.width), crop=False)
     say(console, f"Page:    {page}")
     say(console, f"Results: {folder / 'results.json'}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from relpos.compare.workers import Event, Task
+    from relpos.comparison.workers import Event, WorkerTask
 
 Done = TypeVar("Done")
 
@@ -57,7 +57,7 @@ def say_list(console: Console, entries: Mapping[str, Iterable[str]]) -> None:
 def in_words(seconds: float) -> str:
     """A stretch of time as a person says it."""
     if seconds < 100:
-        return f"{max(10, round(seconds, -1)):.0f} s"
+        return f"{max(1, round(seconds, -1 if seconds >= 10 else 0)):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
@@ -68,7 +68,7 @@ class Work:
         tasks: all that is to do; each counts by its `weight`.
     """
 
-    def __init__(self, tasks: Iterable[Task], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, tasks: Iterable[WorkerTask], clock: Callable[[], float] = time.monotonic) -> None:
         self.weights = {task.name: task.weight for task in tasks}
         self.finished = 0
         self._shares: dict[str, float] = {}
@@ -93,7 +93,7 @@ class Work:
         return f"{said}, about {in_words(left)} left"
 
 
-def watched(run: Callable[[Callable[[Event], None]], Done], tasks: Iterable[Task], console: Console) -> Done:
+def watched(run: Callable[[Callable[[Event], None]], Done], tasks: Iterable[WorkerTask], console: Console) -> Done:
     """Run pieces of work under a line for all and one for each under way; without a terminal, a line for each finished.
 
     Args:
@@ -103,6 +103,8 @@ def watched(run: Callable[[Callable[[Event], None]], Done], tasks: Iterable[Task
     from rich.table import Column
 
     work = Work(tasks)
+    if not work.weights:  # nothing is left to do, and no line says so for an instant
+        return run(lambda event: None)
     text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=False))
     bar = [BarColumn(bar_width=24)] if console.width >= WITH_A_BAR else []
     with Progress(*bar, text, console=console, transient=True) as bars:

@@ -20,6 +20,14 @@ LIBRARIES = ("relpos.viz.portrait", "relpos.viz.strips")
 TRAINED_AT_MOST = 65_536
 
 
+def require_names(arguments: Namespace) -> None:
+    """Raise where a mechanism is named that there is not."""
+    from relpos.position import find
+
+    if arguments.position is not None:
+        find(arguments.position)
+
+
 def run(arguments: Namespace) -> None:
     """Carry the verb out."""
     from rich.console import Console

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.train")
 
 
+def require_names(arguments: Namespace) -> None:
+    """Raise where a mechanism is named that there is not."""
+    from relpos.position import find
+
+    find(arguments.position)
+
+
 def run(arguments: Namespace) -> None:
     """Carry the verb out."""
     import torch
@@ -26,12 +33,10 @@ def run(arguments: Namespace) -> None:
     from relpos import __version__
     from relpos.core.checks import require_choice, require_int
     from relpos.files.writing import require_writable
-    from relpos.position import find
     from relpos.train import OPTIMIZERS, Recipe, check_free, measured, require_precision, resolve_device, save, train
     from relpos.train import Progress as StepProgress
 
     console = Console()
-    find(arguments.position)
     folder = Path(arguments.out)
     check_free(folder)
     require_writable(folder)

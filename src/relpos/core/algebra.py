@@ -1,8 +1,8 @@
 """How terms come together: `a + b`, and where contradictions show.
 
-`Terms` is an ordered, immutable collection. Each kind of term says in `join` what it and another of its kind are
-together: two rotations, two soft caps, two sinks or two different scales raise; line biases on the same lines are added
-into one; the others stand side by side.
+`Terms` is an ordered, immutable collection. Each kind of term defines in `join` how it combines with another of its
+kind: two rotations, two soft caps, two sinks or two different scales raise; line biases on the same lines are added
+into one; the others are kept as they are.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Term(Movable):
         return None
 
     def join(self, other: Self) -> Term | None:
-        """What this term and a later one of its kind are together, or None where both stand side by side.
+        """How this term combines with a later one of its kind: the one term that replaces both, or None to keep both.
 
         Raises:
             ValueError: the two contradict each other.
@@ -118,7 +118,7 @@ class Terms(Movable):
             term.check(q, k, v)
 
     def each(self, change: Callable[[Term], Term]) -> Terms:
-        """The terms, each changed by itself: two that have come to stand on the same lines are not added into one."""
+        """The terms, each replaced by `change(term)`. Nothing is joined, even where two now have the same lines."""
         return self._of(change(term) for term in self)
 
     @staticmethod

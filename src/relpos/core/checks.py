@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -31,8 +31,8 @@ def shape_of(x: object) -> str:
 
 
 def at_hand(x: Tensor, ask: Callable[[Tensor], Tensor]) -> Any:
-    """What `ask` finds out of a tensor, as numbers; None, and nothing is asked, where no number is at hand: a device
-    would have to be waited for, or a compiler or a transform of functions traces."""
+    """The value of `ask(x)` as Python numbers, or None where it would have to be waited for: on a device other
+    than the CPU, or while a compiler or a function transform traces."""
     if x.device.type != "cpu" or torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return None
     try:
@@ -42,7 +42,7 @@ def at_hand(x: Tensor, ask: Callable[[Tensor], Tensor]) -> Any:
 
 
 def broadcasts(size: int, count: int) -> bool:
-    """Whether an axis of this size serves `count`: it is 1 or as many. Not `in`, which misreads symbolic sizes."""
+    """Whether an axis of this size broadcasts to `count`: it is 1 or `count`. `in` would misread symbolic sizes."""
     return size == 1 or size == count
 
 
@@ -85,7 +85,7 @@ def require_choice(x: object, name: str, choices: tuple[str, ...]) -> None:
     """Raise unless `x` is one of the names in `choices`."""
     if x not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
-        fail(f"{name} to be one of {listed}", shape_of(x), f"Choose one of them for {name}.")
+        fail(f"{name} to be one of {listed}", shape_of(x), _nearest(x, choices) or f"Choose one of them for {name}.")
 
 
 def require_name(name: object, known: Iterable[str], what: str) -> None:
@@ -93,9 +93,13 @@ def require_name(name: object, known: Iterable[str], what: str) -> None:
     names = list(known)
     if not isinstance(name, str) or name not in names:
         came = repr(name) if isinstance(name, str) else shape_of(name)
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5) if isinstance(name, str) else []
-        remedy = f"Did you mean {near[0]!r}?" if near else "Choose one of them."
-        fail(f"{what} among {', '.join(names)}", came, remedy)
+        fail(f"{what} among {', '.join(names)}", came, _nearest(name, names) or "Choose one of them.")
+
+
+def _nearest(name: object, known: Sequence[str]) -> str:
+    """The question whether the nearest of the known names was meant, or nothing where none is near."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5) if isinstance(name, str) else []
+    return f"Did you mean {near[0]!r}?" if near else ""
 
 
 def require_probability(x: object, name: str) -> None:

@@ -1,7 +1,7 @@
 """Where tokens are: sequences, grids, and anything irregular.
 
 Queries and keys each have coordinates of their own, so that cross-attention, decoding with a cache and sharding need no
-special case. `prefix` counts the tokens that come first and have no place in the sequence or grid (class token,
+special case. `prefix` counts the tokens that come first and have no position in the sequence or grid (class token,
 registers); it is part of `count`.
 
 A coordinate system answers four questions, all in plain Python except the last:

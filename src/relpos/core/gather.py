@@ -1,7 +1,7 @@
 """Reading tables by index, with a gradient that is the same on every run.
 
 `lookup(table, index)` is `table[index]`. Its backward is a segment sum in a fixed order: entries are sorted by the row
-they read, ties by where they stand, and each row's sum runs over its own entries alone. No atomics, so two runs on one
+they read, ties by their order, and each row's sum runs over its own entries alone. No atomics, so two runs on one
 machine agree bit for bit, on GPU as well. Sums run in float32 or wider.
 """
 

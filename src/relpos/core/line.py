@@ -13,8 +13,8 @@ values: the axis's *span*. Axes are nested with a stride each, the last fastest,
 and the first `L = product of spans` entries of `values` are the flattened table of offsets, lowest offset first: for
 two equal grids Swin's (2H - 1) x (2W - 1) table. The stride belongs to the pair, not to either grid.
 
-Prefix tokens stand at `L` as queries and at `-(L + 1)` as keys, all of a side at one place. Behind the L offsets
-between tokens, the regions of `values` are then
+Prefix tokens have the coordinate `L` as queries and `-(L + 1)` as keys, the same for all of them. After the L offsets
+between tokens, `values` then has these regions
 
     [L, L + origin]              prefix to token
     [L + origin + 1, 2L]         token to prefix
@@ -40,9 +40,9 @@ from relpos.core.tree import Movable, register, static
 
 
 class Kind(enum.IntEnum):
-    """What a pair of tokens is; the values stand in `Offsets.kind`.
+    """What a pair of tokens is: the values of `Offsets.kind`.
 
-    Compare a tensor with `int(Kind.TOKENS)`: torch.compile makes a plain False of a tensor beside an enumeration.
+    Compare a tensor with `int(Kind.TOKENS)`: torch.compile evaluates a tensor == an enumeration to a plain False.
     """
 
     TOKENS = 0
@@ -53,7 +53,7 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Offsets:
-    """What each entry of a line stands for.
+    """What each entry of `values` means.
 
     Attributes:
         axes: `Int[L, A]`, query - key along each axis; 0 where a prefix takes part.
@@ -72,9 +72,9 @@ class Ramp:
     """One side of regular lines: `prefix` tokens, then nested arithmetic progressions.
 
     Attributes:
-        prefix: tokens before them, all at one place.
+        prefix: tokens before them, all with one coordinate.
         sizes, strides: of each progression, the last fastest.
-        start: the line number of the first token behind the prefix.
+        start: the coordinate of the first token after the prefix.
     """
 
     prefix: int
@@ -104,7 +104,7 @@ class Layout:
     Attributes:
         low: the smallest offset along each axis.
         spans: how many offsets each axis has.
-        query, key: how each side runs, or None where it is irregular.
+        query, key: the progression of each side, or None where it is irregular.
     """
 
     low: tuple[int, ...]
@@ -121,7 +121,7 @@ class Layout:
 
     @property
     def tokens(self) -> int:
-        """L, the number of offsets between tokens; what lies behind them in `values` has to do with prefixes."""
+        """L, the number of offsets between tokens; the entries of `values` after them belong to prefixes."""
         return math.prod(self.spans)
 
 
@@ -165,7 +165,7 @@ class Lines(Movable):
         return self.query[..., :, None] - self.key[..., None, :] + self.origin
 
     def offsets(self) -> Offsets:
-        """What each of the `length` entries stands for; see the file's head for the regions."""
+        """What each of the `length` entries means; see the file's head for the regions."""
         layout, tokens = self.layout, self.layout.tokens
         entry = torch.arange(self.length, device=self.query.device)
         high = tuple(low + span - 1 for low, span in zip(layout.low, layout.spans, strict=True))

@@ -91,7 +91,7 @@ class Mask(Movable):
         query_segments, key_segments: `Int`; different or negative segments do not see each other.
         query_global, key_global: `Bool`; a global query or key ignores the interval.
         blocks: a block layout.
-        limit: how far after its own order a query sees at most, whatever is global, or None for no bound.
+        limit: how far after its own order a query sees at most, global keys included; None for no bound.
     """
 
     left: int | None = static(default=None)
@@ -188,7 +188,7 @@ class Mask(Movable):
         return replace(self, **merged)
 
     def _limited(self, other: Mask) -> Mask:
-        """This mask as it stands beside another: a bound on the right alone holds for that one's globals too."""
+        """This mask when joined with another: a bound on the right alone holds for the other's globals too."""
         if self.right is None or not other.has_globals or self.has_globals or self.left is not None:
             return self
         if self.low is not None or self.high is not None:

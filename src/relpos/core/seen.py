@@ -1,6 +1,7 @@
 """Which queries of a mask see some key, and which keys some query sees: exactly, and without going through the pairs.
 
-Sorted by segment and, within one, by order, the keys that a query sees lie side by side. Query i sees the places
+Sort the keys by segment and, within a segment, by order: the keys that a query sees are then consecutive. Query i sees
+the positions
 
     start[i] ... stop[i] - 1     by its interval, and
     first[i] ... last[i] - 1     of the global keys: all of its segment, up to the limit
@@ -65,8 +66,8 @@ class _Stretches:
     """What each query sees of the sorted keys.
 
     Attributes:
-        place: where each key stands; number: which key stands at a place.
-        start, stop: the places that a query sees. first, last: the same of global keys alone; None without those.
+        place: the position of each key in the sorted order; number: the key at each position.
+        start, stop: the positions that a query sees. first, last: the same for global keys; None without those.
         of_all: which keys are global.
     """
 

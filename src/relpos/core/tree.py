@@ -39,7 +39,7 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
         def flatten(node: T) -> tuple[list[Any], tuple[Any, ...]]:
             return [getattr(node, one) for one in children], tuple(getattr(node, one) for one in structure)
 
-        def unflatten(values: Any, context: Iterable[Any]) -> T:  # a list, where it comes of a file
+        def unflatten(values: Any, context: Iterable[Any]) -> T:  # a list, when read from a file
             node = object.__new__(cls)  # a tree may hold anything while it is mapped, so nothing is checked here
             for one, value in [*zip(children, values, strict=True), *zip(structure, context, strict=True)]:
                 object.__setattr__(node, one, value)

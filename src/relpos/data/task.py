@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from relpos import results
 from relpos.core.checks import fail
 
 Split = Literal["train", "validation", "test"]
@@ -56,6 +57,10 @@ class Probe(ABC):
     def size(self) -> Any:
         """What `grow` of a model takes: an image size, or a length."""
 
+    def describe(self) -> results.ProbeRecord:
+        """The probe as `results.json` has it."""
+        return results.ProbeRecord(**asdict(self))
+
 
 @dataclass(frozen=True)
 class ImageProbe(Probe):
@@ -72,6 +77,9 @@ class ImageProbe(Probe):
     @property
     def size(self) -> tuple[int, int]:
         return self.image_size
+
+    def describe(self) -> results.ProbeRecord:
+        return results.ProbeRecord(**{**asdict(self), "image_size": list(self.image_size)})
 
 
 class Task(ABC):
@@ -133,16 +141,16 @@ class Task(ABC):
     def noise(self, grid: tuple[int, ...], batch_size: int) -> tuple[Shaped[Tensor, "B ..."], Int[Tensor, "B ..."]]:
         """A batch of so many tokens that means nothing, to time a step by."""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> results.TaskRecord:
         """The task as `results.json` has it."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "title": self.title,
-            "description": self.description,
-            "sizes": self.sizes,
-            "probes": [asdict(probe) for probe in self.probes],
-        }
+        return results.TaskRecord(
+            name=self.name,
+            title=self.title,
+            description=self.description,
+            sizes=self.sizes,
+            probes=[probe.describe() for probe in self.probes],
+            kind=self.kind,
+        )
 
 
 class ImageTask(Task):
@@ -180,7 +188,7 @@ class ImageTask(Task):
 
     @abstractmethod
     def labels(self, split: Split) -> Int[Tensor, " n"]:
-        """The class of every image of a split, as its place in `classes`."""
+        """The class of every image of a split, as its index in `classes`."""
 
     @abstractmethod
     def batches(
@@ -205,15 +213,13 @@ class ImageTask(Task):
         labels = torch.arange(batch_size) % len(self.classes)
         return torch.rand(batch_size, self.channels, rows, columns), labels
 
-    def describe(self) -> dict[str, Any]:
-        probes = [{**asdict(probe), "image_size": list(probe.image_size)} for probe in self.probes]
-        return {
-            **super().describe(),
-            "classes": list(self.classes),
-            "channels": self.channels,
-            "image_size": list(self.image_size),
-            "patch_size": list(self.patch_size),
-            "skipped": [dict(one) for one in self.skipped],
-            "ignored": list(self.ignored),
-            "probes": probes,
-        }
+    def describe(self) -> results.TaskRecord:
+        return replace(
+            super().describe(),
+            classes=list(self.classes),
+            channels=self.channels,
+            image_size=list(self.image_size),
+            patch_size=list(self.patch_size),
+            skipped=[dict(one) for one in self.skipped],
+            ignored=list(self.ignored),
+        )

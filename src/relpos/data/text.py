@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from relpos import results
 from relpos.core.checks import fail
 from relpos.data.task import Kind, Probe, Split, Task, Watch
 from relpos.files.reading import FileError, fail_to_read, read_file, require_utf8
@@ -169,8 +170,8 @@ class Text(Task):
         stretch = torch.randint(VOCABULARY, (batch_size, length + 1))
         return stretch[:, :-1], stretch[:, 1:]
 
-    def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "length": self.length, "blocks": len(self.blocks("test")[0])}
+    def describe(self) -> results.TaskRecord:
+        return replace(super().describe(), length=self.length, blocks=len(self.blocks("test")[0]))
 
 
 def _topics() -> dict[str, bytes]:

@@ -78,7 +78,7 @@ def _choose(call: Call, backend: str) -> Explanation:
         return Explanation(backend, {name: "not asked for" for name in _BY_NAME if name != backend})
     passed_over: dict[str, str] = {}
     chosen: str | None = None
-    last = REFERENCE.name  # where every engine prefers another: one that serves any size, or what can do everything
+    last = REFERENCE.name  # used if no engine is preferred: one that serves any size, else the reference
     for engine in ENGINES:
         lack = engine.unsupported(call)
         slower = engine.not_preferred(call) if lack is None else None

@@ -1,4 +1,4 @@
-"""What an engine is: one object with one interface, which computes a `Call` exactly or says what it lacks."""
+"""The interface of an engine: it computes a `Call` exactly, or says what of it is unsupported."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Engine(ABC):
 
     @abstractmethod
     def unsupported(self, call: Call) -> str | None:
-        """What of the call this engine cannot do, or lacks here, in words; None where it can compute it."""
+        """What the call needs that this engine, or this machine, does not have, in words; None if it can compute it."""
 
     def not_preferred(self, call: Call) -> str | None:
-        """Why `auto` goes on to the next engine, though this one could: it measured slower. None where it need not."""
+        """Why `auto` should pass over this engine although it could compute the call: it measured slower. Else None."""
         return None
 
     @abstractmethod

@@ -18,7 +18,7 @@ from relpos.engines.private import inside_forward_mode, inside_transform
 
 
 class Gradients:
-    """The gradients of some of a call's tensors, in the order of these; each tensor stands there once.
+    """The gradients of some of a call's tensors, as a list in the order of the tensors; each tensor occurs once.
 
     Args:
         tensors: those whose gradients are wanted. A tensor is known by its identity.
@@ -52,7 +52,7 @@ class Gradients:
         return known
 
     def of(self, x: Tensor) -> Tensor | None:
-        """The gradient of a tensor as far as it is known; None stands for zeros."""
+        """The gradient of a tensor so far; None means zeros."""
         place = self._place(x)
         return None if place is None else self.sums[place]
 

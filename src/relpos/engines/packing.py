@@ -2,8 +2,8 @@
 
 Custom operators take tensors and plain values, so terms and masks are taken apart here and put together again inside.
 The string is the `repr` of nested tuples, which says all of a call's structure: it can be compared, cached with a
-compiled graph and read back in another process. Integers stand beside it because in a compiled graph they may be
-symbols. Rotations and query biases are applied before.
+compiled graph and read back in another process. Integers are passed separately because in a compiled graph they may
+be symbols. Rotations and query biases are applied before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What default paths use of PyTorch that it promises to nobody, looked for here alone and never taken on trust.
+"""What relpos uses of PyTorch that is not public. Every such name is looked up here, and nowhere else.
 
-An operator is used under the very signature that was read, which says what dtypes and shapes do to it; a PyTorch
-without it, or with another, goes without: the same results, more slowly. What tells whether a call stands inside a
-transform of functions has a public way beside it, or an error of PyTorch's own behind it.
+An operator is used only if its signature is the one that was read when this was written; otherwise another path
+computes the same, more slowly. The questions whether a function transform is active have a public fallback, or PyTorch
+raises an error of its own later.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def _operator(signature: str) -> Callable[..., Any] | None:
 def flash_kernel() -> Callable[..., Any] | None:
     """PyTorch's flash attention on CPU with the log-sum-exp, which no public function returns.
 
-    It believes that q, k and v `[B, H, N, D]` are of one dtype and width, and that they and the mask hold the numbers
-    of their last axis side by side; the other strides may be any.
+    It believes that q, k and v `[B, H, N, D]` are of one dtype and width, and that the last axis of each,
+    and of the mask, is contiguous; the other strides may be any.
     """
     return _operator(_FLASH)
 

@@ -1,9 +1,9 @@
-"""Whether a kernel agrees with the reference on this machine: the one state of a process that decides.
+"""Whether a kernel agrees with the reference on this machine: the only process-wide state that decides anything.
 
 An engine names in `checked_on` the kinds of device where `auto` takes it only after a check: kernels that a compiler
 makes for each GPU may be wrong on one that nobody has tried. Before the first such call of an engine, device and
 variant (`variant`), small calls of the variant run on the engine and the reference (`agreement`), forward and
-backward. What they showed stands until the process ends. An engine that differs, or raises, is passed over, and warns
+backward. The result is kept until the process ends. An engine that differs, or raises, is passed over, and warns
 once.
 
 Nothing is run while a call is traced, transformed or captured (torch.compile, fake tensors and other dispatch modes,
@@ -81,7 +81,7 @@ def fault(engine: Engine, reference: Engine, call: Call) -> str | None:
 
 
 def _obstacle(q: Tensor) -> str | None:
-    """What the call is made under, where kernels of our own cannot run beside it."""
+    """The context of the call that forbids running a check now, in words, or None."""
     if is_in_torch_dispatch_mode() or type(q).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return "fake tensors or another dispatch mode"
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -105,6 +105,6 @@ def _check(engine: Engine, reference: Engine, variant: Variant, device: torch.de
 
 
 def _is_of_memory(error: Exception) -> bool:
-    """Whether memory ran out, of whatever device."""
+    """Whether a device or the host ran out of memory."""
     words = ("out of memory", "can't allocate memory")
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)

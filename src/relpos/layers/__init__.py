@@ -3,13 +3,10 @@
 from relpos.layers.attention import MultiHeadAttention, MultiQueryAttention, ScaledDotProductAttention
 from relpos.layers.block import TransformerBlock
 from relpos.layers.cache import KeyValueCache, LayerCache
-from relpos.layers.flash import FlashAttention
-from relpos.layers.linear import LinearAttention
-from relpos.layers.local import LocalAttention
 from relpos.layers.mlp import GatedMlp, Mlp
 from relpos.layers.norms import GroupNorm, QueryKeyNorm, RMSNorm
 from relpos.layers.patch import PatchEmbedding
-from relpos.layers.sparse import SparseAttention
+from relpos.layers.variants import FlashAttention, LinearAttention, LocalAttention, SparseAttention
 
 __all__ = [
     "FlashAttention",

@@ -1,21 +1,22 @@
-"""Attention as modules: the bare product, and the multi-head layer around it.
+"""Attention as modules: of given queries, keys and values, and of tokens in many heads.
 
-    x -> qkv = Linear(x) -> heads -> relpos.attention(q, k, v, position, mask) -> heads joined -> proj
+`kind` says how the heads of a layer attend:
 
-Q, K and V come from one fused linear layer: the same number of parameters as three, fewer kernel launches. Fewer key
-heads than query heads make it grouped-query attention (Ainslie et al. 2023), one makes it multi-query (Shazeer 2019).
+    softmax     `relpos.attention`: any position, any mask, any engine
+    linear      `relpos.linear_attention` with elu + 1: a rotation or no position, causal or not
+    flash       `relpos.flash_attention`: a line bias, a rotation, both or neither, causal or not
 """
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, DenseBias, Mask, Sequence, Term, Terms
+from relpos.core import Coordinates, DenseBias, LineBias, Mask, Rotation, Sequence, Term, Terms, content
 from relpos.core.checks import (
     fail,
     require_choice,
@@ -23,19 +24,20 @@ from relpos.core.checks import (
     require_floating,
     require_int,
     require_probability,
-    require_tokens,
     shape_of,
 )
-from relpos.engines import attention, attention_weights, require_backend
+from relpos.engines import attention, attention_weights, flash_attention, linear_attention, require_backend
 from relpos.layers.cache import LayerCache
-from relpos.layers.norms import HeadNormChoice, QueryKeyNorm
-from relpos.layers.products import PRODUCTS, Product, meet
+from relpos.layers.norms import HeadNormChoice
+from relpos.layers.projection import SelfAttention
 from relpos.position import Mechanism
-from relpos.position.mechanism import acts_in_attention, acts_on_tokens, is_mechanism, parts_of
+from relpos.position.mechanism import acts_in_attention, acts_on_tokens, parts_of
+
+Kind = Literal["softmax", "linear", "flash"]
 
 
 class ScaledDotProductAttention(nn.Module):
-    """`softmax(q k^T / sqrt(D) + bias) v` as a module without parameters.
+    """`softmax(q k^T / sqrt(D) + bias) v` (Vaswani et al. 2017) as a module without parameters.
 
     Args:
         dropout: probability that a weight is dropped while training.
@@ -71,33 +73,27 @@ class ScaledDotProductAttention(nn.Module):
                 fail("relative_position_bias or position", "both", "Terms add up: position = terms + DenseBias(bias).")
             require_floating(relative_position_bias, "relative_position_bias", dims=3)
             position = DenseBias(relative_position_bias[None])
-        output = attention(
-            q,
-            k,
-            v,
-            position=position,
-            mask=mask,
-            scale=None if self.scale else 1.0,
-            dropout=self.dropout if self.training else 0.0,
-            backend=self.backend,
-        )
-        assert isinstance(output, Tensor)
-        return output
+        scale, dropout = None if self.scale else 1.0, self.dropout if self.training else 0.0
+        attended = attention(q, k, v, position=position, mask=mask, scale=scale, dropout=dropout, backend=self.backend)
+        assert isinstance(attended, Tensor)
+        return attended
 
 
-class MultiHeadAttention(nn.Module):
-    """Multi-head self-attention with a fused QKV projection. Arguments as timm names them.
+class MultiHeadAttention(SelfAttention):
+    """Multi-head self-attention (Vaswani et al. 2017) with one QKV projection. Arguments as timm names them.
 
     Args:
         dim: width of a token, E; a multiple of `num_heads`.
-        num_heads: query heads, H.
-        num_kv_heads: key/value heads, G, dividing H; None for H (1: multi-query).
+        num_heads, num_kv_heads: query heads, H, and key/value heads, G, dividing H; None for H (1: multi-query).
         qkv_bias, proj_bias: whether the two projections have biases.
-        qk_norm: "rmsnorm" or "layernorm" normalises queries and keys head by head, before any rotation.
+        qk_norm: "rmsnorm" or "layernorm" normalizes queries and keys head by head, before any rotation.
         attn_drop, proj_drop: dropout of attention weights and of the output.
         position: a mechanism of this layer's own; terms may also come from outside, in `forward`.
-        product: "softmax", or "linear" or "tiles", which take fewer positions and masks; see `layers/products.py`.
+        kind: "softmax", or "linear" or "flash", which take fewer positions and masks; see the module.
         backend: an engine's name, or "auto".
+
+    Raises:
+        ValueError: heads that do not divide, a mechanism that acts on tokens alone, or an argument of another kind.
     """
 
     def __init__(
@@ -112,71 +108,29 @@ class MultiHeadAttention(nn.Module):
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         position: Mechanism | None = None,
-        product: Product = "softmax",
+        kind: Kind = "softmax",
         backend: str = "auto",
     ) -> None:
-        super().__init__()
-        require_choice(product, "product", PRODUCTS)
-        require_int(num_heads, "num_heads", at_least=1)
-        require_int(dim, "dim", at_least=1)
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        require_int(num_kv_heads, "num_kv_heads", at_least=1)
-        if dim % num_heads:
-            fail("dim to be a multiple of num_heads", f"{dim} and {num_heads}", "Change one of them.")
-        if num_heads % num_kv_heads:
-            fail("num_heads to be a multiple of num_kv_heads", f"{num_heads} and {num_kv_heads}", "Change one of them.")
-        require_flag(qkv_bias, "qkv_bias")
-        require_flag(proj_bias, "proj_bias")
+        super().__init__(
+            dim, num_heads, num_kv_heads, qkv_bias=qkv_bias, proj_bias=proj_bias, qk_norm=qk_norm, position=position,
+            width_name="dim",
+        )  # fmt: skip
+        require_choice(kind, "kind", get_args(Kind))
         require_probability(attn_drop, "attn_drop")
         require_probability(proj_drop, "proj_drop")
         require_backend(backend)
-        if position is not None and not is_mechanism(position):
-            fail("position to be a mechanism", shape_of(position), "Build it first; terms are passed in the call.")
         for part in [] if position is None else parts_of(position):
             if acts_on_tokens(part) and not acts_in_attention(part):
-                fail(
-                    "a mechanism that acts in attention",
-                    f"{type(part).__name__}, which acts on tokens",
-                    "Call its embed() on the tokens before the first layer, and leave it out here.",
-                )
-        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, dim // num_heads
-        self.attn_drop, self.product, self.backend = attn_drop, product, backend
-        self.qkv = nn.Linear(dim, (num_heads + 2 * num_kv_heads) * self.head_dim, bias=qkv_bias)
-        self.qk_norm = None if qk_norm is None else QueryKeyNorm(self.head_dim, qk_norm)
-        self.proj = nn.Linear(dim, dim, bias=proj_bias)
+                remedy = "Call its embed() on the tokens before the first layer, and leave it out here."
+                fail("a mechanism that acts in attention", f"{type(part).__name__}, which acts on tokens", remedy)
+        self.kind: Kind = kind
+        self.attn_drop, self.backend = attn_drop, backend
         self.proj_drop = nn.Dropout(proj_drop)
-        self.position = position
 
     @property
     def cache_bytes(self) -> int:
         """Memory that the keys and values of one token take in a cache, in the weights' dtype."""
         return 2 * self.num_kv_heads * self.head_dim * self.qkv.weight.element_size()
-
-    def _heads(
-        self, x: Float[Tensor, "B N E"]
-    ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B G N D"], Float[Tensor, "B G N D"]]:
-        require_tokens(x, self.qkv.in_features, self.qkv.weight)
-        counts = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
-        q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2).split(counts, dim=1)
-        if self.qk_norm is not None:
-            q, k = self.qk_norm(q, k)
-        return q, k, v
-
-    def _terms(
-        self, n: int, m: int, position: Terms | Term | None, coordinates: Coordinates | None
-    ) -> Terms | Term | None:
-        """The terms between n tokens and the m keys whose last n are theirs."""
-        if self.position is None:
-            if coordinates is not None:
-                fail("coordinates only in a layer with a mechanism of its own", "no mechanism", "Pass position=terms.")
-            return position
-        if position is not None and not isinstance(position, Term | Terms):
-            fail("position= to be terms beside a layer's own mechanism", shape_of(position), "Call its terms() first.")
-        if coordinates is not None and m > n:
-            fail("no coordinates beside a cache that holds tokens", repr(coordinates), "A cache is a plain sequence.")
-        queries = Sequence(n, start=m - n) if coordinates is None else coordinates
-        own = self.position.terms(queries, Sequence(m) if m > n else None)
-        return own if position is None else own + position
 
     def forward(
         self,
@@ -193,18 +147,64 @@ class MultiHeadAttention(nn.Module):
             position: terms from outside (a table that layers share), added to those of the layer's own mechanism.
             coordinates: where the tokens are, for the layer's own mechanism; a plain sequence where left out.
             mask: which pairs may attend.
-            cache: keys and values of the tokens before these. It takes in theirs too; terms and mask are then between
-                these tokens and all that it holds.
+            cache: keys and values of the tokens before these. Those of these tokens are added to it; terms and mask are
+                then between these tokens and all that it holds.
+
+        Raises:
+            ValueError: tokens of another shape or dtype, or terms, mask or cache of other tokens.
+            NotImplementedError: what this layer's kind, or the engine asked for, lacks.
         """
         q, k, v = self._heads(x)
         before = 0 if cache is None else cache.length
         terms = self._terms(q.shape[2], before + q.shape[2], position, coordinates)
         if cache is not None:
             k, v = cache.extend(k, v)
+        tokens: Tensor = self.proj_drop(self._joined(self._attend(q, k, v, terms, mask)))
+        return tokens
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, position: Terms | Term | None, mask: Mask | None = None
+    ) -> Tensor:
         dropout = self.attn_drop if self.training else 0.0
-        attended = meet(self.product, q, k, v, position=terms, mask=mask, dropout=dropout, backend=self.backend)
-        projected: Tensor = self.proj_drop(self.proj(attended.transpose(1, 2).flatten(2)))
-        return projected
+        if self.kind == "softmax":
+            attended = attention(q, k, v, position=position, mask=mask, dropout=dropout, backend=self.backend)
+            assert isinstance(attended, Tensor)
+            return attended
+        if dropout:
+            self._lacks("no dropout of attention weights", f"{dropout:g}")
+        if mask is not None and not mask.is_plain_causal:
+            self._lacks("a causal mask or none", "another mask")
+        causal = mask is not None
+        if self.kind == "linear":
+            return linear_attention(q, k, v, causal=causal, position=position)
+        terms = Terms() if position is None else Terms() + position
+        biases, rotations = terms.of(LineBias), terms.of(Rotation)
+        if len(biases) > 1 or len(biases) + len(rotations) < len(terms):
+            self._lacks("a line bias, a rotation or both as position", ", ".join(type(term).__name__ for term in terms))
+        for rotation in rotations:
+            rotation.check(q, k, v)
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        q, k = content(Terms(*rotations), q, k)
+        return flash_attention(q, k, v, bias=biases[0] if biases else None, causal=causal)
+
+    def _lacks(self, expected: str, came: str) -> NoReturn:
+        raise NotImplementedError(f"expected {expected}; got {came}, which kind={self.kind!r} lacks. Use 'softmax'.")
+
+    def _terms(
+        self, n: int, m: int, position: Terms | Term | None, coordinates: Coordinates | None
+    ) -> Terms | Term | None:
+        """The terms between n tokens and m keys, the last n of which are those of the tokens."""
+        if self.position is None:
+            if coordinates is not None:
+                fail("coordinates only in a layer with a mechanism of its own", "no mechanism", "Pass position=terms.")
+            return position
+        if position is not None and not isinstance(position, Term | Terms):
+            fail("position= to be terms beside a layer's own mechanism", shape_of(position), "Call its terms() first.")
+        if coordinates is not None and m > n:
+            fail("no coordinates beside a cache that holds tokens", repr(coordinates), "A cache is a plain sequence.")
+        queries = Sequence(n, start=m - n) if coordinates is None else coordinates
+        own = self.position.terms(queries, Sequence(m) if m > n else None)
+        return own if position is None else own + position
 
     def grouped(self, num_kv_heads: int) -> MultiHeadAttention:
         """A copy with fewer key/value heads, each the mean of those it replaces (Ainslie et al. 2023, section 2.1).
@@ -239,9 +239,13 @@ class MultiHeadAttention(nn.Module):
         coordinates: Coordinates | None = None,
         mask: Mask | None = None,
     ) -> Float[Tensor, "B H N N"]:
-        """The attention weights of the same tokens, for pictures: those of a softmax."""
-        if self.product == "linear":
-            raise NotImplementedError("expected attention with a softmax to draw; got product='linear', without.")
+        """The attention weights of the same tokens, for pictures.
+
+        Raises:
+            NotImplementedError: linear attention, which has none.
+        """
+        if self.kind == "linear":
+            raise NotImplementedError("expected attention with a softmax to draw; got kind='linear', without.")
         q, k, _ = self._heads(x)
         terms = self._terms(q.shape[2], k.shape[2], position, coordinates)
         return attention_weights(q, k, position=terms, mask=mask)
@@ -253,9 +257,8 @@ class MultiQueryAttention(MultiHeadAttention):
     The cache of its keys and values is as many times smaller as there are heads.
 
     Args:
-        d_model: width of a token, E; a multiple of `num_heads`.
-        num_heads: query heads, H.
-        options: whatever else `MultiHeadAttention` takes, but for `num_kv_heads`.
+        d_model, num_heads: width of a token, E, a multiple of the query heads, H.
+        options: the other arguments of `MultiHeadAttention`, except `num_kv_heads`.
     """
 
     def __init__(self, d_model: int, num_heads: int, **options: Any) -> None:

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Mask, Term, Terms
 from relpos.core.checks import require_choice, require_int, require_number, require_tokens
-from relpos.layers.attention import MultiHeadAttention
+from relpos.layers.attention import Kind, MultiHeadAttention
 from relpos.layers.cache import LayerCache
 from relpos.layers.mlp import GatedMlp, Mlp, gated_width
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
-from relpos.layers.products import Product
 from relpos.position import Mechanism
 
 MlpChoice = Literal["gelu", "swiglu"]
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """What the blocks of a model are made of: the arguments of `TransformerBlock`, which explains them."""
+
+    dim: int
+    num_heads: int
+    mlp_ratio: float = 4.0
+    num_kv_heads: int | None = None
+    mlp: MlpChoice = "gelu"
+    norm: NormChoice = "layernorm"
+    qkv_bias: bool = True
+    proj_bias: bool = True
+    qk_norm: HeadNormChoice | None = None
+    attn_drop: float = 0.0
+    proj_drop: float = 0.0
+    kind: Kind = "softmax"
+    backend: str = "auto"
+
+    def blocks(self, depth: int) -> nn.ModuleList:
+        """As many new blocks."""
+        return nn.ModuleList(TransformerBlock(**vars(self)) for _ in range(depth))
 
 
 class TransformerBlock(nn.Module):
@@ -24,12 +47,15 @@ class TransformerBlock(nn.Module):
 
     Args:
         dim: width of a token, E.
-        num_heads, num_kv_heads, qkv_bias, proj_bias, qk_norm, attn_drop, position, product, backend: as
+        num_heads, num_kv_heads, qkv_bias, proj_bias, qk_norm, attn_drop, position, kind, backend: as
             `MultiHeadAttention` takes them.
         mlp_ratio: hidden width of the MLP over `dim`; "swiglu" has two thirds of it, for as many parameters.
         mlp: "gelu" (`Mlp`) or "swiglu" (`GatedMlp`).
         norm: "layernorm", "rmsnorm", or "groupnorm", whose statistics are those of one token.
         proj_drop: dropout of the attention's output and inside the MLP.
+
+    Raises:
+        ValueError: heads that do not divide the width, or an argument of another kind.
     """
 
     def __init__(
@@ -47,27 +73,18 @@ class TransformerBlock(nn.Module):
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         position: Mechanism | None = None,
-        product: Product = "softmax",
+        kind: Kind = "softmax",
         backend: str = "auto",
     ) -> None:
         super().__init__()
         require_int(dim, "dim", at_least=1)
         require_number(mlp_ratio, "mlp_ratio", "above 0", "It is the MLP's hidden width over dim.")
-        require_choice(mlp, "mlp", ("gelu", "swiglu"))
+        require_choice(mlp, "mlp", get_args(MlpChoice))
         self.norm1 = norm_layer(norm, dim)
         self.attn = MultiHeadAttention(
-            dim,
-            num_heads,
-            num_kv_heads=num_kv_heads,
-            qkv_bias=qkv_bias,
-            proj_bias=proj_bias,
-            qk_norm=qk_norm,
-            attn_drop=attn_drop,
-            proj_drop=proj_drop,
-            position=position,
-            product=product,
-            backend=backend,
-        )
+            dim, num_heads, num_kv_heads=num_kv_heads, qkv_bias=qkv_bias, proj_bias=proj_bias, qk_norm=qk_norm,
+            attn_drop=attn_drop, proj_drop=proj_drop, position=position, kind=kind, backend=backend,
+        )  # fmt: skip
         self.norm2 = norm_layer(norm, dim)
         self.mlp: Mlp | GatedMlp
         if mlp == "swiglu":

@@ -37,14 +37,14 @@ class LayerCache:
     def extend(
         self, k: Float[Tensor, "B G N D"], v: Float[Tensor, "B G N D"]
     ) -> tuple[Float[Tensor, "B G M D"], Float[Tensor, "B G M D"]]:
-        """Take in the keys and values of new tokens; returns those of all tokens so far.
+        """Append the keys and values of new tokens; returns those of all tokens so far.
 
         Raises:
             ValueError: another batch, number of heads, width, dtype or device than those it holds.
         """
         for name, x, held in (("keys", k, self.keys), ("values", v, self.values)):
             require_tensor(x, f"{name} for the cache", dims=4)
-            if held is not None and _kind(x) != _kind(held):
+            if held is not None and not _alike(x, held):
                 wanted = f"{name} for the cache like those it holds, {shape_of(held)} on {held.device}"
                 fail(wanted, f"{shape_of(x)} on {x.device}", "Start a new KeyValueCache for another batch.")
         if k.shape[2] != v.shape[2]:
@@ -56,9 +56,10 @@ class LayerCache:
         return k, v
 
 
-def _kind(x: Tensor) -> tuple[object, ...]:
-    """What new tokens must have in common with those before them: all but their number."""
-    return x.shape[:2], x.shape[3], x.dtype, x.device
+def _alike(x: Tensor, held: Tensor) -> bool:
+    """Whether new tokens differ from those before them in nothing but their number."""
+    same_shape = x.shape[:2] == held.shape[:2] and x.shape[3] == held.shape[3]
+    return same_shape and x.dtype == held.dtype and x.device == held.device
 
 
 class KeyValueCache:

@@ -13,14 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.core.checks import (
-    fail,
-    require_choice,
-    require_flag,
-    require_int,
-    require_number,
-    require_tokens,
-)
+from relpos.core.checks import fail, require_choice, require_flag, require_int, require_number, require_tokens
 
 NormChoice = Literal["layernorm", "rmsnorm", "groupnorm"]
 HeadNormChoice = Literal["layernorm", "rmsnorm"]
@@ -99,6 +92,6 @@ class QueryKeyNorm(nn.Module):
     def forward(
         self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B G N D"]
     ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B G N D"]]:
-        # Under autocast they come in half precision, and go on so; the norms work in that of their weights.
+        # Under autocast queries and keys are in half precision; the norms work in the precision of their weights.
         wide: torch.dtype = self.query.weight.dtype  # type: ignore[assignment]
         return self.query(q.to(wide)).to(q.dtype), self.key(k.to(wide)).to(k.dtype)

@@ -52,22 +52,16 @@ class PatchEmbedding(nn.Module):
         """
         rows, columns = img_size
         if rows % self.patch_size[0] or columns % self.patch_size[1]:
-            fail(
-                f"an image size that patches of {self.patch_size} divide",
-                str((rows, columns)),
-                "Pad or crop the image, or choose another patch size.",
-            )
+            wanted = f"an image size that patches of {self.patch_size} divide"
+            fail(wanted, str((rows, columns)), "Pad or crop the image, or choose another patch size.")
         return Grid(rows // self.patch_size[0], columns // self.patch_size[1], prefix=prefix)
 
     def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N E"]:
         channels = self.proj.in_channels
         shaped = isinstance(images, Tensor) and images.dim() == 4 and images.shape[1] == channels
         if not shaped or not images.is_floating_point():
-            fail(
-                f"floating-point images of shape [B, {channels}, rows, columns]",
-                shape_of(images),
-                "Check in_chans, and convert bytes to numbers from 0 to 1.",
-            )
+            wanted = f"floating-point images of shape [B, {channels}, rows, columns]"
+            fail(wanted, shape_of(images), "Check in_chans, and convert bytes to numbers from 0 to 1.")
         require_like(images, "images", self.proj.weight)
         self.grid((images.shape[2], images.shape[3]))
         tokens: Tensor = self.proj(images).flatten(2).transpose(1, 2)

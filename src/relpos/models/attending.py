@@ -1,4 +1,4 @@
-"""What attention is in a model, by name: which pairs of tokens meet, and how.
+"""What attention is in a model, by name: which pairs of tokens attend, and by which kind of attention.
 
 full        every pair, or every pair that is not in the future
 local       a window: on a grid the rows above and below, in a sequence the last 32 tokens (Beltagy et al. 2020)
@@ -14,22 +14,22 @@ import math
 from typing import Literal, get_args
 
 from relpos.core import Coordinates, Grid, Mask
-from relpos.layers.products import Product
+from relpos.layers.attention import Kind
 from relpos.patterns import fixed, local
 
 AttentionChoice = Literal["full", "local", "sparse", "linear", "flash"]
 ATTENTIONS: tuple[AttentionChoice, ...] = get_args(AttentionChoice)
 WINDOW, BLOCK = 32, 32
-"""Tokens of a sequence that a token sees locally; tokens of a sparse block, which must not change as a text grows."""
+"""Tokens of a sequence in a window, and in a sparse block; the latter must not change as a text grows."""
 
 
-def product_of(attention: AttentionChoice) -> Product:
-    """How the pairs meet."""
-    return "linear" if attention == "linear" else "tiles" if attention == "flash" else "softmax"
+def kind_of(attention: AttentionChoice) -> Kind:
+    """The kind of attention that the layers of a model have."""
+    return attention if attention in ("linear", "flash") else "softmax"
 
 
 def pattern(attention: AttentionChoice, tokens: Coordinates) -> Mask | None:
-    """Which pairs meet, of a grid without prefix or a causal sequence; None for those that full attention has."""
+    """Which pairs attend, on a grid without prefix tokens or in a causal sequence; None where full attention's do."""
     if attention not in ("local", "sparse"):
         return None
     if isinstance(tokens, Grid):

@@ -9,8 +9,7 @@ be lost in. With the head tied to the embedding (Press and Wolf 2017) the 3 keep
 uniform, where sqrt(E) alone guesses the token itself. Linear layers start as PyTorch starts them; residual projections
 shrunk by 1/sqrt(2 depth) did no better (docs/log.md).
 
-Position is chosen as in `VisionTransformer`: a preset's name, names joined with "+", a function from a `Site`, or None.
-Without any, a causal model can still count the tokens it sees.
+Without any position a causal model can still count the tokens it sees.
 """
 
 from __future__ import annotations
@@ -26,44 +25,35 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Mask, Positions, Sequence, Terms
-from relpos.core.checks import (
-    fail,
-    require_choice,
-    require_device,
-    require_flag,
-    require_int,
-    require_probability,
-    shape_of,
-)
-from relpos.layers import KeyValueCache, TransformerBlock
-from relpos.layers.block import MlpChoice
+from relpos.core.checks import fail, require_device, require_flag, require_int, shape_of
+from relpos.layers import KeyValueCache
+from relpos.layers.block import BlockConfig, MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
-from relpos.models.attending import ATTENTIONS, AttentionChoice, pattern, product_of
-from relpos.models.positions import LayerPositions, PositionChoice
+from relpos.models.attending import AttentionChoice, kind_of, pattern
+from relpos.models.positions import PositionChoice
 from relpos.models.sampling import require_sampling, sample
-from relpos.position import Site, Sum
-from relpos.position.mechanism import AS_IS, require_std
+from relpos.models.transformer import Transformer
+from relpos.position.mechanism import AS_IS
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Transformer):
     """A causal language model over a small vocabulary (bytes by default).
 
     Args:
         vocab_size: number of different tokens, V.
         context: length it is built for; mechanisms that are defined anywhere extrapolate beyond it.
-        embed_dim, depth, num_heads, num_kv_heads, mlp_ratio, mlp, norm, qk_norm: the blocks; see `TransformerBlock`.
-        attention: "full", "local", "sparse", "linear" or "flash"; see `models/attending.py`.
+        mlp: of the blocks, "swiglu" or "gelu".
         qkv_bias: whether the attention's two projections have biases.
         tie_embeddings: whether the head is the token embedding itself.
-        drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: dropout before the head, after the embedding, in
-            the blocks, and of attention weights.
-        position: absolute and relative positions: a preset name, names joined with "+", a function from a `Site`, or
-            None.
-        shared_position: one table for all layers, or one per layer.
-        position_trainable: False freezes what the mechanisms own.
-        position_init_std: standard deviation that learned positions start from.
-        backend: an engine's name, or "auto".
+        embed_dim, depth, num_heads, num_kv_heads, mlp_ratio, norm, qk_norm, attention, drop_rate, pos_drop_rate,
+            proj_drop_rate, attn_drop_rate, position, shared_position, position_trainable, position_init_std, backend:
+            as `VisionTransformer` takes them.
+
+    Raises:
+        ValueError: arguments that do not fit together, or a position that sequences do not have.
     """
+
+    _causal = True
 
     def __init__(
         self,
@@ -91,51 +81,24 @@ class LanguageModel(nn.Module):
         *,
         attention: AttentionChoice = "full",
     ) -> None:
-        super().__init__()
-        for name, number in (("vocab_size", vocab_size), ("context", context), ("depth", depth)):
-            require_int(number, name, at_least=1)
+        block_config = BlockConfig(
+            embed_dim, num_heads, mlp_ratio, num_kv_heads=num_kv_heads, mlp=mlp, norm=norm, qk_norm=qk_norm,
+            qkv_bias=qkv_bias, proj_bias=qkv_bias, attn_drop=attn_drop_rate, proj_drop=proj_drop_rate,
+            kind=kind_of(attention), backend=backend,
+        )  # fmt: skip
+        super().__init__(block_config, depth, attention, drop_rate, pos_drop_rate)
+        require_int(vocab_size, "vocab_size", at_least=1)
+        require_int(context, "context", at_least=1)
         require_flag(tie_embeddings, "tie_embeddings")
-        require_probability(drop_rate, "drop_rate")
-        require_probability(pos_drop_rate, "pos_drop_rate")
-        require_std(position_init_std, "position_init_std")
-        require_choice(attention, "attention", ATTENTIONS)
         self.context, self.shared_position = context, shared_position
-        self.attention: AttentionChoice = attention
-        self.blocks = nn.ModuleList(
-            TransformerBlock(
-                embed_dim,
-                num_heads,
-                mlp_ratio,
-                num_kv_heads=num_kv_heads,
-                mlp=mlp,
-                norm=norm,
-                qk_norm=qk_norm,
-                qkv_bias=qkv_bias,
-                proj_bias=qkv_bias,
-                attn_drop=attn_drop_rate,
-                proj_drop=proj_drop_rate,
-                product=product_of(attention),
-                backend=backend,
-            )
-            for _ in range(depth)
-        )
+        self.blocks = block_config.blocks(depth)
         self.token_embed = nn.Embedding(vocab_size, embed_dim)
-        self.pos_drop = nn.Dropout(pos_drop_rate)
         self.norm = norm_layer(norm, embed_dim)
-        self.head_drop = nn.Dropout(drop_rate)
         self.head = None if tie_embeddings else nn.Linear(embed_dim, vocab_size, bias=False)
         self.embed_scale = 3 * math.sqrt(embed_dim)
         nn.init.normal_(self.token_embed.weight, std=1 / self.embed_scale)
-        site = Site(
-            num_heads=num_heads,
-            head_dim=embed_dim // num_heads,
-            embed_dim=embed_dim,
-            queries=self.coordinates,
-            causal=True,
-            init_std=position_init_std,
-        )
-        self.positions = LayerPositions.for_layers(
-            position, site, depth, shared=shared_position, trainable=position_trainable
+        self.positions = self._mechanisms(
+            position, self.coordinates, shared=shared_position, trainable=position_trainable, init_std=position_init_std
         )
 
     @property
@@ -147,16 +110,6 @@ class LanguageModel(nn.Module):
     def cache_bytes(self) -> int:
         """Memory that one token takes in a `KeyValueCache`, in all layers, in the weights' dtype."""
         return sum(block.attn.cache_bytes for block in self.blocks)  # type: ignore[union-attr,misc]
-
-    @property
-    def token_position(self) -> Sum:
-        """The mechanisms that act on tokens."""
-        return self.positions.on_tokens()
-
-    @property
-    def attention_position(self) -> list[Sum]:
-        """The mechanisms that act in attention, one sum per layer or one for all."""
-        return self.positions.in_attention()
 
     def _embed(
         self, tokens: Int[Tensor, "B N"], cache: KeyValueCache | None, segments: Int[Tensor, "B N"] | None
@@ -232,12 +185,7 @@ class LanguageModel(nn.Module):
         segments: Int[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B N E"]:
         """Normed tokens after the last block; arguments as `forward` takes them."""
-        x, terms, mask = self._embed(tokens, cache, segments)
-        caches = [None] * len(self.blocks) if cache is None else cache.layers
-        for block, position, layer in zip(self.blocks, terms, caches, strict=True):
-            x = block(x, position=position, mask=mask, cache=layer)
-        features: Tensor = self.norm(x)
-        return features
+        return self._features(*self._embed(tokens, cache, segments), cache)
 
     def forward(
         self,
@@ -249,31 +197,23 @@ class LanguageModel(nn.Module):
         """The logits of the token that follows each.
 
         Args:
-            tokens: of any length, as far as the position mechanism goes along.
-            cache: what the model has seen before these tokens; they are taken in too. Logits are those of the full
-                pass, but for mechanisms whose terms change with the length (dynamic NTK): there tokens keep what
-                they were when they came.
+            tokens: of any length that the position mechanism accepts.
+            cache: keys and values of the tokens before these; those of these tokens are appended. Logits are those of
+                the full pass, except for mechanisms whose terms change with the length (dynamic NTK): what was
+                cached at a shorter length stays as it was.
             segments: the document of each token, to pack several in a row, each as long as the context at most: a
                 document counts its positions from 0 and sees itself alone. -1 is padding.
+
+        Raises:
+            ValueError: tokens, cache or segments of another kind or size, or more tokens than positions reach.
+            NotImplementedError: a cache in a model whose attention is "local" or "sparse".
         """
         x = self.head_drop(self.forward_features(tokens, cache=cache, segments=segments))
         return F.linear(x, self.token_embed.weight if self.head is None else self.head.weight)
 
     def attention_maps(self, tokens: Int[Tensor, "B N"]) -> Iterator[Float[Tensor, "B H N N"]]:
         """The attention weights of one layer after another, for pictures."""
-        x, terms, mask = self._embed(tokens, None, None)
-        for block, position in zip(self.blocks, terms, strict=True):
-            assert isinstance(block, TransformerBlock)
-            yield block.attn.weights(block.norm1(x), position=position, mask=mask)
-            x = block(x, position=position, mask=mask)
-
-    def position_parameters(self) -> list[nn.Parameter]:
-        """The parameters that position mechanisms own."""
-        return list(self.positions.parameters())
-
-    def growth(self) -> tuple[str, ...]:
-        """The rules by which its mechanisms extrapolate to another length, as `Sum` has them."""
-        return self.positions.growth()
+        yield from self._maps(*self._embed(tokens, None, None))
 
     def grow(self, length: int, rule: str) -> LanguageModel:
         """A copy for another context, its mechanisms grown by `rule` (one of `growth()`)."""

@@ -14,6 +14,15 @@ from relpos.core.checks import fail, shape_of
 from relpos.layers import GatedMlp, Mlp, MultiHeadAttention, PatchEmbedding
 from relpos.position.mechanism import is_mechanism
 
+_PARTS: dict[type[nn.Module], str] = {
+    PatchEmbedding: "patch embedding",
+    nn.Embedding: "token embedding",
+    Mlp: "mlp",
+    GatedMlp: "mlp",
+    nn.LayerNorm: "norm",
+    nn.RMSNorm: "norm",
+}
+
 
 @dataclass(frozen=True)
 class Count:
@@ -43,21 +52,9 @@ def count_parameters(model: nn.Module) -> dict[str, Count]:
     seen: set[nn.Parameter] = set()
 
     def walk(module: nn.Module, part: str) -> None:
-        match module:
-            case _ if part == "position":
-                pass  # whatever a mechanism holds is position's
-            case _ if is_mechanism(module):
-                part = "position"
-            case PatchEmbedding():
-                part = "patch embedding"
-            case nn.Embedding():
-                part = "token embedding"
-            case Mlp() | GatedMlp():
-                part = "mlp"
-            case nn.LayerNorm() | nn.RMSNorm():
-                part = "norm"
-            case _:
-                pass
+        if part != "position":  # whatever a mechanism holds is position's
+            kinds = (own for kind, own in _PARTS.items() if isinstance(module, kind))
+            part = "position" if is_mechanism(module) else next(kinds, part)
         for name, parameter in module.named_parameters(recurse=False):
             if parameter in seen:
                 continue

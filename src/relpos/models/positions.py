@@ -92,14 +92,10 @@ class LayerPositions(nn.ModuleList):
 
 
 def _builder(position: PositionChoice) -> Callable[[Site], Mechanism]:
-    if position is None:
-        position = "none"
-    if isinstance(position, str):
-        return find(position).make
+    if position is None or isinstance(position, str):
+        return find("none" if position is None else position).make
     if isinstance(position, nn.Module) or not callable(position):
-        fail(
-            "position to be a preset's name, a function from a Site to a mechanism, or None",
-            shape_of(position),
-            "Wrap a finished mechanism as lambda site: mechanism (with shared_position=True).",
-        )
+        wanted = "position to be a preset's name, a function from a Site to a mechanism, or None"
+        remedy = "Wrap a finished mechanism as lambda site: mechanism (with shared_position=True)."
+        fail(wanted, shape_of(position), remedy)
     return position

@@ -19,7 +19,7 @@ class DecoupledOptimizer(torch.optim.Optimizer):
     """An optimizer whose weight decay shrinks the weights themselves, as AdamW's does (Loshchilov and Hutter 2019).
 
     All arithmetic is over lists of tensors at once (`torch._foreach_*`). The rate may be a tensor of no axes, so that a
-    compiled step is not compiled again for every rate of a schedule.
+    compiled step is not recompiled for every rate of a schedule.
     """
 
     def __init__(self, params: Parameters, defaults: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 They are said in two ways that allow the same pairs. As a mask, `windows`, they stay tokens of one sequence, with any
 position and any other mask. Taken apart, `partition`, every window is an element of a batch of short sequences, which a
-dense engine handles fastest where windows are small; `join` puts them together again. This is the only place that cuts
+dense engine handles fastest where windows are small; `join` puts them back. This is the only file that cuts
 windows.
 """
 
@@ -100,7 +100,7 @@ def _cut(x: Tensor, sizes: tuple[int, ...], shifts: tuple[int, ...]) -> Tensor:
 def join(
     x: Float[Tensor, "W T E"], grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ...] = 0
 ) -> Float[Tensor, "B *cells E"]:
-    """The tokens of windows on their grid again: `join(partition(x, size, shift)[0], grid, size, shift)` is x.
+    """The tokens of windows back on their grid: `join(partition(x, size, shift)[0], grid, size, shift)` is x.
 
     Raises:
         ValueError: tokens of other windows, or not as many as the grid has; a prefix, which belongs to none.

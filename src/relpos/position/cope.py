@@ -2,7 +2,7 @@
 
     gate[i, t]     = sigmoid(<q[i], k[t]> / sqrt(D))                       0 where i may not see t
     place[i, j]    = sum of gate[i, t] over keys t from j to the last, at most P - 1
-    score[h, i, j] += <q[i], e[place[i, j]]>, linear between the two whole places next to it
+    score[h, i, j] += <q[i], e[place[i, j]]>, linear between the two whole positions next to it
 
 A head can so count words or sentences. e are P vectors of a head's width, the same for all heads; the second product
 is unscaled and the gates always have 1/sqrt(D), as published. Under a causal mask the sum ends at the query; without
@@ -79,7 +79,7 @@ def _rule(
     places = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=vectors.shape[0] - 1)
     below = places.detach().floor()
     met = q @ vectors.to(q.dtype).T
-    pairs = torch.stack([met, F.pad(met[..., 1:], (0, 1))], dim=-1).flatten(0, 3)  # a place and the next
+    pairs = torch.stack([met, F.pad(met[..., 1:], (0, 1))], dim=-1).flatten(0, 3)  # a position and the next
     first = torch.arange(pairs.shape[0] // met.shape[-1], device=q.device).view(*met.shape[:-1], 1) * met.shape[-1]
     lower, upper = lookup(pairs, first + below.long()).unbind(-1)
     return torch.lerp(lower, upper, places - below)

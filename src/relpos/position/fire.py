@@ -1,12 +1,12 @@
-"""FIRE: a small network of the distance, taken as a share of the query's own place.
+"""FIRE: a small network of the distance, taken as a share of the query's own position.
 
     score[h, i, j] += mlp( log(1 + |c| |i - j|) / log(1 + |c| max(i, L)) )[h]
 
 so that no key behind a query gives an input outside [0, 1], however long the sequence. c and L are learned (L as a
-multiple of where it starts), mlp is Linear(1, 32), ReLU, Linear(32, H). Up to place L the bias depends on the offset
+multiple of where it starts), mlp is Linear(1, 32), ReLU, Linear(32, H). Up to position L the bias depends on the offset
 alone; beyond, the same offset counts for less the later the query stands, so it is no bias of the offset. Places are
 the tokens' coordinates: they count from the start of a document, where a cached, shifted or packed query belongs, and a
-sequence that starts elsewhere is another sequence. Prefix tokens have no place and get 0.
+sequence that starts elsewhere is another sequence. Prefix tokens have no position and get 0.
 
 The network sees the distance of every pair: for n query rows and M keys it makes n x M x 32 numbers, for all heads at
 once, and once for the whole batch where places do not differ in it.
@@ -77,7 +77,7 @@ class FIREBias(Mechanism):
 
 
 def _places(side: Coordinates, device: torch.device) -> tuple[Int[Tensor, "_ N"], Bool[Tensor, " N"]]:
-    """The place of every token, 0 for a prefix, and whether it has one."""
+    """The position of every token, 0 for a prefix, and whether it has one."""
     places = side.raster().tokens(device)[..., 0]
     if places.is_floating_point():
         fail("integer coordinates", "floating-point Positions", "Floating-point positions serve rotations only.")

@@ -1,4 +1,4 @@
-"""Learned absolute positions: a vector for each place, added to the tokens before the first layer.
+"""Learned absolute positions: one learned vector per position, added to the tokens before the first layer.
 
     x[n] = x[n] + pos_embed[n]
 
@@ -6,10 +6,10 @@ Parameter `pos_embed`, `[1, prefix + places, E]`, as timm's ViT has it; the pref
 first.
 Source: Gehring et al. 2017 (sequences); Dosovitskiy et al. 2021, section 3.1 and appendix D.4 (grids, and that fixing a
 raster order costs nothing). Another grid needs `resize`: bicubic with antialiasing in float32, as timm's
-`resample_abs_pos_embed`; a sequence is interpolated linearly, or extended: the vectors begin again behind the last one
-(Beltagy et al. 2020, Longformer, section 5), so that the trained places keep theirs.
+`resample_abs_pos_embed`; a sequence is interpolated linearly, or extended: the vectors are repeated behind the last one
+(Beltagy et al. 2020, Longformer, section 5), so that the trained positions keep theirs.
 
-Not to be confused with sinusoidal positions, which have the same place and no parameters.
+Not to be confused with sinusoidal positions, which are added at the same point and have no parameters.
 """
 
 from __future__ import annotations

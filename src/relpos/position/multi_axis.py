@@ -2,15 +2,15 @@
 
     angle[p] = place[axis(p)] * w[p],    w[p] = base ** (-p / P),    P pairs in all
 
-The P frequencies are those of a rotation along one axis, and each pair follows one of the three places. `sections` says
-how many follow time, rows and columns, `order` which:
+The P frequencies are those of a rotation along one axis, and each pair follows one of the three coordinates. `sections`
+says how many follow time, rows and columns, `order` which:
 
     "blocked"        the first pairs time, the next rows, the last columns                      Qwen2-VL, Qwen2.5-VL
     "interleaved"    time, row, column, time, row, column, ...; time has what is left           Qwen3-VL
 
 Blocked, columns have the slowest pairs and time the fastest; interleaved, each axis has fast and slow ones.
 
-Text has the same number thrice, its place, and turns exactly as under `rotary_1d`. So coordinates with one axis are
+Text has the same number thrice, its position, and turns exactly as under `rotary_1d`. So coordinates with one axis are
 text, `Grid(rows, columns)` is an image at time 0, and three axes are (time, row, column). Text and images in one
 sequence are `Positions` of three axes, `[N, 3]` or `[B, N, 3]`. In Qwen's models an image that begins at position s has
 time s, rows s + 0, s + 1, ... and columns s + 0, s + 1, ..., and the text after it continues at s + max(rows, columns).
@@ -106,7 +106,7 @@ class MultimodalRotary(Mechanism):
 
 
 def _axis_of_pair(sections: tuple[int, ...], order: Order) -> tuple[int, ...]:
-    """Which of the three places each pair follows."""
+    """Which of the three coordinates each pair follows."""
     if order == "blocked":
         return tuple(axis for axis, size in enumerate(sections) for _ in range(size))
     pairs = sum(sections)

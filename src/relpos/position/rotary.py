@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys are turned by an angle proportional to their place, in pairs of dimensions.
+"""Rotary positions: queries and keys are turned by an angle proportional to their position, in pairs of dimensions.
 
     score[h, i, j] = scale * <R(place[i]) q[i], R(place[j]) k[j]>  =  a function of q, k and place[i] - place[j]
 
@@ -15,9 +15,9 @@ position divided ("linear"), a larger base ("ntk"), or slow pairs slowed and fas
 
 Source: Su et al. 2021 (RoFormer), section 3.2, base 10,000; on grids Heo et al. 2024 (RoPE for ViT), section 3,
 "axial", base 100 (their code turns the first pairs with the column; timm and this file with the row). Scores depend on
-offsets alone between tokens; between a prefix token, which is not turned, and a token they depend on the token's place.
-Not to be confused with sinusoidal positions, which are added to tokens; and a key that is cached rotated stays turned
-by the frequencies it was written with.
+offsets alone between tokens; between a prefix token, which is not turned, and a token they depend on the token's
+position. Not to be confused with sinusoidal positions, which are added to tokens; and a key that is cached rotated
+stays turned by the frequencies it was written with.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ RULES: tuple[Beyond, ...] = ("as is", "linear", "ntk", "yarn", "llama3")
 
 
 def context_length(*coordinates: Coordinates) -> int:
-    """The largest place on any axis, plus 1; at least 1. A plain number: of `Positions` it is their `high`."""
+    """The largest position on any axis, plus 1; at least 1. A plain number: of `Positions` it is their `high`."""
     return max(1, *(1 + max(one.high) for one in coordinates))
 
 

@@ -13,7 +13,7 @@ of a partial rotation is left alone. With w[p] = base ** (-p / P), factor s and 
                                                                     Ding et al. 2024
     Llama3Scaling    w[p] / s for long waves, w[p] for short ones, smooth between      Llama 3.1
 
-The length is the largest place among the queries and keys at hand, plus 1 (of `Positions` their `high`), and only
+The length is the largest position among the queries and keys at hand, plus 1 (of `Positions` their `high`), and only
 `DynamicNTK` and `LongRoPE` heed it. There a key that was rotated before it went into a cache keeps the frequencies of
 the length at which it was written, and later queries turn by others: scores then depend on more than the offset
 (transformers issues 25104 and 33129). Keys that are cached unrotated, as relpos caches them, are right: a step of

@@ -1,9 +1,9 @@
-"""Sinusoidal absolute positions: sines and cosines of the place, added to the tokens before the first layer.
+"""Sinusoidal absolute positions: sines and cosines of the position, added to the tokens before the first layer.
 
     x[n] = x[n] + [sin(place[n] * w[p]), cos(place[n] * w[p])],        w[p] = base ** (-p / P)
 
 A sequence has P = E / 2 frequencies; a grid shares the width out between its axes, P = E / (2 A) each, rows first.
-Prefix tokens have no place and get nothing. No parameters.
+Prefix tokens have no position and get nothing. No parameters.
 
 Source: Vaswani et al. 2017, section 3.5 (1-D, base 10,000); Chen et al. 2021 (MoCo v3, sine-cosine in 2-D). How sines
 and cosines lie in the width differs between implementations, and weights trained with one do not fit another:

@@ -1,4 +1,4 @@
-"""TUPE: places correlate among themselves, apart from content, and the class token is untied from them.
+"""TUPE: positions correlate among themselves, apart from content, and the class token is untied from them.
 
     score[h, i, j] = ( <q[i], k[j]> + <p[i] U_Q[h], p[j] U_K[h]> ) / sqrt(2 D)
 
@@ -12,8 +12,8 @@ is TUPE's. The authors share one among all layers. Other lengths and grids: the 
 which holds the vectors.
 
 Source: Ke et al. 2021 ("Rethinking Positional Encoding in Language Pre-training"), sections 3.1 and 3.2; equations 7
-and 9. Not to be confused with learned positions added to tokens, where places meet content too, or with DeBERTa, where
-content meets offsets.
+and 9. Not to be confused with learned positions added to tokens, where positions interact with content too, or
+with DeBERTa, where content interacts with offsets.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from relpos.position.mechanism import Mechanism, Site, spread
 from relpos.position.preset import Preset
 
 UNTIED = 2
-"""The vectors before those of the places: t_1 of a prefix as query, t_2 of a prefix as key."""
+"""The vectors before those of the positions: t_1 of a prefix as query, t_2 of a prefix as key."""
 
 
 class TUPEPosition(Mechanism):
@@ -114,7 +114,7 @@ class TUPEPosition(Mechanism):
             return terms + LineBias(spread(by_kind, line.offsets()), line)
 
     def _projected(self, projection: nn.Linear, side: Coordinates) -> Float[Tensor, "_ H N D"]:
-        """One side of the product, of t_1, t_2 and every place; the scale of 1/sqrt(2 D) is shared between both."""
+        """One side of the product, of t_1, t_2 and every position; the scale of 1/sqrt(2 D) is shared between both."""
         with torch.autocast(self.device.type, enabled=False):
             vectors, norm, weight, bias = (
                 at_least_float32(x)

@@ -1,4 +1,4 @@
-"""xPos: rotary positions under which queries shrink and keys grow with their place, so that near counts more than far.
+"""xPos: rotary positions under which queries shrink and keys grow with position, so that near counts more than far.
 
     q[i] turns by i w[p] and is multiplied by z[p] ** ( (i - c) / scale_base)
     k[j] turns by j w[p] and is multiplied by z[p] ** (-(j - c) / scale_base)
@@ -7,14 +7,14 @@
 so pair p of a score carries z[p] ** ((i - j) / scale_base): less for the past (i > j), fast pairs fading first, and
 more for the future. It is meant for causal attention, and this file does not check that it is.
 
-The centre c cancels where queries and keys have the same one. By default it is the middle of the places at hand, on
+The centre c cancels where queries and keys have the same one. By default it is the middle of the positions at hand, on
 both sides, which keeps the powers small; a step of decoding then equals the full pass, since keys are met unrotated. A
 key that goes into a cache rotated needs a `centre` that does not move, and every query that meets it the same.
 Implementations that centre each side on its own length differ between decoding and the full pass.
 
 Engines form the scores of the future too, before the mask throws them away, and these grow as z[0] ** (-span /
-scale_base). So places may span 32,000 in float32 and bfloat16, and beyond that it raises; float16 bears about 4,000.
-Prefix tokens are at place 0, to the angle and to the power.
+scale_base). So positions may span 32,000 in float32 and bfloat16, and beyond that it raises; float16 bears about 4,000.
+Prefix tokens are at position 0, to the angle and to the power.
 
 Source: Sun et al. 2022 ("A Length-Extrapolatable Transformer"), section 3 and algorithm 1; scale_base 512 as in their
 code (torchscale). Not to be confused with ALiBi, which fades all heads' scores by a term.
@@ -130,7 +130,7 @@ class XPos(RotaryEmbedding):
 
 
 def _reach(queries: Coordinates, keys: Coordinates) -> tuple[int, int]:
-    """The lowest and the highest place of both sides; of a prefix, 0."""
+    """The lowest and the highest position of both sides; of a prefix, 0."""
     prefix = (0,) if queries.prefix or keys.prefix else ()
     return min(queries.low[0], keys.low[0], *prefix), max(queries.high[0], keys.high[0], *prefix)
 

@@ -10,7 +10,7 @@
 The last lines name who costs least among those tied with the best, and whether rankings flip under shift.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relpos.report.measure import Measure, measure_of
@@ -161,14 +161,12 @@ def _name(standing: Standing, board: Standings) -> str:
     return f"{standing.contender.name} ({board.measure.figure(standing.reached.mean)})"
 
 
-def cost_tokens(results: Results, names: Iterable[str]) -> int | None:
-    """The largest number of tokens at which all of these were timed."""
-    wanted = list(names)
-    for tokens in reversed(results.token_counts):
-        entries = [results.cost(name, tokens) for name in wanted]
-        if all(entry is not None and entry.step_ms is not None for entry in entries):
-            return tokens
-    return None
+def cost_tokens(results: Results) -> int | None:
+    """The largest number of tokens at which everything was timed that was timed at all: that of every sentence and
+    picture about cost, so that they agree."""
+    timed = {size: {name for name in results.names if step_cost(results, name, size)} for size in results.token_counts}
+    every = set().union(*timed.values())
+    return max((tokens for tokens, names in timed.items() if every and names == every), default=None)
 
 
 def first_of(results: Results) -> str:
@@ -190,11 +188,13 @@ def relative(results: Results) -> bool:
 
 
 def _cheapest(results: Results, names: Sequence[str]) -> tuple[str, str] | None:
-    tokens = cost_tokens(results, names)
+    tokens = cost_tokens(results)
     if tokens is None:
         return None
-    found = {name: step_cost(results, name, tokens) for name in names}
-    cost, name = min((value, name) for name, value in found.items() if value is not None)
+    found = [(cost, name) for name in names if (cost := step_cost(results, name, tokens)) is not None]
+    if not found:
+        return None
+    cost, name = min(found)
     words = f"{cost:,.1f} ms a step"
     if relative(results):
         times = f"{cost:.2f} times" if cost > AS_FAST else "about as long as"
@@ -234,7 +234,7 @@ def _at_least(measure: Measure, first: Standing, second: Standing) -> bool:
 
 def _plain_rate(results: Results) -> list[str]:
     """What differs without the recipe's position learning rate, beyond the interval."""
-    measure, times = measure_of(results), results.settings.recipe.get("position_learning_rate_multiplier")
+    measure, times = measure_of(results), results.settings.recipe.position_learning_rate_multiplier
     found = []
     for probe in [results.task.probes[0], *filter(None, [far_probe(results)])]:
         parts = []

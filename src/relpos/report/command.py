@@ -19,7 +19,7 @@ def command_line(results: Results) -> str:
     if settings.what != "position":
         words += ["--what", settings.what, "--choices", ",".join(settings.choices)]
     words += ["--positions", ",".join(settings.positions)]
-    words += ["--seeds", str(settings.seeds), "--steps", str(settings.recipe["steps"])]
+    words += ["--seeds", str(settings.seeds), "--steps", str(settings.recipe.steps)]
     words += ["--quick"] if settings.quick else []
     words += ["--device", settings.device, "--precision", settings.precision, "--out", "DIR"]
     return shlex.join(words)
@@ -45,7 +45,7 @@ def citation(results: Results) -> str:
     settings, environment = results.settings, results.environment
     return (
         f"relpos {environment.relpos}, comparison of {', '.join(results.names)} on {results.task.title} "
-        f"({settings.seeds} seed{'s' if settings.seeds != 1 else ''}, {settings.recipe['steps']} steps"
+        f"({settings.seeds} seed{'s' if settings.seeds != 1 else ''}, {settings.recipe.steps} steps"
         f"{', quick run' if settings.quick else ''}), PyTorch {environment.torch}, {environment.processor}."
     )
 

@@ -12,7 +12,7 @@ import numpy as np
 from relpos.report.advice import Advice, cost_tokens, first_of, relative, step_cost
 from relpos.report.measure import measure_of
 from relpos.report.standings import Contender, best_rules, chance_of, far_probe, grown_probe, outcomes, place
-from relpos.results import Probe, Results
+from relpos.results import ProbeRecord, Results
 from relpos.viz.charts import Chart, Point
 
 AT_MOST = 8
@@ -24,15 +24,19 @@ def overview(results: Results, advice: Advice) -> list[Chart]:
     for probe in [*filter(None, [far_probe(results)]), results.task.probes[0]]:
         lines = {name: [point] for name in results.names if (point := _point(results, name, probe, 0.0))}
         shown[place(probe)] = {name: lines[name] for name in _front(results, lines, advice)}
-    tokens = cost_tokens(results, {name for lines in shown.values() for name in lines})
-    if tokens is None or not all(shown.values()):
+    tokens = cost_tokens(results)
+    if tokens is None:
         return []
     unit = f"step time, times {first_of(results)}'s" if relative(results) else "step time, ms"
     found = []
     for title, lines in shown.items():
-        costed = {}
-        for name, (point,) in lines.items():
-            costed[name] = [replace(point, x=step_cost(results, name, tokens) or 1.0, label="")]
+        costed = {
+            name: [replace(point, x=cost, label="")]
+            for name, (point,) in lines.items()
+            if (cost := step_cost(results, name, tokens)) is not None
+        }
+        if not costed:
+            return []
         found.append(_chart(results, title, f"{unit}, at {tokens:,} tokens", costed, advice, chance=True))
     return found
 
@@ -59,7 +63,7 @@ def curves(results: Results, advice: Advice) -> list[Chart]:
     return [chart for chart in [*charts, _by_place(results, advice), _training(results, advice)] if chart is not None]
 
 
-def _lines(results: Results, asked: Sequence[tuple[Probe, float]]) -> dict[str, list[Point]]:
+def _lines(results: Results, asked: Sequence[tuple[ProbeRecord, float]]) -> dict[str, list[Point]]:
     found = {}
     for name in results.names:
         points = [point for probe, x in asked if (point := _point(results, name, probe, x))]
@@ -68,7 +72,7 @@ def _lines(results: Results, asked: Sequence[tuple[Probe, float]]) -> dict[str, 
     return found
 
 
-def _point(results: Results, name: str, probe: Probe, x: float) -> Point | None:
+def _point(results: Results, name: str, probe: ProbeRecord, x: float) -> Point | None:
     rule = best_rules(results).get(name) if probe.group in ("canvas", "length") else None
     scored = outcomes(results, Contender(name, rule), probe)
     if not scored:

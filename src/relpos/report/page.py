@@ -109,6 +109,7 @@ def _context(results: Results) -> dict[str, Any]:
         "results": results,
         "settings": settings,
         "task": results.task,
+        "recipe": plain(settings.recipe),
         "advice": advice,
         "measure": measure,
         "kinds": KINDS[settings.what],

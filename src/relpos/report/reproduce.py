@@ -27,7 +27,7 @@ _AUTOCAST = {"bf16-mixed": "torch.bfloat16", "fp16-mixed": "torch.float16"}
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Printed:
     """All that is read from results."""
 
     name: str
@@ -43,7 +43,7 @@ class _Run:
     quick: bool
 
     @classmethod
-    def of(cls, results: Results, name: str) -> _Run:
+    def of(cls, results: Results, name: str) -> _Printed:
         """The first finished run of a mechanism or choice by the recipe."""
         finished = results.runs(name)
         if not finished:
@@ -74,7 +74,7 @@ def reproduce(results: Results, position: str) -> str:
     Raises:
         ResultsError: there is no finished run of that name.
     """
-    run = _Run.of(results, position)
+    run = _Printed.of(results, position)
     recipe, estimating = run.recipe, run.recipe["optimizer"].startswith("sophia")
     options = f", {dict(run.task_options)!r}" if run.task_options else ""
     steps, warmup = recipe["steps"], min(recipe["warmup_steps"], recipe["steps"])
@@ -119,7 +119,7 @@ def reproduce(results: Results, position: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _measured(run: _Run) -> str:
+def _measured(run: _Printed) -> str:
     """What the run reaches on the plain test; of text, a quick one reads the first blocks alone."""
     if run.task["kind"] == "images":
         return 'measured(model, task, task.probes[0], device)["accuracy"]'
@@ -127,7 +127,7 @@ def _measured(run: _Run) -> str:
     return f'measured(model, task, task.probes[0], device{quick})["bits_per_byte"]'
 
 
-def _model(run: _Run) -> list[str]:
+def _model(run: _Printed) -> list[str]:
     """What builds the model."""
     task, recipe = run.task, run.recipe
     if task["kind"] == "images":
@@ -168,7 +168,7 @@ def _estimate(recipe: Mapping[str, Any], estimating: bool) -> list[str]:
     ]
 
 
-def _step(run: _Run) -> list[str]:
+def _step(run: _Printed) -> list[str]:
     """Loss, gradient, clipping and the optimizer's step."""
     dtype, clip = _AUTOCAST.get(run.precision), run.recipe["gradient_clip"]
     each = "classes" if run.task["kind"] == "images" else "classes.flatten()"

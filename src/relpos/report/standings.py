@@ -12,7 +12,7 @@ import numpy as np
 
 from relpos.report.measure import Measure, Scored, measure_of
 from relpos.report.statistics import Interval
-from relpos.results import Metric, Probe, Results
+from relpos.results import Metric, ProbeRecord, Results
 
 
 @dataclass(frozen=True, order=True)
@@ -46,7 +46,7 @@ class Standing:
 class Standings:
     """The contenders of a probe, best first, over the seeds that all of them have; the others are left out."""
 
-    probe: Probe
+    probe: ProbeRecord
     measure: Measure
     chance: float | None
     entries: tuple[Standing, ...]
@@ -72,7 +72,7 @@ class Standings:
         return self.chance is None or self.best.reached.low > self.chance
 
 
-def contenders(results: Results, probe: Probe, variant: str = "recipe") -> list[Contender]:
+def contenders(results: Results, probe: ProbeRecord, variant: str = "recipe") -> list[Contender]:
     """Everyone with a figure on a probe, mechanisms in their order, their rules in theirs."""
     found: dict[Contender, None] = {}
     for name in results.names:
@@ -83,7 +83,7 @@ def contenders(results: Results, probe: Probe, variant: str = "recipe") -> list[
     return list(found)
 
 
-def outcomes(results: Results, contender: Contender, probe: Probe, variant: str = "recipe") -> Scored:
+def outcomes(results: Results, contender: Contender, probe: ProbeRecord, variant: str = "recipe") -> Scored:
     """Each seed's outcome of each unit: shares of an image's trials, or bits per byte of a block."""
     return {
         run.seed: _units(metric)
@@ -99,7 +99,7 @@ def _units(metric: Metric) -> np.ndarray:
     return np.asarray(metric.correct, dtype=np.float64) / float(metric.trials or 1)
 
 
-def reasons(results: Results, probe: Probe) -> dict[str, str]:
+def reasons(results: Results, probe: ProbeRecord) -> dict[str, str]:
     """Why a mechanism has no figure on a probe, for those that have none."""
     measured = {contender.name for contender in contenders(results, probe)}
     found = {}
@@ -111,12 +111,12 @@ def reasons(results: Results, probe: Probe) -> dict[str, str]:
     return found
 
 
-def far_probe(results: Results) -> Probe | None:
+def far_probe(results: Results) -> ProbeRecord | None:
     """What is farthest from training and says most: the largest shift, or the longest text."""
     return max([*results.probes("shift"), *results.probes("length")], key=lambda probe: probe.x, default=None)
 
 
-def grown_probe(results: Results) -> Probe | None:
+def grown_probe(results: Results) -> ProbeRecord | None:
     """The largest size beyond the trained one: the largest canvas, image anywhere where there is such; the longest."""
     canvases = [probe for probe in results.probes("canvas") if probe.variant == "anywhere"] or results.probes("canvas")
     return max([*canvases, *results.probes("length")], key=lambda probe: probe.x, default=None)
@@ -135,7 +135,7 @@ def best_rules(results: Results) -> dict[str, str]:
     return {one.name: one.growth for one in ranked if one.growth is not None}
 
 
-def stand(results: Results, probe: Probe) -> Standings | None:
+def stand(results: Results, probe: ProbeRecord) -> Standings | None:
     """The mechanisms on a probe; None where no two share a seed, or there is nothing yet."""
     measure, rules = measure_of(results), best_rules(results)
     entries = [one for one in contenders(results, probe) if one.growth in (None, rules.get(one.name))]
@@ -159,7 +159,7 @@ def chance_of(results: Results) -> float | None:
     return 1.0 / len(results.task.classes) if results.task.classes else None
 
 
-def place(probe: Probe) -> str:
+def place(probe: ProbeRecord) -> str:
     """Where a sentence speaks of: "on the test images", "at +3 pixels", "on the canvas 24 x 24, anywhere"."""
     if probe.group == "test":
         return "on the test images" if probe.image_size or probe.length is None else f"at {probe.label}"

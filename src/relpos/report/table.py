@@ -20,7 +20,7 @@ from relpos.report.standings import (
     outcomes,
     reasons,
 )
-from relpos.results import Cost, Probe, Results
+from relpos.results import Cost, ProbeRecord, Results
 
 NOTHING = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -30,7 +30,8 @@ FITTED = 3
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure, its interval or rule in small, what it is sorted by, and why there is none."""
+    """A figure, its interval or rule in small, what it is sorted by, half the interval's width (its ends where it
+    stops at 0 or 100%), and why there is none."""
 
     text: str
     small: str = ""
@@ -100,7 +101,7 @@ def _filled(results: Results, columns: list[Column]) -> Table:
     return Table(tuple(columns), tuple(rows))
 
 
-def _rank(results: Results, name: str, rule: str | None, probe: Probe) -> float:
+def _rank(results: Results, name: str, rule: str | None, probe: ProbeRecord) -> float:
     measure = measure_of(results)
     scored = outcomes(results, Contender(name, rule if probe.group in ("canvas", "length") else None), probe)
     return measure.rank(measure.interval(scored).mean if scored else None)
@@ -124,7 +125,7 @@ def _probe_columns(results: Results) -> list[Column]:
 
 
 def _plain_columns(results: Results) -> list[Column]:
-    times = results.settings.recipe.get("position_learning_rate_multiplier", 1)
+    times = results.settings.recipe.position_learning_rate_multiplier
     if all(run.variant != "x1" for run in results.records):
         return []
     probes = [results.task.probes[0], *filter(None, [far_probe(results)])]
@@ -140,7 +141,7 @@ def _plain_columns(results: Results) -> list[Column]:
     ]
 
 
-def _figures(results: Results, probe: Probe, variant: str) -> Callable[[Contender], Cell]:
+def _figures(results: Results, probe: ProbeRecord, variant: str) -> Callable[[Contender], Cell]:
     measure, missing, sized = (
         measure_of(results),
         reasons(results, probe),
@@ -159,6 +160,8 @@ def _figures(results: Results, probe: Probe, variant: str) -> Callable[[Contende
             return Cell("diverged" if lost else NOTHING, reason=why)
         found = measure.interval(scored)
         half = f"\N{PLUS-MINUS SIGN}{measure.size((found.high - found.low) / 2)}"
+        if found.low == 0.0 or (measure.is_share and found.high == 1.0):  # cut off there, so not the same on both sides
+            half = f"({measure.bounds(found)})"
         return Cell(measure.number(found.mean), measure.bounds(found), found.mean, half)
 
     return cell

@@ -1,65 +1,104 @@
 """The comparison in a terminal: the lines the page opens with, and as much of the table as the width has room for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from relpos.report.advice import advise
 from relpos.report.measure import measure_of
-from relpos.report.table import Column, build_table
+from relpos.report.table import Column, Row, build_table
+from relpos.report.table import Table as Built
 from relpos.results import Results, read
 
 WIDTH = 112
 """With names of a dozen letters every column of digits has room."""
+DECIDES = 6
+"""Columns that are kept longer than this decide: they stay at any width, and show their interval."""
 
 
 def render_terminal(results: Results | Mapping[str, Any], *, width: int = WIDTH) -> Group:
-    """The table, then the advice and its cautions: for `console.print`. Names and figures are never cut."""
+    """The table, then the advice and its cautions: for `console.print(..., crop=False)`.
+
+    Names and figures are never cut or folded.
+    """
     results = read(results)
     advice = advise(results)
-    lines: list[RenderableType] = [Text(line, style="bold") for line in advice.lines]
-    lines += [Padding(Text(caution, style="yellow"), (0, 0, 0, 2)) for caution in advice.cautions]
-    return Group(render_table(results, width=width), *lines)
+    shown = render_table(results, width=width)
+    shown += [_wrapped(line, width, "bold") for line in advice.lines]
+    return Group(*shown, *(_wrapped(caution, width, "yellow", indent="  ") for caution in advice.cautions))
 
 
-def render_table(results: Results, *, width: int = WIDTH) -> Table:
-    """The columns that decide, or those of them that `width` has room for."""
+def render_table(results: Results, *, width: int = WIDTH) -> list[RenderableType]:
+    """The columns that decide, or those of them that `width` has room for; where it has none for a table, lists."""
     built, measure = build_table(results), measure_of(results)
     kept = [index for index, column in enumerate(built.columns) if column.keep > 0]
     left_out: list[Column] = []
-
-    def drawn() -> Table:
-        shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
-        # A terminal narrower than it was said to be folds a cell over lines rather than cut it.
-        shown.add_column(results.settings.what, overflow="fold")
-        for index in kept:
-            shown.add_column(built.columns[index].title.replace(", ", "\n"), justify="right", overflow="fold")
-        for row in built.rows:
-            if not any(row.cells[index].text for index in kept):
-                continue
-            name = row.contender.name if row.main else f"\N{MIDDLE DOT} {row.rule}"
-            cells = [row.cells[index] for index in kept]
-            wide = [f"{cell.text} {cell.half}" if built.columns[index].keep > 6 else cell.text
-                    for index, cell in zip(kept, cells, strict=True)]  # fmt: skip
-            shown.add_row(Text(name), *(Text(text.strip()) for text in wide))
-        return shown
-
-    shown = drawn()
-    while Console(width=10_000).measure(shown).maximum > width and len(kept) > 2:
+    shown = _table(results, built, kept)
+    while _wide(shown) > width and len(kept) > 1:
         least = min(kept, key=lambda index: (built.columns[index].keep, -index))
-        if built.columns[least].keep > 6:
+        if built.columns[least].keep > DECIDES:
             break
         kept.remove(least)
         left_out.append(built.columns[least])
-        shown = drawn()
+        shown = _table(results, built, kept)
+    parts: list[RenderableType] = [shown] if _wide(shown) <= width else _lists(built, kept, width)
     what = "Accuracy in %" if measure.is_share else "Bits per byte, fewer are better"
-    shown.caption = f"{what}, \N{PLUS-MINUS SIGN} half the width of the 95% interval."
+    half = "\N{PLUS-MINUS SIGN} half the width of the 95% interval"
+    cut_off = any("(" in _figure(built, row, index) for row in built.rows for index in kept)
+    ends = f", or (its ends) where it stops at {'0 or 100' if measure.is_share else '0'}" if cut_off else ""
+    parts.append(_wrapped(f"{what}, {half}{ends}.", width, "italic"))
     if left_out:
-        shown.caption += f"\nLeft out for width: {'; '.join(column.title for column in left_out)}."
-    shown.caption_justify = "left"
+        names = "; ".join(column.title for column in left_out)
+        parts.append(_wrapped(f"Left out for width: {names}.", width, "italic"))
+    return parts
+
+
+def _table(results: Results, built: Built, kept: Sequence[int]) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
+    shown.add_column(results.settings.what, no_wrap=True)
+    for index in kept:
+        shown.add_column(built.columns[index].title.replace(", ", "\n"), justify="right", no_wrap=True)
+    for row in _rows(built, kept):
+        shown.add_row(Text(_name(row)), *(Text(_figure(built, row, index)) for index in kept))
     return shown
+
+
+def _wide(table: Table) -> int:
+    return Console(width=10_000).measure(table).maximum
+
+
+def _lists(built: Built, kept: Sequence[int], width: int) -> list[RenderableType]:
+    """A name on a line, and below it a line for each of its figures."""
+    parts: list[RenderableType] = []
+    for row in _rows(built, kept):
+        parts.append(_wrapped(_name(row), width))
+        figures = [(built.columns[index].title, _figure(built, row, index)) for index in kept]
+        parts += [_wrapped(f"{title}: {figure}", width, indent="  ") for title, figure in figures if figure]
+    return parts
+
+
+def _rows(built: Built, kept: Sequence[int]) -> list[Row]:
+    return [row for row in built.rows if any(row.cells[index].text for index in kept)]
+
+
+def _name(row: Row) -> str:
+    return row.contender.name if row.main else f"\N{MIDDLE DOT} {row.rule}"
+
+
+def _figure(built: Built, row: Row, index: int) -> str:
+    cell = row.cells[index]
+    return f"{cell.text} {cell.half}".strip() if built.columns[index].keep > DECIDES else cell.text
+
+
+def _wrapped(line: str, width: int, style: str = "", *, indent: str = "") -> Text:
+    """A line wrapped at words; a word wider than the terminal stays whole."""
+    wide = max(width, len(indent) + 1)
+    text = fill(
+        line, wide, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return Text(text, style=style, no_wrap=True, overflow="ignore")

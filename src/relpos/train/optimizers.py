@@ -67,12 +67,11 @@ def estimate_hessian(
 def _differentiable_twice(model: nn.Module) -> Iterator[None]:
     """Attention by the reference, whose gradient has one, as fused engines' have not."""
     layers = [layer for layer in model.modules() if isinstance(layer, MultiHeadAttention)]
-    before = [(layer.backend, layer.product) for layer in layers]
+    before = [(layer.backend, layer.kind) for layer in layers]
     for layer in layers:
-        layer.backend = "reference"
-        layer.product = "softmax" if layer.product == "tiles" else layer.product
+        layer.backend, layer.kind = "reference", "softmax" if layer.kind == "flash" else layer.kind
     try:
         yield
     finally:
-        for layer, (backend, product) in zip(layers, before, strict=True):
-            layer.backend, layer.product = backend, product
+        for layer, (backend, kind) in zip(layers, before, strict=True):
+            layer.backend, layer.kind = backend, kind

@@ -20,6 +20,8 @@ from relpos.train.optimizers import OPTIMIZERS, OptimizerName
 Model = VisionTransformer | LanguageModel
 Rates = dict[OptimizerName, tuple[float, float]]
 """The learning rate and the decay of each optimizer."""
+_BLOCKS = ("embed_dim", "depth", "num_heads", "num_kv_heads", "mlp_ratio", "attention", "norm", "qk_norm")
+"""The fields of a recipe that say what the blocks of its model are."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,13 @@ class Recipe(ABC):
     depth: int
     num_heads: int
     mlp_ratio: float
-    shared_position: bool
-    optimizer: OptimizerName
-    hessian_every: int
-    attention: AttentionChoice
-    num_kv_heads: int | None
-    norm: NormChoice
-    qk_norm: HeadNormChoice | None
+    shared_position: bool = True
+    optimizer: OptimizerName = "adamw"
+    hessian_every: int = 10
+    attention: AttentionChoice = "full"
+    num_kv_heads: int | None = None
+    norm: NormChoice = "layernorm"
+    qk_norm: HeadNormChoice | None = None
 
     @property
     @abstractmethod
@@ -87,6 +89,10 @@ class Recipe(ABC):
             weight_decay=self.weight_decay,
             position_learning_rate_multiplier=self.position_learning_rate_multiplier,
         )
+
+    def _named(self, *names: str) -> dict[str, Any]:
+        """Fields of the recipe that the model's constructor knows by the same name."""
+        return {name: getattr(self, name) for name in names}
 
     @abstractmethod
     def arguments(self, task: Task) -> dict[str, Any]:
@@ -130,13 +136,6 @@ class ImageRecipe(Recipe):
     depth: int = 2
     num_heads: int = 4
     mlp_ratio: float = 2.0
-    shared_position: bool = True
-    optimizer: OptimizerName = "adamw"
-    hessian_every: int = 10
-    attention: AttentionChoice = "full"
-    num_kv_heads: int | None = None
-    norm: NormChoice = "layernorm"
-    qk_norm: HeadNormChoice | None = None
     global_pool: Literal["token", "avg", "max"] = "max"
     class_token: bool = False
 
@@ -152,17 +151,8 @@ class ImageRecipe(Recipe):
             "in_chans": task.channels,
             "num_classes": len(task.classes),
             "global_pool": self.global_pool,
-            "embed_dim": self.embed_dim,
-            "depth": self.depth,
-            "num_heads": self.num_heads,
-            "num_kv_heads": self.num_kv_heads,
-            "mlp_ratio": self.mlp_ratio,
-            "attention": self.attention,
-            "norm": self.norm,
-            "qk_norm": self.qk_norm,
-            "class_token": self.class_token,
-            "shared_position": self.shared_position,
-            "position_init_std": self.position_init_std,
+            **self._named(*_BLOCKS),
+            **self._named("class_token", "shared_position", "position_init_std"),
         }
 
     def build(self, task: Task, position: str, *, grid: tuple[int, ...] | None = None) -> VisionTransformer:
@@ -202,13 +192,7 @@ class TextRecipe(Recipe):
     depth: int = 4
     num_heads: int = 4
     mlp_ratio: float = 4.0
-    shared_position: bool = True
-    optimizer: OptimizerName = "adamw"
-    hessian_every: int = 10
-    attention: AttentionChoice = "full"
-    num_kv_heads: int | None = None
     norm: NormChoice = "rmsnorm"
-    qk_norm: HeadNormChoice | None = None
     mlp: Literal["swiglu", "gelu"] = "swiglu"
 
     @property
@@ -220,17 +204,8 @@ class TextRecipe(Recipe):
         return {
             "vocab_size": VOCABULARY,
             "context": task.length,
-            "embed_dim": self.embed_dim,
-            "depth": self.depth,
-            "num_heads": self.num_heads,
-            "num_kv_heads": self.num_kv_heads,
-            "mlp_ratio": self.mlp_ratio,
-            "attention": self.attention,
-            "norm": self.norm,
-            "qk_norm": self.qk_norm,
-            "mlp": self.mlp,
-            "shared_position": self.shared_position,
-            "position_init_std": self.position_init_std,
+            **self._named(*_BLOCKS),
+            **self._named("mlp", "shared_position", "position_init_std"),
         }
 
     def build(self, task: Task, position: str, *, grid: tuple[int, ...] | None = None) -> LanguageModel:

@@ -1,12 +1,14 @@
-"""How a mechanism looks, the same in every figure: a colour, a dash and a marker, so that colour is never needed.
+"""How a mechanism looks, the same on every page: a colour, a dash and a marker, so that colour is never needed.
 
-The hue tells the family: greys for none, oranges for absolute, blues for biases, greens for rotations, teals for
-vectors, reds and purples for sums. Each colour has a darker and a lighter version, for a light and a dark page.
+Names that relpos knows have a number each, and the number says how they look. The hue tells the family: greys for none,
+oranges for absolute, blues for biases, greens for rotations, teals for vectors, reds and purples for sums. Each colour
+has a darker and a lighter version, for a light and a dark page.
 """
 
-from collections import Counter
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from zlib import crc32
 
 COLOURS: dict[str, tuple[tuple[str, str], ...]] = {
     "none": (("#4d565e", "#c3cad1"),),
@@ -19,6 +21,37 @@ COLOURS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 DASHES: tuple[tuple[float, ...], ...] = ((), (4, 2), (1.2, 1.6), (5, 1.5, 1, 1.5), (2.5, 1), (7, 1.5))
 MARKERS = ("o", "s", "^", "D", "X", "P", "v")
+LOOKS = math.lcm(len(DASHES), len(MARKERS))
+"""So many numbers have a dash and a marker of their own, whatever the colour."""
+WELL_KNOWN = (
+    "none", "learned", "relative_2d", "t5", "rotary_2d", "learned+relative_2d", "alibi", "sinusoidal_2d",
+    "relative_1d", "rotary_1d", "rotary_2d+relative_2d", "kerple_log", "kerple_power", "sandwich", "xpos",
+    "sinusoidal_1d", "rotary_1d+t5",
+)  # fmt: skip
+"""They come first, so that those that comparisons take by default have a marker each."""
+MECHANISMS = (
+    ("none",),
+    ("learned", "sinusoidal_2d", "sinusoidal_1d", "tupe"),
+    ("relative_2d", "t5", "alibi", "relative_1d", "kerple_log", "kerple_power", "sandwich", "fire", "log_cpb",
+     "clipped", "alibi_learned", "alibi_axes", "alibi_manhattan", "factored_2d"),
+    ("rotary_2d", "rotary_1d", "xpos", "rotary_mixed", "rotary_ntk", "rotary_yarn", "rotary_linear",
+     "rotary_llama3", "rotary_dynamic_ntk", "rotary_multimodal"),
+    ("shaw", "transformer_xl", "deberta", "cope", "irpe_product", "irpe_euclidean", "decomposed"),
+    ("learned+relative_2d", "rotary_2d+relative_2d", "rotary_1d+t5"),
+)  # fmt: skip
+"""By family: in this order they take its colours."""
+CHOICES = (
+    ("full", "local", "sparse", "linear", "flash", "multi-query", "grouped-query"),
+    ("layernorm", "rmsnorm", "groupnorm", "qk-norm"),
+    ("adamw", "lion", "sophia-g", "sophia-h"),
+)
+NUMBERS = {
+    name: number
+    for names in (dict.fromkeys(sum(MECHANISMS, WELL_KNOWN)), *CHOICES)
+    for number, name in enumerate(names)
+}
+"""Those of one page differ; a new name is put at the end of its tuple, so that few looks change."""
+SHADES = {name: shade for names in (*MECHANISMS, *CHOICES) for shade, name in enumerate(names)}
 
 
 @dataclass(frozen=True)
@@ -31,14 +64,21 @@ class Style:
 
 
 def styles(families: Mapping[str, str]) -> dict[str, Style]:
-    """The looks of the mechanisms of one comparison, from the family of each, in its order."""
-    found: dict[str, Style] = {}
-    seen: Counter[str] = Counter()
-    for index, (name, family) in enumerate(families.items()):
-        shades = COLOURS.get(family, COLOURS["other"])
-        colour, _ = shades[seen[family] % len(shades)]
-        found[name] = Style(colour, DASHES[seen[family] % len(DASHES)], MARKERS[index % len(MARKERS)])
-        seen[family] += 1
+    """The looks of the mechanisms of one comparison, from the family of each.
+
+    A name without a number gets one from its letters, the next where another mechanism of the comparison has it. So no
+    two of up to `LOOKS` look alike.
+    """
+    numbers = {name: NUMBERS[name] for name in families if name in NUMBERS}
+    for name in sorted(set(families) - set(numbers)):
+        first = crc32(name.encode()) % LOOKS
+        every = [(first + step) % LOOKS for step in range(LOOKS)]
+        numbers[name] = next((number for number in every if number not in numbers.values()), first)
+    found = {}
+    for name, family in families.items():
+        number, shades = numbers[name], COLOURS.get(family, COLOURS["other"])
+        colour, _ = shades[SHADES.get(name, number) % len(shades)]
+        found[name] = Style(colour, DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)])
     return found
 
 

@@ -26,7 +26,7 @@ class LineBias(Term):
 
     Attributes:
         values: `[H, L]`, or `[1, L]` for all heads alike; float32 or wider.
-        lines: where queries and keys stand; `lines.length` is L.
+        lines: the line coordinates of queries and keys; `lines.length` is L.
     """
 
     values: Float[Tensor, "H L"]

@@ -1,7 +1,8 @@
 """Terms of vectors on lines: Shaw, Transformer-XL, DeBERTa, and one set an axis (MViTv2, SAM).
 
-Every pair reads a row of the vectors. All products with the rows are formed first, and a pair looks its own up, so that
-nothing of size N x M x D is stored; the adjoint sums what pairs of a row have, in a fixed order.
+Every pair of query and key reads one row of the vectors. The products of all queries (or keys) with all rows are
+computed first, `[N, R]` numbers, and each pair looks up its own, so that nothing of size N x M x D is stored. The
+backward sums over the pairs that read a row, in a fixed order.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class LineVectors(Term):
         vectors: `[1 or H, R, D]`; R may be far below L (clipping, buckets).
         index: `Int[L]`, the row each entry of the line reads; -1 reads a row of zeros. None: entry l reads row l,
             and entries from R on read zeros.
-        lines: where queries and keys stand.
+        lines: the line coordinates of queries and keys.
         side: what the vectors are multiplied with.
         scaled: whether the attention's scale applies.
         bias: `[1 or H, D]`, added to q or k in this product only (Transformer-XL's v).
@@ -83,7 +84,7 @@ class LineVectors(Term):
         check_lines(self.lines, "LineVectors", q, k)
 
     def rows(self) -> Int[Tensor, "*B N M"]:
-        """The row of `vectors` that each pair reads; R, one past the last, stands for a row of zeros."""
+        """The row of `vectors` that each pair reads; R, one past the last, means a row of zeros."""
         return rows_read(self.lines, self.vectors.shape[1], self.index)
 
     def scores(
@@ -139,7 +140,7 @@ class AxisVectors(Term):
             check_lines(lines, "AxisVectors", q, k)
 
     def rows(self) -> Iterator[Int[Tensor, "*B N M"]]:
-        """Of each axis, the row that each pair reads; one past the last stands for a row of zeros."""
+        """Of each axis, the row that each pair reads; one past the last means a row of zeros."""
         for vectors, lines in zip(self.vectors, self.lines, strict=True):
             yield rows_read(lines, vectors.shape[1])
 

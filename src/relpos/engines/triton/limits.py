@@ -1,4 +1,4 @@
-"""What the kernels can do: on which devices, and of which lines they have an order for the gradient of a bias."""
+"""What the kernels support: devices, and the lines for which the gradient of a bias has a fixed order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relpos.core import LineBias, Lines
 MOST_AXES = 3
 """Of regular lines, for the gradient of their bias."""
 FEW = 256
-"""Tokens up to which the gradient of a bias may be summed pair by pair, whatever the lines."""
+"""Tokens up to which the gradient of a bias is summed pair by pair, so that any lines are supported."""
 HOPPERS = 227 * 1024
 """Bytes of shared memory that a program may have on the GPUs that tiles are sized for."""
 LEAST, AMPLE = 99 * 1024, 160 * 1024

@@ -1,0 +1,140 @@
+"""What a trained model's positions became, as plain numbers for pictures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from relpos.core import Grid, LineBias
+from relpos.data import ImageTask, Text
+from relpos.models import LanguageModel, VisionTransformer
+from relpos.position import Sum
+from relpos.results import Attention, Learned, Sample
+from relpos.train import Model
+
+EXAMPLES = 3
+PIXELS = 112
+"""The longer side of an example's picture, at most; more says nothing more on a page."""
+PLACES = 64
+"""Positions of a sequence whose similarity is kept, at most, spread evenly."""
+TOKENS = 1024
+"""Positions whose similarity to one another is kept, at most."""
+
+
+def _rounded(x: Tensor, digits: int = 4) -> Any:
+    return [_rounded(row, digits) for row in x] if x.dim() else round(x.item(), digits)
+
+
+def _bias(term: LineBias, layer: str | int, *, text: bool) -> Learned | None:
+    """A line bias over its offsets; None for more than two axes, which no picture shows. Of text, those of the past."""
+    layout, line = term.lines.layout, term.lines
+    if len(layout.spans) > 2:
+        return None
+    values = term.values.detach()
+    prefix = None
+    if line.length == 2 * layout.tokens + line.origin + 2:
+        places = torch.tensor([layout.tokens, layout.tokens + line.origin + 1, line.length - 1], device=values.device)
+        prefix = _rounded(values[:, places])
+    offsets = [[low, low + span - 1] for low, span in zip(layout.low, layout.spans, strict=True)]
+    table = values[:, : layout.tokens].reshape(-1, *layout.spans)
+    if text:
+        table, offsets = table[:, -offsets[0][0] :], [[0, offsets[0][1]]]
+    return Learned(
+        "bias",
+        layer=layer,
+        axes=len(layout.spans),
+        along="bytes" if text else "raster order",
+        offsets=offsets,
+        values=_rounded(table),
+        prefix=prefix,
+    )
+
+
+@torch.no_grad()
+def learned(model: Model) -> list[Learned]:
+    """Every line bias as a table over offsets, and every absolute position's similarity to the others.
+
+    Similarities are left out above `TOKENS` positions: they are a number for every two.
+    """
+    grid, text = model.coordinates, isinstance(model, LanguageModel)
+    found: list[Learned] = []
+    for part in model.token_position.parts() if grid.count <= TOKENS else ():
+        vectors = part.embed(torch.zeros(1, grid.count, model.block_config.dim, device=part.device), grid)
+        places = vectors[0, grid.prefix :].float()
+        every = 1 if isinstance(grid, Grid) else max(1, len(places) // PLACES)
+        places = places[::every]
+        sides = list(grid.sizes) if isinstance(grid, Grid) else [len(places)]
+        centred = F.normalize(places - places.mean(dim=0), dim=-1)
+        found.append(Learned("embedding", grid=sides, every=every, similarity=_rounded(centred @ centred.T, 3)))
+    for layer, position in enumerate(model.attention_position):
+        assert isinstance(position, Sum)
+        for part in position.parts():
+            for term in part.terms(grid).of(LineBias):
+                bias = _bias(term, "shared" if model.shared_position else layer, text=text)
+                if bias is not None:
+                    found.append(bias)
+    return found
+
+
+def _grey(images: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Images as grey values from 0 to 1, large ones with fewer pixels a patch."""
+    grey = images.mean(dim=1)
+    if max(grey.shape[1:]) > PIXELS:
+        pixels = max(1, PIXELS // max(grid))
+        grey = F.interpolate(grey[:, None], size=[side * pixels for side in grid], mode="area")[:, 0]
+    low, high = grey.amin(), grey.amax()
+    return (grey - low) / (high - low).clamp(min=1e-6)  # pictures may all be of one colour
+
+
+@torch.no_grad()
+def attention_over_examples(model: VisionTransformer, task: ImageTask) -> Attention:
+    """Attention of the patch in the middle, in every layer and head, over a few test images of different classes."""
+    labels = task.labels("test")
+    wanted = torch.linspace(0, len(task.classes) - 1, EXAMPLES + 2).round().long()[1:-1]
+    if len(task.classes) < EXAMPLES + 2:  # too few to be spread over
+        wanted = torch.arange(min(EXAMPLES, len(task.classes)))
+    chosen = [int((labels == label).nonzero()[0]) for label in wanted]
+    batch = torch.cat([task.examples(task.probes[0], "test", slice(one, one + 1))[0][:, 0] for one in chosen])
+    grid = Grid(*model.patch_embed.grid_size, prefix=model.prefix)
+    rows, columns = model.patch_embed.grid_size
+    query = (rows // 2, columns // 2)
+    token = grid.prefix + query[0] * columns + query[1]
+    device = next(model.parameters()).device
+    model.eval()
+    maps = [
+        weights[:, :, token, grid.prefix :].float().unflatten(-1, (rows, columns)).cpu()
+        for weights in model.attention_maps(batch.to(device))
+    ]
+    stacked = torch.stack(maps, dim=1)  # [image, layer, head, row, column]
+    return Attention(
+        image=_rounded(_grey(batch, (rows, columns)), 3),
+        label=[task.classes[label] for label in labels[chosen].tolist()],
+        predicted=[task.classes[label] for label in model(batch.to(device)).argmax(dim=-1).tolist()],
+        query=list(query),
+        grid=[rows, columns],
+        maps=_rounded(stacked),
+    )
+
+
+PROMPT, WRITTEN = 64, 320
+"""Bytes that a language model is given, and bytes that it writes; together they pass the trained length."""
+
+
+@torch.no_grad()
+def sample(model: LanguageModel, task: Text) -> Sample:
+    """How the model continues the beginning of a test block: greedy, so that it repeats.
+
+    As it was trained up to the trained length; beyond it by its first growth rule, where it has one.
+    """
+    device = next(model.parameters()).device
+    prompt = task.blocks("test")[0][:1, :PROMPT].to(device)
+    whole = model.generate(prompt, task.length - PROMPT, temperature=0.0)
+    if rules := model.growth():
+        grown = model.grow(PROMPT + WRITTEN, rules[0])
+        whole = grown.generate(whole, PROMPT + WRITTEN - task.length, temperature=0.0)
+    whole = whole[0]
+    parts = {"prompt": whole[:PROMPT], "within": whole[PROMPT : task.length], "beyond": whole[task.length :]}
+    return Sample(**{name: bytes(part.tolist()).decode("utf-8", "replace") for name, part in parts.items()})

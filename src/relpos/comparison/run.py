@@ -1,0 +1,106 @@
+"""One training run and everything measured on the trained model: a record of `results.json`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+import torch
+
+from relpos.comparison.learned import attention_over_examples, learned, sample
+from relpos.comparison.memory import PeakMemory, keep_freed_memory
+from relpos.comparison.settings import ComparisonSettings, Job, environment
+from relpos.data import ImageTask, Probe, Task, Text
+from relpos.models import LanguageModel, VisionTransformer, count_parameters
+from relpos.results import CurveRecord, Divergence, Metric, Parameters, Run
+from relpos.train import DivergedError, Model, Progress, Recipe, measured, train
+
+
+def warm_up(task: Task, recipe: Recipe, device: torch.device, precision: str) -> None:
+    """One small step, so that what a process loads on first use does not count as a model's memory."""
+    small = replace(recipe, steps=1, batch_size=2, depth=1)
+    with contextlib.suppress(DivergedError):  # nothing is wanted of this model
+        train(task, "none", small, seed=0, device=device, precision=precision)
+
+
+def run(job: Job, settings: ComparisonSettings, task: Task, watch: Callable[[Progress], None] | None = None) -> Run:
+    """Train one job and measure it; see docs/results.md for the record, also of a run that diverges."""
+    torch.set_num_threads(settings.threads)
+    keep_freed_memory()
+    device = torch.device(settings.device)
+    recipe, position = settings.of(job.name)
+    recipe = replace(recipe, position_learning_rate_multiplier=job.multiplier)
+    warm_up(task, recipe, device, settings.precision)
+    memory = PeakMemory(device)
+    started = time.perf_counter()
+    model: Model | None = None
+    diverged = None
+    try:
+        model, curve = train(
+            task, position, recipe, seed=job.seed, device=device, precision=settings.precision, watch=watch
+        )
+    except DivergedError as error:
+        curve = error.curve
+        diverged = Divergence(error.step, error.rate, error.what, error.value)
+    seconds = time.perf_counter() - started
+    peak = memory.mib()
+    built = recipe.build(task, position) if model is None else model
+    parts = {name: count.total for name, count in count_parameters(built).items()}
+    held = {name: [round(x, 6) for x in values] for name, values in asdict(curve).items()}
+    run = Run(
+        id=job.id,
+        position=position,
+        seed=job.seed,
+        variant=job.variant,
+        position_learning_rate_multiplier=job.multiplier,
+        parameters=Parameters(sum(parts.values()), parts.get("position", 0), parts),
+        curve=CurveRecord(**held),
+        train_seconds=round(seconds, 2),
+        threads=settings.threads,
+        metrics=[],
+        peak_memory_mib=peak,
+        choice=None if settings.what == "position" else job.name,
+        diverged=diverged,
+        settings={**settings.to_json(), "recipe": asdict(recipe), "position": position, "seed": job.seed},
+        environment=environment(settings.device),
+    )
+    return run if model is None else _measured(run, model, settings, task, device)
+
+
+def _measured(run: Run, model: Model, settings: ComparisonSettings, task: Task, device: torch.device) -> Run:
+    """The run with what is known of its model: figures, what position became, and what a reader may look at."""
+    found = metrics(model, task, settings.probes(task), device, quick=settings.quick)
+    run = replace(run, validation=run.curve.validation[-1], metrics=found)
+    if settings.what != "position":
+        return run
+    run = replace(run, learned=learned(model))
+    match model, task:
+        case VisionTransformer(), ImageTask():
+            return replace(run, attention=attention_over_examples(model, task))
+        case LanguageModel(), Text():
+            return replace(run, sample=sample(model, task))
+        case _:
+            return run
+
+
+def metrics(
+    model: Model, task: Task, probes: tuple[Probe, ...], device: torch.device, *, quick: bool = False
+) -> list[Metric]:
+    """Every one of these probes on the test data, by every growth rule where the size is not the trained one."""
+    found: list[Metric] = []
+    grown: dict[tuple[object, str], Model] = {}
+    for probe in probes:
+        same = probe.size == task.size
+        rules: tuple[str | None, ...] = (None,) if same else model.growth()
+        if not rules:
+            reason = "it has no rule by which it extrapolates to another size"
+            found.append(Metric(probe.id, None, reason=reason))
+        for rule in rules:
+            tested = model
+            if rule is not None:
+                key = (probe.size, rule)
+                tested = grown.setdefault(key, grown.get(key) or model.grow(probe.size, rule))
+            found.append(Metric(probe.id, rule, **measured(tested, task, probe, device, quick=quick)))
+    return found

@@ -1,0 +1,144 @@
+"""Pieces of work in processes of their own, a few at a time, with what they report on the way.
+
+Processes come from a fork server that has imported the libraries and done nothing else, so that each starts in an
+instant and begins from the same memory. `torch._dynamo` is among them because the first optimizer of a process imports
+it, which takes longer than a quick run's training. A worker whose parent is gone notices at its next report and stops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+Report = Callable[[Any], None]
+Work = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class WorkerTask:
+    """A piece of work: `function(*arguments)`, or `function(*arguments, report)` where it reports progress.
+
+    Attributes:
+        name: of its record. label: what a person reads, the name where it is empty.
+        weight: how long it takes, as a multiple of a training run.
+    """
+
+    name: str
+    function: Work
+    arguments: tuple[Any, ...]
+    reports: bool = False
+    label: str = ""
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to a piece of work: "started", "progress" (value: its report) or "finished" (value: its result)."""
+
+    task: WorkerTask
+    kind: str
+    value: Any = None
+
+
+class WorkerError(RuntimeError):
+    """A piece of work failed; the message holds its traceback."""
+
+
+def _work(task: WorkerTask, connection: Connection) -> None:
+    try:
+        if task.reports:
+            result = task.function(*task.arguments, lambda report: connection.send(("progress", report)))
+        else:
+            result = task.function(*task.arguments)
+        connection.send(("finished", result))
+    except (BrokenPipeError, ConnectionResetError):  # nobody listens any more
+        return
+    except BaseException:
+        connection.send(("failed", traceback.format_exc()))
+
+
+@contextlib.contextmanager
+def _interruptions_held_back() -> Iterator[None]:
+    """What starts in here, and what that starts, never sees Ctrl-C; this process sees it right afterwards.
+
+    A terminal sends it to all of them, and each would answer with a traceback. They are stopped by this one.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # a fork server starts it, and its start lets interruptions through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _context() -> Any:
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["relpos.comparison.experiment", "accelerate", "sklearn.datasets", "torch._dynamo"])
+    with _interruptions_held_back():
+        forkserver.ensure_running()
+    # It takes seconds to load its libraries; waiting for it may be interrupted, and an empty process is soon over.
+    first = context.Process(target=_nothing, daemon=True)
+    first.start()
+    first.join()
+    return context
+
+
+def _nothing() -> None:
+    pass
+
+
+def run_tasks(tasks: Sequence[WorkerTask], at_once: int) -> Iterator[Event]:
+    """Run every task in a process of its own, `at_once` at a time, and yield events as they come.
+
+    Raises:
+        WorkerError: a task failed; the others are stopped.
+    """
+    if not tasks:
+        return
+    context = _context()
+    waiting = list(tasks)
+    running: dict[Connection, tuple[WorkerTask, BaseProcess]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                task = waiting.pop(0)
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(task, theirs), daemon=True)
+                with _interruptions_held_back():
+                    process.start()
+                theirs.close()
+                running[ours] = (task, process)
+                yield Event(task, "started")
+            for ready in wait(list(running)):
+                assert isinstance(ready, Connection)
+                task, process = running[ready]
+                try:
+                    kind, value = ready.recv()
+                except EOFError:
+                    process.join()
+                    kind, value = "failed", f"the process ended with code {process.exitcode} and said nothing"
+                if kind == "failed":
+                    raise WorkerError(f"{task.name} failed:\n{value}")
+                if kind == "finished":
+                    del running[ready]
+                    ready.close()
+                    process.join()
+                yield Event(task, kind, value)
+    finally:
+        for connection, (_, process) in running.items():
+            process.terminate()
+            process.join()
+            connection.close()

@@ -1,0 +1,198 @@
+"""Attention layers by the papers that other kinds and patterns of attention come from.
+
+LinearAttention     no softmax, O(N)                            Katharopoulos et al. 2020; retention, Sun et al. 2023
+FlashAttention      a softmax in tiles, O(N) memory             Dao et al. 2022
+LocalAttention      a softmax over a window                     Beltagy et al. 2020, section 3.1
+SparseAttention     a softmax over a block and every n-th token Child et al. 2019, section 4.3
+
+Tokens go in and come out as `[B, N, E]`. `d_model` is their width E, a multiple of `num_heads`, H; `num_kv_heads`, G,
+divides H, and is H where it is None. A causal layer lets no token see a later one.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from relpos.core import Coordinates, LineBias, Mask, Terms
+from relpos.core.checks import fail, require_flag, require_int
+from relpos.engines import flash_attention, linear_attention
+from relpos.engines.linear import FeatureMap
+from relpos.layers.attention import MultiHeadAttention
+from relpos.layers.projection import SelfAttention
+from relpos.patterns import fixed, local
+from relpos.position import Mechanism
+
+
+def retention_decay(num_heads: int) -> Float[Tensor, " H"]:
+    """RetNet's decay per head, `1 - 2^(-5 - h)` (Sun et al. 2023, equation 8)."""
+    return 1 - 2.0 ** (-5 - torch.arange(num_heads, dtype=torch.float64))
+
+
+class LinearAttention(SelfAttention):
+    """Multi-head attention in time and memory linear in the number of tokens: `relpos.linear_attention`.
+
+    Args:
+        d_model, num_heads, num_kv_heads, qkv_bias, proj_bias: as `MultiHeadAttention` takes them.
+        feature_map: "elu", "relu", "identity", or "softmax" (not causal).
+        causal: whether a token sees none after it.
+        position: a rotation, such as `RotaryEmbedding`, or None. `forward` raises NotImplementedError for another.
+        retention: RetNet's retention: weights decay with the distance, at a rate for each head, and are not divided by
+            their sum, and the output of each head goes through an RMS norm. Causal only.
+
+    Raises:
+        ValueError: heads that do not divide the width, or retention that is not causal.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        feature_map: FeatureMap = "elu",
+        causal: bool = False,
+        num_kv_heads: int | None = None,
+        position: Mechanism | None = None,
+        retention: bool = False,
+        qkv_bias: bool = True,
+        proj_bias: bool = True,
+    ) -> None:
+        super().__init__(d_model, num_heads, num_kv_heads, qkv_bias=qkv_bias, proj_bias=proj_bias, position=position)
+        require_flag(causal, "causal")
+        require_flag(retention, "retention")
+        if retention and not causal:
+            fail("retention only in a causal layer", "causal=False", "Pass causal=True.")
+        self.feature_map: FeatureMap = feature_map
+        self.causal, self.retention = causal, retention
+        self.norm = nn.RMSNorm(self.head_dim, eps=1e-6, elementwise_affine=False) if retention else None
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, position: Terms | None) -> Tensor:
+        decay = retention_decay(self.num_heads).to(q.device) if self.retention else None
+        attended = linear_attention(
+            q, k, v, feature_map=self.feature_map, causal=self.causal, position=position, decay=decay,
+            normalize=not self.retention,
+        )  # fmt: skip
+        return attended if self.norm is None else self.norm(attended)
+
+
+class FlashAttention(SelfAttention):
+    """Multi-head attention by `relpos.flash_attention`, for reading; `MultiHeadAttention` is the one to train with.
+
+    Args:
+        d_model, num_heads: as `MultiHeadAttention` takes them.
+        block_size: rows and columns of a tile.
+        causal: whether a token sees none after it.
+        position: a mechanism that is one line bias, or None. `forward` raises NotImplementedError for another.
+
+    Raises:
+        ValueError: heads that do not divide the width, or an argument of another kind.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        block_size: int = 64,
+        *,
+        causal: bool = False,
+        position: Mechanism | None = None,
+    ) -> None:
+        super().__init__(d_model, num_heads, position=position)
+        require_int(block_size, "block_size", at_least=1)
+        require_flag(causal, "causal")
+        self.block_size, self.causal = block_size, causal
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, position: Terms | None) -> Tensor:
+        bias = None if position is None else position.one(LineBias)
+        if position is not None and (bias is None or len(position) > 1):
+            came = ", ".join(type(term).__name__ for term in position)
+            lacks = f"expected a position that is one line bias; got {came}, which FlashAttention lacks."
+            raise NotImplementedError(f"{lacks} Use MultiHeadAttention.")
+        return flash_attention(q, k, v, bias=bias, causal=self.causal, block_size=self.block_size)
+
+
+class _PatternAttention(nn.Module):
+    """`MultiHeadAttention` under the mask that a subclass has for these tokens."""
+
+    def __init__(
+        self, d_model: int, num_heads: int, num_kv_heads: int | None, position: Mechanism | None, backend: str
+    ) -> None:
+        super().__init__()
+        self.attn = MultiHeadAttention(
+            d_model, num_heads, num_kv_heads=num_kv_heads, position=position, backend=backend
+        )
+
+    def forward(self, x: Float[Tensor, "B N E"], *, coordinates: Coordinates | None = None) -> Float[Tensor, "B N E"]:
+        """Attended tokens; `coordinates` say where they are, for the layer's own mechanism."""
+        attended: Tensor = self.attn(x, coordinates=coordinates, mask=self._pattern(x))
+        return attended
+
+    def _pattern(self, x: Tensor) -> Mask:
+        raise NotImplementedError
+
+
+class LocalAttention(_PatternAttention):
+    """Multi-head attention in which a token sees `window_size` tokens: itself in the middle, or, causal, at their end.
+
+    Args:
+        d_model, num_heads, num_kv_heads, position, backend: as `MultiHeadAttention` takes them.
+        window_size: tokens that are seen; odd unless causal.
+        causal: whether a token sees none after it.
+
+    Raises:
+        ValueError: heads that do not divide the width, or an even window that is not causal.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        window_size: int = 7,
+        *,
+        causal: bool = False,
+        num_kv_heads: int | None = None,
+        position: Mechanism | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(d_model, num_heads, num_kv_heads, position, backend)
+        self.mask = local(window_size, causal=causal)
+
+    def _pattern(self, x: Tensor) -> Mask:
+        return self.mask
+
+
+class SparseAttention(_PatternAttention):
+    """Multi-head attention in the fixed pattern of the Sparse Transformer.
+
+    A token sees the block of `sparsity_factor` tokens it is in, and the last token of every block. Both are in one
+    head, so that what the last token of a block has gathered reaches all others in the next layer; if tokens saw every
+    n-th one alone, the others would never be seen. A token sees about N / n + n others, fewest where n is near sqrt(N).
+
+    Args:
+        d_model, num_heads, num_kv_heads, position, backend: as `MultiHeadAttention` takes them.
+        sparsity_factor: n, the paper's stride; 1 sees all.
+        causal: whether a token sees none after it, as in the paper.
+
+    Raises:
+        ValueError: heads that do not divide the width, or an argument of another kind.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        sparsity_factor: int = 4,
+        *,
+        causal: bool = False,
+        num_kv_heads: int | None = None,
+        position: Mechanism | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(d_model, num_heads, num_kv_heads, position, backend)
+        require_int(sparsity_factor, "sparsity_factor", at_least=1)
+        require_flag(causal, "causal")
+        self.sparsity_factor, self.causal = sparsity_factor, causal
+
+    def _pattern(self, x: Tensor) -> Mask:
+        return fixed(x.shape[1], self.sparsity_factor, causal=self.causal).to(x.device)

@@ -1,0 +1,104 @@
+"""What the models of images and of text share: blocks, and position in them.
+
+    tokens -> embedding -> position on tokens -> blocks, position in attention -> norm
+
+One argument says what position is: a preset's name ("relative_2d"), several joined with "+" ("learned+relative_2d"), a
+function from a `Site` to a mechanism, or None. What acts on tokens is applied once, from the first layer's mechanism;
+what acts in attention is one table for all layers (`shared_position=True`, computed once per forward pass) or one per
+layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from relpos.core import Coordinates, Mask, Terms
+from relpos.core.checks import require_choice, require_int, require_probability
+from relpos.layers import KeyValueCache, TransformerBlock
+from relpos.layers.block import BlockConfig
+from relpos.models.attending import ATTENTIONS, AttentionChoice
+from relpos.models.positions import LayerPositions, PositionChoice
+from relpos.position import Site, Sum
+from relpos.position.mechanism import require_std
+
+
+class Transformer(nn.Module):
+    """Base of the models. A subclass sets `blocks`, `norm` and `positions` where its checkpoints have them.
+
+    Args:
+        block_config: what each block is made of.
+        depth: blocks.
+        attention: its name in `models/attending.py`.
+        drop_rate, pos_drop_rate: dropout before the head, and after the embedding.
+    """
+
+    blocks: nn.ModuleList
+    norm: nn.Module
+    positions: LayerPositions
+    _causal = False
+
+    def __init__(
+        self,
+        block_config: BlockConfig,
+        depth: int,
+        attention: AttentionChoice,
+        drop_rate: float,
+        pos_drop_rate: float,
+    ) -> None:
+        super().__init__()
+        require_int(depth, "depth", at_least=1)
+        require_choice(attention, "attention", ATTENTIONS)
+        require_probability(drop_rate, "drop_rate")
+        require_probability(pos_drop_rate, "pos_drop_rate")
+        self.block_config = block_config
+        self.attention: AttentionChoice = attention
+        self.head_drop, self.pos_drop = nn.Dropout(drop_rate), nn.Dropout(pos_drop_rate)
+
+    def _mechanisms(
+        self, position: PositionChoice, queries: Coordinates, *, shared: bool, trainable: bool, init_std: float
+    ) -> LayerPositions:
+        """The mechanisms of the layers, for tokens at these coordinates."""
+        require_std(init_std, "position_init_std")
+        heads, width = self.block_config.num_heads, self.block_config.dim
+        site = Site(heads, width // heads, width, queries, causal=self._causal, init_std=init_std)
+        return LayerPositions.for_layers(position, site, len(self.blocks), shared=shared, trainable=trainable)
+
+    @property
+    def token_position(self) -> Sum:
+        """The mechanisms that act on tokens."""
+        return self.positions.on_tokens()
+
+    @property
+    def attention_position(self) -> list[Sum]:
+        """The mechanisms that act in attention, one sum per layer or one for all."""
+        return self.positions.in_attention()
+
+    def position_parameters(self) -> list[nn.Parameter]:
+        """The parameters that position mechanisms own."""
+        return list(self.positions.parameters())
+
+    def growth(self) -> tuple[str, ...]:
+        """The rules by which its mechanisms extrapolate to other coordinates, as `Sum` has them."""
+        return self.positions.growth()
+
+    def _features(
+        self, x: Float[Tensor, "B N E"], terms: list[Terms], mask: Mask | None, cache: KeyValueCache | None = None
+    ) -> Float[Tensor, "B N E"]:
+        """Normed tokens after the last block."""
+        caches = [None] * len(self.blocks) if cache is None else cache.layers
+        for block, position, layer in zip(self.blocks, terms, caches, strict=True):
+            x = block(x, position=position, mask=mask, cache=layer)
+        features: Tensor = self.norm(x)
+        return features
+
+    def _maps(
+        self, x: Float[Tensor, "B N E"], terms: list[Terms], mask: Mask | None
+    ) -> Iterator[Float[Tensor, "B H N N"]]:
+        """The attention weights of one layer after another."""
+        for block, position in zip(self.blocks, terms, strict=True):
+            assert isinstance(block, TransformerBlock)
+            yield block.attn.weights(block.norm1(x), position=position, mask=mask)
+            x = block(x, position=position, mask=mask)

@@ -1,0 +1,310 @@
+"""The schema of `results.json`: a dataclass for each object in it, each field with what it means.
+
+`python recipes/results_page.py` writes `docs/results.md` from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, Field, dataclass, field
+from typing import Annotated, Any, Literal
+
+SCHEMA_VERSION = 2
+What = Literal["position", "attention", "norm", "optimizer"]
+
+
+@dataclass(frozen=True)
+class RecipeRecord:
+    """Every number of a training recipe."""
+
+    steps: Annotated[int, "of training"]
+    batch_size: Annotated[int, "inputs of a step"]
+    learning_rate: Annotated[float, "the highest"]
+    warmup_steps: Annotated[int, "up to it, linearly; then down a cosine to 0"]
+    position_learning_rate_multiplier: Annotated[float, "factor on it for position parameters"]
+    position_init_std: Annotated[float, "standard deviation that position parameters start from"]
+    weight_decay: Annotated[float, "decoupled, on matrices that are not position's"]
+    gradient_clip: Annotated[float, "the largest norm of the gradient"]
+    embed_dim: Annotated[int, "width of the model"]
+    depth: Annotated[int, "blocks"]
+    num_heads: Annotated[int, "attention heads"]
+    mlp_ratio: Annotated[float, "width of an MLP, as a multiple of the model's"]
+    shared_position: Annotated[bool, "whether all blocks share one mechanism"]
+    optimizer: Annotated[Literal["adamw", "lion", "sophia-g", "sophia-h"], "its name"]
+    hessian_every: Annotated[int, "steps between estimates of the Hessian, of an optimizer that takes any"]
+    attention: Annotated[str, "kind of attention"]
+    num_kv_heads: Annotated[int | None, "heads of keys and values; null for as many as attention heads"]
+    norm: Annotated[str, "norm of tokens"]
+    qk_norm: Annotated[str | None, "norm of queries and keys"]
+    global_pool: Annotated[str | None, "of images: how tokens become one vector"] = None
+    class_token: Annotated[bool | None, "of images: whether there is one"] = None
+    mlp: Annotated[str | None, "of text: kind of MLP"] = None
+
+
+@dataclass(frozen=True)
+class SettingsRecord:
+    """What was asked. Two comparisons with equal settings and environment are the same one."""
+
+    task: Annotated[str, "the task's name"]
+    positions: Annotated[list[str], "mechanisms by name; with `what` the one of all models"]
+    seeds: Annotated[int, "a count: seeds 0 to seeds - 1"]
+    quick: Annotated[bool, "a short run to see that everything works"]
+    device: Annotated[str, "`cpu`, `cuda`"]
+    precision: Annotated[str, "`float32`, `bf16-mixed`, `fp16-mixed`"]
+    recipe: Annotated[RecipeRecord, "of all runs"]
+    threads: Annotated[int, "of a training run"] = 1
+    timing_threads: Annotated[int, "on which steps are timed: all cores, or `OMP_NUM_THREADS`"] = 1
+    task_options: Annotated[dict[str, Any], "what made the task, with a fingerprint"] = field(default_factory=dict)
+    what: Annotated[What, "what is compared: `position`, `attention`, `norm`, `optimizer`"] = "position"
+    choices: Annotated[list[str], "of these, by name"] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Versions and hardware."""
+
+    relpos: Annotated[str, "version"]
+    torch: Annotated[str, "version"]
+    python: Annotated[str, "version"]
+    platform: Annotated[str, "operating system"]
+    processor: Annotated[str, "its name"]
+    cores: Annotated[int, "that the machine has"]
+    device: Annotated[str, "the GPU's name, or `cpu`"]
+
+
+@dataclass(frozen=True)
+class ProbeRecord:
+    """One question to a trained model. Probes of a group make one curve."""
+
+    id: Annotated[str, "`test`, `shift/1`, `canvas/20/anywhere`, `rotation/90`, `length/512`"]
+    group: Annotated[str, "`test`, `shift`, `canvas`, `rotation`; of text `test`, `length`"]
+    label: Annotated[str, "a few words"]
+    x: Annotated[float, "on the horizontal axis: pixels shifted, canvas side, degrees, bytes read at once"]
+    description: Annotated[str, "one sentence"]
+    variant: Annotated[str | None, "what tells curves of a group apart: `centred`, `anywhere`, `zoomed`"] = None
+    image_size: Annotated[list[int] | None, "of images: `[rows, columns]`"] = None
+    trials: Annotated[int | None, "of images: placements of each test image"] = None
+    length: Annotated[int | None, "of text: bytes that are read at once"] = None
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """The data, and the probes in the order they are shown."""
+
+    name: Annotated[str, "the task's name"]
+    title: Annotated[str, "a few words"]
+    description: Annotated[str, "what the data are and what was done to them"]
+    sizes: Annotated[dict[str, int], "images or bytes for `train`, `validation`, `test`"]
+    probes: Annotated[list[ProbeRecord], "the first is the plain test"]
+    kind: Annotated[Literal["images", "text"], "what it is made of"] = "images"
+    classes: Annotated[list[str], "of images: labels"] = field(default_factory=list)
+    channels: Annotated[int | None, "of images"] = None
+    image_size: Annotated[list[int] | None, "of images: `[rows, columns]` that a model is trained at"] = None
+    patch_size: Annotated[list[int] | None, "of images: `[rows, columns]`"] = None
+    skipped: Annotated[list[dict[str, str]], "broken images left out: `path`, `reason`"] = field(default_factory=list)
+    ignored: Annotated[list[str], "files in a class's folder that are no images"] = field(default_factory=list)
+    length: Annotated[int | None, "of text: bytes that a model is trained at"] = None
+    blocks: Annotated[int | None, "of text: blocks of the longest length in the test text"] = None
+
+
+@dataclass(frozen=True)
+class MechanismRecord:
+    """What is compared: a position mechanism, or a choice of attention, norm or optimizer."""
+
+    name: Annotated[str, "as the command takes it"]
+    title: Annotated[str, "in words"]
+    summary: Annotated[str, "what it is, what to expect of it"]
+    source: Annotated[str, "paper and section"]
+    growth: Annotated[list[str], "rules by which it extrapolates to another size"]
+    family: Annotated[str, "`none`, `absolute`, `bias`, `rotation`, `vectors`, `sum`, `other`"] = "other"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many parameters a model has."""
+
+    total: Annotated[int, "all"]
+    position: Annotated[int, "that describe position"]
+    parts: Annotated[dict[str, int], "by part of the model"]
+
+
+@dataclass(frozen=True)
+class CurveRecord:
+    """Training over steps. It ends before the step at which a run diverged."""
+
+    step: Annotated[list[int], "at which loss and rate stand"]
+    loss: Annotated[list[float], "mean over the steps since the last, in nats"]
+    rate: Annotated[list[float], "learning rate"]
+    validation_step: Annotated[list[int], "at which validation stands"]
+    validation: Annotated[list[float], "accuracy, or bits per byte"]
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where a loss or a gradient became nan or inf. Training stopped there, and nothing was measured."""
+
+    step: Annotated[int, "counted from 1"]
+    rate: Annotated[float, "its learning rate"]
+    what: Annotated[Literal["loss", "gradient"], "what was not finite"]
+    value: Annotated[str, "`nan`, `inf` or `-inf`"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One probe by one growth rule: an accuracy or bits per byte, or the reason why there is none."""
+
+    probe: Annotated[str, "its id"]
+    growth: Annotated[str | None, "the rule; null at the trained size, and where there is none"]
+    accuracy: Annotated[float | None, "of images: 0 to 1"] = None
+    trials: Annotated[int | None, "of images: placements of each"] = None
+    correct: Annotated[list[int] | None, "of images: how many placements of each were classified right"] = None
+    bits_per_byte: Annotated[float | None, "of text"] = None
+    values: Annotated[list[float] | None, "of text: of each block; a quick run reads the first two"] = None
+    by_place: Annotated[list[float] | None, "of text: of 32 stretches of an input, first bytes to last"] = None
+    reason: Annotated[str | None, "why there is no figure"] = None
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A bias over offsets (query - key), or how alike the vectors of positions are."""
+
+    kind: Annotated[Literal["bias", "embedding"], "which of the two"]
+    layer: Annotated[str | int | None, "of a bias: `shared` or an index"] = None
+    axes: Annotated[int | None, "of a bias: 1 or 2"] = None
+    along: Annotated[str | None, "of a bias on one axis: `raster order` or `bytes`"] = None
+    offsets: Annotated[list[list[int]] | None, "of a bias: `[lowest, highest]` along each axis"] = None
+    values: Annotated[Any, "of a bias: of each head, over offsets from the lowest to the highest"] = None
+    prefix: Annotated[Any, "of a bias: of each head prefix to token, token to prefix, prefix to prefix"] = None
+    grid: Annotated[list[int] | None, "of vectors: `[rows, columns]`, or `[positions]`"] = None
+    every: Annotated[int | None, "of vectors on a sequence: how many positions apart"] = None
+    similarity: Annotated[Any, "of vectors: cosine of every two, their mean subtracted"] = None
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Where one patch looks, over up to three test images."""
+
+    image: Annotated[Any, "H x W grey values from 0 to 1 of each"]
+    label: Annotated[list[str], "class of each"]
+    predicted: Annotated[list[str], "class that the model names"]
+    query: Annotated[list[int], "`[row, column]` of the patch that looks"]
+    grid: Annotated[list[int], "`[rows, columns]` of patches"]
+    maps: Annotated[Any, "`maps[image][layer][head][row][column]`; with prefix tokens a map sums to less than 1"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a language model continues the first test block with, greedily."""
+
+    prompt: Annotated[str, "what it was given"]
+    within: Annotated[str, "up to the trained length"]
+    beyond: Annotated[str, "past it, by the first growth rule"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run with everything measured on its model."""
+
+    id: Annotated[str, "`relative_2d--recipe--seed0`; unique, also the file's name"]
+    position: Annotated[str, "the mechanism"]
+    seed: Annotated[int, "of data order and initialisation"]
+    variant: Annotated[str, "`recipe`, or `x1` for position parameters at the learning rate of the rest"]
+    position_learning_rate_multiplier: Annotated[float, "of this run"]
+    parameters: Annotated[Parameters, "of its model"]
+    curve: Annotated[CurveRecord, "of its training"]
+    train_seconds: Annotated[float, "wall time of training"]
+    threads: Annotated[int, "that it ran on"]
+    metrics: Annotated[list[Metric], "empty where it diverged"]
+    settings: Annotated[dict[str, Any], "every setting of this run, `recipe` among them"]
+    peak_memory_mib: Annotated[float | None, "of its process less the size before the model was built"] = None
+    validation: Annotated[float | None, "at the end"] = None
+    choice: Annotated[str | None, "what is compared where it is not position"] = None
+    diverged: Annotated[Divergence | None, "only of a run that did"] = None
+    learned: Annotated[list[Learned], "what position became"] = field(default_factory=list)
+    attention: Annotated[Attention | None, "of images"] = None
+    sample: Annotated[Sample | None, "of text"] = None
+    environment: Annotated[Environment | None, "versions and hardware it ran on"] = None
+
+    @property
+    def name(self) -> str:
+        """What is compared."""
+        return self.position if self.choice is None else self.choice
+
+
+@dataclass(frozen=True)
+class Time:
+    """Milliseconds of a training step: forward, backward, optimizer; everything interleaved in one process."""
+
+    median: Annotated[float, "over repeats"]
+    low: Annotated[float, "quartile"]
+    high: Annotated[float, "quartile"]
+    repeats: Annotated[int, "how many"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A training step at one number of tokens: the task's own, then those nearest to 1,024 and 4,096."""
+
+    tokens: Annotated[int, "of an input"]
+    batch_size: Annotated[int, "inputs"]
+    depth: Annotated[int, "blocks of the model"]
+    backend: Annotated[str, "the engine of attention"]
+    position: Annotated[str | None, "the mechanism"] = None
+    choice: Annotated[str | None, "instead, where it is not position that is compared"] = None
+    threads: Annotated[int | None, "it was timed on"] = None
+    step_ms: Annotated[Time | None, "its time"] = None
+    ratio: Annotated[float | None, "median over rounds of its time divided by that of `none`, or the first choice"] = (
+        None
+    )
+    peak_memory_mib: Annotated[float | None, "in a process of its own; with one seed at the largest size alone"] = None
+    state_per_parameter: Annotated[float | None, "numbers that the optimizer keeps, with `what`"] = None
+    reason: Annotated[str | None, "why there is no time"] = None
+
+    @property
+    def name(self) -> str:
+        """Whose it is."""
+        return self.choice or self.position or ""
+
+
+@dataclass(frozen=True)
+class Results:
+    """One comparison, finished or not."""
+
+    schema_version: Annotated[int, f"{SCHEMA_VERSION}"]
+    settings: Annotated[SettingsRecord, "what was asked"]
+    environment: Annotated[Environment, "versions and hardware"]
+    task: Annotated[TaskRecord, "the data and the probes"]
+    mechanisms: Annotated[list[MechanismRecord], "what is compared, in the order asked"]
+    records: Annotated[list[Run], "training runs"]
+    costs: Annotated[list[Cost], "one for everything compared and number of tokens"]
+
+    @property
+    def names(self) -> list[str]:
+        """What is compared, in the order asked."""
+        return [one.name for one in self.mechanisms]
+
+    def mechanism(self, name: str) -> MechanismRecord:
+        """One of them."""
+        return next(one for one in self.mechanisms if one.name == name)
+
+    def runs(self, name: str, variant: str = "recipe", *, diverged: bool = False) -> list[Run]:
+        """The runs of one of them by seed, those that were measured or those that diverged."""
+        found = [run for run in self.records if run.name == name and run.variant == variant]
+        return sorted((run for run in found if (run.diverged is not None) == diverged), key=lambda run: run.seed)
+
+    def probes(self, group: str) -> list[ProbeRecord]:
+        """The probes of a group."""
+        return [probe for probe in self.task.probes if probe.group == group]
+
+    def cost(self, name: str, tokens: int) -> Cost | None:
+        """What a step of one of them costs at a size."""
+        return next((one for one in self.costs if one.name == name and one.tokens == tokens), None)
+
+    @property
+    def token_counts(self) -> list[int]:
+        """The sizes at which cost was asked for, ascending."""
+        return sorted({one.tokens for one in self.costs})
+
+
+def is_required(one: Field[Any]) -> bool:
+    """Whether a field is always there."""
+    return one.default is MISSING and one.default_factory is MISSING

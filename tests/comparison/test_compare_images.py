@@ -1,0 +1,247 @@
+"""`relpos compare --images` on photographs of every kind, two of them broken: results, messages, and going on."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from schema import check
+
+from photographs import make_folder
+from relpos.cli import main
+from relpos.comparison import Comparison, ComparisonSettings, cost
+from relpos.comparison.learned import PIXELS, attention_over_examples, learned
+from relpos.comparison.run import metrics
+from relpos.data import ImageFolder
+from relpos.train import ImageRecipe, right
+
+FAST_SHARE = 5  # of its tests, in the fast part
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Class folders with a file of no image, one that is empty, and one cut short."""
+    folder = make_folder(tmp_path_factory.mktemp("photographs") / "my photos", count=10)
+    (folder / "cat" / "zero.png").write_bytes(b"")
+    whole = (folder / "grass" / "08-camera.JPEG").read_bytes()
+    (folder / "grass" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (folder / "grass" / "notes.txt").write_text("no image")
+    return folder
+
+
+def call(photographs: Path, out: Path, *more: str) -> list[str]:
+    words = ["compare", "--images", str(photographs), "--positions", "none,relative_2d", "--steps", "3", "--quick"]
+    return [*words, "--device", "cpu", "--out", str(out), *more]
+
+
+SKIP = ("--bad-images", "skip", "--rotate", "--image-size", "32", "--patch", "4")
+
+
+@pytest.fixture(scope="module")
+def finished(photographs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a comparison, and what the command printed."""
+    out = tmp_path_factory.mktemp("comparison") / "out"
+    with pytest.MonkeyPatch.context() as context:
+        context.setenv("COLUMNS", "100")
+        capture: list[str] = []
+        from rich.console import Console
+
+        real = Console.print
+
+        def kept(self: Console, *objects: Any, **options: Any) -> None:
+            capture.append(" ".join(str(one) for one in objects))
+            real(self, *objects, **options)
+
+        context.setattr(Console, "print", kept)
+        main(call(photographs, out, *SKIP))
+    return out, "\n".join(capture)
+
+
+@pytest.fixture
+def results(finished: tuple[Path, str]) -> dict[str, Any]:
+    return json.loads((finished[0] / "results.json").read_text())
+
+
+@pytest.mark.slow
+def test_results_are_what_the_page_on_them_says(results: dict[str, Any], finished: tuple[Path, str]) -> None:
+    check(results)
+    assert (finished[0] / "report.html").exists()
+
+
+def test_results_say_what_was_compared(results: dict[str, Any], photographs: Path) -> None:
+    options = results["settings"]["task_options"]
+    assert results["settings"]["task"] == "images"
+    assert options == {
+        "images": str(photographs), "image_size": [32, 32], "patch": [4, 4], "bad_images": "skip", "rotate": True,
+        "max_pixels": 100_000_000, "contents": options["contents"],
+    }  # fmt: skip
+    assert options["contents"].startswith("30 images, sha256 ")
+    task = results["task"]
+    assert (task["title"], task["classes"], task["channels"]) == ("Images in my photos", ["brick", "cat", "grass"], 3)
+    assert task["sizes"] == {"train": 21, "validation": 3, "test": 6}
+    assert [one["path"] for one in task["skipped"]] == ["cat/zero.png", "grass/cut.jpg"]
+    assert task["ignored"] == ["grass/notes.txt"]
+    assert [probe["id"] for probe in task["probes"]][-3:] == ["rotation/90", "rotation/180", "rotation/270"]
+    assert results["settings"]["recipe"]["batch_size"] == 21
+    for record in results["records"]:
+        assert {one["probe"] for one in record["metrics"]} == {probe["id"] for probe in task["probes"]}
+        assert len(set(record["attention"]["label"])) == 3
+
+
+def test_what_was_left_out_is_printed(finished: tuple[Path, str]) -> None:
+    printed = finished[1]
+    assert "Skipped 2 of 32 images: cat/zero.png (the file is empty), grass/cut.jpg (it is broken: " in printed
+    assert "Ignored 1 file that is no image in a class's folder: grass/notes.txt" in printed
+    assert "Batches of 21 instead of 64: there are 21 training images." in printed
+    assert "30 images of 3 classes" in printed
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    message = capsys.readouterr().err
+    assert len(message.splitlines()) == 1
+    return message
+
+
+def test_without_skip_the_broken_ones_are_named(
+    photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = refused(call(photographs, tmp_path / "out"), capsys)
+    assert "cat/zero.png (the file is empty)" in message
+    assert "grass/cut.jpg (it is broken: " in message
+    assert "--bad-images skip" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_it_goes_on_with_the_same_images_and_refuses_others(
+    photographs: Path, finished: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, _ = finished
+    before = (out / "results.json").read_bytes()
+    main(call(photographs, out, *SKIP))
+    assert "This comparison is finished. Its results, from" in " ".join(capsys.readouterr().out.split())
+    assert (out / "results.json").read_bytes() == before
+    added = photographs / "cat" / "added.png"
+    shutil.copy(photographs / "cat" / "01-grey.png", added)
+    try:
+        message = refused(call(photographs, out, *SKIP), capsys)
+    finally:
+        added.unlink()
+    assert "task_options.contents was '30 images, sha256 " in message
+    assert "now '31 images, sha256 " in message
+    assert "patch was [4, 4], now [8, 8]" in refused(call(photographs, out, "--bad-images", "skip"), capsys)
+    assert (out / "results.json").read_bytes() == before
+
+
+def tiny(folder: Path, classes: int, size: tuple[int, int], patch: tuple[int, int]) -> ImageFolder:
+    """Grey pictures of a few classes."""
+    for number in range(classes):
+        (folder / f"c{number}").mkdir(parents=True)
+        for turn in range(5):
+            path = folder / f"c{number}" / f"{turn}.png"
+            Image.linear_gradient("L").rotate(40 * turn + 7 * number).save(path)
+    return ImageFolder(folder, size, patch)
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(2, 2), (3, 3), (4, 3), (9, 3)])
+def test_attention_over_few_classes(classes: int, shown: int, tmp_path: Path) -> None:
+    task = tiny(tmp_path, classes, (16, 16), (2, 2))
+    model = replace(ImageRecipe(), depth=1).build(task, "none")
+    found = attention_over_examples(model, task)
+    assert len(found.image) == len(set(found.label)) == shown
+
+
+def test_pictures_of_large_images_are_shrunk_by_whole_patches(tmp_path: Path) -> None:
+    task = tiny(tmp_path, 2, (240, 120), (10, 10))
+    model = replace(ImageRecipe(), depth=1).build(task, "learned")
+    found = attention_over_examples(model, task)
+    assert (len(found.image[0]), len(found.image[0][0])) == (24 * 4, 12 * 4)
+    assert found.grid == [24, 12]
+    assert max(len(found.image[0]), len(found.image[0][0])) <= PIXELS
+    assert [entry.kind for entry in learned(model)] == ["embedding"]
+    wide = replace(ImageRecipe(), depth=1).build(tiny(tmp_path / "wide", 2, (80, 80), (2, 2)), "learned")
+    assert learned(wide) == [], "1,600 places: two and a half million similarities"
+
+
+def test_pictures_of_one_colour_are_numbers(tmp_path: Path) -> None:
+    task = tiny(tmp_path, 2, (16, 16), (2, 2))
+    for path in tmp_path.rglob("*.png"):
+        Image.new("L", (9, 9), 5).save(path)
+    task = ImageFolder(tmp_path, (16, 16), (2, 2))
+    found = attention_over_examples(replace(ImageRecipe(), depth=1).build(task, "none"), task)
+    assert all(math.isfinite(grey) for image in found.image for row in image for grey in row)
+
+
+def test_sizes_are_timed_by_tokens(tmp_path: Path) -> None:
+    def grids(size: tuple[int, int], patch: tuple[int, int], *, quick: bool = False) -> list[tuple[Any, ...]]:
+        task = tiny(tmp_path / f"{size}{patch}{quick}", 2, size, patch)
+        settings = ComparisonSettings.make(task, ("none",), 2, None, "cpu", "float32", quick=quick)
+        return [(one.grid, one.batch_size, one.depth) for one in cost.sizes(settings, task)]
+
+    assert grids((64, 64), (8, 8)) == [((8, 8), 64, None), ((32, 32), 2, None), ((64, 64), 1, 1)]
+    assert grids((112, 112), (8, 8)) == [((14, 14), 20, None), ((32, 32), 2, None), ((64, 64), 1, 1)]
+    assert grids((64, 128), (8, 8)) == [((8, 16), 32, None), ((23, 45), 1, None), ((45, 91), 1, 1)]
+    assert grids((56, 56), (2, 2)) == [((28, 28), 2, None), ((64, 64), 1, 1)]
+    assert grids((112, 112), (2, 2)) == [((56, 56), 1, 1)]
+    assert grids((64, 64), (8, 8), quick=True) == [((8, 8), 64, None)]
+
+
+def test_one_seed_is_a_first_look(tmp_path: Path) -> None:
+    """The largest size, and the memory of smaller ones, come from two seeds on."""
+    task = tiny(tmp_path, 2, (64, 64), (8, 8))
+    one, two = (ComparisonSettings.make(task, ("none",), seeds, None, "cpu", "float32") for seeds in (1, 2))
+    quick = ComparisonSettings.make(task, ("none",), 1, None, "cpu", "float32", quick=True)
+    assert cost.sizes(one, task) == cost.sizes(two, task)[:2]
+    assert cost.memory_sizes(one, task) == (1,)
+    assert cost.memory_sizes(two, task) == (0, 1, 2)
+    assert cost.memory_sizes(quick, task) == (0,)
+    training, _ = Comparison(one, task, tmp_path / "out").tasks()
+    assert [job.name for job in training] == ["none--recipe--seed0", "memory--none--1"]
+
+
+def test_a_step_is_timed_on_a_grid_of_any_shape(tmp_path: Path) -> None:
+    task = tiny(tmp_path, 2, (20, 30), (4, 5))
+    settings = ComparisonSettings.make(task, ("none", "relative_2d"), 1, None, "cpu", "float32", quick=True)
+    entries = cost.time_steps(settings, task)
+    assert [(one.position, one.tokens, one.batch_size) for one in entries] == [
+        ("none", 30, 136),
+        ("relative_2d", 30, 136),
+    ]
+
+
+def test_large_images_are_judged_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import relpos.train.evaluate as evaluate
+
+    task = tiny(tmp_path, 3, (16, 16), (2, 2))
+    model = replace(ImageRecipe(), depth=1).build(task, "relative_2d").eval()
+    whole = metrics(model, task, task.probes, CPU)
+    for probe in task.probes:
+        if probe.image_size == task.image_size:
+            images, labels = task.examples(probe, "test")
+            with torch.no_grad():
+                wanted = model(images.flatten(0, 1)).argmax(dim=-1).view(3, -1) == labels[:, None]
+            assert torch.equal(right(model, task, probe, "test", CPU), wanted)
+            assert torch.equal(right(model, task, probe, "test", CPU, trials=1), wanted[:, :1])
+    seen: list[int] = []
+    real = evaluate.predict
+
+    def counted(model: Any, images: Any, device: Any, batch_size: int) -> Any:
+        seen.append(len(images))
+        assert len(images) <= max(batch_size, 8)
+        return real(model, images, device, batch_size)
+
+    monkeypatch.setattr(evaluate, "predict", counted)
+    monkeypatch.setattr(evaluate, "_SCORES", 64**2)  # as if 64 tokens were very many
+    assert metrics(model, task, task.probes, CPU) == whole
+    assert max(seen) == 8, "one image in its eight placements"

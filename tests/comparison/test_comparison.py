@@ -1,0 +1,193 @@
+"""A whole comparison through the command: what it writes, how it goes on, and that kill -9 loses nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from schema import check
+
+from relpos.cli import main
+from relpos.files.writing import PART
+
+pytestmark = pytest.mark.slow
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+
+
+def call(out: Path, *, positions: str = "none,relative_2d", steps: int = 3) -> list[str]:
+    return ["compare", "--positions", positions, "--steps", str(steps), "--quick", "--device", "cpu", "--out", str(out)]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Contents and modification times: a file written again shows even where its bytes are the same."""
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.glob("*.json")}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("comparison") / "out"
+    main(call(out))
+    return out
+
+
+@pytest.fixture
+def results(finished: Path) -> dict[str, Any]:
+    return json.loads((finished / "results.json").read_text())
+
+
+def test_results_are_what_the_page_on_them_says(results: dict[str, Any]) -> None:
+    check(results)
+
+
+def test_everything_asked_is_there(results: dict[str, Any]) -> None:
+    assert [record["id"] for record in results["records"]] == [
+        "none--recipe--seed0",
+        "relative_2d--recipe--seed0",
+    ]
+    assert [(cost["position"], cost["tokens"]) for cost in results["costs"]] == [("none", 64), ("relative_2d", 64)]
+    assert results["costs"][0]["ratio"] == 1
+    assert results["settings"]["recipe"]["steps"] == 3
+    assert results["settings"]["quick"] is True
+    parameters = {record["position"]: record["parameters"]["position"] for record in results["records"]}
+    assert parameters == {"none": 0, "relative_2d": 15 * 15 * 4}
+
+
+def test_the_schema_check_sees_faults(results: dict[str, Any]) -> None:
+    results["records"][0]["metrics"][0]["accuracy"] = 0.999  # which the counts do not say
+    with pytest.raises(AssertionError):
+        check(results)
+
+
+def test_the_page_is_whole_and_needs_no_network(finished: Path) -> None:
+    page = (finished / "report.html").read_text(encoding="utf-8")
+    assert page.lstrip().lower().startswith("<!doctype html")
+    assert page.rstrip().endswith("</html>")
+    assert "relative_2d" in page
+    for fetching in ('src="http', "src='http", '<link rel="stylesheet"', "@import", "fetch("):
+        assert fetching not in page
+
+
+def test_a_record_is_a_file_of_its_own(finished: Path, results: dict[str, Any]) -> None:
+    files = {path.name for path in (finished / "records").iterdir()}
+    assert not [name for name in files if not name.endswith(".json")]
+    for record in results["records"]:
+        assert json.loads((finished / "records" / f"{record['id']}.json").read_text())["record"] == record
+
+
+def test_the_same_call_again_does_no_work(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import relpos.comparison.experiment as experiment
+
+    def no_work(tasks: list[Any], at_once: int) -> list[Any]:
+        assert not tasks, f"{[task.name for task in tasks]} were finished"
+        return []
+
+    monkeypatch.setattr(experiment, "run_tasks", no_work)
+    before, gathered = snapshot(finished / "records"), (finished / "results.json").read_bytes()
+    main(call(finished))
+    assert snapshot(finished / "records") == before
+    assert (finished / "results.json").read_bytes() == gathered
+    assert "This comparison is finished. Its results, from" in " ".join(capsys.readouterr().out.split())
+
+
+def test_other_steps_are_refused_by_name(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {**snapshot(finished), **snapshot(finished / "records")}
+    with pytest.raises(SystemExit) as caught:
+        main(call(finished, steps=4))
+    assert caught.value.code == 2
+    message = capsys.readouterr().err
+    assert message.startswith("relpos: error: ")
+    assert "recipe.steps was 3, now 4" in message
+    assert len(message.splitlines()) == 1
+    assert {**snapshot(finished), **snapshot(finished / "records")} == before
+
+
+def test_other_positions_are_refused_by_name(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(call(finished, positions="none"))
+    assert caught.value.code == 2
+    assert "positions was ['none', 'relative_2d'], now ['none']" in capsys.readouterr().err
+
+
+def test_training_figures_repeat(finished: Path, results: dict[str, Any], tmp_path: Path) -> None:
+    main(call(tmp_path / "again", positions="relative_2d"))
+    again = json.loads((tmp_path / "again" / "results.json").read_text())
+    mine = {record["id"]: record for record in results["records"]}
+    assert len(again["records"]) == 1
+    for record in again["records"]:
+        for part in ("curve", "validation", "metrics", "learned", "attention", "parameters"):
+            assert record[part] == mine[record["id"]][part], part
+
+
+def wait_for_a_record(process: subprocess.Popen[bytes], records: Path) -> None:
+    deadline = time.monotonic() + 300
+    while not (records.exists() and list(records.glob("*.json"))):
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline, "no record in five minutes"
+        time.sleep(0.02)
+
+
+def alive(group: int) -> list[int]:
+    """The processes of a group that are not over (a zombie is)."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
+def kill_in_the_middle(command: list[str], environment: dict[str, str], out: Path, log: Path) -> None:
+    """Start the command, SIGKILL its main process after the first record, and see its workers stop by themselves."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+    try:
+        wait_for_a_record(process, out / "records")
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=60)
+        deadline = time.monotonic() + 120
+        while alive(process.pid):
+            assert time.monotonic() < deadline, "workers without a parent stop at their next report"
+            time.sleep(0.1)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_killed_in_the_middle_it_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "relpos.cli", *call(out, steps=20)]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    kill_in_the_middle(command, environment, out, tmp_path / "log")
+    kept = snapshot(out / "records")
+    assert 1 <= len(kept) < 4, "killed in the middle of training"
+    for content, _ in kept.values():
+        json.loads(content)
+    half = out / "records" / f"{PART}0123.part"
+    half.write_text('[{"position": "no')
+    os.utime(half, (0, 0))
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    after = snapshot(out / "records")
+    assert len(after) == 2 + 2 + 1, "two runs, memory of two mechanisms, the timing"
+    for name, content in kept.items():
+        assert after[name] == content, f"{name} was written again"
+    assert not list((out / "records").glob("*.part"))
+    check(json.loads((out / "results.json").read_text()))
+    assert (out / "report.html").exists()
