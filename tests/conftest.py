@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.abc
-import importlib.machinery
 import os
 import sys
 import tempfile
@@ -22,16 +21,20 @@ if not torch.cuda.is_available():
 _VECTORS = torch.backends.cpu.get_cpu_capability()
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), f"relpos-inductor-{_VECTORS}")
 
+_FINDERS = tuple(sys.meta_path)  # pytest's, which makes asserts explain themselves, and Python's
+
 # Before anything of relpos is imported: each of its annotations is checked at every call in this process.
 jaxtyping.install_import_hook("relpos", "typechecker.check")
 
 
 class _AsTheyAre(importlib.abc.MetaPathFinder):
-    """Triton's kernels and FlexAttention's functions, which compilers read as text, are left without the checks."""
+    """Left without the checks: Triton's kernels and FlexAttention's functions, which compilers read as text, and the
+    conformance suite, whose loops call a function for every pair of tokens."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name.startswith(("relpos.engines.triton.", "relpos.engines.flex", "relpos.core.pairs")):
-            return importlib.machinery.PathFinder.find_spec(name, path, target)
+        if name.startswith(("relpos.engines.triton.", "relpos.engines.flex", "relpos.core.pairs", "relpos.testing")):
+            found = (finder.find_spec(name, path, target) for finder in _FINDERS)
+            return next((spec for spec in found if spec is not None), None)
         return None
 
 
@@ -96,7 +99,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 # Helpers of the tests that assert: pytest explains their failures like those of a test.
-pytest.register_assert_rewrite("oracle", "tolerance", "parity", "conformance.suite")
+pytest.register_assert_rewrite("parity", "conformance.suite")
 
 
 FAST_SHARE = 150
@@ -105,27 +108,13 @@ are alike sets its own."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what a mechanism's suite does not declare, instead of skipping it: what is skipped is then a fault.
-
-    Of what it declares, most is marked slow: thousands of short tests.
-    """
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of what the conformance suites ask, most is marked slow: thousands of short tests."""
     for item in items:
         of_a_suite = isinstance(item, pytest.Function) and hasattr(item.cls, "undeclared")
         share = FAST_SHARE if of_a_suite else getattr(getattr(item, "module", None), "FAST_SHARE", 1)
         if zlib.crc32(item.nodeid.encode()) % share:
             item.add_marker(pytest.mark.slow)
-    undeclared = [
-        item
-        for item in items
-        if isinstance(item, pytest.Function)
-        and hasattr(item.cls, "undeclared")
-        and item.originalname in item.cls.undeclared()
-    ]
-    if undeclared:
-        config.hook.pytest_deselected(items=undeclared)
-        left_out = set(undeclared)
-        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tolerance import largest
+from relpos.testing.tolerance import largest
 
 LIMITS = {torch.float64: 1e-11, torch.float32: 2e-5}
 """What must hold where a test names no limit of its own."""
@@ -29,7 +29,7 @@ LIMITS = {torch.float64: 1e-11, torch.float32: 2e-5}
 TIGHT = {dtype: 100 * torch.finfo(dtype).eps for dtype in LIMITS}
 """What must hold where ours and theirs sum the same numbers and differ in the order alone: as many units in the last
 place in each dtype, since rounding is the same there but for its unit. The largest such figure of docs/parity.md is 50
-units, in float64; another processor's order of sums changes one by a factor of up to 2 (`tolerance.py`)."""
+units, in float64; another processor's order of sums changes one by a factor of up to 2 (`relpos.testing.tolerance`)."""
 
 
 @dataclass

@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": BELOW_LAYERS | {"layers", "files", "comparison", "viz", ""},  # compare for memory, workers and the folder
     "cli": BELOW_COMPARE | {"bench", "comparison", "report", "results", "viz", ""},
     "compat": BELOW_TRAIN,
+    "testing": BELOW_LAYERS,  # and nothing imports it
     "": BELOW_MODELS | {"models", "optim", "compat"},
 }
 """Part to the parts below it that it may import, besides itself."""
@@ -55,6 +56,11 @@ def wrong_arrows(module: str) -> list[str]:
 def test_arrows_run_one_way(module: str) -> None:
     assert part(module) in MAY_IMPORT, f"{module} belongs to no known part: say here what it may import"
     assert not wrong_arrows(module), "\n".join(wrong_arrows(module))
+
+
+def test_the_oracle_imports_nothing_of_what_it_judges() -> None:
+    outside = {one.target.split(".")[0] for one in imports("relpos.testing.oracle")} - sys.stdlib_module_names
+    assert outside == {"torch"}
 
 
 @pytest.mark.parametrize("module", [name for name in modules() if part(name) == "core"])

@@ -13,8 +13,8 @@ from source import ROOT
 from relpos_command.options import VERBS
 
 OPTIONAL = {
-    "PIL", "accelerate", "beartype", "jinja2", "jsonargparse", "matplotlib", "rich", "scipy", "sklearn", "timm",
-    "torchvision", "transformers", "triton",
+    "PIL", "accelerate", "beartype", "jinja2", "jsonargparse", "matplotlib", "pytest", "rich", "scipy",
+    "sklearn", "timm", "torchvision", "transformers", "triton",
 }  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conformance.engines import INTERPRETED
 from relpos import backends
 from relpos.bench.cases import Case, all_families, every_case, families, find_cases, gpu_families
 from relpos.bench.check import faults, small_cases
@@ -17,6 +16,7 @@ from relpos.bench.inputs import make
 from relpos.bench.modules import baseline, op_case, peers_of
 from relpos.bench.peers import engine_peer, taken
 from relpos.bench.run import BenchSettings
+from relpos.testing.engines import INTERPRETED
 
 
 def kinds() -> list[Case]:

@@ -1,4 +1,4 @@
-"""The rule of `tolerance.py` and the orders of sums that it draws: what they let pass, and what not."""
+"""The rule of `relpos.testing.tolerance` and the orders of sums that it draws: what they let pass, and what not."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
-from orders import ORDERS, Orders, Shuffled, in_orders
-from tolerance import assert_close, rms
+from relpos.testing import oracle
+from relpos.testing.orders import ORDERS, Orders, Shuffled, in_orders
+from relpos.testing.tolerance import assert_close, rms
 
 B, H, N, M, D = 2, 3, 5, 9, 4
 NAMES = ("output", "d q", "d k", "d v")
@@ -105,6 +105,10 @@ def test_other_orders_are_drawn_only_where_the_first_does_not_decide() -> None:
     with pytest.raises(AssertionError, match="RMS error"):
         assert_close(exact[3] * (1 + 1e-5), exact[3], cost[3], dtype=torch.float32)
     assert len(calls) == ORDERS
+    calls.clear()
+    with pytest.raises(AssertionError, match=r"RMS error .*; they differ most at \[\d, \d, \d, \d\]: .*, expected "):
+        assert_close(-exact[3], exact[3], in_orders(loops)[3], dtype=torch.float32)
+    assert len(calls) == 1
 
 
 def test_what_one_order_allows_all_allow() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-import oracle
 from relpos import Grid, Positions, Sequence
+from relpos.testing import oracle
 
 COORDINATES = [
     Sequence(1),

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import oracle
 from relpos.core import Grid, Kind, Lines, Positions, Ramp, Sequence, axis_lines, lines
+from relpos.testing import oracle
 
 PAIRS = [
     (Sequence(1), None),

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-import oracle
 from relpos import rotate
-from tolerance import assert_close
+from relpos.testing import oracle
+from relpos.testing.tolerance import assert_close
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import oracle
 import relpos
-from conformance.devices import ON_GPU
-from conformance.engines import INTERPRETED, engines
 from relpos import (
     DenseBias,
     LineBias,
@@ -30,7 +27,10 @@ from relpos import (
     lines,
 )
 from relpos.core.random import keep
-from tolerance import assert_close
+from relpos.testing import oracle
+from relpos.testing.devices import ON_GPU
+from relpos.testing.engines import INTERPRETED, engines
+from relpos.testing.tolerance import assert_close
 
 FAST_SHARE = 3  # of its tests, in the fast part
 

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 import relpos
-from conformance.devices import ON_GPU
-from conformance.engines import engines
 from relpos import (
     DenseBias,
     LineBias,
@@ -25,6 +23,8 @@ from relpos import (
     explain,
     lines,
 )
+from relpos.testing.devices import ON_GPU
+from relpos.testing.engines import engines
 
 ENGINES = ["auto", *(name for name in engines() if name not in ON_GPU)]
 H, D, V = 4, 6, 3

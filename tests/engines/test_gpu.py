@@ -2,7 +2,7 @@
 
     python -m pytest -m gpu
 
-The other tests run Triton's kernels there too, on small calls (`conformance/devices.py`).
+The other tests run Triton's kernels there too, on small calls (`relpos.testing.devices`).
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ import torch
 from test_streaming import small_tiles as small_tiles
 from torch import Tensor
 
-from conformance.devices import ON_GPU
-from conformance.engines import engines
 from covering import pairwise
 from relpos import (
     AxisVectors,
@@ -33,6 +31,8 @@ from relpos import (
     lines,
 )
 from relpos.core import axis_lines
+from relpos.testing.devices import ON_GPU
+from relpos.testing.engines import engines
 
 FAST_SHARE = 6  # of its tests, in the fast part
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from covering import pairwise
 from relpos import LineBias, LineVectors, Mask, Sequence, attention, lines
 from relpos.engines.streaming import flash, loop
-from tolerance import assert_close
+from relpos.testing.tolerance import assert_close
 
 B, H, N, D = 2, 4, 37, 8
 LINE = lines(Sequence(N - 2, prefix=2))

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
 from relpos import ALiBi, LinearAttention, RotaryEmbedding, Sequence, XPos, linear_attention
 from relpos.layers.variants import retention_decay
+from relpos.testing import oracle
 
 B, H, N, D, V = 2, 4, 11, 6, 5
 FORMS = ("quadratic", "recurrent", "chunked")

@@ -1,4 +1,4 @@
-"""Every fused path in float32, bfloat16 and float16 against loops in float64, by the rule of tests/tolerance.py.
+"""Every fused path in float32, bfloat16 and float16 against loops in float64, by the rule of `relpos.testing`.
 
 Streaming, sdpa and the terms they take are also held to it in test_terms_in_engines.py, Triton's kernels, in all
 dtypes, in test_triton.py, and linear attention, whose sums in half precision are those of float32, in test_linear.py.
@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
-from orders import in_orders
 from relpos.core import LineBias, Mask, Sequence, lines
 from relpos.engines import attention, flash_attention
-from tolerance import assert_close
+from relpos.testing import oracle
+from relpos.testing.orders import in_orders
+from relpos.testing.tolerance import assert_close
 
 B, H, N, D = 1, 2, 40, 8
 Path = Callable[[Tensor, Tensor, Tensor, LineBias], Tensor]

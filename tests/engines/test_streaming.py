@@ -12,9 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.devices import attention
 from covering import pairwise
-from orders import in_orders
 from relpos import (
     Blocks,
     DenseBias,
@@ -41,7 +39,9 @@ from relpos.engines.streaming import flash, forward, loop, masks, products, segm
 from relpos.engines.streaming.engine import _operator
 from relpos.engines.streaming.strips import Strips
 from relpos.patterns import dilated
-from tolerance import assert_close
+from relpos.testing.devices import attention
+from relpos.testing.orders import in_orders
+from relpos.testing.tolerance import assert_close
 
 B, H, D = 2, 4, 8
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)

@@ -9,12 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
 import relpos
-from conformance import devices
-from conformance.engines import engines, lacking
 from covering import pairwise
-from orders import in_orders
 from relpos import (
     AxisVectors,
     Blocks,
@@ -37,7 +33,10 @@ from relpos import (
 )
 from relpos.core import axis_lines
 from relpos.engines import dense
-from tolerance import assert_close, rms, yardstick_dtype
+from relpos.testing import devices, oracle
+from relpos.testing.engines import engines, lacking
+from relpos.testing.orders import in_orders
+from relpos.testing.tolerance import assert_close, rms, yardstick_dtype
 
 FAST_SHARE = 4  # of its tests, in the fast part
 

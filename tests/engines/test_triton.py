@@ -18,7 +18,6 @@ import torch
 from test_streaming import COORDINATES, MASKS, B, D, N, biased, check, run
 from torch._subclasses import FakeTensorMode
 
-from conformance.devices import attention
 from relpos import (
     Blocks,
     Grid,
@@ -39,6 +38,7 @@ from relpos.engines.call import Call
 from relpos.engines.packing import pack
 from relpos.engines.triton import TRITON
 from relpos.engines.triton.engine import _operator
+from relpos.testing.devices import attention
 
 limits = importlib.import_module("relpos.engines.triton.limits")
 launch = importlib.import_module("relpos.engines.triton.launch")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tolerance import assert_close, yardstick_dtype
+from relpos.testing.tolerance import assert_close, yardstick_dtype
 
 FAST_SHARE = 4  # of its tests, in the fast part
 

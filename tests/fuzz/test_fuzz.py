@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
 import relpos
 from fuzz.building import build
 from fuzz.description import Described, Layout, Part, Tokens, read, shown
@@ -25,6 +24,7 @@ from fuzz.plain_pairs import kept_pairs
 from fuzz.running import ENGINES, check, share_of_allowed, truth_of
 from fuzz.shrinking import shrink
 from fuzz.tiles import STREAMING, TRITON, set_to
+from relpos.testing import oracle
 
 CALLS, AT_ONCE, FAST = 300, 20, 2
 
@@ -248,7 +248,7 @@ def test_an_error_of_eight_in_a_thousand_is_seen_anywhere(dtype: str) -> None:
     ids=["a line bias, a rotation and sinks", "a grid, a cap and dropout"],
 )
 def test_the_oracle_says_what_the_loops_say(given: Described) -> None:
-    """`tests/oracle.py` goes over pairs one at a time, from the coordinates."""
+    """`relpos.testing.oracle` goes over pairs one at a time, from the coordinates."""
     built = build(given)
     truth, _ = truth_of(built)
     numbers, told = {name: x.detach() for name, x in built.plain.numbers.items()}, dict(built.plain.entries)

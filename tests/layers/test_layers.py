@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import oracle
 import relpos
 from relpos import (
     ALiBi,
@@ -33,6 +32,7 @@ from relpos import (
 from relpos.layers import LayerCache
 from relpos.layers.block import BlockConfig
 from relpos.layers.mlp import gated_width
+from relpos.testing import oracle
 
 
 def by_loops(layer: MultiHeadAttention, x: Tensor, bias: Tensor | None = None, allowed: Tensor | None = None) -> Tensor:

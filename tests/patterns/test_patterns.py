@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-import oracle
 from relpos import Grid, LocalAttention, Mask, RelativePositionBias, Sequence, SparseAttention, attention
 from relpos.patterns import big_bird, block_sparse, dilated, fixed, join, local, longformer, partition, strided, windows
+from relpos.testing import oracle
 
 FAST_SHARE = 8  # of its tests, in the fast part
 

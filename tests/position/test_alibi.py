@@ -10,15 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
-from conformance.cases import Case
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from relpos import ALiBi, DenseBias, Grid, LineBias, Mask, Positions, Sequence, Site, alibi_slopes, attention
 from relpos.core import Coordinates
 from relpos.engines import attention_weights
+from relpos.testing import SuiteCase, oracle
 
 
-class TestAlibi(MechanismSuite):
+class TestAlibi(LibrarySuite):
     translation_invariant = True
     preset = "alibi"
     distance: ClassVar[Any] = "euclidean"
@@ -37,12 +36,12 @@ class TestAlibiManhattan(TestAlibi):
     preset = "alibi_manhattan"
 
 
-class TestAlibiLearned(MechanismSuite):
+class TestAlibiLearned(LibrarySuite):
     translation_invariant = True
     preset = "alibi_learned"
     distance: ClassVar[Any] = "euclidean"
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[SuiteCase]:
         return super().cases()[::2]
 
     def build(self, site: Site) -> ALiBi:

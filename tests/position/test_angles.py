@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-import oracle
 from relpos import Grid, Positions, Sequence
 from relpos.core import Coordinates
 from relpos.position.angles import angles, frequencies
+from relpos.testing import oracle
 
 CPU = torch.device("cpu")
 CELLS = Positions(torch.tensor([[1, 0], [0, 2], [1, 2]]), low=(0, 0), high=(1, 2))

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from parity import agree
 from relpos import ClippedBias, Grid, LineBias, Mask, Positions, RelativePositionBias, Sequence, Site, attention
 from relpos.core import Coordinates, expand
 from relpos.engines import attention_weights
+from relpos.testing import oracle
 
 
-class TestClipped(MechanismSuite):
+class TestClipped(LibrarySuite):
     axes = (1, 2)
     translation_invariant = True
     preset = "clipped"

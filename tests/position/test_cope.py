@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
 import parity
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from position.published import largest_tensor
 from relpos import CoPE, Grid, Mask, Sequence, Site, attention
 from relpos.core import Coordinates, RowRule
+from relpos.testing import oracle
 
 PLACES = 4  # so that counts go beyond
 
@@ -40,7 +40,7 @@ def contextual(vectors: Tensor, q: Tensor, k: Tensor, allowed: Tensor | None) ->
     return torch.stack(rows).view(batch, heads, n, -1)
 
 
-class TestCoPE(MechanismSuite):
+class TestCoPE(LibrarySuite):
     axes = (1,)
     causal = True
     preset = "cope"

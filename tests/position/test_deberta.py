@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import oracle
-from conformance.cases import Case
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from parity import TIGHT, layers_agree
 from position.published import DTYPES, config, heads, largest_tensor, model, random, running_in, tokens
 from relpos import DisentangledPosition, Grid, Scale, Sequence, Site, attention
 from relpos.core import Coordinates
+from relpos.testing import SuiteCase, oracle
 
 SPAN, MOST = 6, 9  # so that the cases' offsets reach every bucket and go beyond
 
@@ -36,7 +35,7 @@ def bucket(offset: int, span: int, most: int | None) -> int:
     return max(0, min(2 * span - 1, span + (number if offset > 0 else -number)))
 
 
-class DeBERTa(MechanismSuite):
+class DeBERTa(LibrarySuite):
     axes: ClassVar[tuple[int, ...]] = (1, 2)
     translation_invariant = True
     c2p: ClassVar[bool] = True
@@ -44,7 +43,7 @@ class DeBERTa(MechanismSuite):
     most: ClassVar[int | None] = MOST
     every: ClassVar[int] = 1  # of the cases
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[SuiteCase]:
         return super().cases()[:: self.every]
 
     def takes(self, case: Any) -> bool:

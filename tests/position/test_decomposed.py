@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
-from conformance.cases import Case
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from parity import TIGHT, layers_agree
 from position.published import DTYPES, EXACT, config, model, random, running_in, tokens
 from relpos import AxisVectors, DecomposedPosition, Grid, Site, attention
+from relpos.testing import SuiteCase, oracle
 
 
 def resized(table: Tensor, rows: int) -> list[Tensor]:
@@ -30,14 +29,14 @@ def resized(table: Tensor, rows: int) -> list[Tensor]:
     return out
 
 
-class Decomposed(MechanismSuite):
+class Decomposed(LibrarySuite):
     """No `Positions`, and so nothing to move: a table is read by offsets between the cells of two grids."""
 
     axes: ClassVar[tuple[int, ...]] = (2, 3)
     irregular = False
     every: ClassVar[int] = 1  # of the cases
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[SuiteCase]:
         return super().cases()[:: self.every]
 
     def window(self, site: Site) -> tuple[int, ...]:

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from relpos import (
     FactoredBias,
     Grid,
@@ -22,9 +21,10 @@ from relpos import (
     count_parameters,
 )
 from relpos.core import Coordinates, expand
+from relpos.testing import oracle
 
 
-class TestFactored(MechanismSuite):
+class TestFactored(LibrarySuite):
     axes = (1, 2, 3)
     translation_invariant = True
     preset = "factored_2d"

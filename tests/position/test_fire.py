@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from position.published import largest_tensor
 from relpos import FIREBias, Grid, Mask, Positions, Sequence, Site, attention
 from relpos.core import Coordinates, RowRule, at_least_float32
 from relpos.engines import attention_weights
+from relpos.testing import oracle
 
 
-class TestFIRE(MechanismSuite):
+class TestFIRE(LibrarySuite):
     axes = (1,)
     causal = True
     preset = "fire"

@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
-from conformance.cases import Case
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from position.published import largest_tensor
 from relpos import Grid, ImageRelativePosition, LineBias, LineVectors, Positions, Sequence, Site
 from relpos.core import Coordinates, Offsets
+from relpos.testing import SuiteCase, oracle
 
 RATIOS = [0.4, 0.5, 1, 1.9, 2.3, 3, 7.5, 20, 33]
 
@@ -39,7 +38,7 @@ def bucket(row: int, column: int, method: str, ratio: float) -> int:
     return piecewise(row if method == "rows" else column, ratio) + beta
 
 
-class ImageRPE(MechanismSuite):
+class ImageRPE(LibrarySuite):
     axes = (2,)
     translation_invariant = True
     method: ClassVar[Any] = "product"
@@ -47,7 +46,7 @@ class ImageRPE(MechanismSuite):
     contextual: ClassVar[bool] = True
     every: ClassVar[int] = 1
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[SuiteCase]:
         return super().cases()[:: self.every]
 
     def build(self, site: Site) -> ImageRelativePosition:

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from relpos import ALiBi, Grid, Kerple, LineBias, Mask, Sequence, Site, attention
 from relpos.core import Coordinates
 from relpos.engines import attention_weights
+from relpos.testing import oracle
 
 
-class TestKerpleLog(MechanismSuite):
+class TestKerpleLog(LibrarySuite):
     axes = (1, 2)
     translation_invariant = True
     preset = "kerple_log"

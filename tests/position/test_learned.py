@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from relpos import Grid, LearnedPositionEmbedding, Positions, Sequence, Site
 from relpos.core import Coordinates
+from relpos.testing import oracle
 
 
-class TestLearnedSequence(MechanismSuite):
+class TestLearnedSequence(LibrarySuite):
     axes = (1,)
     preset = "learned"
 
@@ -30,7 +30,7 @@ class TestLearnedSequence(MechanismSuite):
         return _by_loops(mechanism, x, [place and place[0] for place in oracle.places(coordinates)])
 
 
-class TestLearnedGrid(MechanismSuite):
+class TestLearnedGrid(LibrarySuite):
     axes = (2, 3)
     irregular = False
     preset = "learned"

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import oracle
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from parity import layers_agree
 from position.published import DTYPES, config, random, running_in, tokens
 from relpos import Grid, LineBias, LogContinuousBias, Mask, Positions, Scale, Sequence, Site, Terms, attention
 from relpos.core import Coordinates, expand
 from relpos.engines import attention_weights
+from relpos.testing import oracle
 
 
-class TestLogContinuous(MechanismSuite):
+class TestLogContinuous(LibrarySuite):
     axes = (1, 2, 3)
     translation_invariant = True
     preset = "log_cpb"

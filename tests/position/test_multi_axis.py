@@ -11,14 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
 import parity
-from conformance.cases import Case
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from position.published import config, heads, model
 from position.widened import in_float64
 from relpos import Grid, Mask, MultimodalRotary, Positions, RotaryEmbedding, Sequence, Site, attention
 from relpos.core import Coordinates
+from relpos.testing import SuiteCase, oracle
 
 
 def axis(p: int, sections: tuple[int, ...], order: str) -> int:
@@ -35,13 +34,13 @@ def three(place: Any) -> tuple[float, ...]:
     return {1: place * 3, 2: (0, *place), 3: place}[len(place)]
 
 
-class Multimodal(MechanismSuite):
+class Multimodal(LibrarySuite):
     sections: ClassVar[tuple[int, int, int]] = (0, 1, 1)
     order: ClassVar[Any] = "blocked"
     layout: ClassVar[Any] = "half"
     every: ClassVar[int] = 2
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[SuiteCase]:
         return super().cases()[:: self.every]
 
     def build(self, site: Site) -> MultimodalRotary:

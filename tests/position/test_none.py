@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from relpos import Grid, NoPosition, Sequence, Site, attention
 
 
-class TestNoPosition(MechanismSuite):
+class TestNoPosition(LibrarySuite):
     translation_invariant = True
     preset = "none"
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
 import parity
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from relpos import (
     Grid,
     LearnedPositionEmbedding,
@@ -26,9 +25,10 @@ from relpos import (
 )
 from relpos.core import Coordinates
 from relpos.position.relative import geometric_places
+from relpos.testing import oracle
 
 
-class TestRelative1d(MechanismSuite):
+class TestRelative1d(LibrarySuite):
     axes = (1, 2)
     translation_invariant = True
     preset = "relative_1d"
@@ -52,7 +52,7 @@ class TestRelative1d(MechanismSuite):
         """In raster order a corner of a grid has no offsets of its own."""
 
 
-class TestRelative2d(MechanismSuite):
+class TestRelative2d(LibrarySuite):
     axes = (2,)
     translation_invariant = True
     preset = "relative_2d"

@@ -11,9 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
-from conformance.cases import Case
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from relpos import (
     Grid,
     LinearScaling,
@@ -33,15 +31,16 @@ from relpos import (
 )
 from relpos.core import Coordinates
 from relpos.position import find
+from relpos.testing import SuiteCase, oracle
 
 
-class Rotary(MechanismSuite):
+class Rotary(LibrarySuite):
     layout: ClassVar[Any] = "half"
     counted: ClassVar[int] = 1
     rotary_dim: ClassVar[int | None] = None
     every: ClassVar[int] = 1  # of the cases
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[SuiteCase]:
         return super().cases()[:: self.every]
 
     def takes(self, case: Any) -> bool:

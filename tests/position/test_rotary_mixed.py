@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import oracle
 import parity
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from position.widened import in_float64
 from relpos import Grid, RotaryMixed, Rotation, Sequence, Site, attention, rotate
 from relpos.core import Coordinates
+from relpos.testing import oracle
 
 
-class Mixed(MechanismSuite):
+class Mixed(LibrarySuite):
     axes = (2,)
 
     def takes(self, case: Any) -> bool:

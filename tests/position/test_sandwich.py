@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from parity import layers_agree
 from position.published import DTYPES, tokens
 from relpos import Grid, LineBias, Mask, Sandwich, Sequence, SinusoidalPositionEmbedding, Site, attention
 from relpos.core import Coordinates, expand
 from relpos.engines import attention_weights
+from relpos.testing import oracle
 
 
-class TestSandwich(MechanismSuite):
+class TestSandwich(LibrarySuite):
     axes = (1, 2)
     translation_invariant = True
     preset = "sandwich"

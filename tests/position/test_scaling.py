@@ -12,10 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
 import parity
-from conformance.cases import Case
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from position.published import config, heads, model
 from position.widened import in_float64
 from relpos import (
@@ -35,6 +33,7 @@ from relpos import (
     rotate,
 )
 from relpos.core import Coordinates
+from relpos.testing import SuiteCase, oracle
 
 FAST_SHARE = 4  # of its tests, in the fast part
 
@@ -104,7 +103,7 @@ def llama3(d: int, base: float, length: int, s: float, trained: int, low: float,
 # the suite: attention by loops with those
 
 
-class Scaling(MechanismSuite):
+class Scaling(LibrarySuite):
     axes: ClassVar[tuple[int, ...]] = (1, 2)
     declared = (("sdpa", torch.float32), ("reference", torch.bfloat16), ("reference", torch.float32))
     sampled = 2
@@ -114,7 +113,7 @@ class Scaling(MechanismSuite):
     rotary_dim: ClassVar[int] = 4
     every: ClassVar[int] = 6  # of the cases
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[SuiteCase]:
         return super().cases()[:: self.every]
 
     def takes(self, case: Any) -> bool:

@@ -8,24 +8,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import oracle
-from conformance.cases import Case
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from parity import TIGHT, layers_agree
 from position.published import DTYPES, config, heads, largest_tensor, model, random, running_in, tokens
 from relpos import Grid, Mask, Sequence, ShawPosition, Site, attention
 from relpos.core import Coordinates
+from relpos.testing import SuiteCase, oracle
 
 FARTHEST = 3  # so that the cases' offsets are clipped on both sides
 
 
-class Shaw(MechanismSuite):
+class Shaw(LibrarySuite):
     axes: ClassVar[tuple[int, ...]] = (1, 2)
     translation_invariant = True
     values: ClassVar[bool] = True
     every: ClassVar[int] = 1  # of the cases
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[SuiteCase]:
         return super().cases()[:: self.every]
 
     def takes(self, case: Any) -> bool:

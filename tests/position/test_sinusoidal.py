@@ -9,22 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
-from conformance.cases import Case
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from relpos import Grid, Positions, Sequence, SinusoidalPositionEmbedding, Site
 from relpos.core import Coordinates
+from relpos.testing import SuiteCase, oracle
 
 LAYOUTS = ("interleaved", "half", "grouped")
 
 
-class Sinusoidal(MechanismSuite):
+class Sinusoidal(LibrarySuite):
     layout: ClassVar[Any] = "interleaved"
     counted: ClassVar[int] = 1
     sampled = 0  # in attention it says nothing
     every: ClassVar[int] = 1  # of the cases: a variant is the same code around one other line
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[SuiteCase]:
         return super().cases()[:: self.every]
 
     def build(self, site: Site) -> SinusoidalPositionEmbedding:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from conformance.suite import MechanismSuite
+from relpos.testing import MechanismSuite
 
 
 def every_suite(base: type[MechanismSuite] = MechanismSuite) -> Iterator[type[MechanismSuite]]:

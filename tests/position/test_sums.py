@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import oracle
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from relpos import (
     ALiBi,
     Grid,
@@ -29,6 +28,7 @@ from relpos import (
 from relpos.core import Coordinates
 from relpos.position import Sum, find, presets
 from relpos.position.sums import PRESETS
+from relpos.testing import oracle
 
 
 def window(site: Site) -> Any:
@@ -37,7 +37,7 @@ def window(site: Site) -> Any:
     return tuple(max(a, b) + 1 for a, b in zip(site.queries.high, keys.high, strict=True))
 
 
-class TestRotaryAndRelative(MechanismSuite):
+class TestRotaryAndRelative(LibrarySuite):
     axes = (2,)
     preset = "rotary_2d+relative_2d"
 
@@ -62,7 +62,7 @@ class TestRotaryAndRelative(MechanismSuite):
         return oracle.attention(q, k, v, bias=oracle.relative_bias(table, *sides, sizes)[None], allowed=allowed)[0]
 
 
-class TestLearnedAndRelative(MechanismSuite):
+class TestLearnedAndRelative(LibrarySuite):
     axes = (2,)
     cross = False
     irregular = False

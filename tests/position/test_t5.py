@@ -9,23 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
-from conformance.cases import Case
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from relpos import Grid, LineBias, Mask, RelativePositionBias, Scale, Sequence, Site, T5Bias, attention
 from relpos.core import Coordinates
+from relpos.testing import SuiteCase, oracle
 
 BUCKETS, MOST = 8, 9  # so that the cases' offsets reach every bucket
 
 
-class T5(MechanismSuite):
+class T5(LibrarySuite):
     axes: ClassVar[tuple[int, ...]] = (1, 2)
     translation_invariant = True
     bidirectional: ClassVar[bool] = True
     scaled: ClassVar[bool] = True
     every: ClassVar[int] = 1  # of the cases
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[SuiteCase]:
         return super().cases()[:: self.every]
 
     def takes(self, case: Any) -> bool:

@@ -28,7 +28,6 @@ def _as_module(name: str, source: str) -> dict[str, object]:
 
 _as_module("relpos.position.log_distance", SOURCE)
 TestLogDistance: Any = _as_module("test_log_distance", TEST)["TestLogDistance"]
-TestLogDistance.row = ""  # no mechanism of the library: not in docs/parity.md
 
 
 def test_the_file_alone_makes_it_a_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,24 +9,23 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
-from conformance.cases import Case
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from parity import TIGHT, layers_agree
 from position.published import DTYPES, config, heads, largest_tensor, model, random, tokens
 from relpos import Grid, Mask, Sequence, Site, TransformerXLPosition, attention
 from relpos.core import Coordinates
 from relpos.position.angles import frequencies, turned, waves
+from relpos.testing import SuiteCase, oracle
 
 
-class TransformerXL(MechanismSuite):
+class TransformerXL(LibrarySuite):
     axes: ClassVar[tuple[int, ...]] = (1, 2)
     translation_invariant = True
     layout: ClassVar[Literal["grouped", "interleaved"]] = "grouped"
     base: ClassVar[float] = 100.0
     every: ClassVar[int] = 1  # of the cases
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[SuiteCase]:
         return super().cases()[:: self.every]
 
     def takes(self, case: Any) -> bool:

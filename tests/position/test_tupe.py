@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from position.published import largest_tensor
 from relpos import Grid, LineBias, LowRank, Positions, Scale, Sequence, Site, T5Bias, TUPEPosition, attention
 from relpos.core import Coordinates
+from relpos.testing import oracle
 
 EVERY_BACKEND = pytest.mark.parametrize("backend", ["reference", "sdpa"])
 
@@ -45,7 +45,7 @@ def numbers(coordinates: Coordinates) -> list[Any]:
     return [place and place[0] for place in oracle.raster(coordinates)]
 
 
-class TestTUPE(MechanismSuite):
+class TestTUPE(LibrarySuite):
     axes = (1,)
     preset = "tupe"
 

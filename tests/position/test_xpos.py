@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
-from conformance.cases import Case
-from conformance.suite import MechanismSuite
+from conformance.suite import LibrarySuite
 from relpos import Grid, Mask, Positions, RotaryEmbedding, Rotation, Sequence, Site, Terms, XPos, attention, rotate
 from relpos.core import Coordinates
+from relpos.testing import SuiteCase, oracle
 
 SCALE_BASE, GAMMA = 32.0, 0.4
 
@@ -45,14 +44,14 @@ def scores(q: Tensor, k: Tensor, queries: list[Any], keys: list[Any], layout: st
     return torch.stack(rows, dim=-2)
 
 
-class Decaying(MechanismSuite):
+class Decaying(LibrarySuite):
     axes: ClassVar[tuple[int, ...]] = (1, 2)
     causal = True
     layout: ClassVar[Any] = "half"
     centre: ClassVar[float | None] = None
     every: ClassVar[int] = 1
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[SuiteCase]:
         return super().cases()[:: self.every]
 
     def takes(self, case: Any) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from relpos.core.checks import require_name
@@ -56,7 +56,8 @@ class Preset:
 def presets() -> dict[str, Preset]:
     """Every preset by name, in alphabetical order of modules and their own order inside."""
     found: dict[str, Preset] = {}
-    for module in sorted(pkgutil.iter_modules([str(Path(__file__).parent)]), key=lambda info: info.name):
+    package = sys.modules["relpos.position"]  # whose path others may extend
+    for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
         for preset in getattr(importlib.import_module(f"relpos.position.{module.name}"), "PRESETS", []):
             if preset.name in found:
                 raise ValueError(f"two modules of relpos.position offer a preset named {preset.name!r}; rename one")

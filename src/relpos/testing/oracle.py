@@ -1,7 +1,7 @@
-"""What attention and positions mean, written as loops. Imports nothing from relpos.
+"""Attention and positions written as loops. Nothing here imports relpos: an error of the library cannot be repeated.
 
-Everything is differentiable by PyTorch's own autograd and runs in the dtype of what it is given: in float64 it is the
-oracle, in the dtype under test it is the yardstick of rounding (`tolerance.py`).
+All functions are differentiable by autograd and compute in the dtype of their arguments. In float64 the result is the
+oracle, in the dtype under test it is the yardstick of rounding (`relpos.testing.tolerance`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How close is close enough: derived from what the same arithmetic costs, never guessed.
+"""The tolerance of a comparison, derived from the rounding error of the same arithmetic.
 
 Every comparison has three parties. `exact` is the float64 oracle. The yardstick is the oracle's own loops run in the
-dtype under test: what rounding costs when one simply computes. `actual` is under test. It passes where
+dtype under test; its error is what rounding costs. `actual` is under test. It passes where
 
     rms(actual - exact) <= factor * cost by rms + eps * rms(exact)
     max(actual - exact) <= 2 * factor * cost by max + 8 * eps * max(exact)
@@ -12,7 +12,7 @@ expected.
 
 The cost is not the error of one run of the loops. That depends on the order of their sums, and with it on the width of
 the processor's vectors: the root mean square of a hundred errors in float32 is up to twice as large in one order as in
-another. So the loops are run in n = `ORDERS` orders (`orders.py`), and of their n errors
+another. So the loops are run in n = `ORDERS` orders (`relpos.testing.orders`), and of their n errors
 
     cost by rms = mean + sqrt(n) * deviation, with deviation^2 = mean((error - mean)^2)
     cost by max = the largest
@@ -39,11 +39,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from orders import ORDERS, Orders
+from relpos.testing.orders import ORDERS, Orders
 
 Measure = Callable[[Tensor], float]
 FACTOR = {torch.float64: 2.0, torch.float32: 2.0, torch.bfloat16: 1.1, torch.float16: 1.1}
 FEW = 16
+HOPELESS = 1000
+"""An error so many times what the first order allows is no matter of the order: the others are not computed."""
 
 
 def yardstick_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -70,12 +72,20 @@ def assert_close(
     terms: float = 0.0,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Assert that `actual` is as near to `exact` as the rule at the file's head asks.
+    """Assert that `actual` is as near to `exact` as the rule of this module asks.
 
     Args:
+        actual: the result under test.
+        exact: the oracle's, in float64.
         yardstick: `in_orders(...)` of the loops; a tensor where nothing is summed, as of a result that is only rounded.
+        what: how a failing message calls the result.
+        terms: size of the terms of a difference that may cancel.
         dtype: the dtype of the arithmetic, where it is not that of `actual`.
+
+    Raises:
+        AssertionError: they differ by more; the message says by how much, and where most.
     """
+    __tracebackhide__ = True
     dtype = actual.dtype if dtype is None else dtype
     drawn = yardstick.drawn if isinstance(yardstick, Orders) else lambda number: yardstick
     shapes = actual.shape, exact.shape, drawn(0).shape
@@ -94,15 +104,27 @@ def assert_close(
         return [unit * measure((drawn(n).detach().double() - exact)[~infinite]) for n in range(orders)]
 
     def ask(line: str, measure: Measure, of_all: Callable[[list[float]], float], factor: float, units: float) -> None:
+        __tracebackhide__ = True
         found, own = measure(error), units * eps * max(measure(exact[~infinite]), terms)
-        if found <= factor * costs(measure, 1)[0] + own:
+        first = factor * costs(measure, 1)[0] + own
+        if found <= first:
             return
-        allowed = factor * of_all(costs(measure, ORDERS)) + own
-        assert found <= allowed, f"{what}: {line} {found:.3g} above {allowed:.3g} in {dtype}"
+        hopeless = found > HOPELESS * first > 0
+        allowed = first if hopeless else factor * of_all(costs(measure, ORDERS)) + own
+        assert found <= allowed, f"{what}: {line} {found:.3g} above {allowed:.3g} in {dtype}{_worst(actual, exact)}"
 
     if error.numel() >= FEW:
         ask("RMS error", rms, _above_all, factor, 1)
     ask("largest error", largest, max, 2 * factor, 8)
+
+
+def _worst(actual: Tensor, exact: Tensor) -> str:
+    """Where two tensors differ most, and by which values."""
+    difference = (actual - exact).abs().nan_to_num(nan=-1.0)  # infinities that agree
+    if not difference.dim():
+        return f": {float(actual):.6g}, expected {float(exact):.6g}"
+    index = tuple(int(i) for i in torch.unravel_index(difference.argmax(), difference.shape))
+    return f"; they differ most at {list(index)}: {float(actual[index]):.6g}, expected {float(exact[index]):.6g}"
 
 
 def _above_all(draws: list[float]) -> float:

@@ -1,7 +1,8 @@
-"""The same arithmetic with its sums in other orders, to know what of an error is luck.
+"""The same arithmetic with its sums in other orders: how far an error depends on the order.
 
 A rounded sum depends on its order, and the order on the machine: how wide its vectors are, how many threads share the
-terms. What one order costs is one draw of many (`tolerance.py`). `in_orders` keeps a computation, to draw it again:
+terms. What one order costs is one draw of many (`relpos.testing.tolerance`). `in_orders` keeps a
+computation, to draw it again:
 
     cost = in_orders(lambda: by_loops(torch.float32))     # computed at once, as it stands
     assert_close(actual, exact, cost)                     # and in other orders where the first does not decide
@@ -36,7 +37,7 @@ class Shuffled(TorchDispatchMode):
     """While it is entered, the terms of every sum are added in an order drawn from the seed."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.chance = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

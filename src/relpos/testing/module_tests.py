@@ -1,0 +1,113 @@
+"""A module like any other: state dict, casts, autocast, the same bits on every run, and its preset."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from relpos.core import Terms
+from relpos.position import Preset, Site, find
+from relpos.testing.base import SuiteBase
+from relpos.testing.calls import BATCH, WIDTH, attend_under, gradients_of, make_inputs
+from relpos.testing.cases import SuiteCase
+
+
+class ModuleTests(SuiteBase):
+    """The mechanism as a module, its structure under casts, and how it is offered."""
+
+    def fitting(self, test: str) -> list[SuiteCase]:
+        """A preset serves tokens that are queries and keys at once."""
+        if test == "test_preset":
+            return [case for case in self.cases() if case.keys is None and not case.irregular]
+        return super().fitting(test)
+
+    @classmethod
+    def asked(cls) -> dict[str, bool]:
+        """The preset where one is named."""
+        return {**super().asked(), "test_preset": cls.preset is not None and bool(cls().fitting("test_preset"))}
+
+    def test_state_dict_round_trip(self, case: SuiteCase) -> None:
+        """Loaded into another, its state makes that one the same; the state is its parameters."""
+        mechanism = self.made(case)
+        torch.manual_seed(99)
+        other = self.at(case.queries, case.keys, case.heads)
+        assert list(other.state_dict()) == list(mechanism.state_dict())
+        other.load_state_dict(copy.deepcopy(mechanism.state_dict()), strict=True)
+        given = make_inputs(case, torch.float32)
+        first, second = (
+            attend_under(each, given.q, given.k, given.v, queries=case.queries, keys=case.keys)
+            for each in (mechanism, other)
+        )
+        assert torch.equal(first, second), "attention differs after the state dict was loaded into a second module"
+        assert {name for name, _ in mechanism.named_parameters()} == set(mechanism.state_dict()), (
+            "what is no parameter is computed, not stored"
+        )
+
+    def test_the_same_on_every_run(self, case: SuiteCase) -> None:
+        """Bit for bit, values and gradients."""
+        results = []
+        for _ in range(2):
+            mechanism, given = self.made(case), make_inputs(case, torch.float32)
+            leaves = [x.requires_grad_() for x in (given.q, given.k, given.v)]
+            output = attend_under(mechanism, *leaves, queries=case.queries, keys=case.keys)
+            results.append({"output": output, **gradients_of(output, given, mechanism, leaves)})
+        for name in results[0]:
+            assert torch.equal(results[0][name], results[1][name]), f"two runs differ in {name}"
+
+    def test_structure_survives_a_cast(self, case: SuiteCase) -> None:
+        """Cast to bfloat16, only learned numbers are rounded: all else in the terms stays as it was."""
+        mechanism = self.made(case)
+        with torch.no_grad():
+            for parameter in mechanism.parameters():
+                parameter.copy_(parameter.bfloat16())  # so that the cast itself loses nothing
+        before = _leaves(mechanism.terms(case.queries, case.keys))
+        after = _leaves(copy.deepcopy(mechanism).to(torch.bfloat16).terms(case.queries, case.keys))
+        assert len(before) == len(after)
+        for a, b in zip(before, after, strict=True):
+            if isinstance(a, Tensor):
+                assert a.dtype == b.dtype, f"terms in {a.dtype} became {b.dtype}; compute them in float32"
+                assert torch.equal(a, b), "terms were rounded by a cast that rounds no parameter"
+
+    def test_terms_do_not_heed_autocast(self, case: SuiteCase) -> None:
+        """Under autocast the terms are the same numbers."""
+        mechanism = self.made(case)
+        plain = _leaves(mechanism.terms(case.queries, case.keys))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cast = _leaves(mechanism.terms(case.queries, case.keys))
+        for a, b in zip(plain, cast, strict=True):
+            if isinstance(a, Tensor):
+                assert a.dtype == b.dtype, f"terms in {a.dtype} become {b.dtype} under autocast"
+                assert torch.equal(a, b), "terms are other numbers under autocast"
+
+    def test_autocast_is_a_cast_of_q_k_v(self, case: SuiteCase) -> None:
+        """Under autocast the output is, bit for bit, that of q, k and v in bfloat16."""
+        mechanism, given = self.made(case), make_inputs(case, torch.float32)
+        arguments: dict[str, Any] = {"queries": case.queries, "keys": case.keys}
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cast = attend_under(mechanism, given.q, given.k, given.v, **arguments)
+        own = attend_under(mechanism, *(x.bfloat16() for x in (given.q, given.k, given.v)), **arguments)
+        assert cast.dtype == torch.bfloat16
+        assert torch.equal(cast, own), "autocast to bfloat16 differs from q, k and v in bfloat16"
+
+    def test_preset(self, case: SuiteCase) -> None:
+        """The preset builds the mechanism for queries and keys that are the same tokens, and it serves them."""
+        assert self.preset is not None
+        preset = self.preset if isinstance(self.preset, Preset) else find(self.preset)
+        if case.axes not in preset.token_axes:
+            return
+        usual = preset.make(Site(case.heads, WIDTH, case.heads * WIDTH, case.queries, causal=self.causal))
+        assert type(usual) is type(self.made(case))
+        given = make_inputs(case, torch.float32)
+        attend_under(usual, given.q, given.k, given.v, queries=case.queries)
+        x = torch.randn(BATCH, case.queries.count, case.heads * WIDTH)
+        assert usual.embed(x, case.queries).shape == x.shape
+        for name in ("title", "summary", "source"):
+            assert getattr(preset, name), f"the preset {preset.name} has no {name}"
+
+
+def _leaves(terms: Terms) -> list[Any]:
+    return pytree.tree_leaves(terms)

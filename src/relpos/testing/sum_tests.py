@@ -1,0 +1,57 @@
+"""Sums: a mechanism plus a bias, and plus a rotation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from relpos.core import QueryBias, Rotation, Scale
+from relpos.engines import attention_weights
+from relpos.position import ALiBi, Mechanism, RotaryEmbedding
+from relpos.testing import devices, oracle
+from relpos.testing.base import SuiteBase
+from relpos.testing.calls import WIDTH, make_inputs, require_close, require_near
+from relpos.testing.engines import finest, lacking
+
+
+class SumTests(SuiteBase):
+    """The sum of a mechanism and another, in every engine."""
+
+    def test_composition(self) -> None:
+        """With a bias, scores are its own plus that bias; with a rotation, its own with q and k turned in the content
+        product alone. By loops, up to a constant of a row, and the same in every engine that has both."""
+        cases = self.cases()
+        for case in cases[:: max(1, len(cases) // 3)]:
+            mechanism, given = self.made(case, torch.float64), make_inputs(case, torch.float64)
+            queries, keys = case.queries, case.queries if case.keys is None else case.keys
+            terms = mechanism.terms(case.queries, case.keys)
+            own = attention_weights(given.q, given.k, position=terms).log()
+            sides = oracle.places(queries), oracle.places(keys)
+            sums: list[tuple[Mechanism, Tensor]] = [
+                (ALiBi(case.heads), oracle.alibi(case.heads, *sides, "euclidean")[None].double())
+            ]
+            if terms.one(Rotation) is None and case.axes < 3:
+                pairs, k = WIDTH // (2 * case.axes), oracle.heads_of(given.k, case.heads)
+                q_turned, k_turned = (
+                    oracle.rotated(x, side, case.axes, pairs, 100.0, "half")
+                    for x, side in zip((given.q, k), sides, strict=True)
+                )
+                scale, added_to_queries = terms.one(Scale), terms.of(QueryBias)
+                u = sum((term.u[:, None] for term in added_to_queries), torch.zeros(1, 1, 1))  # is not turned
+                turned = (q_turned + u) @ k_turned.mT - (given.q + u) @ k.mT
+                turned = turned * (WIDTH**-0.5 if scale is None else scale.value)
+                sums.append((RotaryEmbedding(WIDTH, axes=case.axes, base=100.0), turned))
+            for other, added in sums:
+                wanted = (own + added).softmax(dim=-1)
+                for total in (mechanism + other, other + mechanism):
+                    what = f"weights of {' + '.join(type(part).__name__ for part in (mechanism, other))} ({case})"
+                    both = total.terms(case.queries, case.keys)
+                    found = attention_weights(given.q, given.k, position=both)
+                    require_close(found, wanted, 1e-6, what)  # biases that are not learned are float32
+                results = {}
+                for engine in self.engines():
+                    if engine not in self.lacks and lacking(engine, both) is None:
+                        cast = given.to(finest(engine))
+                        results[engine] = devices.attention(cast.q, cast.k, cast.v, position=both, backend=engine)
+                for engine, result in results.items():
+                    require_near(result, results["reference"].to(result.dtype), f"{what}: {engine} and the reference")
