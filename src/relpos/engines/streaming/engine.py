@@ -16,33 +16,40 @@ from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 from relpos.engines.operators import Gradients, lacks_transform, make_operator
 from relpos.engines.packing import pack
+from relpos.engines.streaming import cpu_kernel
 from relpos.engines.streaming.backward import Backward
 from relpos.engines.streaming.forward import Forward
-from relpos.engines.streaming.rules import slower
-from relpos.engines.streaming.segments import split
+from relpos.engines.streaming.heuristics import slower
+from relpos.engines.streaming.plan import make_plan
+from relpos.engines.streaming.regroup import by_segments
 
 
 def _forward(call: Call) -> tuple[Tensor, Tensor]:
-    parts = split(call)
-    if parts is None:
-        return Forward(call).run()
+    groups = by_segments(call)
+    if groups is None:
+        return _forward_whole(call)
     out = call.q.new_empty(*call.q.shape[:3], call.v.shape[3])
     lse = at_least_float32(call.q).new_empty(call.q.shape[:3])
-    for part in parts:
-        for into, own in zip((out, lse), Forward(part.call).run(), strict=True):
-            part.put(into, own)
+    for group in groups:
+        for into, own in zip((out, lse), _forward_whole(group.call), strict=True):
+            group.put(into, own)
     return out, lse
 
 
+def _forward_whole(call: Call) -> tuple[Tensor, Tensor]:
+    return cpu_kernel.forward(call) if cpu_kernel.supports(call) else Forward(call, make_plan(call)).run()
+
+
 def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
-    parts = split(call)
-    if parts is None:
-        Backward(call, out, lse, d_out, d_lse, gradients).run()
+    groups = by_segments(call)
+    if groups is None:
+        Backward(call, make_plan(call), out, lse, d_out, d_lse, gradients).run()
         return
-    for part in parts:
-        own = Gradients([made for x, made, _ in part.links if gradients.wants(x)])
-        Backward(part.call, part.take(out), part.take(lse), part.take(d_out), part.take(d_lse), own).run()
-        for x, made, add in part.links:
+    for group in groups:
+        own = Gradients([made for x, made, _ in group.links if gradients.wants(x)])
+        mine, plan = group.call, make_plan(group.call)
+        Backward(mine, plan, group.take(out), group.take(lse), group.take(d_out), group.take(d_lse), own).run()
+        for x, made, add in group.links:
             gradient = own.of(made)
             if gradient is not None:
                 add(gradients.buffer(x), gradient)

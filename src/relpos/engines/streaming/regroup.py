@@ -1,13 +1,17 @@
-"""A call whose segments lie scattered over the tokens, as one smaller call for all segments that are alike.
+"""A call whose segments are scattered over the tokens, as one smaller call for all segments that are alike.
 
-Tokens of different segments never meet, so that each segment is a call of its own: the classes of remainders of a
-dilated window, the windows of a grid. Segments with as many tokens, at the same distances on every line, become the
-batch of one call, whose positions are read off once:
+Tokens of different segments never attend to each other, so each segment is a call of its own: the remainder classes of
+a dilated window, the windows of a grid. Segments of equal size, at equal distances on every line, become the batch of
+one call:
 
-    tokens of a segment       a sequence or a grid again, of which the bias reads some entries of `values`
-    window of width w         of tokens d apart, one of width w // d
+    tokens      0 1 2 3 4 5 6 7 8                     batch   tokens
+    segments    A B C A B C A B C      becomes          A     0 3 6
+                                                        B     1 4 7
+                                                        C     2 5 8
 
-Segments that lie together as they are stay in the call: the stretch of keys that their rows may see is as short.
+The tokens of a segment are a sequence or a grid again, whose bias reads some entries of `values`; a window of width w
+becomes one of w // d between tokens d apart. Segments of consecutive tokens stay in the call: few tiles hold what their
+rows may see.
 """
 
 from __future__ import annotations
@@ -38,11 +42,11 @@ from relpos.core import (
 from relpos.engines.call import Call
 
 _LEAST = 16
-"""Tokens in the mean of a group of segments that are alike: of fewer, the calls cost more than the pairs."""
-_SERVED = (AxisVectors, LineBias, LineVectors, LowRank, Sinks, Softcap)
+"""Mean number of tokens in a group of segments at least: of fewer, the calls cost more than the pairs."""
+_SUPPORTED = (AxisVectors, LineBias, LineVectors, LowRank, Sinks, Softcap)
 
 
-def groups(call: Call) -> list[Int[Tensor, "C n"]] | None:
+def token_groups(call: Call) -> list[Int[Tensor, "C n"]] | None:
     """The numbers of the tokens of segments that are alike, every token once; None where the call stays whole."""
     mask, n = call.mask, call.q.shape[2]
     if mask is None or mask.blocks is not None or mask.query_segments is None or call.q.device.type != "cpu":
@@ -50,7 +54,7 @@ def groups(call: Call) -> list[Int[Tensor, "C n"]] | None:
     mine, theirs = torch.atleast_2d(mask.query_segments), torch.atleast_2d(mask.key_segments)
     if n != call.k.shape[2] or mine.shape[0] > 1 or not torch.equal(mine, theirs):
         return None
-    if not all(isinstance(term, _SERVED) for term in call.terms):
+    if not all(isinstance(term, _SUPPORTED) for term in call.terms):
         return None
     segments = mine[0].clamp(min=-1)
     names, sizes = segments.unique(return_counts=True)
@@ -90,12 +94,13 @@ def _distances(line: Lines, numbers: Int[Tensor, "C n"]) -> Int[Tensor, "C F"]:
 
 
 @dataclass(eq=False)
-class Segments:
+class Group:
     """Segments that are alike, C of them with n tokens each, as a call with a batch of B * C.
 
     Attributes:
-        whole: the call they are part of. numbers: their tokens. call: the call. links: each tensor of the whole, the
-            one made of it, and what adds the gradient of the second to that of the first.
+        whole: the call that they belong to; numbers: their tokens; call: the smaller call.
+        links: each tensor of the whole call, the one made of it, and what adds the gradient of the second to that of
+            the first.
     """
 
     whole: Call
@@ -231,8 +236,8 @@ class Segments:
             for name in ("query_order", "key_order")
         }
         given = {name: getattr(mask, name) for name in ("low", "high", "query_global", "key_global")} | orders
-        parts: dict[str, Any] = {name: self._of_tokens(x) for name, x in given.items() if x is not None}
-        return replace(own, **parts)
+        fields: dict[str, Any] = {name: self._of_tokens(x) for name, x in given.items() if x is not None}
+        return replace(own, **fields)
 
     def _of_tokens(self, x: Tensor) -> Tensor:
         own: Tensor = torch.atleast_2d(x)[:, self.numbers]
@@ -264,7 +269,7 @@ def _ramp(x: Int[Tensor, " n"]) -> list[tuple[int, int]] | None:
     return found or [(1, 1)]
 
 
-def split(call: Call) -> Iterator[Segments] | None:
+def by_segments(call: Call) -> Iterator[Group] | None:
     """The call by groups of its segments, one after another, or None where it stays whole."""
-    found = groups(call)
-    return None if found is None else (Segments(call, numbers) for numbers in found)
+    found = token_groups(call)
+    return None if found is None else (Group(call, numbers) for numbers in found)

@@ -1,8 +1,8 @@
-"""The queries, keys and values of one part of a call, and where their gradients go.
+"""The queries, keys and values of some rows of some heads, and where their gradients go.
 
-A part takes its rows and converts them, and gives back rows in the dtype of the result; only inputs whose heads lie
-behind their tokens in memory are copied whole. What a call holds besides inputs and results is then a few blocks, which
-also spares the time of getting fresh memory.
+A chunk takes its rows out of the inputs and converts them, and writes its results in the dtype of the output. Only
+inputs whose heads lie behind their tokens in memory are copied whole. So a call holds, besides inputs and results, a
+few blocks of rows, which also saves the time that fresh memory costs.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from relpos.engines.call import Call
+from relpos.engines.streaming.tiles import Block
 
 
 def take(x: Float[Tensor, "BH N D"], heads: slice, numbers: Int[Tensor, " n"]) -> Float[Tensor, "g n D"]:
-    """Some rows, by number in any order, of a stretch of the heads."""
+    """Some rows, by number in any order, of consecutive heads."""
     return x[heads].index_select(1, numbers)
 
 
@@ -29,13 +29,13 @@ def put(into: Float[Tensor, "BH N D"], heads: slice, numbers: Int[Tensor, " n"],
     into[heads].index_copy_(1, numbers, x.to(into.dtype))
 
 
-def side_by_side(x: Float[Tensor, "*A D"]) -> Float[Tensor, "*A D"]:
+def contiguous_rows(x: Float[Tensor, "*A D"]) -> Float[Tensor, "*A D"]:
     """The same numbers, those of the last axis next to each other in memory; copied only where they are not."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-class Operands:
-    """The tensors of a call, all heads of all batches in one axis."""
+class Inputs:
+    """The tensors of a call, all heads of all batches in one axis; `dtype` is that of the sums."""
 
     def __init__(self, call: Call, dtype: torch.dtype) -> None:
         self.dtype, self.count = dtype, call.q.shape[0] * call.q.shape[1]
@@ -43,27 +43,28 @@ class Operands:
         self.plain_q = None if call.plain_q is None else call.plain_q.detach().flatten(0, 1)
         self.plain_k = None if call.plain_k is None else call.plain_k.detach().flatten(0, 1)
 
-    def part(self, block: Any, tiles: Sequence[Any], heads: Heads) -> Part:
+    def chunk(self, block: Block, heads: Heads) -> Chunk:
         """A block of rows of some heads."""
         low_q = take(self.q, heads.which, block.numbers)
         q = low_q.to(self.dtype)
         plain_q = q if self.plain_q is None else take(self.plain_q, heads.which, block.numbers).to(self.dtype)
-        return Part(block, tiles, heads, low_q, q, plain_q)
+        return Chunk(block, heads, low_q, q, plain_q)
 
 
 class Heads:
-    """The keys and values of a stretch of the query heads.
+    """The keys and values of consecutive query heads.
 
     Attributes:
-        low_k, low_v: as they came; k, v: in the dtype of the sums. plain_k: the keys that vectors meet.
+        which: of the B * H heads.
+        low_k, low_v: as they came; k, v: in the dtype of the sums. plain_k: the keys that vectors are multiplied with.
     """
 
-    def __init__(self, whole: Operands, which: slice) -> None:
-        self.whole, self.which = whole, which
-        self.low_k, self.low_v = self._own(whole.k), self._own(whole.v)
+    def __init__(self, inputs: Inputs, which: slice) -> None:
+        self.inputs, self.which = inputs, which
+        self.low_k, self.low_v = self._of_heads(inputs.k), self._of_heads(inputs.v)
 
-    def _own(self, x: Float[Tensor, "BG M D"]) -> Float[Tensor, "g M D"]:
-        groups, which = self.whole.count // x.shape[0], self.which
+    def _of_heads(self, x: Float[Tensor, "BG M D"]) -> Float[Tensor, "g M D"]:
+        groups, which = self.inputs.count // x.shape[0], self.which
         if groups == 1:
             return x[which]
         first, last = which.start // groups, (which.stop - 1) // groups
@@ -73,16 +74,16 @@ class Heads:
 
     @cached_property
     def k(self) -> Float[Tensor, "g M D"]:
-        return self.low_k.to(self.whole.dtype)
+        return self.low_k.to(self.inputs.dtype)
 
     @cached_property
     def v(self) -> Float[Tensor, "g M V"]:
-        return self.low_v.to(self.whole.dtype)
+        return self.low_v.to(self.inputs.dtype)
 
     @cached_property
     def plain_k(self) -> Float[Tensor, "g M D"]:
-        whole = self.whole
-        return self.k if whole.plain_k is None else self._own(whole.plain_k).to(whole.dtype)
+        plain_k = self.inputs.plain_k
+        return self.k if plain_k is None else self._of_heads(plain_k).to(self.inputs.dtype)
 
     @cached_property
     def longest(self) -> Float[Tensor, "g 1 1"]:
@@ -91,16 +92,15 @@ class Heads:
         return longest
 
 
-@dataclass(eq=False)
-class Part:
-    """A block of rows of a stretch of the heads, with its tiles.
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """A block of rows of consecutive heads.
 
     Attributes:
-        low_q: the queries as they came; q: in the dtype of the sums. plain_q: the queries that vectors meet.
+        low_q: the queries as they came; q: in the dtype of the sums; plain_q: those that vectors are multiplied with.
     """
 
-    block: Any
-    tiles: Sequence[Any]
+    block: Block
     heads: Heads
     low_q: Float[Tensor, "g n D"]
     q: Float[Tensor, "g n D"]
@@ -108,8 +108,16 @@ class Part:
 
     @property
     def which(self) -> slice:
-        """The heads."""
+        """Which of the B * H heads."""
         return self.heads.which
+
+    def take(self, x: Float[Tensor, "BH N D"]) -> Float[Tensor, "g n D"]:
+        """The chunk's rows of a tensor."""
+        return take(x, self.which, self.block.numbers)
+
+    def put(self, into: Float[Tensor, "BH N D"], x: Float[Tensor, "g n D"]) -> None:
+        """Write what `take` would take."""
+        put(into, self.which, self.block.numbers, x)
 
 
 class KeyGradient:
@@ -117,7 +125,7 @@ class KeyGradient:
 
     Args:
         like: the keys. heads: query heads. dtype: of the sums.
-        in_turn: each head's blocks follow one another, so that a finished sum can be rounded at once.
+        in_turn: whether each head's blocks follow one another, so that a finished sum can be rounded at once.
     """
 
     def __init__(self, like: Float[Tensor, "B G M D"], heads: int, dtype: torch.dtype, in_turn: bool) -> None:
@@ -128,22 +136,22 @@ class KeyGradient:
         self.open: dict[int, Tensor] = {}
 
     def at(self, heads: slice, keys: slice) -> list[Float[Tensor, "m D"]]:
-        """What to add to, of a query head each."""
+        """What to add to, a tensor for each query head."""
         result = self.result.flatten(0, 1)
-        places = [head // self.groups for head in range(heads.start, heads.stop)]
+        shared = [head // self.groups for head in range(heads.start, heads.stop)]
         if not self.rounding:
-            return [result[place, keys] for place in places]
-        self._close(but=places)
-        for place in places:
-            if place not in self.open:
-                self.open[place] = torch.zeros(result.shape[1:], dtype=self.dtype, device=result.device)
-        return [self.open[place][keys] for place in places]
+            return [result[head, keys] for head in shared]
+        self._close(but=shared)
+        for head in shared:
+            if head not in self.open:
+                self.open[head] = torch.zeros(result.shape[1:], dtype=self.dtype, device=result.device)
+        return [self.open[head][keys] for head in shared]
 
     def _close(self, but: Sequence[int] = ()) -> None:
-        for place in self.open.keys() - set(but):
-            self.result.flatten(0, 1)[place] = self.open.pop(place)
+        for head in self.open.keys() - set(but):
+            self.result.flatten(0, 1)[head] = self.open.pop(head)
 
     def finished(self) -> Float[Tensor, "B G M D"]:
-        """The whole, when every part has been added."""
+        """The whole gradient, after the last chunk."""
         self._close()
         return self.result
