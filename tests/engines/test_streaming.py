@@ -37,7 +37,7 @@ from relpos import (
 from relpos.core import Coordinates
 from relpos.engines.arguments import prepare
 from relpos.engines.packing import Packed, pack, unpack
-from relpos.engines.streaming import cpu_kernel, forward, masks, matmul, plan, regroup, scores
+from relpos.engines.streaming import cpu_kernel, forward, masks, matmul, planning, regroup, scores
 from relpos.engines.streaming.engine import _operator
 from relpos.engines.streaming.hankel import HankelPlan
 from relpos.patterns import dilated
@@ -50,11 +50,11 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of a few rows and keys, so that small calls have many of each."""
-    monkeypatch.setattr(plan, "ROWS", 3)
-    monkeypatch.setattr(plan, "WIDTH", 7)
-    monkeypatch.setattr(plan, "_NATIVE_ROWS", 5)
-    monkeypatch.setattr(plan, "_NATIVE_WIDTH", 9)
-    monkeypatch.setattr(plan, "PAIRS", 60)
+    monkeypatch.setattr(planning, "ROWS", 3)
+    monkeypatch.setattr(planning, "WIDTH", 7)
+    monkeypatch.setattr(planning, "_NATIVE_ROWS", 5)
+    monkeypatch.setattr(planning, "_NATIVE_WIDTH", 9)
+    monkeypatch.setattr(planning, "PAIRS", 60)
     monkeypatch.setattr(cpu_kernel, "_ROWS", 8)
     monkeypatch.setattr(cpu_kernel, "_CAUSAL_ROWS", 5)
     monkeypatch.setattr(masks, "GAP", 2)
@@ -136,8 +136,8 @@ COORDINATES = {
 def test_tiles_of_every_layout(
     name: str, rows: int, transposed: bool, dtype: torch.dtype, small_tiles: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "ROWS", rows)
-    monkeypatch.setattr(plan, "_NATIVE_ROWS", rows)
+    monkeypatch.setattr(planning, "ROWS", rows)
+    monkeypatch.setattr(planning, "_NATIVE_ROWS", rows)
     queries, keys = COORDINATES[name]
     position, shapes = biased(queries, keys)
     m = (queries if keys is None else keys).count
@@ -268,7 +268,7 @@ def test_dropout_is_that_of_the_reference(small_tiles: None) -> None:
 
 def test_what_a_mask_forbids_is_not_computed(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores that are computed stay near those that are allowed."""
-    monkeypatch.setattr(plan, "WIDTH", 512)  # of one tile nothing is computed twice
+    monkeypatch.setattr(planning, "WIDTH", 512)  # of one tile nothing is computed twice
     computed = 0
     compute = scores.Scores.compute
 
@@ -415,7 +415,7 @@ ONE_COLUMN = {
 @pytest.mark.parametrize("name", ONE_COLUMN)
 def test_keys_on_a_grid_of_one_column(name: str, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their entries of the line lie apart, while those of a wider grid's row lie side by side."""
-    monkeypatch.setattr(plan, "ROWS", 50)
+    monkeypatch.setattr(planning, "ROWS", 50)
     monkeypatch.setattr(cpu_kernel, "_CAUSAL_ROWS", 5)
     queries, keys = ONE_COLUMN[name]
     position, shapes = biased(queries, keys)

@@ -180,12 +180,12 @@ def test_everything_appears_in_two_thousand_seeds() -> None:
 
 
 def test_small_tiles_are_those_of_the_engines_and_are_put_back() -> None:
-    from relpos.engines.streaming import plan
+    from relpos.engines.streaming import planning
 
-    before = plan.ROWS
+    before = planning.ROWS
     with set_to({name: values[0] for name, values in {**STREAMING, **TRITON}.items()}):
-        assert STREAMING["streaming.plan.ROWS"][0] == plan.ROWS
-    assert before == plan.ROWS
+        assert STREAMING["streaming.planning.ROWS"][0] == planning.ROWS
+    assert before == planning.ROWS
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 STREAMING = {
-    "streaming.plan.ROWS": (1, 2, 3, 5, 8, 16, 33),
-    "streaming.plan.WIDTH": (1, 2, 3, 5, 7, 16, 40),
-    "streaming.plan.PAIRS": (1, 7, 30, 100, 400, 1500),
-    "streaming.plan._NATIVE_ROWS": (1, 3, 8, 20),
-    "streaming.plan._NATIVE_WIDTH": (1, 4, 9, 30),
+    "streaming.planning.ROWS": (1, 2, 3, 5, 8, 16, 33),
+    "streaming.planning.WIDTH": (1, 2, 3, 5, 7, 16, 40),
+    "streaming.planning.PAIRS": (1, 7, 30, 100, 400, 1500),
+    "streaming.planning._NATIVE_ROWS": (1, 3, 8, 20),
+    "streaming.planning._NATIVE_WIDTH": (1, 4, 9, 30),
     "streaming.cpu_kernel._ROWS": (1, 4, 16, 50),
     "streaming.cpu_kernel._CAUSAL_ROWS": (1, 3, 7, 20),
     "streaming.dense_plan.MOST_ROWS": (1, 2, 9, 40),

@@ -11,8 +11,6 @@ delta, with which they may have to cancel.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,26 +22,6 @@ from relpos.engines.streaming.chunks import Chunk, KeyGradient
 from relpos.engines.streaming.matmul import add_matmul
 from relpos.engines.streaming.plan import Plan
 from relpos.engines.streaming.scores import Scores
-from relpos.engines.streaming.tiles import Tile
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """What the backward knows of a chunk's rows.
-
-    Attributes:
-        low: the output's gradient as it came; upstream: in the dtype of the sums.
-        delta: <output, its gradient> - d_lse; d_lse: the gradient of the log-sum-exp; shift: that itself.
-        d_q, d_plain_q: the gradients of the queries, and of those that vectors are multiplied with, which may be one.
-    """
-
-    low: Float[Tensor, "g n V"]
-    upstream: Float[Tensor, "g n V"]
-    delta: Float[Tensor, "g n 1"]
-    d_lse: Float[Tensor, "g n 1"]
-    shift: Float[Tensor, "g n 1"]
-    d_q: Float[Tensor, "g n D"]
-    d_plain_q: Float[Tensor, "g n D"]
 
 
 class Backward:
@@ -88,66 +66,57 @@ class Backward:
 
     def run(self) -> None:
         """Add to the gradients that are wanted."""
-        native = self.plan.native
         for chunk in self.scores.chunks():
-            rows = self._rows(chunk)
-            k, q = (chunk.heads.low_k, chunk.low_q) if native else (chunk.heads.k, chunk.q)
-            for tile in chunk.block.tiles:
-                d = self._of_scores(chunk, rows, tile)
-                if native:
-                    d = self.scores.workspace.rounded(d)
-                if self.d_q is not None:
-                    add_matmul(rows.d_q, d, k[:, tile.keys], self.call.scale)
-                if self.d_k is not None:
-                    add_matmul(self.d_k.at(chunk.which, tile.keys), d.mT, q, self.call.scale)
-            for into, found in ((self.d_q, rows.d_q), (self.d_plain_q, rows.d_plain_q)):
-                if into is not None:
-                    chunk.put(into.flatten(0, 1), found)
+            self._run(chunk)
         self._finish()
 
-    def _rows(self, chunk: Chunk) -> Rows:
-        dtype, sink = self.scores.dtype, self.scores.sink
-        low = chunk.take(self.d_out)
-        upstream, out, lse, d_lse = (
-            x.to(dtype) for x in (low, *(chunk.take(x) for x in (self.out, self.lse, self.d_lse)))
-        )
+    def _run(self, chunk: Chunk) -> None:
+        """A block of rows of some heads."""
+        of, plan, scale, which, native = self.scores, self.plan, self.call.scale, chunk.which, self.plan.native
+        low_upstream = chunk.take(self.d_out)
+        upstream = low_upstream.to(of.dtype)
+        out, lse, d_lse = (chunk.take(x).to(of.dtype) for x in (self.out, self.lse, self.d_lse))
         delta = (upstream * out).sum(dim=-1, keepdim=True) - d_lse
-        shift = lse * self.plan.unit
+        shift = lse * plan.unit
         shift = torch.where(shift == -torch.inf, torch.inf, shift)  # a row that sees nothing has no weights
+        sink = None if of.sink is None else of.exp(of.sink[which] - shift)
         if sink is not None and self.d_sink is not None:
-            self.d_sink[chunk.which] -= (self.scores.exp(sink[chunk.which] - shift) * delta).sum(dim=(1, 2))
+            self.d_sink[which] -= (sink * delta).sum(dim=(1, 2))
+        q, k = (chunk.low_q, chunk.heads.low_k) if native else (chunk.q, chunk.heads.k)
         d_q = torch.zeros_like(chunk.q)
         d_plain_q = d_q if self.call.plain_q is None else torch.zeros_like(d_q)
-        return Rows(low, upstream, delta, d_lse, shift, d_q, d_plain_q)
+        for tile in chunk.block.tiles:
+            weights = of.exp(of.compute(chunk, tile, shift))
+            again = plan.sums_again and len(chunk.block.tiles) == 1
+            if again:
+                total = weights.sum(dim=-1, keepdim=True)
+                total = total if sink is None else total + sink
+                weights /= torch.where(total == 0, 1, total)
 
-    def _of_scores(self, chunk: Chunk, rows: Rows, tile: Tile) -> Float[Tensor, "g n m"]:
-        """The gradient of a tile's content scores; those of v and of the terms are added to theirs."""
-        of, plan = self.scores, self.plan
-        weights = of.exp(of.compute(chunk, tile, rows.shift))
-        sums_again = plan.sums_again and len(chunk.block.tiles) == 1
-        if sums_again:
-            total = weights.sum(dim=-1, keepdim=True)
-            if of.sink is not None:
-                total += of.exp(of.sink[chunk.which] - rows.shift)
-            weights /= torch.where(total == 0, 1, total)
-        kept = of.dropout(chunk, tile)
-        used = weights if kept is None else weights * kept
-        if self.d_v is not None:
-            left, right = (of.workspace.rounded(used), rows.low) if plan.native else (used, rows.upstream)
-            add_matmul(self.d_v.at(chunk.which, tile.keys), left.mT, right)
-        d = plan.gradient_buffer(of.workspace, chunk, tile)
-        v = chunk.heads.v[:, tile.keys].mT
-        add_matmul(d, rows.upstream, v, rounded=plan.native, overwrite=True)
-        plan.values_backward(d, used, rows.upstream, chunk, tile)
-        if kept is not None:
-            d.mul_(kept)
-        delta = (d * weights).sum(dim=-1, keepdim=True) - rows.d_lse if sums_again else rows.delta
-        d.sub_(delta).mul_(weights)
-        d_k = self.d_k if self.call.plain_k is None else self.d_plain_k
-        plan.collect(d, chunk, tile, rows.d_plain_q, d_k)
-        if of.tanh is not None:
-            d.mul_(1 - of.tanh.square())
-        return d
+            kept = of.dropout(chunk, tile)
+            used = weights if kept is None else weights * kept
+            if self.d_v is not None:
+                left, right = (of.workspace.rounded(used), low_upstream) if native else (used, upstream)
+                add_matmul(self.d_v.at(which, tile.keys), left.mT, right)
+
+            d = plan.gradient_buffer(of.workspace, chunk, tile)
+            add_matmul(d, upstream, chunk.heads.v[:, tile.keys].mT, rounded=native, overwrite=True)
+            plan.values_backward(d, used, upstream, chunk, tile)
+            if kept is not None:
+                d.mul_(kept)
+            d.sub_((d * weights).sum(dim=-1, keepdim=True) - d_lse if again else delta).mul_(weights)
+            plan.collect(d, chunk, tile, d_plain_q, self.d_k if self.call.plain_k is None else self.d_plain_k)
+            if of.tanh is not None:
+                d.mul_(1 - of.tanh.square())
+
+            d = of.workspace.rounded(d) if native else d
+            if self.d_q is not None:
+                add_matmul(d_q, d, k[:, tile.keys], scale)
+            if self.d_k is not None:
+                add_matmul(self.d_k.at(which, tile.keys), d.mT, q, scale)
+        for into, found in ((self.d_q, d_q), (self.d_plain_q, d_plain_q)):
+            if into is not None:
+                chunk.put(into.flatten(0, 1), found)
 
     def _finish(self) -> None:
         call, gradients = self.call, self.gradients

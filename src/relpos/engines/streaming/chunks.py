@@ -12,21 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from relpos.engines.call import Call
 from relpos.engines.streaming.tiles import Block
-
-
-def take(x: Float[Tensor, "BH N D"], heads: slice, numbers: Int[Tensor, " n"]) -> Float[Tensor, "g n D"]:
-    """Some rows, by number in any order, of consecutive heads."""
-    return x[heads].index_select(1, numbers)
-
-
-def put(into: Float[Tensor, "BH N D"], heads: slice, numbers: Int[Tensor, " n"], x: Float[Tensor, "g n D"]) -> None:
-    """Write what `take` would take."""
-    into[heads].index_copy_(1, numbers, x.to(into.dtype))
 
 
 def contiguous_rows(x: Float[Tensor, "*A D"]) -> Float[Tensor, "*A D"]:
@@ -45,9 +35,10 @@ class Inputs:
 
     def chunk(self, block: Block, heads: Heads) -> Chunk:
         """A block of rows of some heads."""
-        low_q = take(self.q, heads.which, block.numbers)
-        q = low_q.to(self.dtype)
-        plain_q = q if self.plain_q is None else take(self.plain_q, heads.which, block.numbers).to(self.dtype)
+        low_q = self.q[heads.which].index_select(1, block.numbers)
+        plain_q = q = low_q.to(self.dtype)
+        if self.plain_q is not None:
+            plain_q = self.plain_q[heads.which].index_select(1, block.numbers).to(self.dtype)
         return Chunk(block, heads, low_q, q, plain_q)
 
 
@@ -113,11 +104,11 @@ class Chunk:
 
     def take(self, x: Float[Tensor, "BH N D"]) -> Float[Tensor, "g n D"]:
         """The chunk's rows of a tensor."""
-        return take(x, self.which, self.block.numbers)
+        return x[self.which].index_select(1, self.block.numbers)
 
     def put(self, into: Float[Tensor, "BH N D"], x: Float[Tensor, "g n D"]) -> None:
         """Write what `take` would take."""
-        put(into, self.which, self.block.numbers, x)
+        into[self.which].index_copy_(1, self.block.numbers, x.to(into.dtype))
 
 
 class KeyGradient:

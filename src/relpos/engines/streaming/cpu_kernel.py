@@ -11,7 +11,9 @@ prefixes:
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float
@@ -20,8 +22,8 @@ from torch import Tensor
 from relpos.core import LineBias, LineVectors, Sinks
 from relpos.engines.call import Call
 from relpos.engines.private import flash_kernel
-from relpos.engines.streaming import plan as plans
-from relpos.engines.streaming.chunks import contiguous_rows, put, take
+from relpos.engines.streaming import planning
+from relpos.engines.streaming.chunks import contiguous_rows
 from relpos.engines.streaming.forward import Forward
 from relpos.engines.streaming.hankel import HankelPlan
 from relpos.engines.streaming.tiles import Block, Tile
@@ -55,7 +57,7 @@ def supports(call: Call) -> bool:
 def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """The output, and the natural log-sum-exp."""
     rows, keys = call.q.shape[2] if call.mask is None else _CAUSAL_ROWS, call.k.shape[2]
-    plan = HankelPlan(call, rows, keys, plans.PAIRS, unit=1.0, native=False, whole_columns=True)
+    plan = HankelPlan(call, rows, keys, planning.PAIRS, unit=1.0, native=False, whole_columns=True)
     out = call.q.new_empty(*call.q.shape[:3], call.v.shape[3])
     lse = call.q.new_empty(call.q.shape[:3])
     if plan.query.prefix:
@@ -84,31 +86,29 @@ def _attend(
     assert kernel is not None
     k, v = contiguous_rows(k), contiguous_rows(v)  # whose last stride the kernel does not ask for
     for blocks, tiles in _groups(plan):
-        own = take(q, _EVERY, torch.cat([block.numbers for block in blocks])).unflatten(1, (len(blocks), -1))
+        own = q.index_select(1, torch.cat([block.numbers for block in blocks])).unflatten(1, (len(blocks), -1))
         theirs = (x[:, tiles[0].keys].expand(len(blocks), -1, -1, -1) for x in (k, v))
         result, sums = kernel(
             own.transpose(0, 1), *theirs, 0.0, False, attn_mask=_mask(plan, blocks, tiles), scale=scale
         )
         for number, block in enumerate(blocks):
-            put(out, _EVERY, block.numbers, result[number])
-            put(lse, _EVERY, block.numbers, sums[number, ..., None])
+            out.index_copy_(1, block.numbers, result[number])
+            lse.index_copy_(1, block.numbers, sums[number, ..., None])
 
 
-def _groups(plan: HankelPlan) -> list[tuple[list[Block], list[Tile]]]:
+def _groups(plan: HankelPlan) -> Iterator[tuple[list[Block], list[Tile]]]:
     """Blocks of one size against the same keys, enough for a kernel call."""
-    found: list[tuple[list[Block], list[Tile]]] = []
-    for block in plan.blocks():
-        if block.step == 0:
-            continue
-        (tile,) = (tile for tile in block.tiles if tile.keys.start >= plan.key.prefix)
-        if found and block.count * len(found[-1][0]) < _ROWS:
-            blocks, tiles = found[-1]
-            if tiles[0].keys == tile.keys and blocks[0].count == block.count:
-                blocks.append(block)
-                tiles.append(tile)
-                continue
-        found.append(([block], [tile]))
-    return found
+    pairs = [
+        (block, tile)
+        for block in plan.blocks()
+        for tile in block.tiles
+        if block.step > 0 and tile.keys.start >= plan.key.prefix
+    ]
+    for (count, *_), alike in itertools.groupby(pairs, lambda x: (x[0].count, x[1].keys.start, x[1].keys.stop)):
+        every, at_once = list(alike), -(-_ROWS // count)
+        for start in range(0, len(every), at_once):
+            blocks, tiles = zip(*every[start : start + at_once], strict=True)
+            yield list(blocks), list(tiles)
 
 
 def _mask(plan: HankelPlan, blocks: list[Block], tiles: list[Tile]) -> Float[Tensor, "blocks _ n m"] | None:
@@ -133,19 +133,19 @@ def _merge(
     lse: Float[Tensor, "BH n 1"],
 ) -> None:
     """Add prefix keys and sinks to the rows behind the prefix, by the log-sum-exp."""
-    prefix, sinks = plan.key.prefix, call.terms.one(Sinks)
+    prefix, sinks, total = plan.key.prefix, call.terms.one(Sinks), lse
     if prefix:
         score = torch.bmm(q, k[:, :prefix].mT).mul_(call.scale)
         for block in plan.blocks():
             column = plan.bias(block, Tile(slice(0, prefix)), _EVERY) if block.step else None
             if column is not None:
                 score[:, block.numbers - plan.query.prefix] += column
-        total = torch.logaddexp(lse, score.logsumexp(dim=-1, keepdim=True))
-        out *= torch.exp(lse - total)
-        out += torch.exp(score - total) @ v[:, :prefix]
-        lse.copy_(total)
+        total = torch.logaddexp(total, score.logsumexp(dim=-1, keepdim=True))
     if sinks is not None:
-        logits = sinks.logits.detach().to(lse.dtype).expand(call.q.shape[:2]).reshape(-1, 1, 1)
-        total = torch.logaddexp(lse, logits)
+        logits = sinks.logits.detach().to(lse.dtype).expand(call.q.shape[:2])
+        total = torch.logaddexp(total, logits.reshape(-1, 1, 1))
+    if total is not lse:
         out *= torch.exp(lse - total)
         lse.copy_(total)
+    if prefix:
+        out += torch.exp(score - total) @ v[:, :prefix]

@@ -23,6 +23,7 @@ from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.streaming import masks
 from relpos.engines.streaming.chunks import Chunk, KeyGradient
+from relpos.engines.streaming.plan import Plan
 from relpos.engines.streaming.tiles import Block, Tile, count_of
 from relpos.engines.streaming.workspace import Workspace, fill
 
@@ -30,7 +31,7 @@ MOST_ROWS = 256
 """Of a block under a mask."""
 
 
-class DensePlan:
+class DensePlan(Plan):
     """A plan for any call.
 
     Args:
@@ -53,7 +54,6 @@ class DensePlan:
         self.gradients = call.terms
 
     def blocks(self) -> Iterator[Block]:
-        """All rows once."""
         borders = [0, *masks.cuts(self.call.mask, self.queries, self.device), self.queries]
         for start, stop in itertools.pairwise(borders):
             while start < stop:
@@ -91,23 +91,17 @@ class DensePlan:
         return tile.bias
 
     def highest_bias(self, chunk: Chunk) -> Float[Tensor, "BH n 1"] | None:
-        """The largest bias of each row; None for 0."""
         biases = (self._bias(chunk, tile) for tile in chunk.block.tiles)
         highest = [bias.amax(dim=-1, keepdim=True) for bias in biases if bias is not None]
         return torch.stack(highest).amax(dim=0) if highest else None
 
     def start_scores(self, workspace: Workspace, chunk: Chunk, tile: Tile, shift: Tensor | None) -> Tensor:
-        """A buffer that holds the bias less `shift`."""
         g, n, _ = chunk.q.shape
         score = workspace.scores.rows(g, n, tile.count)
         fill(score, self._bias(chunk, tile), shift)
         return score
 
-    def finish_scores(self, score: Float[Tensor, "BH n m"], chunk: Chunk, tile: Tile) -> None:
-        """Nothing: the bias holds all terms."""
-
     def add_values(self, out: Tensor, weights: Float[Tensor, "BH n m"], chunk: Chunk, tile: Tile) -> None:
-        """Add what vectors on the value side give the output."""
         if self.has_values:
             terms, wide = self._narrow(chunk, tile), weights.unflatten(0, self.shape)
             added = [term.outputs(wide) for term in terms.of(LineVectors) if term.side == "value"]
@@ -126,7 +120,6 @@ class DensePlan:
         self.gradients = pytree.tree_map_only(Tensor, buffer, self.call.terms)
 
     def gradient_buffer(self, workspace: Workspace, chunk: Chunk, tile: Tile) -> Float[Tensor, "BH n m"]:
-        """A buffer for the gradient of the scores."""
         g, n, _ = chunk.q.shape
         return workspace.gradient.rows(g, n, tile.count)
 
@@ -142,7 +135,6 @@ class DensePlan:
     def values_backward(
         self, d: Tensor, weights: Float[Tensor, "BH n m"], upstream: Float[Tensor, "BH n V"], chunk: Chunk, tile: Tile
     ) -> None:
-        """The backward of `add_values`: adds to `d`, the weights' gradient, and to the vectors'."""
         if not self.has_values:
             return
         wide, above = weights.unflatten(0, self.shape), upstream.unflatten(0, self.shape)
@@ -161,7 +153,6 @@ class DensePlan:
         d_q: Float[Tensor, "BH n D"],
         d_k: KeyGradient | None,
     ) -> None:
-        """Add what the scores' gradient gives the terms, and through their vectors the queries and keys."""
         score, (q, k) = d.unflatten(0, self.shape), self._qk(chunk, tile)
         for pair in self._with_gradients(chunk, tile):
             match pair:
@@ -210,9 +201,6 @@ class DensePlan:
         count = vectors.shape[1]
         wide = rows.expand(x.shape[0], -1, -1) if rows.dim() == 3 else rows
         return sum_rows(x, wide, count + 1)[..., :count]
-
-    def finish(self, gradients: Gradients) -> None:
-        """Nothing: all was added to the call's gradients directly."""
 
 
 def _add(into: Tensor, gradient: Tensor) -> None:

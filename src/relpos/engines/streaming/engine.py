@@ -1,4 +1,4 @@
-"""The engine: how a call comes to the loop over its blocks, whole, by segments, or by blocks of a row rule."""
+"""The engine: a call is computed whole, by groups of its segments, or by blocks of rows where it has a row rule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from relpos.engines.streaming import cpu_kernel
 from relpos.engines.streaming.backward import Backward
 from relpos.engines.streaming.forward import Forward
 from relpos.engines.streaming.heuristics import slower
-from relpos.engines.streaming.plan import make_plan
+from relpos.engines.streaming.planning import make_plan
 from relpos.engines.streaming.regroup import by_segments
 
 
@@ -71,7 +71,7 @@ class Streaming(Engine):
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
         call = call.rotated()
-        call = replace(call, terms=call.terms.each(_one_row_an_entry))
+        call = replace(call, terms=call.terms.each(_with_a_row_for_each_entry))
         return _by_rules(call) if call.terms.one(RowRule) is not None else _attend(call)
 
 
@@ -83,7 +83,7 @@ def _attend(call: Call) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def _one_row_an_entry(term: Term) -> Term:
+def _with_a_row_for_each_entry(term: Term) -> Term:
     """Vectors on a sequence with as many rows as the line has entries: buckets and clipping are read once, here."""
     if not isinstance(term, LineVectors) or term.lines.layout.kind != "affine":
         return term
@@ -96,14 +96,12 @@ def _one_row_an_entry(term: Term) -> Term:
 
 
 def _by_rules(call: Call) -> tuple[Tensor, Tensor]:
-    """Rules by row are any function, which no operator can hold: they give each block of rows a dense bias, computed
-    again in the backward, so that the blocks' biases never stand side by side."""
+    """Row rules are any function, which no operator can hold. They give each block of rows a dense bias, which is
+    computed again in the backward, so that the biases of two blocks are never in memory together."""
     rules, n, m = call.terms.of(RowRule), call.q.shape[2], call.k.shape[2]
-    plain_q, plain_k = (
-        own if plain is None else plain for own, plain in ((call.q, call.plain_q), (call.k, call.plain_k))
-    )
-    wide_q, wide_k = at_least_float32(plain_q), at_least_float32(plain_k)
-    wide_k = wide_k.repeat_interleave(plain_q.shape[1] // plain_k.shape[1], dim=1)
+    wide_q = at_least_float32(call.q if call.plain_q is None else call.plain_q)
+    wide_k = at_least_float32(call.k if call.plain_k is None else call.plain_k)
+    wide_k = wide_k.repeat_interleave(wide_q.shape[1] // wide_k.shape[1], dim=1)
     call = replace(call, terms=call.terms.without(RowRule))
     if not call.terms.of(LineVectors) and not call.terms.of(AxisVectors):
         call = replace(call, plain_q=None, plain_k=None)
@@ -124,6 +122,6 @@ def _by_rules(call: Call) -> tuple[Tensor, Tensor]:
         terms = call.terms.narrow(rows, everything) + DenseBias(bias)
         return _attend(replace(call, q=call.q[:, :, rows], plain_q=plain_q, terms=terms, mask=mask, first_row=start))
 
-    parts = [checkpoint(attend, start, min(start + step, n), use_reentrant=False) for start in range(0, n, step)]
-    outs, lses = zip(*parts, strict=True)
+    blocks = [checkpoint(attend, start, min(start + step, n), use_reentrant=False) for start in range(0, n, step)]
+    outs, lses = zip(*blocks, strict=True)
     return torch.cat(outs, dim=2), torch.cat(lses, dim=2)

@@ -46,12 +46,13 @@ from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.streaming import masks
 from relpos.engines.streaming.chunks import Chunk, KeyGradient, contiguous_rows
+from relpos.engines.streaming.plan import Plan
 from relpos.engines.streaming.tiles import Block, Tile
 from relpos.engines.streaming.vectors import Vectors
 from relpos.engines.streaming.workspace import Workspace, clear_around, fill, whole
 
 
-class HankelPlan:
+class HankelPlan(Plan):
     """A plan for a call whose only position is one regular line bias or none, and vectors on a sequence.
 
     Args:
@@ -129,7 +130,6 @@ class HankelPlan:
     # blocks and tiles
 
     def blocks(self) -> list[Block]:
-        """All rows once, or once for each head."""
         return self._blocks
 
     def _keep(self, blocks: list[Block]) -> None:
@@ -208,11 +208,9 @@ class HankelPlan:
     # scores
 
     def highest_bias(self, chunk: Chunk) -> Float[Tensor, "g 1 1"] | None:
-        """No less than any bias of a head; None for 0."""
         return None if self.highest is None else self.highest[chunk.which]
 
     def start_scores(self, workspace: Workspace, chunk: Chunk, tile: Tile, shift: Tensor | None) -> Tensor:
-        """A buffer that holds the bias and what vectors give the queries, less `shift`."""
         g, n, _ = chunk.q.shape
         if not self.vectors:
             score = workspace.scores.rows(g, n, tile.count)
@@ -227,7 +225,6 @@ class HankelPlan:
         return score
 
     def finish_scores(self, score: Float[Tensor, "g n m"], chunk: Chunk, tile: Tile) -> None:
-        """Add what vectors give the keys."""
         if self.vectors:
             self.vectors.add_keys(score[0], chunk, tile)
 
@@ -274,7 +271,6 @@ class HankelPlan:
     def add_values(
         self, out: Float[Tensor, "g n V"], weights: Float[Tensor, "g n m"], chunk: Chunk, tile: Tile
     ) -> None:
-        """Add what vectors on the value side give the output; `weights` lie in the buffer of the scores."""
         if self.vectors.of("value"):
             clear_around(weights)
             self.vectors.add_outputs(out[0], whole(weights, step=1)[0, 0], chunk, tile)
@@ -282,13 +278,11 @@ class HankelPlan:
     # gradients
 
     def expect(self, gradients: Gradients) -> None:
-        """Make the buffers of the gradients that are wanted."""
         if self.line is not None and self.reversed is not None and gradients.wants(self.line.values):
             self.d_values = torch.zeros_like(self.reversed)
         self.vectors.expect()
 
     def gradient_buffer(self, workspace: Workspace, chunk: Chunk, tile: Tile) -> Float[Tensor, "g n m"]:
-        """A buffer for the gradient of the scores."""
         (g, n, _), m, block = chunk.q.shape, tile.count, chunk.block
         if self._skew(block, tile) == 0:
             return workspace.gradient.rows(g, n, m)
@@ -301,7 +295,6 @@ class HankelPlan:
     def values_backward(
         self, d: Float[Tensor, "g n m"], weights: Tensor, upstream: Float[Tensor, "g n V"], chunk: Chunk, tile: Tile
     ) -> None:
-        """The backward of `add_values`: adds to `d`, the weights' gradient, and to the vectors'."""
         if self.vectors.of("value"):
             clear_around(weights)
             around = whole(d, step=1)[0, 0], whole(weights, step=1)[0, 0]
@@ -311,7 +304,6 @@ class HankelPlan:
     def collect(
         self, d: Float[Tensor, "g n m"], chunk: Chunk, tile: Tile, d_q: Float[Tensor, "g n D"], d_k: KeyGradient | None
     ) -> None:
-        """Add what the scores' gradient gives the bias, the vectors, and through these the queries and keys."""
         block = chunk.block
         if self.vectors:
             of_keys = None if d_k is None else d_k.at(chunk.which, tile.keys)[0]
@@ -343,7 +335,6 @@ class HankelPlan:
             into.as_strided((g, rows.shape[1], m), (into.stride(0), 1, step), first).add_(rows)
 
     def finish(self, gradients: Gradients) -> None:
-        """Add the gradients of the terms to those of the call."""
         if self.d_values is not None and self.line is not None:
             of_heads = self.d_values.flip(-1).view(self.batch, self.heads, -1).sum(dim=0)
             gradients.add(self.line.values, of_heads.sum_to_size(self.line.values.shape))

@@ -1,4 +1,4 @@
-"""What the forward and the backward ask of a plan, and which plan a call gets.
+"""What the forward and the backward ask of a plan.
 
 A plan cuts a call into blocks and tiles (see `tiles`), knows what position adds to the scores of a tile and to the
 output, and carries the gradients of both back. `HankelPlan` is for biases and vectors on regular lines, `DensePlan` for
@@ -7,30 +7,16 @@ everything else.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import LineVectors
-from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
-from relpos.engines.streaming import matmul
 from relpos.engines.streaming.chunks import Chunk, KeyGradient
-from relpos.engines.streaming.dense_plan import DensePlan
-from relpos.engines.streaming.hankel import HankelPlan
 from relpos.engines.streaming.tiles import Block, Tile
 from relpos.engines.streaming.workspace import Workspace
-
-ROWS, WIDTH = 256, 8192
-"""Rows and keys of a tile at most."""
-_NATIVE_ROWS, _NATIVE_WIDTH = 512, 2048
-"""The same in bfloat16, whose products are so fast that what surrounds each is spread over more rows."""
-PAIRS = 2**18
-"""Scores of several heads that are held at once, in a buffer, where one head has fewer."""
 
 
 @runtime_checkable  # for the checks of shapes in tests
@@ -65,7 +51,8 @@ class Plan(Protocol):
         """A buffer to add the content scores to: it holds what position adds, less `shift`."""
 
     def finish_scores(self, score: Float[Tensor, "g n m"], chunk: Chunk, tile: Tile) -> None:
-        """Add what position adds to the content scores afterwards."""
+        """Add what position adds to the content scores afterwards, if anything."""
+        return
 
     def add_values(
         self, out: Float[Tensor, "g n V"], weights: Float[Tensor, "g n m"], chunk: Chunk, tile: Tile
@@ -94,23 +81,5 @@ class Plan(Protocol):
         """Add what the gradient of the scores gives the terms, and through their vectors the queries and keys."""
 
     def finish(self, gradients: Gradients) -> None:
-        """Add the gradients of the terms to those of the call."""
-
-
-def log_base(dtype: torch.dtype) -> float:
-    """By what scores are multiplied before they are exponentiated: log2(e) for exp2, and in float64 1 for exp.
-
-    On CPU, exp is several times slower than exp2 and, where it underflows, a hundred times. In float64 that one more
-    rounding would show.
-    """
-    return 1.0 if dtype == torch.float64 else math.log2(math.e)
-
-
-def make_plan(call: Call) -> Plan:
-    """The plan of a call."""
-    unit, native = log_base(call.q.dtype), matmul.native(call.q)
-    if not HankelPlan.supports(call):
-        return DensePlan(call, PAIRS, unit=unit, native=native)
-    native = native and not call.terms.of(LineVectors)
-    rows, width = (_NATIVE_ROWS, _NATIVE_WIDTH) if native else (ROWS, WIDTH)
-    return HankelPlan(call, rows, width, PAIRS, unit=unit, native=native)
+        """Add the gradients of the terms to those of the call, where `collect` has not done so."""
+        return
