@@ -48,21 +48,15 @@ class Backward:
         self.lse, self.d_lse = lse.flatten(0, 1)[..., None], d_lse.flatten(0, 1)[..., None]
         sink = self.scores.sink
         self.d_sink = None if sink is None else torch.zeros_like(sink[:, 0, 0])
-        self.d_q, self.d_plain_q = (self._of_queries(x) for x in (call.q, call.plain_q))
-        self.d_k, self.d_v, self.d_plain_k = (self._of_keys(x) for x in (call.k, call.v, call.plain_k))
-        plan.expect(gradients)
-
-    def _of_queries(self, x: Tensor | None) -> Float[Tensor, "B H N D"] | None:
-        """A gradient that is written once, where it is wanted."""
-        return (
-            None if x is None or not self.gradients.wants(x) else torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+        dtype, heads, in_turn = self.scores.dtype, self.scores.heads, not plan.by_block
+        self.d_q, self.d_plain_q = (
+            x.new_zeros(x.shape) if x is not None and gradients.wants(x) else None for x in (call.q, call.plain_q)
         )
-
-    def _of_keys(self, x: Tensor | None) -> KeyGradient | None:
-        """A gradient that is summed over blocks, where it is wanted."""
-        if x is None or not self.gradients.wants(x):
-            return None
-        return KeyGradient(x, self.scores.heads, self.scores.dtype, in_turn=not self.plan.by_block)
+        self.d_k, self.d_v, self.d_plain_k = (
+            KeyGradient(x, heads, dtype, in_turn) if x is not None and gradients.wants(x) else None
+            for x in (call.k, call.v, call.plain_k)
+        )
+        plan.expect(gradients)
 
     def run(self) -> None:
         """Add to the gradients that are wanted."""

@@ -58,42 +58,45 @@ def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"
     """The output, and the natural log-sum-exp."""
     rows, keys = call.q.shape[2] if call.mask is None else _CAUSAL_ROWS, call.k.shape[2]
     plan = HankelPlan(call, rows, keys, planning.PAIRS, unit=1.0, native=False, whole_columns=True)
-    out = call.q.new_empty(*call.q.shape[:3], call.v.shape[3])
-    lse = call.q.new_empty(call.q.shape[:3])
-    if plan.query.prefix:
-        Forward(call, plan.prefix()).write(out, lse)
+    kernel, prefix, prefix_keys, sinks = flash_kernel(), plan.query.prefix, plan.key.prefix, call.terms.one(Sinks)
+    assert kernel is not None
+    whole_out, whole_lse = call.q.new_empty(*call.q.shape[:3], call.v.shape[3]), call.q.new_empty(call.q.shape[:3])
+    if prefix:
+        Forward(call, plan.prefix()).write(whole_out, whole_lse)
     q, k, v = (x.detach().flatten(0, 1) for x in (call.q, call.k, call.v))
     if call.groups > 1:
         k, v = k.repeat_interleave(call.groups, dim=0), v.repeat_interleave(call.groups, dim=0)
-    flat_out, flat_lse = out.flatten(0, 1), lse.flatten(0, 1)[..., None]
-    _attend(plan, q, k, v, call.scale, flat_out, flat_lse)
-    behind = slice(plan.query.prefix, None)
-    _merge(plan, q[:, behind], k, v, call, flat_out[:, behind], flat_lse[:, behind])
-    return out, lse
-
-
-def _attend(
-    plan: HankelPlan,
-    q: Float[Tensor, "BH N D"],
-    k: Float[Tensor, "BH M D"],
-    v: Float[Tensor, "BH M V"],
-    scale: float,
-    out: Float[Tensor, "BH N V"],
-    lse: Float[Tensor, "BH N 1"],
-) -> None:
-    """Write output and log-sum-exp of all rows behind the prefix, over all keys behind the prefix."""
-    kernel = flash_kernel()
-    assert kernel is not None
     k, v = contiguous_rows(k), contiguous_rows(v)  # whose last stride the kernel does not ask for
+    out, lse = whole_out.flatten(0, 1), whole_lse.flatten(0, 1)[..., None]
     for blocks, tiles in _groups(plan):
         own = q.index_select(1, torch.cat([block.numbers for block in blocks])).unflatten(1, (len(blocks), -1))
         theirs = (x[:, tiles[0].keys].expand(len(blocks), -1, -1, -1) for x in (k, v))
-        result, sums = kernel(
-            own.transpose(0, 1), *theirs, 0.0, False, attn_mask=_mask(plan, blocks, tiles), scale=scale
-        )
+        mask = _mask(plan, blocks, tiles)
+        result, sums = kernel(own.transpose(0, 1), *theirs, 0.0, False, attn_mask=mask, scale=call.scale)
         for number, block in enumerate(blocks):
             out.index_copy_(1, block.numbers, result[number])
             lse.index_copy_(1, block.numbers, sums[number, ..., None])
+
+    out, lse = out[:, prefix:], lse[:, prefix:]
+    if prefix_keys:
+        score = torch.bmm(q[:, prefix:], k[:, :prefix_keys].mT).mul_(call.scale)
+        for block in plan.blocks():
+            column = plan.bias(block, Tile(slice(0, prefix_keys)), _EVERY) if block.step else None
+            if column is not None:
+                score[:, block.numbers - prefix] += column
+        _merge(out, lse, score.logsumexp(dim=-1, keepdim=True))
+        out += torch.exp(score - lse) @ v[:, :prefix_keys]
+    if sinks is not None:
+        logits = sinks.logits.detach().to(lse.dtype).expand(call.q.shape[:2])
+        _merge(out, lse, logits.reshape(-1, 1, 1))
+    return whole_out, whole_lse
+
+
+def _merge(out: Float[Tensor, "BH n V"], lse: Float[Tensor, "BH n 1"], other: Float[Tensor, "BH _ 1"]) -> None:
+    """Take scores whose log-sum-exp is `other` into the softmax; their values are yet to be added."""
+    total = torch.logaddexp(lse, other)
+    out *= torch.exp(lse - total)
+    lse.copy_(total)
 
 
 def _groups(plan: HankelPlan) -> Iterator[tuple[list[Block], list[Tile]]]:
@@ -121,31 +124,3 @@ def _mask(plan: HankelPlan, blocks: list[Block], tiles: list[Tile]) -> Float[Ten
     windows = torch.stack([plan.window(block, tile, _EVERY) for block, tile in zip(blocks, tiles, strict=True)])
     shape = (len(blocks), windows.shape[1], blocks[0].count, tiles[0].count)
     return windows.as_strided(shape, (windows.stride(0), windows.stride(1), blocks[0].step, 1))
-
-
-def _merge(
-    plan: HankelPlan,
-    q: Float[Tensor, "BH n D"],
-    k: Float[Tensor, "BH M D"],
-    v: Float[Tensor, "BH M V"],
-    call: Call,
-    out: Float[Tensor, "BH n V"],
-    lse: Float[Tensor, "BH n 1"],
-) -> None:
-    """Add prefix keys and sinks to the rows behind the prefix, by the log-sum-exp."""
-    prefix, sinks, total = plan.key.prefix, call.terms.one(Sinks), lse
-    if prefix:
-        score = torch.bmm(q, k[:, :prefix].mT).mul_(call.scale)
-        for block in plan.blocks():
-            column = plan.bias(block, Tile(slice(0, prefix)), _EVERY) if block.step else None
-            if column is not None:
-                score[:, block.numbers - plan.query.prefix] += column
-        total = torch.logaddexp(total, score.logsumexp(dim=-1, keepdim=True))
-    if sinks is not None:
-        logits = sinks.logits.detach().to(lse.dtype).expand(call.q.shape[:2])
-        total = torch.logaddexp(total, logits.reshape(-1, 1, 1))
-    if total is not lse:
-        out *= torch.exp(lse - total)
-        lse.copy_(total)
-    if prefix:
-        out += torch.exp(score - total) @ v[:, :prefix]

@@ -72,7 +72,6 @@ class HankelPlan(Plan):
         self.sums_again = self.dtype == torch.float64
         self.line = call.terms.one(LineBias)
         self.reversed: Tensor | None = None
-        self.highest: Tensor | None = None
         self.d_values: Tensor | None = None
         if self.line is None:
             self.query, self.key = (Ramp(0, (count,), (1,)) for count in (queries, self.keys))
@@ -83,7 +82,6 @@ class HankelPlan(Plan):
             self.query, self.key = layout.query, layout.key
             values = self.line.values.detach().to(self.dtype).expand(self.heads, -1).flip(-1) * unit
             self.reversed = values.expand(self.batch, *values.shape).reshape(self.batch * self.heads, -1).contiguous()
-            self.highest = self.reversed.amax(dim=1)[:, None, None]
         self.vectors = Vectors(call, self.query.start, unit)
         self.step, self.columns = math.prod(self.key.sizes[1:]), math.prod(self.query.sizes[1:])
         self.length = self.query.sizes[0]
@@ -123,8 +121,7 @@ class HankelPlan(Plan):
         own = copy.copy(self)
         own._keep([block for block in self._blocks if block.step == 0])
         own.unit = math.log2(math.e)
-        if self.reversed is not None and self.highest is not None:
-            own.reversed, own.highest = self.reversed * own.unit, self.highest * own.unit
+        own.reversed = None if self.reversed is None else self.reversed * own.unit
         return own
 
     # blocks and tiles
@@ -208,7 +205,7 @@ class HankelPlan(Plan):
     # scores
 
     def highest_bias(self, chunk: Chunk) -> Float[Tensor, "g 1 1"] | None:
-        return None if self.highest is None else self.highest[chunk.which]
+        return None if self.reversed is None else self.reversed[chunk.which].amax(dim=1)[:, None, None]
 
     def start_scores(self, workspace: Workspace, chunk: Chunk, tile: Tile, shift: Tensor | None) -> Tensor:
         g, n, _ = chunk.q.shape
@@ -280,7 +277,6 @@ class HankelPlan(Plan):
     def expect(self, gradients: Gradients) -> None:
         if self.line is not None and self.reversed is not None and gradients.wants(self.line.values):
             self.d_values = torch.zeros_like(self.reversed)
-        self.vectors.expect()
 
     def gradient_buffer(self, workspace: Workspace, chunk: Chunk, tile: Tile) -> Float[Tensor, "g n m"]:
         (g, n, _), m, block = chunk.q.shape, tile.count, chunk.block

@@ -21,10 +21,8 @@ _MANY, _OF_MANY = 2**24, 2**14
 _SCORES = 2**25
 """Scores of all heads from which any other term is computed here, at no gain in time: a dense engine holds several such
 tensors of 128 MiB."""
-
 _PATTERN = 2**20
 """Pairs from which a dense engine wastes too many of them under a mask that allows few; as under a window."""
-
 _SCORES_ELSEWHERE = 2**31
 """Scores of all heads from which a dense engine's tensors, of 8 GiB each, would soon fill a GPU."""
 
@@ -42,18 +40,17 @@ def is_pattern(mask: Mask | None) -> bool:
 def slower(call: Call) -> str | None:
     """Why another engine is faster for this call, or None. The words name no sizes of the call, of which torch.compile
     would make constants."""
-    n, m = call.q.shape[2], call.k.shape[2]
+    pairs = call.q.shape[2] * call.k.shape[2]
+    scores = call.q.shape[0] * call.q.shape[1] * pairs
     border, kind = _border(call)
     if call.q.device.type != "cpu":
-        scores = call.q.shape[0] * call.q.shape[1] * n * m
         fits = border is None or scores < _SCORES_ELSEWHERE
         return f"it has not been measured faster on {call.q.device.type}" if fits else None
     if border is None:
         return "without a bias, PyTorch's own kernel is faster"
-    heads = call.q.shape[0] * call.q.shape[1]
-    if heads * n * m < _LEAST:
+    if scores < _LEAST:
         return f"the call is too small: from {_LEAST:,} scores (heads x queries x keys) on it is faster"
-    if n * m < border:
+    if pairs < border:
         return f"for {kind} it is faster at more tokens only"
     return None
 

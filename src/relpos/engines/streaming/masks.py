@@ -78,32 +78,28 @@ def _runs(seen: Bool[Tensor, " M"]) -> list[tuple[int, int]]:
 def _joined(runs: list[tuple[int, int]], stepped: bool) -> list[slice]:
     """The ranges with small gaps between them closed, and those at equal distances as slices with a step."""
     found: list[slice] = []
-    place = 0
-    while place < len(runs):
-        many = _alike(runs, place) if stepped else 1
-        start, stop = runs[place]
+    number = 0
+    while number < len(runs):
+        (start, stop), many = runs[number], _alike(runs, number) if stepped else 1
         if many >= _FEWEST:
-            step = runs[place + 1][0] - start
-            last = runs[place + many - 1][0]
+            step, last = runs[number + 1][0] - start, runs[number + many - 1][0]
             found += [slice(one, one + last - start + 1, step) for one in range(start, stop)]
         elif found and found[-1].step is None and start - found[-1].stop <= GAP:
             found[-1] = slice(found[-1].start, stop)
         else:
             found.append(slice(start, stop))
-        place += many if many >= _FEWEST else 1
+        number += many if many >= _FEWEST else 1
     return found
 
 
-def _alike(runs: list[tuple[int, int]], place: int) -> int:
+def _alike(runs: list[tuple[int, int]], number: int) -> int:
     """How many ranges from this one on are of one length and at one distance, of which they cover at most half."""
-    if place + 1 == len(runs):
-        return 1
-    start, stop = runs[place]
-    size, step = stop - start, runs[place + 1][0] - start
-    if 2 * size > step:
+    start, stop = runs[number]
+    step = runs[number + 1][0] - start if number + 1 < len(runs) else 0
+    if 2 * (stop - start) > step:
         return 1
     count = 1
-    while place + count < len(runs) and runs[place + count] == (start + count * step, stop + count * step):
+    while number + count < len(runs) and runs[number + count] == (start + count * step, stop + count * step):
         count += 1
     return count
 

@@ -22,6 +22,7 @@ nothing here.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -50,17 +51,22 @@ class _Term:
         dtype = torch.promote_types(call.q.dtype, torch.float32)
         self.vectors = term.vectors.detach().to(dtype).flip(1)
         self.bias = None if term.bias is None else term.bias.detach().to(dtype)
-        self.d_vectors: Tensor | None = None
-        self.d_bias: Tensor | None = None
         self.first = term.lines.length - 1 - (layout.query.start - start - layout.key.start + term.lines.origin)
+
+    @cached_property
+    def d_vectors(self) -> Float[Tensor, "_ L D"]:
+        return torch.zeros_like(self.vectors)
+
+    @cached_property
+    def d_bias(self) -> Float[Tensor, "_ D"] | None:
+        return None if self.bias is None else torch.zeros_like(self.bias)
 
     def of_head(self, x: Tensor, chunk: Chunk) -> Tensor:
         """The chunk's only head, of a tensor for each query head or one for all."""
         return x[chunk.which.start % self.heads if x.shape[0] > 1 else 0]
 
-    def window(self, x: Tensor | None, chunk: Chunk, tile: Tile) -> Float[Tensor, "W D"]:
+    def window(self, x: Float[Tensor, "_ L D"], chunk: Chunk, tile: Tile) -> Float[Tensor, "W D"]:
         """The rows of the vectors, or of their gradient, that a tile reads: a view."""
-        assert x is not None
         first = self.first - (chunk.block.line - tile.keys.start)
         return self.of_head(x, chunk)[first : first + tile.width]
 
@@ -113,12 +119,6 @@ class Vectors:
 
     # backward
 
-    def expect(self) -> None:
-        """Make the buffers of the gradients."""
-        for own in self.terms:
-            own.d_vectors = torch.zeros_like(own.vectors)
-            own.d_bias = None if own.bias is None else torch.zeros_like(own.bias)
-
     def outputs_backward(
         self, d: Float[Tensor, "n W"], weights: Float[Tensor, "n W"], upstream: Tensor, chunk: Chunk, tile: Tile
     ) -> None:
@@ -159,7 +159,6 @@ class Vectors:
     def finish(self, gradients: Gradients) -> None:
         """Add the gradients of the terms to those of the call."""
         for own in self.terms:
-            assert own.d_vectors is not None
             gradients.add(own.term.vectors, own.d_vectors.flip(1))
             gradients.add(own.term.bias, own.d_bias)
 
