@@ -1,4 +1,4 @@
-"""Exact attention in O(N) memory: blocks of query rows, every term, gradients computed again block by block.
+"""Exact attention in O(N) memory: blocks of query rows, every term, scores recomputed block by block for the gradients.
 
 engine      applies the rotation, makes row rules dense biases of one block of rows at a time, and calls its
             operators, which do the rest:

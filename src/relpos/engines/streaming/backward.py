@@ -5,8 +5,8 @@ The shift of a row is its log-sum-exp. With delta = <output, its gradient>, less
     d score = weight * (<d output, v> - delta)
 
 gives the gradients of q, k and v by a matrix product each, and the plan gives the terms theirs. In float64, and with
-terms that cost more anyway, a tile that holds its rows whole needs neither: its weights are summed again, and so is
-delta, with which they may have to cancel.
+terms that cost more anyway, the weights of a tile that holds its rows whole are renormalized: divided by their own sum,
+which has not the rounding of the log-sum-exp. Delta is then their sum too, so that both cancel where they should.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Backward:
         d_plain_q = d_q if self.call.plain_q is None else torch.zeros_like(d_q)
         for tile in chunk.block.tiles:
             weights = of.exp(of.compute(chunk, tile, shift))
-            again = plan.sums_again and len(chunk.block.tiles) == 1
-            if again:
+            renormalizes = plan.renormalizes and len(chunk.block.tiles) == 1
+            if renormalizes:
                 total = weights.sum(dim=-1, keepdim=True)
                 total = total if sink is None else total + sink
                 weights /= torch.where(total == 0, 1, total)
@@ -98,7 +98,7 @@ class Backward:
             plan.values_backward(d, used, upstream, chunk, tile)
             if kept is not None:
                 d.mul_(kept)
-            d.sub_((d * weights).sum(dim=-1, keepdim=True) - d_lse if again else delta).mul_(weights)
+            d.sub_((d * weights).sum(dim=-1, keepdim=True) - d_lse if renormalizes else delta).mul_(weights)
             plan.collect(d, chunk, tile, d_plain_q, self.d_k if self.call.plain_k is None else self.d_plain_k)
             if of.tanh is not None:
                 d.mul_(1 - of.tanh.square())

@@ -39,7 +39,7 @@ class DensePlan(Plan):
         unit: by what scores are multiplied. native: whether matrix products are in bfloat16.
     """
 
-    sums_again = True
+    renormalizes = True
     by_block = True
 
     def __init__(self, call: Call, pairs: int, *, unit: float, native: bool) -> None:

@@ -97,7 +97,7 @@ def _with_a_row_for_each_entry(term: Term) -> Term:
 
 def _by_rules(call: Call) -> tuple[Tensor, Tensor]:
     """Row rules are any function, which no operator can hold. They give each block of rows a dense bias, which is
-    computed again in the backward, so that the biases of two blocks are never in memory together."""
+    recomputed in the backward, so that the biases of two blocks are never in memory together."""
     rules, n, m = call.terms.of(RowRule), call.q.shape[2], call.k.shape[2]
     wide_q = at_least_float32(call.q if call.plain_q is None else call.plain_q)
     wide_k = at_least_float32(call.k if call.plain_k is None else call.plain_k)

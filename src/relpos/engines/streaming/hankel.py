@@ -11,17 +11,17 @@ axis: 1 in a sequence, a row's width in a grid.
         query 1      w1 w2 w3 w4                query in row 1         w2 w3 w4 w5 w6 w7
         query 0         w2 w3 w4 w5             query in row 0               w4 w5 w6 w7 w8 w9
 
-So the bias of a tile is a view of one vector, with strides (step, 1): a Hankel matrix, as queries in rising order would
-make it a Toeplitz matrix. The window itself is a view of the reversed `values`, or for grids a small copy: each row of
-keys reads a stretch of one row of the table.
+So the bias of a tile is a view of one vector, with strides (step, 1): a Hankel matrix. With queries in rising order it
+would be a Toeplitz matrix. The window itself is a view of the reversed `values`, or for grids a small copy: each row
+of keys reads consecutive entries of one row of the table.
 
     reversed values, as a table     . a b .                          window   a b c d e f
                                     . c d .                          query in row r begins r * 2 further on
                                     . e f .
 
-The gradient takes the same way: the scores' gradient is written into a skewed buffer (see `workspace`), the sums of
-whose columns are the window's gradient. A mask by `left` and `right` around the index is a function of r * step + j
-too, and becomes -inf in the window.
+The gradient takes the same way back: the scores' gradient is written into a skewed buffer (see `workspace`), and the
+sums of its columns are the window's gradient. A mask by `left` and `right` around the index is a function of
+r * step + j too, and becomes -inf in the window.
 
 All prefix queries have one line number and read one window, unshifted; all prefix keys give a row one value. Keys at
 equal distances e are one tile: `window[r + j * e]` is a view as well, and of e consecutive rows no two pairs read one
@@ -69,7 +69,7 @@ class HankelPlan(Plan):
         self.batch, self.heads, queries, _ = call.q.shape
         self.keys = call.k.shape[2]
         self.dtype = torch.promote_types(call.q.dtype, torch.float32)
-        self.sums_again = self.dtype == torch.float64
+        self.renormalizes = self.dtype == torch.float64
         self.line = call.terms.one(LineBias)
         self.reversed: Tensor | None = None
         self.d_values: Tensor | None = None

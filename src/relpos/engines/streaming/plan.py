@@ -26,8 +26,8 @@ class Plan(Protocol):
     Attributes:
         unit: by what scores are multiplied; see `log_base`.
         native: whether matrix products are in bfloat16.
-        sums_again: whether the backward sums the weights of a tile that holds its rows whole, instead of trusting the
-            log-sum-exp.
+        renormalizes: whether the backward divides the weights of a tile that holds its rows whole by their own sum, and
+            does not trust the log-sum-exp.
         by_block: whether one block after another is computed, for all heads, and not one head after another: where
             single pairs of a tile are forbidden, they are then computed once.
         heads_at_once: heads of a chunk at most.
@@ -35,7 +35,7 @@ class Plan(Protocol):
 
     unit: float
     native: bool
-    sums_again: bool
+    renormalizes: bool
     by_block: bool
     heads_at_once: int
 

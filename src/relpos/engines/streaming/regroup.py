@@ -9,9 +9,9 @@ one call:
                                                         B     1 4 7
                                                         C     2 5 8
 
-The tokens of a segment are a sequence or a grid again, whose bias reads some entries of `values`; a window of width w
-becomes one of w // d between tokens d apart. Segments of consecutive tokens stay in the call: few tiles hold what their
-rows may see.
+The tokens of a segment are themselves a sequence or a grid, whose bias reads some entries of `values`. Between tokens
+d apart, a window of width w becomes one of w // d. Segments of consecutive tokens stay in the call, where few tiles
+hold what their rows may see.
 """
 
 from __future__ import annotations

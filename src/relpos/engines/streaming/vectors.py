@@ -6,12 +6,13 @@ Vectors that are multiplied with queries need one matrix product with the whole 
 
     whole = q @ w.T          score[r, j] += whole[r, r + j]
 
-    row 0   s00 s01 s02  .   .        what is computed at the dots is wasted, and cleared before the
-    row 1    .  s10 s11 s12  .        buffer meets w and q in the products of the backward
+    row 0   s00 s01 s02  .   .        the products at the dots are wasted
+    row 1    .  s10 s11 s12  .
     row 2    .   .  s20 s21 s22
 
-The content product is added to that view in place. Weights that lie so are multiplied with the vectors of the value
-side likewise. For vectors that are multiplied with keys the roles change, for a few keys at a time:
+The content product is added to that view in place. With zeros at the dots, a matrix product of the whole buffer with w
+is what weights give with the vectors of the value side, and what the scores' gradient gives the queries. For vectors
+that are multiplied with keys the roles change, for a few keys at a time:
 
     band = k @ w.T           score[r, j] += band[j, r + j]
 
@@ -35,7 +36,7 @@ from relpos.engines.streaming.chunks import Chunk
 from relpos.engines.streaming.tiles import Tile
 
 _KEYS_AT_ONCE = 128
-"""Keys of a band: more waste products beside the diagonal, fewer make them short."""
+"""Keys of a band: more of them waste products beside the diagonals, fewer make the products small."""
 
 
 class _Term:

@@ -37,7 +37,7 @@ class Buffer:
         return self._view(g, n, m, m + n // columns * step)
 
     def skewed_in_zeros(self, g: int, n: int, m: int, step: int, columns: int) -> Float[Tensor, "g n m"]:
-        """A skewed tile with zeros around it. Whoever writes there restores them; the buffer has no other use."""
+        """A skewed tile with zeros around it: who writes there clears it, and no other method uses the same buffer."""
         view = self.skewed(g, n, m, step, columns)
         if self.shape != (g, n, m, step, columns):
             self.store.zero_()
