@@ -12,7 +12,7 @@ from torch import Tensor
 
 from covering import pairwise
 from relpos import LineBias, LineVectors, Mask, Sequence, attention, lines
-from relpos.engines.streaming import flash, loop
+from relpos.engines.streaming import cpu_kernel, planning
 from relpos.testing.tolerance import assert_close
 
 B, H, N, D = 2, 4, 37, 8
@@ -116,7 +116,7 @@ ROWS += [row for row in itertools.product(CALLS, [CONVOLUTION], ((1,), (2,), (0,
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CALLS])
 def test_every_layout(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of q, k, v and the output's gradient lies so, or all of them do."""
-    for module, constant in ((loop, "ROWS"), (loop, "_NATIVE_ROWS"), (flash, "_CAUSAL_ROWS")):
+    for module, constant in ((planning, "ROWS"), (planning, "_NATIVE_ROWS"), (cpu_kernel, "_CAUSAL_ROWS")):
         monkeypatch.setattr(module, constant, 16)
     position, given = CALLS[name]
     dtype, batch, groups = given.get("dtype", torch.float32), given.get("batch", B), given.get("groups", H)

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from relpos import Grid, LineBias, Mask, Sequence, Sinks, Terms, attention, lines
 from relpos.engines import private
-from relpos.engines.streaming import flash, forward, loop
+from relpos.engines.streaming import cpu_kernel, matmul
 
 FLASH, BFLOAT16 = "_scaled_dot_product_flash_attention_for_cpu", "_is_mkldnn_bf16_supported"
 
@@ -65,7 +65,7 @@ CALLS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_without_the_kernel(name: str, how: str, monkeypatch: pytest.MonkeyPatch, anew: None) -> None:
     change(monkeypatch, how, "aten", FLASH, "_FLASH")
-    monkeypatch.setattr(forward.Forward, "_by_kernel", refuse)
+    monkeypatch.setattr(cpu_kernel, "forward", refuse)
     queries, keys, given = CALLS[name]
     position, shapes = biased(queries, keys)
 
@@ -81,7 +81,7 @@ def test_without_the_kernel(name: str, how: str, monkeypatch: pytest.MonkeyPatch
 def test_without_an_answer_about_bfloat16(how: str, monkeypatch: pytest.MonkeyPatch, anew: None) -> None:
     change(monkeypatch, how, "mkldnn", BFLOAT16, "_BFLOAT16")
     position, shapes = biased(Sequence(23))
-    assert not loop.native(torch.zeros(1, dtype=torch.bfloat16))
+    assert not matmul.native(torch.zeros(1, dtype=torch.bfloat16))
     check(position, shapes, 23, 23, dtypes=(torch.bfloat16,))
 
 
@@ -142,8 +142,8 @@ def test_transforms_raise_where_nobody_tells_of_them(functions: Any, monkeypatch
 
 def test_the_kernel_is_given_what_it_believes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every layout of keys and values, grid and mask."""
-    monkeypatch.setattr(flash, "_ROWS", 8)
-    monkeypatch.setattr(flash, "_CAUSAL_ROWS", 5)
+    monkeypatch.setattr(cpu_kernel, "_ROWS", 8)
+    monkeypatch.setattr(cpu_kernel, "_CAUSAL_ROWS", 5)
     kernel, seen = private.flash_kernel(), []
     assert kernel is not None
 
@@ -162,7 +162,7 @@ def test_the_kernel_is_given_what_it_believes(monkeypatch: pytest.MonkeyPatch) -
         seen.append(attn_mask is None)
         return kernel(q, k, v, *plain, attn_mask=attn_mask, scale=scale)
 
-    monkeypatch.setattr(flash, "flash_kernel", lambda: asked)
+    monkeypatch.setattr(cpu_kernel, "flash_kernel", lambda: asked)
     pairs = [(Sequence(20), Sequence(20)), (Grid(4, 5), Grid(20, 1)), (Grid(6, 3, prefix=2), Grid(5, 1, prefix=1))]
     orders = [lambda x: x, lambda x: x.mT.contiguous().mT, lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)]
     for (queries, keys), batch, order in itertools.product(pairs, (1, B), orders):

@@ -35,9 +35,9 @@ from relpos import (
 from relpos.core import Coordinates
 from relpos.engines.arguments import prepare
 from relpos.engines.packing import Packed, pack, unpack
-from relpos.engines.streaming import flash, forward, loop, masks, products, segments
+from relpos.engines.streaming import cpu_kernel, forward, masks, matmul, planning, regroup, scores
 from relpos.engines.streaming.engine import _operator
-from relpos.engines.streaming.strips import Strips
+from relpos.engines.streaming.hankel import HankelPlan
 from relpos.patterns import dilated
 from relpos.testing.devices import attention
 from relpos.testing.orders import in_orders
@@ -50,16 +50,16 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of a few rows and keys, so that small calls have many of each."""
-    monkeypatch.setattr(loop, "ROWS", 3)
-    monkeypatch.setattr(loop, "WIDTH", 7)
-    monkeypatch.setattr(loop, "_NATIVE_ROWS", 5)
-    monkeypatch.setattr(loop, "_NATIVE_WIDTH", 9)
-    monkeypatch.setattr(loop, "PAIRS", 60)
-    monkeypatch.setattr(flash, "_ROWS", 8)
-    monkeypatch.setattr(flash, "_CAUSAL_ROWS", 5)
+    monkeypatch.setattr(planning, "ROWS", 3)
+    monkeypatch.setattr(planning, "WIDTH", 7)
+    monkeypatch.setattr(planning, "_NATIVE_ROWS", 5)
+    monkeypatch.setattr(planning, "_NATIVE_WIDTH", 9)
+    monkeypatch.setattr(planning, "PAIRS", 60)
+    monkeypatch.setattr(cpu_kernel, "_ROWS", 8)
+    monkeypatch.setattr(cpu_kernel, "_CAUSAL_ROWS", 5)
     monkeypatch.setattr(masks, "GAP", 2)
     monkeypatch.setattr(masks, "ALIGNED", 8)
-    monkeypatch.setattr(segments, "_LEAST", 1)
+    monkeypatch.setattr(regroup, "_LEAST", 1)
 
 
 def run(
@@ -136,8 +136,8 @@ COORDINATES = {
 def test_tiles_of_every_layout(
     name: str, rows: int, transposed: bool, dtype: torch.dtype, small_tiles: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "ROWS", rows)
-    monkeypatch.setattr(loop, "_NATIVE_ROWS", rows)
+    monkeypatch.setattr(planning, "ROWS", rows)
+    monkeypatch.setattr(planning, "_NATIVE_ROWS", rows)
     queries, keys = COORDINATES[name]
     position, shapes = biased(queries, keys)
     m = (queries if keys is None else keys).count
@@ -268,17 +268,17 @@ def test_dropout_is_that_of_the_reference(small_tiles: None) -> None:
 
 def test_what_a_mask_forbids_is_not_computed(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores that are computed stay near those that are allowed."""
-    monkeypatch.setattr(loop, "WIDTH", 512)  # of one tile nothing is computed twice
+    monkeypatch.setattr(planning, "WIDTH", 512)  # of one tile nothing is computed twice
     computed = 0
-    scores = loop.Loop.scores
+    compute = scores.Scores.compute
 
-    def counted(self: loop.Loop, *arguments: Any) -> Tensor:
+    def counted(self: scores.Scores, *arguments: Any) -> Tensor:
         nonlocal computed
-        found = scores(self, *arguments)
+        found = compute(self, *arguments)
         computed += found.numel()
         return found
 
-    monkeypatch.setattr(loop.Loop, "scores", counted)
+    monkeypatch.setattr(scores.Scores, "compute", counted)
     n = 512
     some = torch.zeros(8, 8, dtype=torch.bool)
     some[:, 2] = some[:, 7] = True
@@ -302,7 +302,7 @@ def test_a_bound_that_is_too_far_away_gives_way_to_the_maximum(
     small_tiles: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In bfloat16, of long vectors that stand at right angles."""
-    monkeypatch.setattr(loop, "native", lambda q: q.dtype == torch.bfloat16)
+    monkeypatch.setattr(matmul, "native", lambda q: q.dtype == torch.bfloat16)
     asked = []
     largest = forward.Forward._largest
     monkeypatch.setattr(forward.Forward, "_largest", lambda self, *rest: (asked.append(1), largest(self, *rest))[1])
@@ -324,7 +324,7 @@ def test_native_products_leave_the_setting_alone() -> None:
     settings = torch.backends.mkldnn.matmul
     before = settings.fp32_precision
     a, b, into = torch.randn(1, 5, D), torch.randn(1, D, 7), torch.zeros(1, 5, 7)
-    products.add_product(into, a.bfloat16().float(), b.bfloat16().float(), rounded=True)
+    matmul.add_matmul(into, a.bfloat16().float(), b.bfloat16().float(), rounded=True)
     assert settings.fp32_precision == before
     torch.testing.assert_close(into, a.bfloat16().float() @ b.bfloat16().float(), rtol=1e-5, atol=1e-5)
 
@@ -415,8 +415,8 @@ ONE_COLUMN = {
 @pytest.mark.parametrize("name", ONE_COLUMN)
 def test_keys_on_a_grid_of_one_column(name: str, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their entries of the line lie apart, while those of a wider grid's row lie side by side."""
-    monkeypatch.setattr(loop, "ROWS", 50)
-    monkeypatch.setattr(flash, "_CAUSAL_ROWS", 5)
+    monkeypatch.setattr(planning, "ROWS", 50)
+    monkeypatch.setattr(cpu_kernel, "_CAUSAL_ROWS", 5)
     queries, keys = ONE_COLUMN[name]
     position, shapes = biased(queries, keys)
     mask = Mask(high=torch.arange(queries.count), key_order=torch.arange(keys.count)) if masked else None
@@ -440,9 +440,9 @@ def test_gradient_of_a_prefix_against_keys_at_equal_distances(prefix: int, monke
     steps = Mask(left=2, right=2, query_order=torch.arange(n), key_global=torch.arange(n) % 5 == 1)
     position, shapes = biased(Sequence(n - prefix, prefix=prefix), Sequence(n))
     gathered = []
-    collected = Strips._collect_stepped
+    collected = HankelPlan._collect_stepped
     monkeypatch.setattr(
-        Strips, "_collect_stepped", staticmethod(lambda *parts: (gathered.append(1), collected(*parts))[1])
+        HankelPlan, "_collect_stepped", staticmethod(lambda *parts: (gathered.append(1), collected(*parts))[1])
     )
     check(position, shapes, n, n, mask=steps, dtypes=DTYPES[:2])
     assert gathered

@@ -180,12 +180,12 @@ def test_everything_appears_in_two_thousand_seeds() -> None:
 
 
 def test_small_tiles_are_those_of_the_engines_and_are_put_back() -> None:
-    from relpos.engines.streaming import loop
+    from relpos.engines.streaming import planning
 
-    before = loop.ROWS
+    before = planning.ROWS
     with set_to({name: values[0] for name, values in {**STREAMING, **TRITON}.items()}):
-        assert STREAMING["streaming.loop.ROWS"][0] == loop.ROWS
-    assert before == loop.ROWS
+        assert STREAMING["streaming.planning.ROWS"][0] == planning.ROWS
+    assert before == planning.ROWS
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -345,7 +345,7 @@ def test_mutants_are_valid_and_leave_messages_alone() -> None:
     source = pathlib.Path(relpos.__file__).parent.parent
     found = mutants(source)
     assert len(found) > 1000
-    assert {mutant.path for mutant in found} > {"relpos/core/mask.py", "relpos/engines/streaming/strips.py"}
+    assert {mutant.path for mutant in found} > {"relpos/core/mask.py", "relpos/engines/streaming/hankel.py"}
     for mutant in random.Random(0).sample(found, 100):
         text = (source / mutant.path).read_text()
         assert " ".join(text[mutant.start : mutant.stop].split()) == mutant.before != mutant.after

@@ -8,20 +8,20 @@ from contextlib import contextmanager
 from typing import Any
 
 STREAMING = {
-    "streaming.loop.ROWS": (1, 2, 3, 5, 8, 16, 33),
-    "streaming.loop.WIDTH": (1, 2, 3, 5, 7, 16, 40),
-    "streaming.loop.PAIRS": (1, 7, 30, 100, 400, 1500),
-    "streaming.loop._NATIVE_ROWS": (1, 3, 8, 20),
-    "streaming.loop._NATIVE_WIDTH": (1, 4, 9, 30),
-    "streaming.flash._ROWS": (1, 4, 16, 50),
-    "streaming.flash._CAUSAL_ROWS": (1, 3, 7, 20),
-    "streaming.general.MOST_ROWS": (1, 2, 9, 40),
+    "streaming.planning.ROWS": (1, 2, 3, 5, 8, 16, 33),
+    "streaming.planning.WIDTH": (1, 2, 3, 5, 7, 16, 40),
+    "streaming.planning.PAIRS": (1, 7, 30, 100, 400, 1500),
+    "streaming.planning._NATIVE_ROWS": (1, 3, 8, 20),
+    "streaming.planning._NATIVE_WIDTH": (1, 4, 9, 30),
+    "streaming.cpu_kernel._ROWS": (1, 4, 16, 50),
+    "streaming.cpu_kernel._CAUSAL_ROWS": (1, 3, 7, 20),
+    "streaming.dense_plan.MOST_ROWS": (1, 2, 9, 40),
     "streaming.masks.GAP": (0, 1, 3, 8),
     "streaming.masks._FEWEST": (2, 3, 4),
     "streaming.masks.ALIGNED": (1, 2, 5, 16),
     "streaming.masks._OFTEN": (1, 2, 4),
     "streaming.vectors._KEYS_AT_ONCE": (1, 2, 5, 16),
-    "streaming.segments._LEAST": (1, 2, 5),
+    "streaming.regroup._LEAST": (1, 2, 5),
     "dense.PAIRS_AT_ONCE": (1, 10, 60, 300),
 }
 """Constant to what it may be set to."""

@@ -60,9 +60,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     streaming = "relpos.engines.streaming."
     for module, values in {
         "masks": {"GAP": 1, "_FEWEST": 2, "ALIGNED": 4, "_OFTEN": 1},
-        "loop": {"ROWS": 5, "WIDTH": 9, "PAIRS": 300},
-        "general": {"MOST_ROWS": 8},
-        "segments": {"_LEAST": 1},
+        "planning": {"ROWS": 5, "WIDTH": 9, "PAIRS": 300},
+        "dense_plan": {"MOST_ROWS": 8},
+        "regroup": {"_LEAST": 1},
     }.items():
         for name, value in values.items():
             monkeypatch.setattr(importlib.import_module(streaming + module), name, value)

@@ -15,8 +15,8 @@ from relpos.patterns import big_bird, block_sparse, dilated, fixed, local, longf
 
 FAST_SHARE = 10  # of its tests, in the fast part
 
-loop = importlib.import_module("relpos.engines.streaming.loop")
-flash = importlib.import_module("relpos.engines.streaming.flash")
+scoring = importlib.import_module("relpos.engines.streaming.scores")
+cpu_kernel = importlib.import_module("relpos.engines.streaming.cpu_kernel")
 
 N, SIDE = 2304, 48
 """Tokens, as a sequence or a square."""
@@ -47,15 +47,15 @@ HEADS = 2
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Scores that were computed, a number for each tile."""
     found: list[int] = []
-    scores = loop.Loop.scores
+    compute = scoring.Scores.compute
 
     def counted(self: Any, *arguments: Any) -> torch.Tensor:
-        score: torch.Tensor = scores(self, *arguments)
+        score: torch.Tensor = compute(self, *arguments)
         found.append(score.numel())
         return score
 
-    monkeypatch.setattr(loop.Loop, "scores", counted)
-    monkeypatch.setattr(flash, "serves", lambda work: False)
+    monkeypatch.setattr(scoring.Scores, "compute", counted)
+    monkeypatch.setattr(cpu_kernel, "supports", lambda call: False)
     return found
 
 

@@ -1,9 +1,12 @@
-"""Exact attention in O(N) memory: blocks of query rows, every term, gradients recomputed block by block.
+"""Exact attention in O(N) memory: blocks of query rows, every term, scores recomputed block by block for the gradients.
 
-The path of a call: `engine` applies the rotation, makes rules by row dense biases of one block of rows at a time, and
-hands everything else to its operators: scattered segments are gathered (`segments`), then `forward` and `backward` go
-through the loop of `loop`, which looks at the keys alone that a block's rows may see (`masks`), reads a regular line
-bias as views of one vector (`strips`) and any other term by its dense meaning on a block (`general`).
+engine      applies the rotation, makes row rules dense biases of one block of rows at a time, and calls its
+            operators, which do the rest:
+regroup     scattered segments are gathered into smaller calls
+plan        a call is cut into tiles, by `hankel` (with `vectors`) for regular lines and by `dense_plan` for any
+            other term; `masks` tells which keys a block may see
+forward, backward
+            go from tile to tile, with `scores` in a `workspace`; `cpu_kernel` is a faster forward for some calls
 """
 
 from relpos.engines.streaming.engine import STREAMING

@@ -1,4 +1,4 @@
-"""The engine: how a call comes to the loop over its blocks, whole, by segments, or by blocks of a row rule."""
+"""The engine: a call is computed whole, by groups of its segments, or by blocks of rows where it has a row rule."""
 
 from __future__ import annotations
 
@@ -16,33 +16,40 @@ from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 from relpos.engines.operators import Gradients, lacks_transform, make_operator
 from relpos.engines.packing import pack
+from relpos.engines.streaming import cpu_kernel
 from relpos.engines.streaming.backward import Backward
 from relpos.engines.streaming.forward import Forward
-from relpos.engines.streaming.rules import slower
-from relpos.engines.streaming.segments import split
+from relpos.engines.streaming.heuristics import slower
+from relpos.engines.streaming.planning import make_plan
+from relpos.engines.streaming.regroup import by_segments
 
 
 def _forward(call: Call) -> tuple[Tensor, Tensor]:
-    parts = split(call)
-    if parts is None:
-        return Forward(call).run()
+    groups = by_segments(call)
+    if groups is None:
+        return _forward_whole(call)
     out = call.q.new_empty(*call.q.shape[:3], call.v.shape[3])
     lse = at_least_float32(call.q).new_empty(call.q.shape[:3])
-    for part in parts:
-        for into, own in zip((out, lse), Forward(part.call).run(), strict=True):
-            part.put(into, own)
+    for group in groups:
+        for into, own in zip((out, lse), _forward_whole(group.call), strict=True):
+            group.put(into, own)
     return out, lse
 
 
+def _forward_whole(call: Call) -> tuple[Tensor, Tensor]:
+    return cpu_kernel.forward(call) if cpu_kernel.supports(call) else Forward(call, make_plan(call)).run()
+
+
 def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
-    parts = split(call)
-    if parts is None:
-        Backward(call, out, lse, d_out, d_lse, gradients).run()
+    groups = by_segments(call)
+    if groups is None:
+        Backward(call, make_plan(call), out, lse, d_out, d_lse, gradients).run()
         return
-    for part in parts:
-        own = Gradients([made for x, made, _ in part.links if gradients.wants(x)])
-        Backward(part.call, part.take(out), part.take(lse), part.take(d_out), part.take(d_lse), own).run()
-        for x, made, add in part.links:
+    for group in groups:
+        own = Gradients([made for x, made, _ in group.links if gradients.wants(x)])
+        mine, plan = group.call, make_plan(group.call)
+        Backward(mine, plan, group.take(out), group.take(lse), group.take(d_out), group.take(d_lse), own).run()
+        for x, made, add in group.links:
             gradient = own.of(made)
             if gradient is not None:
                 add(gradients.buffer(x), gradient)
@@ -64,7 +71,7 @@ class Streaming(Engine):
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
         call = call.rotated()
-        call = replace(call, terms=call.terms.each(_one_row_an_entry))
+        call = replace(call, terms=call.terms.each(_with_a_row_for_each_entry))
         return _by_rules(call) if call.terms.one(RowRule) is not None else _attend(call)
 
 
@@ -76,7 +83,7 @@ def _attend(call: Call) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def _one_row_an_entry(term: Term) -> Term:
+def _with_a_row_for_each_entry(term: Term) -> Term:
     """Vectors on a sequence with as many rows as the line has entries: buckets and clipping are read once, here."""
     if not isinstance(term, LineVectors) or term.lines.layout.kind != "affine":
         return term
@@ -89,14 +96,12 @@ def _one_row_an_entry(term: Term) -> Term:
 
 
 def _by_rules(call: Call) -> tuple[Tensor, Tensor]:
-    """Rules by row are any function, which no operator can hold: they give each block of rows a dense bias, computed
-    again in the backward, so that the blocks' biases never stand side by side."""
+    """Row rules are any function, which no operator can hold. They give each block of rows a dense bias, which is
+    recomputed in the backward, so that the biases of two blocks are never in memory together."""
     rules, n, m = call.terms.of(RowRule), call.q.shape[2], call.k.shape[2]
-    plain_q, plain_k = (
-        own if plain is None else plain for own, plain in ((call.q, call.plain_q), (call.k, call.plain_k))
-    )
-    wide_q, wide_k = at_least_float32(plain_q), at_least_float32(plain_k)
-    wide_k = wide_k.repeat_interleave(plain_q.shape[1] // plain_k.shape[1], dim=1)
+    wide_q = at_least_float32(call.q if call.plain_q is None else call.plain_q)
+    wide_k = at_least_float32(call.k if call.plain_k is None else call.plain_k)
+    wide_k = wide_k.repeat_interleave(wide_q.shape[1] // wide_k.shape[1], dim=1)
     call = replace(call, terms=call.terms.without(RowRule))
     if not call.terms.of(LineVectors) and not call.terms.of(AxisVectors):
         call = replace(call, plain_q=None, plain_k=None)
@@ -117,6 +122,6 @@ def _by_rules(call: Call) -> tuple[Tensor, Tensor]:
         terms = call.terms.narrow(rows, everything) + DenseBias(bias)
         return _attend(replace(call, q=call.q[:, :, rows], plain_q=plain_q, terms=terms, mask=mask, first_row=start))
 
-    parts = [checkpoint(attend, start, min(start + step, n), use_reentrant=False) for start in range(0, n, step)]
-    outs, lses = zip(*parts, strict=True)
+    blocks = [checkpoint(attend, start, min(start + step, n), use_reentrant=False) for start in range(0, n, step)]
+    outs, lses = zip(*blocks, strict=True)
     return torch.cat(outs, dim=2), torch.cat(lses, dim=2)

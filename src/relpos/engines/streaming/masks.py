@@ -1,4 +1,4 @@
-"""Which stretches of the keys a mask lets some query rows see, and where rows that see much else begin."""
+"""Which ranges of keys a mask lets some query rows see, and where rows that see other keys begin."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from torch import Tensor
 from relpos.core import Mask
 
 GAP = 32
-"""Keys between two stretches up to which they are one: more pairs to forbid cost less than one more product."""
+"""Keys between two ranges up to which they become one: a few forbidden pairs cost less than one more product."""
 _FEWEST = 4
-"""Stretches at equal distances that are worth a step."""
+"""Ranges at equal distances from which they become slices with a step."""
 ALIGNED = 64
-"""Rows of a block in the mean at least, where it is cut at the borders of a block layout or where intervals begin."""
+"""Mean rows of a block at least, where it ends at the borders of a block layout or where intervals jump."""
 _OFTEN = 16
-"""Rows in the mean between global ones and others, below which rows are not cut there."""
+"""Mean rows between global ones and others, below which blocks do not end there."""
 
 
 def spans(mask: Mask | None, rows: Int[Tensor, " n"], keys: int, *, stepped: bool = False) -> list[slice]:
-    """Stretches of keys, apart from each other, that hold everything the rows may see. Tensors are read only on CPU.
+    """Disjoint ranges of keys that hold all that the rows may see. Tensors are read only on CPU.
 
-    It is found in O(keys), pair by pair for none: of an interval and of segments the hull, of globals and blocks
-    exactly those that are.
+    They are found in O(keys), without looking at pairs: of intervals and segments the smallest range around all, of
+    globals and blocks exactly those keys.
 
     Args:
-        stepped: whether a stretch may leave out keys at equal distances, as a slice with a step.
+        stepped: whether a range may leave out keys at equal distances, as a slice with a step.
     """
     if mask is None or keys == 0:
         return [slice(0, keys)] if keys else []
@@ -36,7 +36,7 @@ def spans(mask: Mask | None, rows: Int[Tensor, " n"], keys: int, *, stepped: boo
         start = 0 if mask.left is None else max(0, first - mask.left)
         stop = keys if mask.right is None else min(keys, last + mask.right + 1)
         return [slice(start, stop)] if stop > start else []
-    return _stretches(_runs(_seen(mask, rows, keys)), stepped)
+    return _joined(_runs(_seen(mask, rows, keys)), stepped)
 
 
 def _seen(mask: Mask, rows: Int[Tensor, " n"], keys: int) -> Bool[Tensor, " M"]:
@@ -69,48 +69,44 @@ def _seen(mask: Mask, rows: Int[Tensor, " n"], keys: int) -> Bool[Tensor, " M"]:
 
 
 def _runs(seen: Bool[Tensor, " M"]) -> list[tuple[int, int]]:
-    """The stretches of True."""
+    """The ranges of True."""
     padded = torch.nn.functional.pad(seen, (1, 1)).int()
     steps = padded.diff()
     return list(zip((steps == 1).nonzero()[:, 0].tolist(), (steps == -1).nonzero()[:, 0].tolist(), strict=True))
 
 
-def _stretches(runs: list[tuple[int, int]], stepped: bool) -> list[slice]:
-    """The same with small gaps closed, and single keys at equal distances as one slice."""
+def _joined(runs: list[tuple[int, int]], stepped: bool) -> list[slice]:
+    """The ranges with small gaps between them closed, and those at equal distances as slices with a step."""
     found: list[slice] = []
-    place = 0
-    while place < len(runs):
-        many = _alike(runs, place) if stepped else 1
-        start, stop = runs[place]
+    number = 0
+    while number < len(runs):
+        (start, stop), many = runs[number], _alike(runs, number) if stepped else 1
         if many >= _FEWEST:
-            step = runs[place + 1][0] - start
-            last = runs[place + many - 1][0]
+            step, last = runs[number + 1][0] - start, runs[number + many - 1][0]
             found += [slice(one, one + last - start + 1, step) for one in range(start, stop)]
         elif found and found[-1].step is None and start - found[-1].stop <= GAP:
             found[-1] = slice(found[-1].start, stop)
         else:
             found.append(slice(start, stop))
-        place += many if many >= _FEWEST else 1
+        number += many if many >= _FEWEST else 1
     return found
 
 
-def _alike(runs: list[tuple[int, int]], place: int) -> int:
-    """How many stretches from this one on are as long as it and at one distance, which leaves out more than half."""
-    if place + 1 == len(runs):
-        return 1
-    start, stop = runs[place]
-    size, step = stop - start, runs[place + 1][0] - start
-    if 2 * size > step:
+def _alike(runs: list[tuple[int, int]], number: int) -> int:
+    """How many ranges from this one on are of one length and at one distance, of which they cover at most half."""
+    start, stop = runs[number]
+    step = runs[number + 1][0] - start if number + 1 < len(runs) else 0
+    if 2 * (stop - start) > step:
         return 1
     count = 1
-    while place + count < len(runs) and runs[place + count] == (start + count * step, stop + count * step):
+    while number + count < len(runs) and runs[number + count] == (start + count * step, stop + count * step):
         count += 1
     return count
 
 
 def cuts(mask: Mask | None, rows: int, device: torch.device) -> list[int]:
-    """Numbers of query rows at which a block had better begin: where global ones begin and end, where the beginning of
-    an interval jumps, and at blocks' borders."""
+    """Query rows at which a block should begin: where global ones begin and end, where the beginning of an interval
+    jumps, and at the borders of a block layout."""
     if mask is None or device.type != "cpu":
         return []
     found: set[int] = set()

@@ -1,23 +1,29 @@
-"""Vectors on the line of a sequence, by matrix products alone.
+"""Vectors on the line of a sequence (Shaw, Transformer-XL, DeBERTa), by matrix products alone.
 
-In a strip of a sequence (see `strips`) row r and key j read entry r + j of a window, so vectors that meet queries are a
-plain product with the window's vectors, of which row r's part begins r entries further to the right:
+In a block of a sequence (see `hankel`) row r and key j read entry r + j of a window, here a window of vectors `w`.
+Vectors that are multiplied with queries need one matrix product with the whole window, of which the skewed tile in it
+(see `workspace`) is what the scores need:
 
-    whole[r, c] = <q[r], w[c]>          score[r, j] += whole[r, r + j]
+    whole = q @ w.T          score[r, j] += whole[r, r + j]
 
-That is a view: the content product is added to it in place, and the gradient of the scores, written into the same
-layout with zeros around, meets w and q in two more products. Weights in that layout meet the vectors of the value side
-likewise. For vectors that meet keys the roles change, a stretch of keys at a time:
+    row 0   s00 s01 s02  .   .        the products at the dots are wasted
+    row 1    .  s10 s11 s12  .
+    row 2    .   .  s20 s21 s22
 
-    part[j, c] = <k[j], w[c]>           score[r, j] += part[j, r + j]
+The content product is added to that view in place. With zeros at the dots, a matrix product of the whole buffer with w
+is what weights give with the vectors of the value side, and what the scores' gradient gives the queries. For vectors
+that are multiplied with keys the roles change, for a few keys at a time:
 
-Rows of the vectors are read once into one row an entry of the line (by `lookup`, outside), so buckets cost nothing
-here.
+    band = k @ w.T           score[r, j] += band[j, r + j]
+
+Rows of the vectors are read once into one row for each entry of the line (by `lookup`, in `engine`), so buckets cost
+nothing here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -25,164 +31,146 @@ from torch import Tensor
 
 from relpos.core import LineVectors
 from relpos.engines.call import Call
-from relpos.engines.streaming.operands import Part
-from relpos.engines.streaming.strips import Block, Strips, Tile
+from relpos.engines.operators import Gradients
+from relpos.engines.streaming.chunks import Chunk
+from relpos.engines.streaming.tiles import Tile
 
 _KEYS_AT_ONCE = 128
-"""Keys of a stretch: more waste products outside the diagonal band, fewer make them short."""
+"""Keys of a band: more of them waste products beside the diagonals, fewer make the products small."""
 
 
-class _Operand:
+class _VectorTerm:
     """One term: a vector for each entry of the line, last entry first, and the gradient of that."""
 
-    def __init__(self, term: LineVectors, call: Call, side: Strips, unit: float) -> None:
-        assert term.lines.layout.query is not None
-        assert term.lines.layout.key is not None
-        self.term, self.side = term, term.side
-        dtype = side.dtype
-        self.factor = (call.scale if term.scaled else 1.0) * unit
+    def __init__(self, term: LineVectors, call: Call, start: int, unit: float) -> None:
+        layout = term.lines.layout
+        assert layout.query is not None
+        assert layout.key is not None
+        self.term, self.heads = term, call.q.shape[1]
         self.natural = call.scale if term.scaled else 1.0
+        self.factor = self.natural * unit
+        dtype = torch.promote_types(call.q.dtype, torch.float32)
         self.vectors = term.vectors.detach().to(dtype).flip(1)
-        self.gradient: Tensor | None = None
         self.bias = None if term.bias is None else term.bias.detach().to(dtype)
-        self.bias_gradient: Tensor | None = None
-        self.lines = term.lines
-        self.heads = side.heads
-        self.key_start, self.last = term.lines.layout.key.start, term.lines.length - 1
-        self.shift = term.lines.layout.query.start - side.query.start
+        self.first = term.lines.length - 1 - (layout.query.start - start - layout.key.start + term.lines.origin)
 
-    def own(self, x: Tensor, head: int) -> Tensor:
-        """The part of a head, of what has one an query head or one for all."""
-        return x[head % self.heads if x.shape[0] > 1 else 0]
+    @cached_property
+    def d_vectors(self) -> Float[Tensor, "_ L D"]:
+        return torch.zeros_like(self.vectors)
 
-    def window(self, x: Float[Tensor, "#H L D"], head: int, block: Block, tile: Tile) -> Tensor:
-        """`[W, D]` of x, a view."""
-        place = block.place + self.shift
-        first = self.last - (place - (self.key_start + tile.keys.start) + self.lines.origin)
-        return self.own(x, head)[first : first + tile.width]
+    @cached_property
+    def d_bias(self) -> Float[Tensor, "_ D"] | None:
+        return None if self.bias is None else torch.zeros_like(self.bias)
 
-    def meets(self, x: Float[Tensor, "n D"], head: int) -> Float[Tensor, "n D"]:
+    def of_head(self, x: Tensor, chunk: Chunk) -> Tensor:
+        """The chunk's only head, of a tensor for each query head or one for all."""
+        return x[chunk.which.start % self.heads if x.shape[0] > 1 else 0]
+
+    def window(self, x: Float[Tensor, "_ L D"], chunk: Chunk, tile: Tile) -> Float[Tensor, "W D"]:
+        """The rows of the vectors, or of their gradient, that a tile reads: a view."""
+        first = self.first - (chunk.block.line - tile.keys.start)
+        return self.of_head(x, chunk)[first : first + tile.width]
+
+    def with_bias(self, x: Float[Tensor, "n D"], chunk: Chunk) -> Float[Tensor, "n D"]:
         """Queries or keys with the term's own bias."""
-        return x if self.bias is None else x + self.own(self.bias, head)
+        return x if self.bias is None else x + self.of_head(self.bias, chunk)
+
+    def add_d_bias(self, d_x: Float[Tensor, "n D"], chunk: Chunk) -> None:
+        """Add to the bias's gradient that of the queries or keys with it."""
+        if self.d_bias is not None:
+            own = self.of_head(self.d_bias, chunk)
+            own += d_x.sum(dim=0)
 
 
 class Vectors:
-    """All vector terms of a call on a sequence."""
+    """All vector terms of a call on a sequence whose queries begin at the line number `start`."""
 
-    def __init__(self, call: Call, side: Strips, unit: float) -> None:
-        self.side = side
-        self.operands = [_Operand(term, call, side, unit) for term in call.terms.of(LineVectors)]
+    def __init__(self, call: Call, start: int, unit: float) -> None:
+        self.terms = [_VectorTerm(term, call, start, unit) for term in call.terms.of(LineVectors)]
 
-    @staticmethod
-    def serve(call: Call) -> bool:
-        """Whether every vector term is on plain sequences and of one value per head or for all."""
-        return all(term.lines.layout.kind == "affine" and term.index is None for term in call.terms.of(LineVectors))
+    def __len__(self) -> int:
+        return len(self.terms)
 
-    def of(self, side: str) -> list[_Operand]:
+    def of(self, side: str) -> list[_VectorTerm]:
         """The terms of one side."""
-        return [operand for operand in self.operands if operand.side == side]
+        return [own for own in self.terms if own.term.side == side]
 
     # forward
 
-    def add_queries(self, whole: Float[Tensor, "n W"], part: Part, tile: Tile) -> None:
-        """Vectors that meet queries, in the layout of `whole`."""
-        head = part.which.start
-        for operand in self.of("query"):
-            window = operand.window(operand.vectors, head, part.block, tile)
-            whole.addmm_(operand.meets(part.plain_q[0], head), window.mT, alpha=operand.factor)
+    def add_queries(self, around: Float[Tensor, "n W"], chunk: Chunk, tile: Tile) -> None:
+        """Add the products with queries to the scores, with all that surrounds them."""
+        for own in self.of("query"):
+            window = own.window(own.vectors, chunk, tile)
+            around.addmm_(own.with_bias(chunk.plain_q[0], chunk), window.mT, alpha=own.factor)
 
-    def add_keys(self, score: Float[Tensor, "n m"], part: Part, tile: Tile) -> None:
-        """Vectors that meet keys."""
+    def add_keys(self, score: Float[Tensor, "n m"], chunk: Chunk, tile: Tile) -> None:
+        """Add the products with keys."""
         n, m = score.shape
-        head = part.which.start
-        for operand in self.of("key"):
-            window = operand.window(operand.vectors, head, part.block, tile)
-            k = operand.meets(part.heads.plain_k[0, tile.keys], head)
-            for start in range(0, m, _KEYS_AT_ONCE):
-                some = k[start : start + _KEYS_AT_ONCE]
-                count = some.shape[0]
-                product = some @ window[start : start + count + n - 1].mT
-                score[:, start : start + count].add_(_band(product, n).mT, alpha=operand.factor)
+        for own in self.of("key"):
+            window = own.window(own.vectors, chunk, tile)
+            k = own.with_bias(chunk.heads.plain_k[0, tile.keys], chunk)
+            for keys, entries in _bands(n, m):
+                band = k[keys] @ window[entries].mT
+                score[:, keys].add_(_diagonals(band, n).mT, alpha=own.factor)
 
-    def outputs(self, whole: Float[Tensor, "n W"], part: Part, tile: Tile, out: Tensor) -> None:
-        """Add vectors under the weights, which stand in `whole` with zeros around, to the rows of the output."""
-        for operand in self.of("value"):
-            out.addmm_(whole, operand.window(operand.vectors, part.which.start, part.block, tile))
+    def add_outputs(self, out: Float[Tensor, "n V"], around: Float[Tensor, "n W"], chunk: Chunk, tile: Tile) -> None:
+        """Add the vectors under the weights, which are zero around their tile, to the output."""
+        for own in self.of("value"):
+            out.addmm_(around, own.window(own.vectors, chunk, tile))
 
     # backward
 
-    def expect(self) -> None:
-        """Make room for gradients."""
-        for operand in self.operands:
-            operand.gradient = torch.zeros_like(operand.vectors)
-            operand.bias_gradient = None if operand.bias is None else torch.zeros_like(operand.bias)
-
-    def weights_backward(
-        self, d: Float[Tensor, "n W"], whole: Float[Tensor, "n W"], upstream: Tensor, part: Part, tile: Tile
+    def outputs_backward(
+        self, d: Float[Tensor, "n W"], weights: Float[Tensor, "n W"], upstream: Tensor, chunk: Chunk, tile: Tile
     ) -> None:
-        """Add to `d` what the value side gives the weights; `whole` are these, as in `outputs`."""
-        head = part.which.start
-        for operand in self.of("value"):
-            assert operand.gradient is not None
-            d.addmm_(upstream, operand.window(operand.vectors, head, part.block, tile).mT)
-            operand.window(operand.gradient, head, part.block, tile).addmm_(whole.mT, upstream)
+        """The backward of `add_outputs`, with all that surrounds the tiles; the weights are zero there."""
+        for own in self.of("value"):
+            d.addmm_(upstream, own.window(own.vectors, chunk, tile).mT)
+            own.window(own.d_vectors, chunk, tile).addmm_(weights.mT, upstream)
 
     def collect(
         self,
-        whole: Float[Tensor, "n W"],
         d: Float[Tensor, "n m"],
-        part: Part,
+        around: Float[Tensor, "n W"],
+        chunk: Chunk,
         tile: Tile,
         d_q: Float[Tensor, "n D"],
         d_k: Float[Tensor, "m D"] | None,
     ) -> None:
-        """The gradients of the score terms; `whole` is `d` in its layout, zeros around.
-
-        Args:
-            d_q, d_k: what to add those of the queries and keys to; None where it is not wanted.
-        """
+        """The backward of `add_queries` and `add_keys`; `around` is `d` with the zeros around it."""
+        for own in self.of("query"):
+            window, into = (own.window(x, chunk, tile) for x in (own.vectors, own.d_vectors))
+            d_x = torch.mm(around, window).mul_(own.natural)
+            into.addmm_(around.mT, own.with_bias(chunk.plain_q[0], chunk), alpha=own.natural)
+            d_q += d_x
+            own.add_d_bias(d_x, chunk)
         n, m = d.shape
-        head = part.which.start
-        for operand in self.operands:
-            if operand.side == "value":
-                continue
-            assert operand.gradient is not None
-            window = operand.window(operand.vectors, head, part.block, tile)
-            into = operand.window(operand.gradient, head, part.block, tile)
-            if operand.side == "query":
-                d_x = torch.mm(whole, window).mul_(operand.natural)
-                into.addmm_(whole.mT, operand.meets(part.plain_q[0], head), alpha=operand.natural)
-                d_q += d_x
-                self._add_bias(operand, d_x, head)
-                continue
-            k = operand.meets(part.heads.plain_k[0, tile.keys], head)
-            for start in range(0, m, _KEYS_AT_ONCE):
-                some = k[start : start + _KEYS_AT_ONCE]
-                count = some.shape[0]
-                band = d.new_zeros(count, count + n - 1)
-                _band(band, n).copy_(d[:, start : start + count].mT)
-                stretch = slice(start, start + count + n - 1)
-                d_x = torch.mm(band, window[stretch]).mul_(operand.natural)
-                into[stretch].addmm_(band.mT, some, alpha=operand.natural)
+        for own in self.of("key"):
+            window, into = (own.window(x, chunk, tile) for x in (own.vectors, own.d_vectors))
+            k = own.with_bias(chunk.heads.plain_k[0, tile.keys], chunk)
+            for keys, entries in _bands(n, m):
+                band = d.new_zeros(keys.stop - keys.start, entries.stop - entries.start)
+                _diagonals(band, n).copy_(d[:, keys].mT)
+                d_x = torch.mm(band, window[entries]).mul_(own.natural)
+                into[entries].addmm_(band.mT, k[keys], alpha=own.natural)
                 if d_k is not None:
-                    d_k[start : start + count] += d_x
-                self._add_bias(operand, d_x, head)
+                    d_k[keys] += d_x
+                own.add_d_bias(d_x, chunk)
 
-    @staticmethod
-    def _add_bias(operand: _Operand, d_x: Float[Tensor, "n D"], head: int) -> None:
-        if operand.bias_gradient is not None:
-            own = operand.own(operand.bias_gradient, head)
-            own += d_x.sum(dim=0)
-
-    def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The terms' tensors with their gradients."""
-        for operand in self.operands:
-            assert operand.gradient is not None
-            yield operand.term.vectors, operand.gradient.flip(1)
-            if operand.term.bias is not None and operand.bias_gradient is not None:
-                yield operand.term.bias, operand.bias_gradient
+    def finish(self, gradients: Gradients) -> None:
+        """Add the gradients of the terms to those of the call."""
+        for own in self.terms:
+            gradients.add(own.term.vectors, own.d_vectors.flip(1))
+            gradients.add(own.term.bias, own.d_bias)
 
 
-def _band(x: Float[Tensor, "s W"], n: int) -> Float[Tensor, "s n"]:
-    """Row j from its entry j on: `x[j, j + r]`, a view."""
-    return x.as_strided((x.shape[0], n), (x.stride(0) + 1, 1), x.storage_offset())
+def _bands(n: int, m: int) -> Iterator[tuple[slice, slice]]:
+    """A few keys at a time, and the entries of the window that all rows read for them."""
+    for start in range(0, m, _KEYS_AT_ONCE):
+        stop = min(start + _KEYS_AT_ONCE, m)
+        yield slice(start, stop), slice(start, stop + n - 1)
+
+
+def _diagonals(band: Float[Tensor, "s W"], n: int) -> Float[Tensor, "s n"]:
+    """Row j from its entry j on: `band[j, j + r]`, a view."""
+    return band.as_strided((band.shape[0], n), (band.stride(0) + 1, 1), band.storage_offset())

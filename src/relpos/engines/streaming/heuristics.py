@@ -1,6 +1,6 @@
 """When `auto` takes another engine although this one could: where it measured slower.
 
-The borders are powers of two of N x M, between the last size at which the dense engine was faster and the first at
+The thresholds are powers of two of N x M, between the last size at which the dense engine was faster and the first at
 which this one was; docs/log.md has the figures. They hold for CPU. Elsewhere nothing is measured yet.
 """
 
@@ -15,18 +15,16 @@ _SEQUENCE, _GRID, _KEY_VECTORS = 2**16, 2**18, 2**20
 _SEQUENCE_WITHOUT_GRADIENT, _GRID_WITHOUT_GRADIENT = 2**18, 2**20
 _NOT_LEARNED, _WINDOW = 2**21, 2**20
 _LEAST = 2**20
-"""Scores of all heads below which what a call costs besides them, about a millisecond, shows."""
+"""Scores of all heads below which the fixed cost of a call, about a millisecond, shows."""
 _MANY, _OF_MANY = 2**24, 2**14
-"""Scores of all heads from which a dense step waits for fresh memory, and the pairs a head from which that decides."""
+"""Scores of all heads from which a dense step waits for fresh memory, and pairs of a head from which that decides."""
 _SCORES = 2**25
-"""Scores of all heads from which any other term goes block by block, at no gain in time: a dense engine holds several
-such tensors of 128 MiB."""
-
+"""Scores of all heads from which any other term is computed here, at no gain in time: a dense engine holds several such
+tensors of 128 MiB."""
 _PATTERN = 2**20
-"""Pairs from which a mask that allows few of them is looked at by a dense engine for nothing; as of a window."""
-
+"""Pairs from which a dense engine wastes too many of them under a mask that allows few; as under a window."""
 _SCORES_ELSEWHERE = 2**31
-"""Scores of all heads from which a GPU would not hold a dense engine's tensors, of 8 GiB each, for long."""
+"""Scores of all heads from which a dense engine's tensors, of 8 GiB each, would soon fill a GPU."""
 
 
 def is_pattern(mask: Mask | None) -> bool:
@@ -40,34 +38,33 @@ def is_pattern(mask: Mask | None) -> bool:
 
 
 def slower(call: Call) -> str | None:
-    """Why another engine is faster for this call, or None. Sizes stay out of the words: torch.compile would make a
-    constant of each."""
-    n, m = call.q.shape[2], call.k.shape[2]
+    """Why another engine is faster for this call, or None. The words name no sizes of the call, of which torch.compile
+    would make constants."""
+    pairs = call.q.shape[2] * call.k.shape[2]
+    scores = call.q.shape[0] * call.q.shape[1] * pairs
     border, kind = _border(call)
     if call.q.device.type != "cpu":
-        scores = call.q.shape[0] * call.q.shape[1] * n * m
         fits = border is None or scores < _SCORES_ELSEWHERE
         return f"it has not been measured faster on {call.q.device.type}" if fits else None
     if border is None:
         return "without a bias, PyTorch's own kernel is faster"
-    heads = call.q.shape[0] * call.q.shape[1]
-    if heads * n * m < _LEAST:
+    if scores < _LEAST:
         return f"the call is too small: from {_LEAST:,} scores (heads x queries x keys) on it is faster"
-    if n * m < border:
+    if pairs < border:
         return f"for {kind} it is faster at more tokens only"
     return None
 
 
 def _border(call: Call) -> tuple[int | None, str]:
-    """From how many pairs on it is faster, or never, and for what."""
-    strips = (LineBias, LineVectors, Rotation, QueryBias, Scale, Sinks)
+    """From how many pairs on it is faster, None for never; and for what."""
+    regular_terms = (LineBias, LineVectors, Rotation, QueryBias, Scale, Sinks)
     vectors = call.terms.of(LineVectors)
     lines = [term.lines.layout for term in call.terms.of(LineBias)] + [term.lines.layout for term in vectors]
     batch = max(1, call.q.shape[0]) * call.q.shape[1]
     regular = all(layout.kind != "irregular" for layout in lines) and len(call.terms.of(LineBias)) <= 1
     if vectors:
         regular = all(layout.kind == "affine" for layout in lines)
-    if not regular or call.dropout > 0 or any(not isinstance(term, strips) for term in call.terms):
+    if not regular or call.dropout > 0 or any(not isinstance(term, regular_terms) for term in call.terms):
         border = -(-_SCORES // batch)
         if call.terms.of(RowRule):
             return border, "a row rule"

@@ -1,13 +1,17 @@
-"""A call whose segments lie scattered over the tokens, as one smaller call for all segments that are alike.
+"""A call whose segments are scattered over the tokens, as one smaller call for all segments that are alike.
 
-Tokens of different segments never meet, so that each segment is a call of its own: the classes of remainders of a
-dilated window, the windows of a grid. Segments with as many tokens, at the same distances on every line, become the
-batch of one call, whose positions are read off once:
+Tokens of different segments never attend to each other, so each segment is a call of its own: the remainder classes of
+a dilated window, the windows of a grid. Segments of equal size, at equal distances on every line, become the batch of
+one call:
 
-    tokens of a segment       a sequence or a grid again, of which the bias reads some entries of `values`
-    window of width w         of tokens d apart, one of width w // d
+    tokens      0 1 2 3 4 5 6 7 8                     batch   tokens
+    segments    A B C A B C A B C      becomes          A     0 3 6
+                                                        B     1 4 7
+                                                        C     2 5 8
 
-Segments that lie together as they are stay in the call: the stretch of keys that their rows may see is as short.
+The tokens of a segment are themselves a sequence or a grid, whose bias reads some entries of `values`. Between tokens
+d apart, a window of width w becomes one of w // d. Segments of consecutive tokens stay in the call, where few tiles
+hold what their rows may see.
 """
 
 from __future__ import annotations
@@ -38,11 +42,11 @@ from relpos.core import (
 from relpos.engines.call import Call
 
 _LEAST = 16
-"""Tokens in the mean of a group of segments that are alike: of fewer, the calls cost more than the pairs."""
-_SERVED = (AxisVectors, LineBias, LineVectors, LowRank, Sinks, Softcap)
+"""Mean number of tokens in a group of segments at least: of fewer, the calls cost more than the pairs."""
+_SUPPORTED = (AxisVectors, LineBias, LineVectors, LowRank, Sinks, Softcap)
 
 
-def groups(call: Call) -> list[Int[Tensor, "C n"]] | None:
+def token_groups(call: Call) -> list[Int[Tensor, "C n"]] | None:
     """The numbers of the tokens of segments that are alike, every token once; None where the call stays whole."""
     mask, n = call.mask, call.q.shape[2]
     if mask is None or mask.blocks is not None or mask.query_segments is None or call.q.device.type != "cpu":
@@ -50,7 +54,7 @@ def groups(call: Call) -> list[Int[Tensor, "C n"]] | None:
     mine, theirs = torch.atleast_2d(mask.query_segments), torch.atleast_2d(mask.key_segments)
     if n != call.k.shape[2] or mine.shape[0] > 1 or not torch.equal(mine, theirs):
         return None
-    if not all(isinstance(term, _SERVED) for term in call.terms):
+    if not all(isinstance(term, _SUPPORTED) for term in call.terms):
         return None
     segments = mine[0].clamp(min=-1)
     names, sizes = segments.unique(return_counts=True)
@@ -82,7 +86,7 @@ def _lines(call: Call) -> list[Lines]:
 
 
 def _distances(line: Lines, numbers: Int[Tensor, "C n"]) -> Int[Tensor, "C F"]:
-    """What is equal in segments that read the same entries of a line."""
+    """Numbers that are equal in two segments exactly if these read the same entries of a line."""
     query, key = (torch.atleast_2d(x)[:, numbers].transpose(0, 1) for x in (line.query, line.key))  # [C, B or 1, n]
     first = query[..., :1]
     batch = max(query.shape[1], key.shape[1])
@@ -90,33 +94,29 @@ def _distances(line: Lines, numbers: Int[Tensor, "C n"]) -> Int[Tensor, "C F"]:
 
 
 @dataclass(eq=False)
-class Segments:
+class Group:
     """Segments that are alike, C of them with n tokens each, as a call with a batch of B * C.
 
     Attributes:
-        whole: the call they are part of. numbers: their tokens. call: the call. links: each tensor of the whole, the
-            one made of it, and what adds the gradient of the second to that of the first.
+        whole: the call that they belong to; numbers: their tokens; call: the smaller call.
+        links: each tensor of the whole call, the one made of it, and what adds the gradient of the second to that of
+            the first.
     """
 
     whole: Call
     numbers: Int[Tensor, "C n"]
-    links: list[tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]] = field(default_factory=list)
+    links: list[tuple[Tensor, Tensor, Callable[[Tensor, Tensor], object]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         whole = self.whole
         self.batch = whole.q.shape[0]
         self.tokens = self.numbers.flatten()
+        q, k, v = (self._linked(x) for x in (whole.q, whole.k, whole.v))
+        plain_q, plain_k = (None if x is None else self._linked(x) for x in (whole.plain_q, whole.plain_k))
         self.call = replace(
-            whole,
-            q=self._linked(whole.q),
-            k=self._linked(whole.k),
-            v=self._linked(whole.v),
-            plain_q=None if whole.plain_q is None else self._linked(whole.plain_q),
-            plain_k=None if whole.plain_k is None else self._linked(whole.plain_k),
-            terms=whole.terms.each(self._term),
-            mask=self._mask(),
-            tokens=self.numbers,
-        )
+            whole, q=q, k=k, v=v, plain_q=plain_q, plain_k=plain_k, terms=whole.terms.each(self._term),
+            mask=self._mask(), tokens=self.numbers,
+        )  # fmt: skip
 
     # tensors
 
@@ -125,33 +125,33 @@ class Segments:
         own = torch.unflatten(x.index_select(2, self.tokens), 2, tuple(self.numbers.shape)).transpose(1, 2)
         return own.expand(self.batch, *own.shape[1:]).flatten(0, 1)
 
-    def _back(self, x: Tensor) -> Tensor:
-        return torch.unflatten(x, 0, (self.batch, -1)).transpose(1, 2).flatten(2, 3)
-
     def put(self, into: Tensor, x: Tensor) -> None:
         """Write what `take` would take."""
         into.index_copy_(2, self.tokens, self._back(x))
 
+    def _back(self, x: Tensor) -> Tensor:
+        return torch.unflatten(x, 0, (self.batch, -1)).transpose(1, 2).flatten(2, 3)
+
     def _linked(self, x: Tensor) -> Tensor:
-        made = self.take(x)
+        """Some tokens of `[1 or B, 1 or H, N, ...]`, or of `[1 or H, N, R]`."""
+        made = self.take(x if x.dim() == 4 else x[None])
 
         def add(into: Tensor, gradient: Tensor) -> None:
-            own = self._back(gradient)
-            into[:, :, self.tokens] += own.to(into.dtype)
+            own, wide = self._back(gradient), into if into.dim() == 4 else into[None]
+            wide[:, :, self.tokens] += own.sum_to_size(*wide.shape[:2], *own.shape[2:]).to(into.dtype)
 
         self.links.append((x, made, add))
         return made
 
-    def _same(self, x: Tensor) -> Tensor:
-        if not any(known is x for _, known, _ in self.links):  # which several terms may share
-            self.links.append((x, x, lambda into, gradient: _plus(into, gradient)))
+    def _shared(self, x: Tensor, entries: Int[Tensor, " l"] | None = None) -> Tensor:
+        """Some entries of `[H, L, ...]`, each once, or a whole tensor, in which several terms may be tied."""
+        if entries is not None:
+            made = x.index_select(1, entries)
+            self.links.append((x, made, lambda into, gradient: into.index_add_(1, entries, gradient.to(into.dtype))))
+            return made
+        if not any(known is x for _, known, _ in self.links):
+            self.links.append((x, x, lambda into, gradient: into.add_(gradient)))
         return x
-
-    def _entries(self, x: Tensor, entries: Int[Tensor, " l"]) -> Tensor:
-        """Some of `[H, L, ...]`, each once."""
-        made = x.index_select(1, entries)
-        self.links.append((x, made, lambda into, gradient: _plus(into, gradient, entries)))
-        return made
 
     # positions
 
@@ -159,39 +159,31 @@ class Segments:
         match term:
             case LineBias(values=values):
                 line, entries = self._line(term.lines)
-                return LineBias(self._same(values) if entries is None else self._entries(values, entries), line)
+                return LineBias(self._shared(values, entries), line)
             case LineVectors():
                 return self._vectors(term)
             case AxisVectors(vectors=vectors):
                 own = tuple(self._line(one, regular=False)[0] for one in term.lines)
-                return AxisVectors(tuple(self._same(one) for one in vectors), own)
+                return AxisVectors(tuple(self._shared(one) for one in vectors), own)
             case LowRank(query=query, key=key):
-                wide = (x if x.dim() == 4 else x[None] for x in (query, key))
-                made = [self.take(x) for x in wide]
-                for x, taken in zip((query, key), made, strict=True):
-                    self.links.append((x, taken, self._add_low_rank))
-                return LowRank(*made)
+                return LowRank(self._linked(query), self._linked(key))
             case Sinks(logits=logits):
-                return Sinks(self._same(logits))
+                return Sinks(self._shared(logits))
             case _:
                 return term
 
-    def _add_low_rank(self, into: Tensor, gradient: Tensor) -> None:
-        own, wide = self._back(gradient), into if into.dim() == 4 else into[None]
-        wide[:, :, self.tokens] += own.sum_to_size(*wide.shape[:2], *own.shape[2:]).to(into.dtype)
-
     def _vectors(self, term: LineVectors) -> LineVectors:
-        bias = None if term.bias is None else self._same(term.bias)
+        bias = None if term.bias is None else self._shared(term.bias)
         line, entries = self._line(term.lines)
         index, count = term.index, term.vectors.shape[1]
         if entries is not None and index is None and int(entries.max()) < count:
-            return replace(term, vectors=self._entries(term.vectors, entries), lines=line, bias=bias)
+            return replace(term, vectors=self._shared(term.vectors, entries), lines=line, bias=bias)
         if entries is not None:
             index = torch.where(entries < count, entries, -1) if index is None else index[entries]
-        return replace(term, vectors=self._same(term.vectors), index=index, lines=line, bias=bias)
+        return replace(term, vectors=self._shared(term.vectors), index=index, lines=line, bias=bias)
 
     def _line(self, line: Lines, *, regular: bool = True) -> tuple[Lines, Int[Tensor, " l"] | None]:
-        """The lines of the tokens, and which entries of the whole's they read where they are a sequence or a grid."""
+        """The lines of the tokens, and where these are a sequence or a grid, which entries of the whole they read."""
         query, key = (torch.atleast_2d(x)[:, self.numbers] for x in (line.query, line.key))  # [1 or B, C, n]
         ramps = None
         if query.shape[0] == key.shape[0] == 1:
@@ -231,19 +223,12 @@ class Segments:
             for name in ("query_order", "key_order")
         }
         given = {name: getattr(mask, name) for name in ("low", "high", "query_global", "key_global")} | orders
-        parts: dict[str, Any] = {name: self._of_tokens(x) for name, x in given.items() if x is not None}
-        return replace(own, **parts)
+        fields: dict[str, Any] = {name: self._of_tokens(x) for name, x in given.items() if x is not None}
+        return replace(own, **fields)
 
     def _of_tokens(self, x: Tensor) -> Tensor:
         own: Tensor = torch.atleast_2d(x)[:, self.numbers]
         return own.expand(self.batch, -1, -1).flatten(0, 1)
-
-
-def _plus(into: Tensor, gradient: Tensor, entries: Tensor | None = None) -> None:
-    if entries is None:
-        into += gradient
-    else:
-        into[:, entries] += gradient.to(into.dtype)
 
 
 def _ramp(x: Int[Tensor, " n"]) -> list[tuple[int, int]] | None:
@@ -264,7 +249,7 @@ def _ramp(x: Int[Tensor, " n"]) -> list[tuple[int, int]] | None:
     return found or [(1, 1)]
 
 
-def split(call: Call) -> Iterator[Segments] | None:
+def by_segments(call: Call) -> Iterator[Group] | None:
     """The call by groups of its segments, one after another, or None where it stays whole."""
-    found = groups(call)
-    return None if found is None else (Segments(call, numbers) for numbers in found)
+    found = token_groups(call)
+    return None if found is None else (Group(call, numbers) for numbers in found)

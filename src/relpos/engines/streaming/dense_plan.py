@@ -1,0 +1,209 @@
+"""The plan for any other terms: their dense meaning on a block of rows, and the backward of that.
+
+A block holds all heads, so few rows go together and their scores stay within bounds. The terms are narrowed to a tile,
+and so are the buffers of their gradients: two trees of one structure, so that each narrowed term is walked together
+with what its gradient is added to. Nothing of size N x M outlives its block.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from relpos.core import AxisVectors, DenseBias, LineBias, LineVectors, LowRank, Term, Terms, contract
+from relpos.core.terms.vectors import meet, sum_rows
+from relpos.engines import dense
+from relpos.engines.call import Call
+from relpos.engines.operators import Gradients
+from relpos.engines.streaming import masks
+from relpos.engines.streaming.chunks import Chunk, KeyGradient
+from relpos.engines.streaming.plan import Plan
+from relpos.engines.streaming.tiles import Block, Tile, count_of
+from relpos.engines.streaming.workspace import Workspace, fill
+
+MOST_ROWS = 256
+"""Of a block under a mask."""
+
+
+class DensePlan(Plan):
+    """A plan for any call.
+
+    Args:
+        pairs: scores of all heads of a block at most, if it has more than one row.
+        unit: by what scores are multiplied. native: whether matrix products are in bfloat16.
+    """
+
+    renormalizes = True
+    by_block = True
+
+    def __init__(self, call: Call, pairs: int, *, unit: float, native: bool) -> None:
+        batch, heads, self.queries, _ = call.q.shape
+        self.call, self.device = call, call.q.device
+        self.shape, self.keys = (batch, heads), call.k.shape[2]
+        self.pairs, self.unit, self.native = pairs, unit, native
+        self.rows = max(1, min(self.queries, pairs // max(1, batch * heads * self.keys)))
+        self.dtype = torch.promote_types(call.q.dtype, torch.float32)
+        self.heads_at_once = batch * heads
+        self.has_values = any(term.side == "value" for term in call.terms.of(LineVectors))
+        self.gradients = call.terms
+
+    def blocks(self) -> Iterator[Block]:
+        borders = [0, *masks.cuts(self.call.mask, self.queries, self.device), self.queries]
+        for start, stop in itertools.pairwise(borders):
+            while start < stop:
+                numbers = self._numbers(start, stop)
+                yield Block(numbers, start, tiles=[Tile(keys, self.call.mask) for keys in self._spans(numbers)])
+                start += len(numbers)
+
+    def _numbers(self, start: int, most: int) -> Int[Tensor, " n"]:
+        """The rows of a block: more of them where a mask lets them see little."""
+        count = min(self.rows, most - start)
+        wide = torch.arange(start, most, device=self.device)
+        while self.call.mask is not None and count < min(most - start, MOST_ROWS):
+            twice = min(2 * count, most - start)
+            seen = sum(count_of(keys) for keys in self._spans(wide[:twice]))
+            if twice * seen * math.prod(self.shape) > self.pairs:
+                break
+            count = twice
+        return wide[:count]
+
+    def _spans(self, rows: Int[Tensor, " n"]) -> list[slice]:
+        return masks.spans(self.call.mask, rows, self.keys, stepped=True)
+
+    # scores
+
+    def _qk(self, chunk: Chunk, tile: Tile) -> tuple[Float[Tensor, "B H n D"], Float[Tensor, "B H m D"]]:
+        """The queries and keys that vectors are multiplied with."""
+        return chunk.plain_q.unflatten(0, self.shape), chunk.heads.plain_k[:, tile.keys].unflatten(0, self.shape)
+
+    def _bias(self, chunk: Chunk, tile: Tile) -> Float[Tensor, "BH n m"] | None:
+        """What is added to the scores; it is kept with the tile."""
+        if tile.bias is None:
+            natural = dense.scores(self._narrow(chunk, tile), *self._qk(chunk, tile), self.call.scale, None)
+            if natural is not None:
+                tile.bias = (natural * self.unit).expand(*self.shape, -1, -1).flatten(0, 1)
+        return tile.bias
+
+    def highest_bias(self, chunk: Chunk) -> Float[Tensor, "BH n 1"] | None:
+        biases = (self._bias(chunk, tile) for tile in chunk.block.tiles)
+        highest = [bias.amax(dim=-1, keepdim=True) for bias in biases if bias is not None]
+        return torch.stack(highest).amax(dim=0) if highest else None
+
+    def start_scores(self, workspace: Workspace, chunk: Chunk, tile: Tile, shift: Tensor | None) -> Tensor:
+        g, n, _ = chunk.q.shape
+        score = workspace.scores.rows(g, n, tile.count)
+        fill(score, self._bias(chunk, tile), shift)
+        return score
+
+    def add_values(self, out: Tensor, weights: Float[Tensor, "BH n m"], chunk: Chunk, tile: Tile) -> None:
+        if self.has_values:
+            terms, wide = self._narrow(chunk, tile), weights.unflatten(0, self.shape)
+            added = [term.outputs(wide) for term in terms.of(LineVectors) if term.side == "value"]
+            out += torch.stack(added).sum(dim=0).flatten(0, 1)
+
+    # gradients
+
+    def expect(self, gradients: Gradients) -> None:
+        """Make a tree like the terms, of the buffers of the gradients that are wanted, else of shapes alone."""
+
+        def buffer(x: Tensor) -> Tensor:
+            if gradients.wants(x):
+                return gradients.buffer(x)
+            return torch.empty(x.shape, dtype=x.dtype, device="meta") if x.is_floating_point() else x
+
+        self.gradients = pytree.tree_map_only(Tensor, buffer, self.call.terms)
+
+    def gradient_buffer(self, workspace: Workspace, chunk: Chunk, tile: Tile) -> Float[Tensor, "BH n m"]:
+        g, n, _ = chunk.q.shape
+        return workspace.gradient.rows(g, n, tile.count)
+
+    def _narrow(self, chunk: Chunk, tile: Tile, terms: Terms | None = None) -> Terms:
+        """The terms, or the tree of their gradients, of a tile."""
+        start = chunk.block.first
+        return (terms or self.call.terms).narrow(slice(start, start + chunk.block.count), tile.keys)
+
+    def _with_gradients(self, chunk: Chunk, tile: Tile) -> Iterator[tuple[Term, Term]]:
+        """Each term of a tile, and what its gradient is added to."""
+        return zip(self._narrow(chunk, tile), self._narrow(chunk, tile, self.gradients), strict=True)
+
+    def values_backward(
+        self, d: Tensor, weights: Float[Tensor, "BH n m"], upstream: Float[Tensor, "BH n V"], chunk: Chunk, tile: Tile
+    ) -> None:
+        if not self.has_values:
+            return
+        wide, above = weights.unflatten(0, self.shape), upstream.unflatten(0, self.shape)
+        for pair in self._with_gradients(chunk, tile):
+            match pair:
+                case LineVectors(side="value") as term, LineVectors(vectors=into):
+                    rows = term.rows()
+                    d += meet(above, None, term.vectors, rows).flatten(0, 1)
+                    _add(into, self._sum_rows(wide, rows, term.vectors).mT @ above)
+
+    def collect(
+        self,
+        d: Float[Tensor, "BH n m"],
+        chunk: Chunk,
+        tile: Tile,
+        d_q: Float[Tensor, "BH n D"],
+        d_k: KeyGradient | None,
+    ) -> None:
+        score, (q, k) = d.unflatten(0, self.shape), self._qk(chunk, tile)
+        for pair in self._with_gradients(chunk, tile):
+            match pair:
+                case LineBias(lines=line), LineBias(values=into):
+                    if not into.is_meta:
+                        _add(into, contract(score, line))
+                case LineVectors(side="query" | "key") as term, LineVectors(vectors=into, bias=d_bias):
+                    own = score * self.call.scale if term.scaled else score
+                    if term.side == "query":
+                        d_q += self._meet_backward(own, term.rows(), q, term.vectors, into, term.bias, d_bias)
+                        continue
+                    d_x = self._meet_backward(own.mT, term.rows().mT, k, term.vectors, into, term.bias, d_bias)
+                    for of_head, x in zip(d_k.at(chunk.which, tile.keys) if d_k is not None else (), d_x, strict=False):
+                        of_head += x
+                case AxisVectors(vectors=axes) as term, AxisVectors(vectors=into_axes):
+                    for vectors, rows, into in zip(axes, term.rows(), into_axes, strict=True):
+                        d_q += self._meet_backward(score, rows, q, vectors, into, None, None)
+                case LowRank(query=query, key=key), LowRank(query=d_query, key=d_key):
+                    _add(d_query, score @ key.to(self.dtype))
+                    _add(d_key, score.mT @ query.to(self.dtype))
+                case DenseBias(), DenseBias(bias=into):
+                    _add(into, score)
+
+    def _meet_backward(
+        self,
+        score: Float[Tensor, "B H n m"],
+        rows: Int[Tensor, "*B n m"],
+        x: Float[Tensor, "B H n D"],
+        vectors: Float[Tensor, "#H R D"],
+        into: Tensor,
+        bias: Tensor | None,
+        d_bias: Tensor | None,
+    ) -> Float[Tensor, "BH n D"]:
+        """The backward of `meet`: the gradient of x; the others are added to."""
+        if bias is not None:
+            x = x + bias[:, None, :].to(x.dtype)
+        sums = self._sum_rows(score, rows, vectors)
+        d_x = sums @ vectors.to(x.dtype)
+        _add(into, sums.mT @ x)
+        if d_bias is not None:
+            _add(d_bias, d_x.sum(dim=2))
+        return d_x.flatten(0, 1)
+
+    def _sum_rows(self, x: Float[Tensor, "B H n m"], rows: Int[Tensor, "*B n m"], vectors: Tensor) -> Tensor:
+        """`[B, H, n, R]`: the numbers of all pairs that read a row of the vectors, summed."""
+        count = vectors.shape[1]
+        wide = rows.expand(x.shape[0], -1, -1) if rows.dim() == 3 else rows
+        return sum_rows(x, wide, count + 1)[..., :count]
+
+
+def _add(into: Tensor, gradient: Tensor) -> None:
+    """`into += gradient`, summed over what `into` has one of; nothing where `into` is a shape alone."""
+    if not into.is_meta:
+        into += gradient.sum_to_size(into.shape)

@@ -1,0 +1,105 @@
+"""The scores of a call, tile by tile: what forward and backward share.
+
+Scores are kept in base 2, because exp2 is several times faster than exp on CPU. With c = log2(e),
+
+    score2  = c * (softcap(scale * <q, k>) + bias) - shift          bias and -shift are written first, and the content
+    weight  = exp2(score2)                                          product is added to them by the matrix product
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.core import Sinks, Softcap
+from relpos.core.random import keep
+from relpos.engines.call import Call
+from relpos.engines.streaming.chunks import CallTensors, Chunk, Heads
+from relpos.engines.streaming.matmul import add_matmul
+from relpos.engines.streaming.plan import Plan
+from relpos.engines.streaming.tiles import Tile
+from relpos.engines.streaming.workspace import Workspace
+
+
+class Scores:
+    """A call by a plan.
+
+    Attributes:
+        sink: the logit of each of the B * H heads, `[BH, 1, 1]`, in the unit of the scores.
+        tanh: of the last tile under a soft cap, `[g, n, m]`.
+    """
+
+    def __init__(self, call: Call, plan: Plan) -> None:
+        self.call, self.plan = call, plan
+        self.batch, self.heads = call.q.shape[:2]
+        self.dtype = torch.promote_types(call.q.dtype, torch.float32)
+        self.workspace = Workspace(self.dtype, call.q.device)
+        softcap, sinks = call.terms.one(Softcap), call.terms.one(Sinks)
+        self.cap = None if softcap is None else softcap.cap
+        self.tanh: Tensor | None = None
+        self.sink: Tensor | None = None
+        if sinks is not None:
+            logits = sinks.logits.detach().to(self.dtype) * plan.unit
+            self.sink = logits.expand(self.batch, self.heads).reshape(-1, 1, 1)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Every block of rows of every head.
+
+        Head by head, so that its keys and values stay in the cache; but block by block where the plan wants it.
+        """
+        inputs, plan = CallTensors(self.call, self.dtype), self.plan
+        count, at_once = self.batch * self.heads, plan.heads_at_once
+        ranges = [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
+        if not plan.by_block:
+            for which in ranges:
+                heads = Heads(inputs, which)
+                yield from (inputs.chunk(block, heads) for block in plan.blocks())
+            return
+        every = [Heads(inputs, which) for which in ranges]
+        for block in plan.blocks():
+            for heads in every if block.head is None else every[block.head :: self.heads]:
+                yield inputs.chunk(block, heads)
+            for tile in block.tiles:
+                tile.forbidden = None
+
+    def compute(self, chunk: Chunk, tile: Tile, shift: Tensor | None) -> Float[Tensor, "g n m"]:
+        """The scores of a tile, in the plan's unit, less `shift`."""
+        call, unit = self.call, self.plan.unit
+        q, k = chunk.q, chunk.heads.k[:, tile.keys].mT
+        score = self.plan.start_scores(self.workspace, chunk, tile, shift)
+        if self.cap is None:
+            add_matmul(score, q, k, call.scale * unit, rounded=self.plan.native)
+        else:
+            self.tanh = torch.bmm(q, k).mul_(call.scale / self.cap).tanh_()
+            score.add_(self.tanh, alpha=self.cap * unit)
+        self.plan.finish_scores(score, chunk, tile)
+        if tile.mask is not None:
+            if tile.forbidden is None:
+                tile.forbidden = ~tile.mask.pairs(chunk.block.numbers, tile.keys)
+            score.masked_fill_(self._of_heads(tile.forbidden, chunk.which), -torch.inf)
+        return score
+
+    def exp(self, x: Tensor) -> Tensor:
+        """In place, of scores in the plan's unit."""
+        return x.exp_() if self.plan.unit == 1 else x.exp2_()
+
+    def _of_heads(self, x: Tensor, heads: slice) -> Tensor:
+        """`[1 or B, 1 or H, n, m]` for some of the B * H heads."""
+        if x.shape[0] == 1 and x.shape[1] == 1:
+            return x[0]
+        return x.expand(self.batch, self.heads, *x.shape[2:]).flatten(0, 1)[heads]
+
+    def dropout(self, chunk: Chunk, tile: Tile) -> Float[Tensor, "g n m"] | None:
+        """Dropout's factors, of all heads."""
+        call = self.call
+        if call.seed is None:
+            return None
+        columns = torch.arange(call.k.shape[2], device=call.q.device)[tile.keys]
+        rows, tokens = chunk.block.numbers + call.first_row, call.tokens
+        pairs = [(rows, columns)] if tokens is None else [(own[rows], own[columns]) for own in tokens]
+        batch = self.batch // len(pairs)
+        kept = [keep(call.seed, batch, self.heads, own, theirs, call.dropout) for own, theirs in pairs]
+        return torch.stack(kept, dim=1).flatten(0, 2).to(self.dtype) / (1 - call.dropout)
