@@ -137,7 +137,7 @@ def test_what_diverged_is_said_and_the_rest_compared(make: Any) -> None:
 def test_what_the_position_learning_rate_does_is_noted(make: Any) -> None:
     found = of(make(("none", "relative_2d")))
     assert found.notes[-2].startswith("Without the 10x position learning rate, on the test images: relative_2d scores ")
-    assert found.notes[-2].endswith(" points below.")
+    assert found.notes[-2].endswith(" points below the figure with it.")
 
 
 def test_text_has_bits_and_lengths() -> None:

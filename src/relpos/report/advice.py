@@ -245,7 +245,7 @@ def _plain_rate(results: Results) -> list[str]:
                 parts.append((abs(ahead.mean), f"{contender.label} scores {measure.gap(abs(ahead.mean))} {direction}"))
         if parts:
             words = listed([text for _, text in sorted(parts, reverse=True)], NAMED_AT_MOST)
-            found.append(f"Without the {times:g}x position learning rate, {place(probe)}: {words}.")
+            found.append(f"Without the {times:g}x position learning rate, {place(probe)}: {words} the figure with it.")
     return found
 
 

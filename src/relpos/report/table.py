@@ -119,9 +119,13 @@ def _probe_columns(results: Results) -> list[Column]:
         keep = 8 if far is not None and probe.id == far.id else keep
         if (probe.group == "canvas" and probe is not grown) or (probe.group == "rotation" and probe is not last):
             keep = -1
-        title = f"+{probe.x:g} px" if probe.group == "shift" and "px" in probe.label else probe.label
-        shown.append(Column(title, probe.description, keep, _figures(results, probe, "recipe")))
+        shown.append(Column(_title(probe), probe.description, keep, _figures(results, probe, "recipe")))
     return shown
+
+
+def _title(probe: ProbeRecord) -> str:
+    """A probe as the head of a column."""
+    return f"+{probe.x:g} px" if probe.group == "shift" and "px" in probe.label else probe.label
 
 
 def _plain_columns(results: Results) -> list[Column]:
@@ -132,12 +136,12 @@ def _plain_columns(results: Results) -> list[Column]:
     note = "with position parameters at the learning rate of the rest"
     return [
         Column(
-            f"{'test' if place == 0 else f'+{probe.x:g} px'} without {times:g}x rate",
+            f"{_title(probe)} without {times:g}x rate",
             f"{probe.label}, {note}.",
             0,
             _figures(results, probe, "x1"),
         )
-        for place, probe in enumerate(probes)
+        for probe in probes
     ]
 
 

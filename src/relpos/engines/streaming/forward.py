@@ -1,7 +1,8 @@
-"""The forward: each pair is computed once.
+"""The forward: two passes over the tiles of a block, or one where a bound spares the first.
 
-The shift of a row is its maximum. In bfloat16, where the products leave little time to hide it in, it is a bound
-(|q| |k| scale plus the largest bias), so that no pass over the scores looks for the maximum. Where the weights then sum
+The shift of a row is its maximum, which takes a first pass over its scores; a block of one tile keeps them for the
+second. In bfloat16, where the products leave little time to hide it in, it is a bound
+(|q| |k| scale plus the largest bias), so that there is no first pass. Where the weights then sum
 to so little that digits are lost, the block is computed once more with the maximum itself.
 """
 

@@ -117,7 +117,7 @@ class HankelPlan(Plan):
         return all(term.lines.layout.kind == "affine" and term.index is None for term in vectors)
 
     def prefix(self) -> HankelPlan:
-        """The same plan for the prefix's rows alone, with scores in base 2."""
+        """The same plan for the prefix's rows alone, with scores in base 2. `self` has them in natural units."""
         own = copy.copy(self)
         own._keep([block for block in self._blocks if block.step == 0])
         own.unit = math.log2(math.e)
@@ -197,7 +197,7 @@ class HankelPlan(Plan):
             first = self.line.lines.length - 1 - (block.line - key_line + self.line.lines.origin)
         if mask is None or not mask.is_interval or block.step == 0 or self.columns != self.step:
             return Tile(keys, mask, first=first, width=width, high=width)
-        ahead = block.first - keys.start  # the offset of order at the window's first entry; it falls by 1 an entry
+        ahead = block.first - keys.start  # query index - key index at window[0]; it falls by 1 with each entry
         low = 0 if mask.left is None else max(0, ahead - mask.left)
         high = width if mask.right is None else min(width, ahead + mask.right + 1)
         return Tile(keys, first=first, width=width, low=min(low, width), high=max(high, 0))
@@ -257,7 +257,7 @@ class HankelPlan(Plan):
         return x.as_strided(sizes, (x.stride(0), *self.key.strides), x.storage_offset() + tile.first - column)
 
     def _prefix_entries(self, block: Block) -> Int[Tensor, " n"]:
-        """The entry of `values` that each row reads for prefix keys."""
+        """The entry of `values` that each row reads for prefix keys, which have coordinate `-(L + 1)` (`core.line`)."""
         assert self.line is not None
         lines = self.line.lines
         row = torch.arange(block.count // len(block.columns), device=self.device)

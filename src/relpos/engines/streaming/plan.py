@@ -24,12 +24,12 @@ class Plan(Protocol):
     """How a call is computed tile by tile.
 
     Attributes:
-        unit: by what scores are multiplied; see `log_base`.
+        unit: by what scores are multiplied before they are exponentiated; see `planning.log_base`.
         native: whether matrix products are in bfloat16.
-        renormalizes: whether the backward divides the weights of a tile that holds its rows whole by their own sum, and
-            does not trust the log-sum-exp.
-        by_block: whether one block after another is computed, for all heads, and not one head after another: where
-            single pairs of a tile are forbidden, they are then computed once.
+        renormalizes: whether the backward divides the weights of a block with a single tile by their own sum, instead
+            of relying on the rounded log-sum-exp.
+        by_block: the order of the loop: block by block, each for all heads, so that the pairs that a mask forbids in a
+            tile are worked out once; or else head by head, so that its keys and values stay in the cache.
         heads_at_once: heads of a chunk at most.
     """
 
@@ -40,10 +40,10 @@ class Plan(Protocol):
     heads_at_once: int
 
     def blocks(self) -> Iterable[Block]:
-        """All rows once with their tiles, or once for each head."""
+        """All rows with their tiles; where masks differ by head, one block for each head."""
 
     def highest_bias(self, chunk: Chunk) -> Float[Tensor, "g _ 1"] | None:
-        """No less than any bias of a row; None for 0."""
+        """An upper bound of the bias in each row, or None where there is no bias."""
 
     def start_scores(
         self, workspace: Workspace, chunk: Chunk, tile: Tile, shift: Float[Tensor, "g n 1"] | None
@@ -63,7 +63,7 @@ class Plan(Protocol):
         """Make the buffers of the gradients that are wanted. Called once, before the methods below."""
 
     def gradient_buffer(self, workspace: Workspace, chunk: Chunk, tile: Tile) -> Float[Tensor, "g n m"]:
-        """A buffer for the gradient of the weights and then of the scores, contents undefined."""
+        """A buffer for the gradient of the weights and then of the scores; its contents are undefined."""
 
     def values_backward(
         self,

@@ -1,6 +1,7 @@
 """The scores of a call, tile by tile: what forward and backward share.
 
-Scores are kept in base 2, because exp2 is several times faster than exp on CPU. With c = log2(e),
+Scores are kept in base 2, because exp2 is several times faster than exp on CPU; in float64 they stay natural, c = 1 and
+exp. With c = log2(e),
 
     score2  = c * (softcap(scale * <q, k>) + bias) - shift          bias and -shift are written first, and the content
     weight  = exp2(score2)                                          product is added to them by the matrix product

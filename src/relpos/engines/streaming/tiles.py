@@ -1,6 +1,7 @@
 """How a call is cut: query rows into blocks, and what a block may see into tiles.
 
-A mask leaves a block few tiles. Here two of them hold all that rows 4 to 7 may see, and nothing else is computed:
+A mask leaves a block few tiles. Here two of them cover all that rows 4 to 7 may see. The other keys are never computed;
+the pairs marked "." inside a tile are, and are then masked (in practice, gaps this small are closed):
 
            keys   0 1 2 3 4 5 6 7 8 9
     query 4       x x . . . x x . . .
@@ -32,11 +33,12 @@ class Tile:
 
     Attributes:
         keys: which ones; with a step, keys at equal distances.
-        mask: which single pairs are allowed, where the bias does not say so already; forbidden: the pairs which are
-            not, once that was computed.
-        bias: of all heads, in the unit of the scores, where a plan computes it for each pair.
-        first, width: where the tile's window begins and how long it is; first is -1 where all keys are prefix keys.
-        low, high: the entries of the window that the mask allows. These four are of `HankelPlan`.
+        mask: which pairs of the tile are allowed; None if all are, or if the window already holds -inf where not.
+        forbidden: the pairs that `mask` forbids, filled in when they are first needed.
+        bias: `DensePlan`: the bias of all heads for each pair, in the unit of the scores.
+        first, width: `HankelPlan`: where the tile's window begins in the reversed values, and its length; `first` is -1
+            if all keys are prefix keys.
+        low, high: `HankelPlan`: the mask allows `window[low:high]`.
     """
 
     keys: slice
@@ -59,10 +61,10 @@ class Block:
     """Query rows that are computed together, and their tiles.
 
     Attributes:
-        numbers: which queries they are; first: the first of them, in plain numbers.
-        line, step, columns: of `HankelPlan`. The line number of the first row; the keys by which a row's window is
-            shifted against that of the row before, 0 in a prefix; the line numbers of the first rows of the grid
-            columns in the block, less `line`.
+        numbers: the indices of the queries; first: the first of them, as a Python integer.
+        line: `HankelPlan`: the line coordinate of the first row.
+        step: `HankelPlan`: by how many keys the window moves from one row to the next; 0 in a prefix.
+        columns: `HankelPlan`: the line coordinate of the first row of each grid column in the block, less `line`.
         head: the only head that these tiles are of, where masks differ by head.
     """
 
