@@ -80,15 +80,13 @@ def _choose(call: Call, backend: str) -> Explanation:
     chosen: str | None = None
     last = REFERENCE.name  # used if no engine is preferred: one that serves any size, else the reference
     for engine in ENGINES:
-        lack = engine.unsupported(call)
-        slower = engine.not_preferred(call) if lack is None else None
-        if lack is not None:
+        if (lack := engine.unsupported(call)) is not None:
             passed_over[engine.name] = f"it lacks {lack}"
-        elif slower is not None:
+        elif chosen is not None:  # nothing else is asked: every question about sizes guards a compiled graph
+            passed_over[engine.name] = f"{chosen} comes first and can compute it"
+        elif (slower := engine.not_preferred(call)) is not None:
             passed_over[engine.name] = slower
             last = engine.name if engine.serves_any_size else last
-        elif chosen is not None:
-            passed_over[engine.name] = f"{chosen} comes first and can compute it"
         elif (fault := _fault(engine, call)) is not None:
             passed_over[engine.name] = fault
         else:
