@@ -28,7 +28,7 @@ from relpos import Grid, LineBias, Mask, Sequence, Sinks, Terms, lines
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 
-engine = importlib.import_module("relpos.engines.triton")
+limits = importlib.import_module("relpos.engines.triton.limits")
 launch = importlib.import_module("relpos.engines.triton.launch")
 passes = importlib.import_module("relpos.engines.triton.passes")
 rotation = importlib.import_module("relpos.engines.triton.rotation")
@@ -133,7 +133,7 @@ def run(label: str, call: Call, arch: int) -> int:
 
 def calls(everything: bool) -> Any:
     """What is compiled: the cases that are measured, or every width, dtype and mask."""
-    engine.FEW = 100  # so that small calls stand for large ones
+    limits.FEW = 100  # so that small calls stand for large ones
     widths = (16, 64, 80, 128, 256) if everything else (64, 128)
     halves = (torch.bfloat16, torch.float16) if everything else (torch.bfloat16,)
     dtypes = (*halves, torch.float32, torch.float64) if everything else halves

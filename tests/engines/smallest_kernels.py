@@ -20,7 +20,7 @@ from relpos import Grid, LineBias, Mask, RotaryEmbedding, Sequence, Sinks, atten
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KERNELS = ("forward", "backward_rows", "backward_keys", "backward_queries", "backward_table", "backward_pairs", "turn")
-engine = importlib.import_module("relpos.engines.triton")
+limits = importlib.import_module("relpos.engines.triton.limits")
 kernels = importlib.import_module("relpos.engines.triton.kernels")
 
 
@@ -53,7 +53,7 @@ def main() -> int:
     torch.manual_seed(0)
     counted = {name: Counted(name) for name in KERNELS}
     for few, dtype in ((0, torch.float32), (0, torch.bfloat16), (256, torch.float32)):
-        engine.FEW = few
+        limits.FEW = few
         for name, terms, mask, heads, groups in calls():
             q, k, v = (
                 torch.randn(1, count, 34, 24, device=DEVICE, dtype=dtype, requires_grad=True)

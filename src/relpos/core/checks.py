@@ -85,7 +85,8 @@ def require_choice(x: object, name: str, choices: tuple[str, ...]) -> None:
     """Raise unless `x` is one of the names in `choices`."""
     if x not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
-        fail(f"{name} to be one of {listed}", shape_of(x), _nearest(x, choices) or f"Choose one of them for {name}.")
+        remedy = f"Choose one of them for {name}. {_nearest(x, choices)}"
+        fail(f"{name} to be one of {listed}", shape_of(x), remedy.strip())
 
 
 def require_name(name: object, known: Iterable[str], what: str) -> None:

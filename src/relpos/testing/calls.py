@@ -60,7 +60,7 @@ def attend_under(position: Mechanism, *tensors: Tensor, **arguments: Any) -> Ten
 
 def gradients_of(output: Tensor, given: AttentionInputs, module: Mechanism, leaves: list[Tensor]) -> dict[str, Tensor]:
     """The gradients of q, k, v and every parameter by name, zeros for one on which nothing depends."""
-    names = ["q", "k", "v", *(name for name, _ in module.named_parameters())]
+    names = ["q", "k", "v", *(f"parameter {name}" for name, _ in module.named_parameters())]
     tensors = [*leaves, *module.parameters()]
     found = torch.autograd.grad(output, tensors, given.upstream.to(output.dtype), allow_unused=True)
     return {
@@ -95,4 +95,5 @@ def require_same_gradients(one: Tensor, other: Tensor, leaves: dict[str, Tensor]
 
 def with_parameters(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
     """q, k, v and every parameter by name."""
-    return {"q": q, "k": k, "v": v, **dict(mechanism.named_parameters())}
+    parameters = {f"parameter {name}": x for name, x in mechanism.named_parameters()}  # one may be called v
+    return {"q": q, "k": k, "v": v, **parameters}
