@@ -35,6 +35,6 @@ def test_a_right_name_is_let_through() -> None:
 def test_a_choice_that_is_nearly_right_is_offered() -> None:
     with pytest.raises(
         ValueError,
-        match=r"mode to be one of 'fast', 'exact'; got str 'exakt'\. Choose one of them for mode\. Did you mean 'exact'\?",
+        match=r"to be one of 'fast', 'exact'; got str 'exakt'\. Choose one of them for mode\. Did you mean 'exact'\?",
     ):
         require_choice("exakt", "mode", ("fast", "exact"))
