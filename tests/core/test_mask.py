@@ -254,3 +254,15 @@ def test_no_tensor_of_a_mask_is_n_by_m() -> None:
     mask = Mask.window(3, 0) & Mask.packed(torch.zeros(n).int())
     tensors = [leaf for leaf in pytree.tree_leaves(mask) if isinstance(leaf, torch.Tensor)]
     assert [tensor.numel() for tensor in tensors] == [n, n]
+
+
+def test_masks_of_other_numbers_of_queries_are_not_joined() -> None:
+    three, four = (Mask(low=torch.zeros(2, n, dtype=torch.long)) for n in (3, 4))
+    with pytest.raises(ValueError, match="low of as many queries in two masks; got 3 and 4"):
+        three & four
+
+
+@pytest.mark.parametrize("bounds", [{"left": -1}, {"right": -1}, {"left": 2, "right": -3}])
+def test_a_bound_below_zero_may_blank_rows(bounds: dict[str, int]) -> None:
+    assert Mask(**bounds).may_blank_rows
+    assert not Mask.causal().may_blank_rows

@@ -69,3 +69,14 @@ def test_autocast_does_not_round_the_tiles_scores(dtype: torch.dtype) -> None:
     plain = flash_attention(q, k, v, causal=True, block_size=16)
     with torch.autocast("cpu", dtype):
         assert torch.equal(flash_attention(q, k, v, causal=True, block_size=16), plain)
+
+
+def test_one_long_key_bounds_the_scores() -> None:
+    """In bfloat16 the shift of a row is a bound by the longest key: by a shorter one exp2 would overflow."""
+    q, k, v = (torch.randn(1, 1, 64, 32).mul(scale).bfloat16() for scale in (8.0, 0.01, 1.0))
+    k[0, 0, 5] = q[0, 0, 9] * 4
+    found = attention(q, k, v, backend="streaming")
+    exact = attention(q.double(), k.double(), v.double(), backend="reference")
+    assert isinstance(found, torch.Tensor)
+    assert isinstance(exact, torch.Tensor)
+    assert (found - exact).abs().max() < 0.05

@@ -144,3 +144,7 @@ def test_from_site_and_growth() -> None:
     own.terms(Grid(9, 9))
     with pytest.raises(ValueError, match="growth rule"):
         own.grow(Grid(9, 9), "clipped")
+
+
+def test_it_says_its_heads_and_distance() -> None:
+    assert "8, max_distance=16" in repr(ClippedBias(8, max_distance=16))
