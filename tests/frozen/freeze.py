@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 HERE = Path(__file__).parent
-os.environ.setdefault("TRITON_INTERPRET", "1")
 sys.path[:0] = [str(HERE.parent)]
 
 import relpos  # noqa: E402
@@ -85,7 +84,8 @@ def call(seed: int, engines: tuple[str, ...]) -> dict[str, dict[str, Print]]:
 
 
 def cases() -> list[tuple[str, int, tuple[str, ...]]]:
-    """Name, seed and engines of all calls: those without mechanisms, whose numbers depend on PyTorch."""
+    """Name, seed and engines of all calls: those without mechanisms, whose numbers depend on PyTorch. They are on the
+    CPU, where Triton has its interpreter unless there is a GPU."""
     found = []
     for prefix, engines, count in (("", ENGINES, CALLS), ("triton ", ("triton",), INTERPRETED)):
         seeds = (seed for seed in itertools.count() if all(x.kind != "Mechanism" for x in draw(seed, engines).terms))
@@ -149,6 +149,7 @@ def main() -> None:
         lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in held.items()]
         (HERE / name).write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
+    os.environ["TRITON_INTERPRET"] = "1"  # here alone: the tests of a machine with a GPU run the kernels there
     torch.set_num_threads(1)
     write("signatures.json", signatures())
     write("models.json", {name: model(name) for name in presets()})

@@ -25,8 +25,6 @@ What = Literal["forward", "step"]
 Precision = Literal["float32", "bfloat16", "float16", "float64"]
 Device = Literal["cpu", "cuda"]
 
-BIASES: tuple[Kind, ...] = ("line", "grid", "t5")
-"""Positions that are one number per pair, which a dense mask can hold."""
 VECTORS: tuple[Kind, ...] = ("shaw", "transformer_xl", "deberta")
 """Positions whose vectors meet queries, keys or values."""
 

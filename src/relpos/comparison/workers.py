@@ -18,7 +18,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-Report = Callable[[Any], None]
 Work = Callable[..., Any]
 
 
