@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from relpos import Grid, LineBias, Mask, Sequence, Sinks, Terms, attention, lines
-from relpos.engines import private
+from relpos.core import private
 from relpos.engines.streaming import cpu_kernel, matmul
 
 FLASH, BFLOAT16 = "_scaled_dot_product_flash_attention_for_cpu", "_is_mkldnn_bf16_supported"

@@ -8,7 +8,8 @@ from relpos.core.algebra import Term, Terms
 from relpos.core.constants import constant, keeps, passing
 from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence, require_coordinates
 from relpos.core.densify import contract, expand
-from relpos.core.gather import at_least_float32, lookup, segment_sum
+from relpos.core.gather import Rows, at_least_float32, lookup, read, segment_sum
+from relpos.core.kept import keep
 from relpos.core.line import Kind, Layout, Lines, Offsets, Ramp, axis_lines, lines
 from relpos.core.mask import Blocks, Mask
 from relpos.core.rotation import cosines, require_width, rotate
@@ -46,6 +47,7 @@ __all__ = [
     "Ramp",
     "Rotation",
     "RowRule",
+    "Rows",
     "Scale",
     "Sequence",
     "Sinks",
@@ -59,10 +61,12 @@ __all__ = [
     "contract",
     "cosines",
     "expand",
+    "keep",
     "keeps",
     "lines",
     "lookup",
     "passing",
+    "read",
     "require_coordinates",
     "require_width",
     "rotate",

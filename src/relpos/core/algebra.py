@@ -102,7 +102,10 @@ class Terms(Movable):
 
     def one(self, kind: type[T]) -> T | None:
         """The term of a kind that occurs at most once."""
-        return next(iter(self.of(kind)), None)
+        for term in self.items:
+            if isinstance(term, kind):
+                return term
+        return None
 
     def without(self, *kinds: type[Term]) -> Terms:
         """The terms that are of none of these kinds."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -148,6 +149,13 @@ def dtype_under_autocast(x: Tensor) -> torch.dtype:
     kind = x.device.type
     cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) and x.dtype != torch.float64
     return torch.get_autocast_dtype(kind) if cast else x.dtype
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Autocast off on a device; nothing to enter where it is off."""
+    kind = device.type
+    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if on else nullcontext()
 
 
 def require_like(x: Tensor, name: str, weight: Tensor) -> None:

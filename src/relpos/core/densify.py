@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core.gather import at_least_float32, lookup, segment_sum
+from relpos.core.kept import may_keep
 from relpos.core.line import Layout, Lines
 
 
@@ -74,6 +75,52 @@ class _Expand(torch.autograd.Function):
         return _gradient(gradients[0], query, key, *ctx.plain), None, None, None, None, None
 
 
+class _Read(torch.autograd.Function):
+    """`_Expand` outside of transforms and compiled graphs, in the form that costs a third in Python."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, lines: Lines) -> Tensor:
+        ctx.lines = lines
+        return _read(values, lines)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return contract(gradients[0], ctx.lines), None
+
+
+def _read(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "H N M"]:
+    """`values` at every pair of regular lines.
+
+    With `values` reversed, a pair of cells reads at `c - query + key`: row after row of keys a stretch of it, for the
+    next query one earlier. So the rows of all queries, the last first, are one view, which is turned round once:
+
+        reversed          v6 v5 v4 v3 v2 v1 v0
+        query 1, 0, as    v5 v4 v3                  (rows of the view overlap)
+        they are read        v4 v3 v2
+    """
+    query, key = lines.layout.query, lines.layout.key
+    assert query is not None
+    assert key is not None
+    if query.prefix or key.prefix or query.strides != key.strides:
+        return values[:, lines.index()]
+    last = query.start + sum((size - 1) * stride for size, stride in zip(query.sizes, query.strides, strict=True))
+    begin = lines.length - 1 - lines.origin + key.start - last  # where the last query reads the first key
+    reach = (
+        last - query.start + 1 + sum((size - 1) * stride for size, stride in zip(key.sizes, key.strides, strict=True))
+    )
+    end = lines.length - begin
+    turned = values[:, end - reach : end].flip(-1)
+    if lines.query.shape[0] == 1:
+        view = turned.as_strided((values.shape[0], 1, *key.sizes), (turned.stride(0), 0, *key.strides))
+        return view if len(key.sizes) == 1 else view.flatten(2)
+    view = turned.as_strided(
+        (values.shape[0], *query.sizes, *key.sizes), (turned.stride(0), *query.strides, *key.strides)
+    )
+    axes = len(query.sizes)
+    return view.flip(tuple(range(1, 1 + axes))).reshape(values.shape[0], lines.query.shape[0], lines.key.shape[0])
+
+
 def contract(gradient: Float[Tensor, "*B H N M"], lines: Lines) -> Float[Tensor, "H L"]:
     """The adjoint of `expand`: `out[h, l]` is the sum over the pairs that read entry l, in a fixed order."""
     if lines.layout.kind == "irregular":
@@ -91,6 +138,11 @@ def expand(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "*B H N 
     """`values` at every pair of `lines`: `[H, N, M]`, or `[B, H, N, M]` where the lines have a batch axis."""
     if lines.layout.kind == "irregular":
         return lookup(values.T, lines.index()).movedim(-1, -3)
+    if may_keep(values.device):
+        if not (values.requires_grad and torch.is_grad_enabled()):
+            return _read(values, lines)
+        read: Tensor = _Read.apply(values, lines)  # type: ignore[no-untyped-call]
+        return read
     key = lines.key.clone() if lines.key is lines.query else lines.key  # torch.compile takes no tensor twice
     result: Tensor = _Expand.apply(values, lines.query, key, lines.origin, lines.length, lines.layout)  # type: ignore[no-untyped-call]
     return result

@@ -7,6 +7,7 @@ machine agree bit for bit, on GPU as well. Sums run in float32 or wider.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from relpos.core.checks import at_hand, fail, require_device, shape_of
+from relpos.core.private import inside_transform
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -25,11 +27,37 @@ def ordered_segment_sum(
     values: Float[Tensor, " I *C"], index: Int[Tensor, " I"], rows: int
 ) -> Float[Tensor, " {rows} *C"]:
     """`out[r] = sum of values[i] where index[i] == r`, summed in the order of `i`, in float32 or wider."""
+    return _sum_sorted(values, *_sorted(index, rows))
+
+
+def _sorted(index: Int[Tensor, " I"], rows: int) -> tuple[Int[Tensor, " I"], Int[Tensor, " R"]]:
+    """The order that sorts an index, ties as they come, and where each row begins in it; and the end."""
     order = torch.argsort(index, stable=True)
-    edges = torch.arange(rows + 1, device=index.device, dtype=index.dtype)
-    offsets = torch.searchsorted(index[order], edges)
+    return order, torch.searchsorted(index[order], torch.arange(rows + 1, device=index.device, dtype=index.dtype))
+
+
+def _sum_sorted(values: Float[Tensor, " I *C"], order: Tensor, begins: Tensor) -> Float[Tensor, " R *C"]:
     wide = at_least_float32(values)[order].contiguous()
-    return torch.segment_reduce(wide, "sum", offsets=offsets, initial=0, unsafe=True).to(values.dtype)
+    return torch.segment_reduce(wide, "sum", offsets=begins, initial=0, unsafe=True).to(values.dtype)
+
+
+class Rows:
+    """Row numbers that a table is read by again and again: checked and sorted once.
+
+    Args:
+        index: integers in 0 ... rows - 1, any shape.
+        rows: of the table.
+    """
+
+    def __init__(self, index: Int[Tensor, "*I"], rows: int) -> None:
+        _check(index, rows)
+        self.index, self.rows = index, rows
+
+    @cached_property
+    def order(self) -> tuple[Tensor, Tensor]:
+        """What the gradient's sum wants; see `_sorted`."""
+        with torch.inference_mode(False):
+            return _sorted(self.index.flatten(), self.rows)
 
 
 _MASKS = (torch.bool, torch.uint8)
@@ -76,6 +104,23 @@ class _SegmentSum(torch.autograd.Function):
         return _Lookup.apply(gradients[0], index), None, None  # type: ignore[no-untyped-call]
 
 
+class _ReadRows(torch.autograd.Function):
+    """`_Lookup` by `Rows`, in the form that functorch does not know and that costs a third in Python."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, rows: Rows) -> Tensor:
+        ctx.rows = rows
+        return table[rows.index]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        rows: Rows = ctx.rows
+        flat = gradients[0].reshape(rows.index.numel(), *gradients[0].shape[rows.index.dim() :])
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            return segment_sum(flat, rows.index.flatten(), rows.rows), None
+        return _sum_sorted(flat, *rows.order), None
+
+
 def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Tensor, "*IC"]:
     """`table[index]`: the rows of a table, with an ordered, repeatable gradient.
 
@@ -92,15 +137,29 @@ def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Ten
     """
     if not isinstance(table, Tensor) or not table.is_floating_point() or table.dim() == 0:
         fail("a floating-point table [R, ...]", shape_of(table), "Convert it with .float(); rows come first.")
-    if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype in _MASKS:
-        fail("an integer tensor as index", shape_of(index), "Convert it with .long().")
+    _check(index, table.shape[0])
     require_device(index, "the index", table.device, "Move it to the table's device.")
-    known = None if 0 in index.shape else at_hand(index, lambda x: torch.stack(x.aminmax()))
-    if known is not None and (known[0] < 0 or known[1] >= table.shape[0]):
-        wanted = f"row numbers from 0 to {table.shape[0] - 1} in the index"
-        fail(wanted, f"{known[0]} to {known[1]}", "Clamp it, or give the others a row of their own.")
     result: Tensor = _Lookup.apply(table, index)  # type: ignore[no-untyped-call]
     return result
+
+
+def read(table: Float[Tensor, " R *C"], rows: Rows) -> Float[Tensor, "*IC"]:
+    """`lookup` of rows that were checked when they were made, and are sorted once for the gradient."""
+    if torch.compiler.is_compiling() or inside_transform():
+        return lookup(table, rows.index)
+    if not (table.requires_grad and torch.is_grad_enabled()):
+        return table[rows.index]
+    result: Tensor = _ReadRows.apply(table, rows)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _check(index: object, rows: int) -> None:
+    if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype in _MASKS:
+        fail("an integer tensor as index", shape_of(index), "Convert it with .long().")
+    known = None if 0 in index.shape else at_hand(index, lambda x: torch.stack(x.aminmax()))
+    if known is not None and (known[0] < 0 or known[1] >= rows):
+        wanted = f"row numbers from 0 to {rows - 1} in the index"
+        fail(wanted, f"{known[0]} to {known[1]}", "Clamp it, or give the others a row of their own.")
 
 
 def segment_sum(values: Float[Tensor, "*IC"], index: Int[Tensor, "*I"], rows: int) -> Float[Tensor, " {rows} *C"]:

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from relpos.core.checks import consecutive, fail, require_device, require_int, require_tensor, shape_of
 from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence, require_coordinates
+from relpos.core.kept import FEW_BYTES, keep
 from relpos.core.tree import Movable, register, static
 
 
@@ -162,10 +163,18 @@ class Lines(Movable):
 
     def index(self) -> Int[Tensor, "*B N M"]:
         """`query[i] - key[j] + origin` for every pair: the dense meaning of the lines."""
+        pairs = self.query.numel() * self.key.shape[-1]
+        return keep(self, "index", self.query.device, self._index) if 8 * pairs <= FEW_BYTES else self._index()
+
+    def _index(self) -> Int[Tensor, "*B N M"]:
         return self.query[..., :, None] - self.key[..., None, :] + self.origin
 
     def offsets(self) -> Offsets:
         """What each of the `length` entries means; see the file's head for the regions."""
+        few = 8 * self.length * (1 + len(self.layout.spans)) <= FEW_BYTES
+        return keep(self, "offsets", self.query.device, self._offsets) if few else self._offsets()
+
+    def _offsets(self) -> Offsets:
         layout, tokens = self.layout, self.layout.tokens
         entry = torch.arange(self.length, device=self.query.device)
         high = tuple(low + span - 1 for low, span in zip(layout.low, layout.spans, strict=True))

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core import Coordinates, Mask
-from relpos.core.checks import require_name
+from relpos.core.checks import require_name, without_autocast
 from relpos.engines import verdicts
 from relpos.engines.agreement import Difference, Expected
 from relpos.engines.arguments import Position, prepare
@@ -66,35 +66,41 @@ def _fault(engine: Engine, call: Call) -> str | None:
     return verdicts.fault(engine, REFERENCE, call) if call.q.device.type in engine.checked_on else None
 
 
-def _choose(call: Call, backend: str) -> Explanation:
+def _choose(call: Call, backend: str, passed_over: dict[str, str]) -> Engine:
+    """The engine of a call; why those before it are not goes into `passed_over`."""
     require_backend(backend)
     if backend != "auto":
-        lack = _BY_NAME[backend].unsupported(call)
-        if lack is not None:
+        engine = _BY_NAME[backend]
+        if (lack := engine.unsupported(call)) is not None:
             raise NotImplementedError(
                 f"expected a backend with all the call needs; got {backend!r}, and backend {backend!r} lacks {lack}. "
                 "Use backend='auto' or 'reference'."
             )
-        return Explanation(backend, {name: "not asked for" for name in _BY_NAME if name != backend})
-    passed_over: dict[str, str] = {}
-    chosen: str | None = None
-    last = REFERENCE.name  # used if no engine is preferred: one that serves any size, else the reference
+        return engine
+    last: Engine = REFERENCE  # used if no engine is preferred: one that serves any size, else the reference
     for engine in ENGINES:
         if (lack := engine.unsupported(call)) is not None:
             passed_over[engine.name] = f"it lacks {lack}"
-        elif chosen is not None:  # nothing else is asked: every question about sizes guards a compiled graph
-            passed_over[engine.name] = f"{chosen} comes first and can compute it"
         elif (slower := engine.not_preferred(call)) is not None:
             passed_over[engine.name] = slower
-            last = engine.name if engine.serves_any_size else last
+            last = engine if engine.serves_any_size else last
         elif (fault := _fault(engine, call)) is not None:
             passed_over[engine.name] = fault
         else:
-            chosen = engine.name
-    if chosen is None:
-        chosen = last
-        del passed_over[chosen]
-    return Explanation(chosen, passed_over)
+            return engine
+    return last
+
+
+def _explain(call: Call, backend: str) -> Explanation:
+    passed_over: dict[str, str] = {}
+    chosen = _choose(call, backend, passed_over)
+    passed_over.pop(chosen.name, None)
+    for engine in ENGINES:
+        if engine is not chosen and engine.name not in passed_over:
+            lack = engine.unsupported(call) if backend == "auto" else None
+            comes_first = f"{chosen.name} comes first and can compute it" if lack is None else f"it lacks {lack}"
+            passed_over[engine.name] = comes_first if backend == "auto" else "not asked for"
+    return Explanation(chosen.name, passed_over)
 
 
 def attention(
@@ -151,8 +157,8 @@ def attention(
         q, k, v, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=dropout,
         return_lse=return_lse,
     )  # fmt: skip
-    engine = _BY_NAME[_choose(call, backend).backend]
-    with torch.autocast(q.device.type, enabled=False):
+    engine = _choose(call, backend, {})
+    with without_autocast(q.device):
         output, lse = call.of_nothing() if call.is_empty else engine.run(without_hidden(call.seeded()))
     if not return_lse:
         return output
@@ -183,7 +189,7 @@ def explain(
         q, k, v, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=dropout,
         return_lse=return_lse,
     )  # fmt: skip
-    return _choose(call, backend)
+    return _explain(call, backend)
 
 
 def expected(make: Callable[[], Call]) -> Expected:
@@ -214,5 +220,5 @@ def attention_weights(
     call = prepare(
         q, k, k, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=0.0, return_lse=False
     )
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         return weights(without_hidden(call))[0].to(call.q.dtype)

@@ -61,7 +61,9 @@ def prepare(
     own = terms.one(Scale)
     if scale is None:
         scale = own.value if own is not None else q.shape[-1] ** -0.5
-    q, k, v = (x.to(dtype_under_autocast(x)) for x in (q, k, v))
+    dtype = dtype_under_autocast(q)
+    if not q.dtype == k.dtype == v.dtype == dtype:
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     return Call(q, k, v, terms, mask, float(scale), float(dropout), return_lse=return_lse)
 
 
@@ -97,7 +99,8 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise unless all three are on one device and in one dtype, or in such as autocast makes one."""
-    if not dtype_under_autocast(q) == dtype_under_autocast(k) == dtype_under_autocast(v):
+    alike = q.dtype == k.dtype == v.dtype
+    if not alike and not dtype_under_autocast(q) == dtype_under_autocast(k) == dtype_under_autocast(v):
         fail("q, k and v in one dtype", f"{q.dtype}, {k.dtype} and {v.dtype}", "Convert them, or use torch.autocast.")
     if not q.device == k.device == v.device:
         fail("q, k and v on one device", f"{q.device}, {k.device} and {v.device}", "Move them with .to(device).")
@@ -106,7 +109,7 @@ def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
 def _resolve_terms(
     position: Position | None, queries: Coordinates | None, keys: Coordinates | None, q: Tensor, k: Tensor
 ) -> Terms:
-    if isinstance(position, SupportsTerms) and not isinstance(position, type):
+    if not isinstance(position, Terms | Term | type | None) and callable(getattr(position, "terms", None)):
         if queries is None:
             fail(
                 "queries= beside a mechanism",

@@ -21,7 +21,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core import LineBias, Lines, segment_sum
-from relpos.core.checks import fail, require_flag, require_floating, require_int, require_number, shape_of
+from relpos.core.checks import (
+    fail,
+    require_flag,
+    require_floating,
+    require_int,
+    require_number,
+    shape_of,
+    without_autocast,
+)
 from relpos.engines.arguments import require_alike
 
 
@@ -72,7 +80,7 @@ def flash_attention(
             fail("a bias whose lines all elements of the batch share", "one line an element", "Use relpos.attention.")
     factor = q.shape[3] ** -0.5 if scale is None else float(scale)
     values, lines = (None, None) if bias is None else (bias.values, bias.lines)
-    with torch.autocast(q.device.type, enabled=False):  # which would round the scores that a softmax is taken of
+    with without_autocast(q.device):  # which would round the scores that a softmax is taken of
         out: Tensor = _Flash.apply(q, k, v, values, lines, causal, factor, block_size)  # type: ignore[no-untyped-call]
     return out
 

@@ -36,6 +36,7 @@ from relpos.core.checks import (
     require_floating,
     require_int,
     shape_of,
+    without_autocast,
 )
 from relpos.engines.arguments import require_alike
 
@@ -83,7 +84,7 @@ def linear_attention(
     terms.check(q, k, v)
     own, groups = q.dtype, q.shape[1] // k.shape[1]
     wide = torch.promote_types(own, torch.float32)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         q, k = _features(q.to(wide), k.to(wide), feature_map)
         k, v = (x.to(wide).repeat_interleave(groups, dim=1) for x in (k, v))
         rate = None if decay is None else decay.to(wide)

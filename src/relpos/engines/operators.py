@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from relpos.core import at_least_float32
+from relpos.core.checks import without_autocast
+from relpos.core.private import inside_forward_mode, inside_transform
 from relpos.engines.call import Call
 from relpos.engines.packing import Packed, unpack
-from relpos.engines.private import inside_forward_mode, inside_transform
 
 
 class Gradients:
@@ -129,7 +130,7 @@ def make_operator(engine: str, forward: Forward, backward: Backward) -> Callable
     ) -> list[Tensor]:
         tensors = _apart(tensors)
         gradients = Gradients([tensors[place] for place in needed])
-        with torch.autocast(out.device.type, enabled=False):
+        with without_autocast(out.device):
             backward(unpack(tensors, numbers, structure), out, lse, d_out, d_lse, gradients)
         return gradients.finished()
 

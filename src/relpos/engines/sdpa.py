@@ -34,7 +34,7 @@ from relpos.core import (
     at_least_float32,
     content,
 )
-from relpos.engines import dense
+from relpos.engines import dense, product
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 from relpos.engines.operators import FORWARD_MODE, lacks_transform
@@ -48,10 +48,11 @@ class DenseSDPA(Engine):
     summary = "dense scores handed to PyTorch's scaled_dot_product_attention; any device; best for small windows"
 
     def unsupported(self, call: Call) -> str | None:
-        if call.terms.one(Softcap) is not None:
-            return "Softcap"
-        if any(term.side == "value" for term in call.terms.of(LineVectors)):
-            return "LineVectors on the value side"
+        for term in call.terms:
+            if isinstance(term, Softcap):
+                return "Softcap"
+            if isinstance(term, LineVectors) and term.side == "value":
+                return "LineVectors on the value side"
         if call.return_lse:
             return "return_lse (PyTorch does not return the log-sum-exp)"
         transform = lacks_transform()
@@ -66,13 +67,16 @@ class DenseSDPA(Engine):
         if not causal:
             bias, blank = _mask(call)
         if call.terms.one(Rotation) is not None or call.terms.one(QueryBias) is not None:
-            repeated = k.repeat_interleave(call.groups, dim=1)
+            repeated = _repeated(k, call.groups)
             q, rotated = content(call.terms, q, repeated)
             if rotated is not repeated:  # a rotation a head undoes the grouping
                 k, v = rotated, v.repeat_interleave(call.groups, dim=1)
         if call.terms.one(Sinks) is not None:  # one more key that scores the sink's logit and carries nothing
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
         grouped = True if q.shape[1] != k.shape[1] else False  # noqa: SIM210 - decided now, where sizes are symbolic
+        if bias is not None and _wants_gradient(bias, call) and not grouped and q.dtype == bias.dtype:
+            output = product.attend(q, k, v, bias, call.scale)
+            return (output if blank is None else output.masked_fill(blank, 0)), None
         masked_on_cuda = bias is not None and q.is_cuda
         if bias is not None and masked_on_cuda and bias.is_floating_point():
             bias = bias.to(q.dtype)
@@ -93,6 +97,17 @@ class DenseSDPA(Engine):
 SDPA = DenseSDPA()
 
 
+def _wants_gradient(bias: Tensor, call: Call) -> bool:
+    """Whether PyTorch would take its math path for the sake of the bias, and there is a shorter one."""
+    learned = bias.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return learned and call.q.device.type == "cpu" and call.dropout == 0
+
+
+def _repeated(k: Tensor, groups: int) -> Tensor:
+    """The keys of each query head."""
+    return k if groups == 1 else k.repeat_interleave(groups, dim=1)
+
+
 def _adds(call: Call) -> bool:
     """Whether something is added to the scores, which makes PyTorch's mask a floating one."""
     return any(isinstance(term, _ADDS) for term in call.terms)
@@ -102,7 +117,7 @@ def _mask(call: Call) -> tuple[Tensor | None, Tensor | None]:
     """PyTorch's mask, boolean where nothing is added, and the rows `[1 or B, 1 or H, N, 1]` that may see nothing."""
     n, m = call.q.shape[2], call.k.shape[2]
     allowed = None if call.mask is None else call.mask.dense(n, m, call.q.device)
-    k = at_least_float32(call.k).repeat_interleave(call.groups, dim=1)
+    k = _repeated(at_least_float32(call.k), call.groups)
     bias = dense.scores(call.terms, at_least_float32(call.q), k, call.scale, allowed)
     sinks = call.terms.one(Sinks)
     blank = None

@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Kind, LineVectors, Scale, Terms, at_least_float32, constant
-from relpos.core.checks import fail, require_flag, require_int
+from relpos.core.checks import fail, require_flag, require_int, without_autocast
 from relpos.position.mechanism import AS_IS, Mechanism, Site, raster_lines, require_std, start_table
 from relpos.position.preset import Preset
 
@@ -112,7 +112,7 @@ class DisentangledPosition(Mechanism):
         return terms
 
     def _by_head(self, projection: nn.Linear) -> Float[Tensor, "H R D"]:
-        with torch.autocast(self.device.type, enabled=False):
+        with without_autocast(self.device):
             weight, bias = at_least_float32(projection.weight), at_least_float32(projection.bias)
             vectors = at_least_float32(self.rel_embeddings) @ weight.T + bias
         return torch.unflatten(vectors, -1, (self.num_heads, self.head_dim)).transpose(0, 1)

@@ -36,7 +36,7 @@ from relpos.core import (
     axis_lines,
     require_coordinates,
 )
-from relpos.core.checks import fail, require_int
+from relpos.core.checks import fail, require_int, without_autocast
 from relpos.position.mechanism import AS_IS, Mechanism, Site, require_std, require_window, start_table
 from relpos.position.preset import Preset
 
@@ -99,7 +99,7 @@ class DecomposedPosition(Mechanism):
         place = ((2 * wanted + 1) * have - rows).clamp(0, (have - 1) * unit)
         apart = (place[:, None] - unit * torch.arange(have, device=vectors.device)).abs()
         weights = (unit - apart).clamp(min=0).to(vectors.dtype) / unit
-        with torch.autocast(self.device.type, enabled=False):
+        with without_autocast(self.device):
             return (weights @ vectors)[None]
 
 

@@ -10,7 +10,7 @@ CONTRIBUTING.md for a whole example.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -25,8 +25,10 @@ from relpos.core import (
     LineBias,
     Lines,
     Offsets,
+    Sequence,
     Terms,
     at_least_float32,
+    keep,
     lines,
     require_coordinates,
 )
@@ -38,6 +40,7 @@ from relpos.core.checks import (
     require_int,
     require_number,
     shape_of,
+    without_autocast,
 )
 
 
@@ -112,6 +115,10 @@ AS_IS = "as is"
 """The growth rule of mechanisms that are defined at any coordinates and need nothing."""
 
 
+_FEW_TOKENS = 2**13
+"""Queries and keys together up to which a mechanism keeps their lines."""
+
+
 class Mechanism(nn.Module):
     """Base of all position mechanisms. On its own it says nothing."""
 
@@ -125,6 +132,19 @@ class Mechanism(nn.Module):
         here = self._here
         assert isinstance(here, Tensor)
         return here.device
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        self.__dict__.pop("_kept", None)  # it may be on another device from now on
+        applied: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return applied
+
+    def _lines(self, queries: Coordinates, keys: Coordinates | None = None) -> Lines:
+        """`relpos.lines` on its device; where tokens are regular and few, the same object in the next call."""
+        device = self.device
+        regular = isinstance(queries, Sequence | Grid) and isinstance(keys, Sequence | Grid | None)
+        if not regular or queries.count + (queries if keys is None else keys).count > _FEW_TOKENS:
+            return lines(queries, keys, device=device)
+        return keep(self, (queries, keys, device), device, lambda: lines(queries, keys, device=device))
 
     @property
     def trainable(self) -> bool:
@@ -338,6 +358,9 @@ class OffsetBias(Mechanism):
     axes: ClassVar[int | None] = 1
     """Axes it understands, others raise: 1 sees a grid in raster order; None takes coordinates as they come."""
 
+    _answers_for_prefix: bool = False
+    """Whether `bias` itself has what `prefix_bias` says at the pairs with a prefix."""
+
     @abstractmethod
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
         """The bias of each head at each offset, float32 or wider. Pairs with a prefix come as offset 0 and are
@@ -357,9 +380,9 @@ class OffsetBias(Mechanism):
             if self.axes is not None and coordinates is not None and coordinates.axes != self.axes:
                 wanted = f"{side} with {self.axes} axes for {type(self).__name__}"
                 fail(wanted, repr(coordinates), "Give coordinates with as many axes, or use another mechanism.")
-        line = lines(queries, keys, device=self.device)
+        line = self._lines(queries, keys)
         offsets = line.offsets()
-        with torch.autocast(self.device.type, enabled=False):  # values are computed in float32, also there
+        with without_autocast(line.query.device):  # values are computed in float32, also there
             values = self.bias(offsets)
             if not isinstance(values, Tensor) or values.dim() != 2 or values.shape[1] != line.length:
                 fail(
@@ -367,7 +390,7 @@ class OffsetBias(Mechanism):
                     shape_of(values),
                     "Return one value per head for each entry of offsets.kind.",
                 )
-            if line.length != line.layout.tokens:
+            if line.length != line.layout.tokens and not self._answers_for_prefix:
                 own = self.prefix_bias()
                 three = values.new_zeros(values.shape[0], 3) if own is None else own
                 by_kind = torch.cat([values.new_zeros(values.shape[0], 1), three], dim=1)

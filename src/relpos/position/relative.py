@@ -28,13 +28,16 @@ from torch import Tensor, nn
 from relpos.core import (
     Coordinates,
     Grid,
+    Kind,
     Offsets,
+    Rows,
     Sequence,
     Terms,
     at_least_float32,
     expand,
+    keep,
     lines,
-    lookup,
+    read,
     require_coordinates,
 )
 from relpos.core.checks import fail, require_choice, require_int, shape_of
@@ -209,7 +212,19 @@ class RelativePositionBias(OffsetBias):
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
-        table = at_least_float32(self.relative_position_bias_table)[: math.prod(self.table_sizes)]
+        table = at_least_float32(self.relative_position_bias_table)
+        if len(offsets.kind) == len(table) and self._is_own(offsets) and not self.prefix:
+            return table.T  # row by row as it is
+        key = (self.sizes, self.beyond, self.prefix > 0)
+        return read(table, keep(offsets, key, table.device, lambda: Rows(self._rows(offsets), len(table)))).T
+
+    def _is_own(self, offsets: Offsets) -> bool:
+        """Whether these are the offsets of its own window."""
+        reach = tuple(size - 1 for size in self.sizes)
+        return offsets.high == reach and offsets.low == tuple(-one for one in reach)
+
+    def _rows(self, offsets: Offsets) -> Int[Tensor, " L"]:
+        """The row of the table that each entry of the line reads; the last three are those of a prefix."""
         row = torch.zeros_like(offsets.kind)
         for axis, size in enumerate(self.sizes):
             reach = size - 1
@@ -220,7 +235,11 @@ class RelativePositionBias(OffsetBias):
                     'Resize the table with resize(window), or build it with beyond="clip".',
                 )
             row = row * (2 * size - 1) + offsets.axes[:, axis].clamp(-reach, reach) + reach
-        return lookup(table, row).T
+        return torch.where(offsets.kind == int(Kind.TOKENS), row, math.prod(self.table_sizes) - 1 + offsets.kind)
+
+    @property
+    def _answers_for_prefix(self) -> bool:
+        return type(self).prefix_bias is RelativePositionBias.prefix_bias
 
     def prefix_bias(self) -> Float[Tensor, "H 3"] | None:
         return at_least_float32(self.relative_position_bias_table)[-3:].T if self.prefix else None

@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, Offsets, Scale, Terms, at_least_float32, constant, lookup
+from relpos.core import Coordinates, Offsets, Rows, Scale, Terms, at_least_float32, constant, keep, read
 from relpos.core.checks import fail, require_flag, require_int
 from relpos.position.mechanism import AS_IS, OffsetBias, Site, require_std, start_table
 from relpos.position.preset import Preset
@@ -110,7 +110,11 @@ class T5Bias(OffsetBias):
         return bucket + (offsets < 0) * (len(self._edges) + 1) if self.bidirectional else bucket
 
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
-        return lookup(at_least_float32(self.relative_attention_bias), self.bucket(offsets.axes[:, 0])).T
+        table = at_least_float32(self.relative_attention_bias)
+        key = (self._edges, self.bidirectional)
+        return read(
+            table, keep(offsets, key, table.device, lambda: Rows(self.bucket(offsets.axes[:, 0]), len(table)))
+        ).T
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         terms = super().terms(queries, keys)

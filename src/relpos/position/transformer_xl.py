@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from relpos.core import Coordinates, LineVectors, QueryBias, Terms, at_least_float32
-from relpos.core.checks import fail, require_choice, require_int, require_number
+from relpos.core.checks import fail, require_choice, require_int, require_number, without_autocast
 from relpos.position.angles import WaveLayout, frequencies, turned, waves
 from relpos.position.mechanism import AS_IS, Mechanism, Site, raster_lines, require_std, start_table
 from relpos.position.preset import Preset
@@ -78,7 +78,7 @@ class TransformerXLPosition(Mechanism):
         distance = line.offsets().axes[: line.layout.tokens].double()
         bands = frequencies(self.projection.in_features // 2, self.base)
         weight = at_least_float32(self.projection.weight)
-        with torch.autocast(self.device.type, enabled=False):
+        with without_autocast(self.device):
             vectors = waves(turned(distance, bands), self.layout).to(weight.dtype) @ weight.T
         heads, width = self.u.shape
         by_head = torch.unflatten(vectors, -1, (heads, width)).transpose(0, 1)

@@ -38,7 +38,7 @@ from relpos.core import (
     lines,
     require_coordinates,
 )
-from relpos.core.checks import require_int
+from relpos.core.checks import require_int, without_autocast
 from relpos.position.learned import LearnedPositionEmbedding
 from relpos.position.mechanism import Mechanism, Site, spread
 from relpos.position.preset import Preset
@@ -110,12 +110,12 @@ class TUPEPosition(Mechanism):
         line = lines(queries.raster(), keys.raster(), device=self.device)
         first, second = theta.unbind(dim=1)
         by_kind = torch.stack([torch.zeros_like(first), first, second, first], dim=1)
-        with torch.autocast(self.device.type, enabled=False):
+        with without_autocast(self.device):
             return terms + LineBias(spread(by_kind, line.offsets()), line)
 
     def _projected(self, projection: nn.Linear, side: Coordinates) -> Float[Tensor, "_ H N D"]:
         """One side of the product, of t_1, t_2 and every position; the scale of 1/sqrt(2 D) is shared between both."""
-        with torch.autocast(self.device.type, enabled=False):
+        with without_autocast(self.device):
             vectors, norm, weight, bias = (
                 at_least_float32(x)
                 for x in (self.places.vectors(side), self.norm.weight, projection.weight, projection.bias)

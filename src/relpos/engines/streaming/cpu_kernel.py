@@ -20,8 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core import LineBias, LineVectors, Sinks
+from relpos.core.private import flash_kernel
 from relpos.engines.call import Call
-from relpos.engines.private import flash_kernel
 from relpos.engines.streaming import planning
 from relpos.engines.streaming.chunks import contiguous_rows
 from relpos.engines.streaming.forward import Forward

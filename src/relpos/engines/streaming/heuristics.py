@@ -16,6 +16,7 @@ _SEQUENCE_WITHOUT_GRADIENT, _GRID_WITHOUT_GRADIENT = 2**18, 2**20
 _NOT_LEARNED, _WINDOW = 2**21, 2**20
 _LEAST = 2**20
 """Scores of all heads below which the fixed cost of a call, about a millisecond, shows."""
+_TOO_SMALL = f"the call is too small: from {_LEAST:,} scores (heads x queries x keys) on it is faster"
 _MANY, _OF_MANY = 2**24, 2**14
 """Scores of all heads from which a dense step waits for fresh memory, and pairs of a head from which that decides."""
 _SCORES = 2**25
@@ -40,16 +41,20 @@ def is_pattern(mask: Mask | None) -> bool:
 def slower(call: Call) -> str | None:
     """Why another engine is faster for this call, or None. The words name no sizes of the call, of which torch.compile
     would make constants."""
-    pairs = call.q.shape[2] * call.k.shape[2]
-    scores = call.q.shape[0] * call.q.shape[1] * pairs
+    batch, heads, n, _ = call.q.shape
+    pairs = n * call.k.shape[2]
+    scores = batch * heads * pairs
+    on_cpu = call.q.device.type == "cpu"
+    if on_cpu and scores < _LEAST and call.terms.one(LineBias) is not None:
+        return _TOO_SMALL
     border, kind = _border(call)
-    if call.q.device.type != "cpu":
+    if not on_cpu:
         fits = border is None or scores < _SCORES_ELSEWHERE
         return f"it has not been measured faster on {call.q.device.type}" if fits else None
     if border is None:
         return "without a bias, PyTorch's own kernel is faster"
     if scores < _LEAST:
-        return f"the call is too small: from {_LEAST:,} scores (heads x queries x keys) on it is faster"
+        return _TOO_SMALL
     if pairs < border:
         return f"for {kind} it is faster at more tokens only"
     return None

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.engines.private import multiplies_bfloat16
+from relpos.core.private import multiplies_bfloat16
 
 
 def native(q: Tensor) -> bool:

@@ -18,6 +18,9 @@ _FLASH = (
     "aten::_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value, float dropout_p=0., "
     "bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None) -> (Tensor output, Tensor logsumexp)"
 )
+_SOFTMAX_BACKWARD = (
+    "aten::_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"
+)
 _BFLOAT16 = "mkldnn::_is_mkldnn_bf16_supported() -> bool _0"
 
 
@@ -36,6 +39,12 @@ def flash_kernel() -> Callable[..., Any] | None:
     and of the mask, is contiguous; the other strides may be any.
     """
     return _operator(_FLASH)
+
+
+@cache
+def softmax_backward() -> Callable[..., Any] | None:
+    """What PyTorch computes in the backward of a softmax, in one pass, of gradient, weights, axis and dtype."""
+    return _operator(_SOFTMAX_BACKWARD)
 
 
 @cache
