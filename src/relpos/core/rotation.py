@@ -12,10 +12,10 @@ Angles are float32 or wider, whatever the dtype of `x`; the product is formed in
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Complex, Float
 from torch import Tensor
 
 from relpos.core.checks import (
@@ -28,6 +28,7 @@ from relpos.core.checks import (
     shape_of,
 )
 from relpos.core.gather import at_least_float32
+from relpos.core.kept import may_keep
 
 RotationLayout = Literal["half", "interleaved"]
 
@@ -103,12 +104,74 @@ def rotate(
     if isinstance(x, Tensor):
         require_width(x, width)
     cos, sin = cosines(x, angles, layout=layout, magnitude=magnitude)
-    wide, pairs = at_least_float32(x), angles.shape[-1]
-    turned, rest = wide[..., : 2 * pairs], wide[..., 2 * pairs :]
+    if not may_keep(x.device) or (cos.requires_grad and torch.is_grad_enabled()):
+        return _turn_by_nodes(x, cos, sin, layout)
+    return turn(x, torch.complex(cos, sin), layout)
+
+
+def turn(
+    x: Float[Tensor, "B H N D"],
+    by: Complex[Tensor, "#B #H N P"],
+    layout: RotationLayout,
+    into: RotationLayout | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """`rotate` by cosine + i sine, pairs as complex numbers: one product. Nothing is checked; not for compilers and
+    transforms, nor for angles that are learned.
+
+    Args:
+        into: the layout of the result, by default that of `x`. Where queries and keys both have it, their products
+            are the same in any; "interleaved" is a view of the complex numbers.
+    """
+    into = layout if into is None else into
+    if x.requires_grad and torch.is_grad_enabled():
+        turned: Tensor = _Turn.apply(x, by, layout, into)  # type: ignore[no-untyped-call]
+        return turned
+    return _turn(x, by, layout, into)
+
+
+class _Turn(torch.autograd.Function):
+    """One node; its gradient turns back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: Tensor, layout: RotationLayout, into: RotationLayout) -> Tensor:
+        ctx.save_for_backward(by)
+        ctx.layouts, ctx.shape = (into, layout), x.shape
+        return _turn(x, by, layout, into)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (by,) = ctx.saved_tensors
+        return turn(gradients[0], by.conj(), *ctx.layouts).sum_to_size(ctx.shape), None, None, None
+
+
+def _turn(x: Tensor, by: Tensor, layout: RotationLayout, into: RotationLayout) -> Tensor:
+    wide, width = at_least_float32(x), 2 * by.shape[-1]
+    first = wide[..., :width]
     if layout == "half":
-        first, second = turned[..., :pairs], turned[..., pairs:]
-        turned = torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+        pairs = torch.complex(*first.chunk(2, dim=-1))
+        fits = pairs.shape[:2] == torch.broadcast_shapes(pairs.shape[:2], by.shape[:2])
+        pairs = pairs.mul_(by) if fits else pairs * by
     else:
-        first, second = turned[..., 0::2], turned[..., 1::2]
-        turned = torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1).flatten(-2)
+        fits = first.stride(-1) == 1 and not any(step % 2 for step in (*first.stride()[:-1], first.storage_offset()))
+        pairs = torch.view_as_complex((first if fits else first.contiguous()).unflatten(-1, (-1, 2))) * by
+    turned = torch.cat([pairs.real, pairs.imag], -1) if into == "half" else torch.view_as_real(pairs).flatten(-2)
+    if width < x.shape[-1]:
+        turned = torch.cat([turned, wide[..., width:].expand(*turned.shape[:-1], -1)], dim=-1)
+    return turned.to(x.dtype)
+
+
+def _pairs(x: Tensor, pairs: int, layout: RotationLayout) -> tuple[Tensor, Tensor]:
+    """The first and the second number of each pair."""
+    if layout == "half":
+        return x[..., :pairs], x[..., pairs : 2 * pairs]
+    return x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
+
+
+def _turn_by_nodes(x: Tensor, cos: Tensor, sin: Tensor, layout: RotationLayout) -> Tensor:
+    """Of operations that autograd, compilers and transforms know one by one."""
+    wide, pairs = at_least_float32(x), cos.shape[-1]
+    first, second = _pairs(wide, pairs, layout)
+    both = [first * cos - second * sin, first * sin + second * cos]
+    turned = torch.cat(both, dim=-1) if layout == "half" else torch.stack(both, dim=-1).flatten(-2)
+    rest = wide[..., 2 * pairs :]
     return torch.cat([turned, rest.expand(*turned.shape[:-1], -1)], dim=-1).to(x.dtype)
