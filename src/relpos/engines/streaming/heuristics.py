@@ -1,7 +1,7 @@
-"""When `auto` takes another engine although this one could: where it measured slower.
+"""When `auto` prefers another engine because this one was measured to be slower.
 
-The thresholds are powers of two of N x M, between the last size at which the dense engine was faster and the first at
-which this one was; docs/log.md has the figures. They hold for CPU. Elsewhere nothing is measured yet.
+Each threshold is a power of two of N x M, between the largest size at which the dense engine was faster and the
+smallest at which this one was; docs/log.md has the measurements. They hold for CPU; other devices are not measured yet.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ _SEQUENCE, _GRID, _KEY_VECTORS = 2**16, 2**18, 2**20
 _SEQUENCE_WITHOUT_GRADIENT, _GRID_WITHOUT_GRADIENT = 2**18, 2**20
 _NOT_LEARNED, _WINDOW = 2**21, 2**20
 _LEAST = 2**20
-"""Scores of all heads below which the fixed cost of a call, about a millisecond, shows."""
+"""Scores of all heads below which the fixed cost of a call, about a millisecond, dominates."""
 _MANY, _OF_MANY = 2**24, 2**14
-"""Scores of all heads from which a dense step waits for fresh memory, and pairs of a head from which that decides."""
+"""From so many scores of all heads on, a dense step waits for fresh memory; it is slower then from so many pairs on."""
 _SCORES = 2**25
-"""Scores of all heads from which any other term is computed here, at no gain in time: a dense engine holds several such
-tensors of 128 MiB."""
+"""Scores of all heads from which any other term is computed here. That is no faster, but saves memory: a dense engine
+holds several such tensors, 128 MiB each."""
 _PATTERN = 2**20
-"""Pairs from which a dense engine wastes too many of them under a mask that allows few; as under a window."""
+"""Pairs from which a dense engine is slower under a mask that allows few pairs; the same as for a window."""
 _SCORES_ELSEWHERE = 2**31
-"""Scores of all heads from which a dense engine's tensors, of 8 GiB each, would soon fill a GPU."""
+"""Scores of all heads from which a dense engine's tensors, 8 GiB each, would fill a GPU."""
 
 
 def is_pattern(mask: Mask | None) -> bool:
-    """Whether a mask looks as if it allowed few pairs, as far as can be told without reading tensors: it bounds what
-    lies before a query, has a block layout, or segments that all of the batch share, which padding seldom does."""
+    """Whether a mask probably allows few pairs, judged without reading tensors: it has a bound on the left, a block
+    layout, or segments that the whole batch shares (those of padding rarely are)."""
     if mask is None:
         return False
     if mask.left is not None or mask.low is not None or mask.blocks is not None:
@@ -38,8 +38,8 @@ def is_pattern(mask: Mask | None) -> bool:
 
 
 def slower(call: Call) -> str | None:
-    """Why another engine is faster for this call, or None. The words name no sizes of the call, of which torch.compile
-    would make constants."""
+    """Why another engine is faster for this call, or None. The text names no sizes of the call, because torch.compile
+    would turn these into constants."""
     pairs = call.q.shape[2] * call.k.shape[2]
     scores = call.q.shape[0] * call.q.shape[1] * pairs
     border, kind = _border(call)
@@ -56,7 +56,7 @@ def slower(call: Call) -> str | None:
 
 
 def _border(call: Call) -> tuple[int | None, str]:
-    """From how many pairs on it is faster, None for never; and for what."""
+    """The number of pairs from which this engine is faster, None for never; and what the number is for, in words."""
     regular_terms = (LineBias, LineVectors, Rotation, QueryBias, Scale, Sinks)
     vectors = call.terms.of(LineVectors)
     lines = [term.lines.layout for term in call.terms.of(LineBias)] + [term.lines.layout for term in vectors]
