@@ -188,9 +188,8 @@ class Mask(Movable):
 
     def _limited(self, other: Mask) -> Mask:
         """This mask for `&`: a bound on the right only also limits the globals of the other mask."""
-        if self.right is None or not other.has_globals or self.has_globals or self.left is not None:
-            return self
-        if self.low is not None or self.high is not None:
+        bounded_otherwise = any(x is not None for x in (self.left, self.low, self.high))
+        if self.right is None or bounded_otherwise or self.has_globals or not other.has_globals:
             return self
         limit = self.right if self.limit is None else min(self.right, self.limit)
         return replace(self, right=None, limit=limit)

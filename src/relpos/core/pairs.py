@@ -38,8 +38,7 @@ class Compared:
         """Which pairs are allowed.
 
         Args:
-            every: True for each pair in question.
-            of_query, of_key: broadcast a tensor of queries, or of keys, to these pairs.
+            every: True for each pair in question. of_query, of_key: broadcast a tensor of queries or keys to them.
         """
         seen = every
         if self.order is not None:

@@ -68,16 +68,16 @@ class _Ranges:
     Attributes:
         rank: the rank of each key in the sorted order. key: the key of each rank.
         start, stop: the ranks that each query sees.
-        global_start, global_stop: the ranks whose key each query sees if it is global; None without global keys.
-        key_global: which keys are global.
+        global_start, global_stop: the ranks whose key each query sees if it is global.
+        key_global: which keys are global, or None.
     """
 
     rank: Int[Tensor, "#B M"]
     key: Int[Tensor, "#B M"]
     start: Int[Tensor, "#B N"]
     stop: Int[Tensor, "#B N"]
-    global_start: Int[Tensor, "#B N"] | None
-    global_stop: Int[Tensor, "#B N"] | None
+    global_start: Int[Tensor, "#B N"]
+    global_stop: Int[Tensor, "#B N"]
     key_global: Bool[Tensor, "#B M"] | None
 
 
@@ -122,8 +122,6 @@ def _ranges(mask: Mask, n: int, m: int, device: torch.device) -> _Ranges:
         )
     rank = torch.empty_like(key).scatter(1, key, keys)
     stop, global_stop = torch.maximum(start, stop), torch.maximum(global_start, global_stop)
-    if key_global is None:
-        return _Ranges(rank, key, start, stop, None, None, None)
     return _Ranges(rank, key, start, stop, global_start, global_stop, key_global)
 
 
@@ -159,7 +157,7 @@ def _seen_keys(ranges: _Ranges, layout: Bool[Tensor, "#H r c"], size: int) -> Bo
     counts = torch.zeros((), device=layout.device)
     for some in _chunks(rows, ranges.rank.numel()):
         seen = inside(ranges.start, ranges.stop, some)
-        if ranges.key_global is not None and ranges.global_start is not None and ranges.global_stop is not None:
+        if ranges.key_global is not None:
             seen = seen | (inside(ranges.global_start, ranges.global_stop, some) & ranges.key_global[:, None])
         cells = _in_blocks(seen.float(), columns, size)
         counts = counts + torch.einsum("hij,bijs->bhjs", layout[:, some].float(), cells)
@@ -180,7 +178,7 @@ def _seeing_queries(ranges: _Ranges, layout: Bool[Tensor, "#H r c"], size: int) 
         blocks = torch.arange(some.start, some.stop, device=layout.device)
         members = (ranges.key // size)[:, None] == blocks[:, None]
         seen = see(ranges.start, ranges.stop, members)
-        if ranges.key_global is not None and ranges.global_start is not None and ranges.global_stop is not None:
+        if ranges.key_global is not None:
             global_members = members & ranges.key_global.gather(1, ranges.key)[:, None]
             seen = seen | see(ranges.global_start, ranges.global_stop, global_members)
         cells = _in_blocks(seen.float(), rows, size)

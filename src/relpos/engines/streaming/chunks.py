@@ -116,9 +116,7 @@ class KeyGradient:
     """The gradient of keys or values, summed over the blocks of rows and over the heads that share one.
 
     Args:
-        like: the keys or values.
-        heads: the number of query heads.
-        dtype: the dtype of sums.
+        like: the keys or values. heads: the number of query heads. dtype: the dtype of sums.
         head_by_head: whether the blocks of a head follow one another, so that its finished sum can be rounded at once.
     """
 

@@ -54,22 +54,14 @@ class HankelPlan(Plan):
     """A plan for a call whose only position is at most one regular line bias, and vectors on a sequence.
 
     Args:
-        block_rows, tile_keys: the most rows of a block and keys of a tile.
+        rows, keys: the most rows of a block and keys of a tile.
         pairs: the most scores of a chunk, over all its heads.
         unit, bfloat16: see `Plan`.
         whole_columns: whether each column of a grid is a block of its own, however short it is.
     """
 
     def __init__(
-        self,
-        call: Call,
-        block_rows: int,
-        tile_keys: int,
-        pairs: int,
-        *,
-        unit: float,
-        bfloat16: bool,
-        whole_columns: bool = False,
+        self, call: Call, rows: int, keys: int, pairs: int, *, unit: float, bfloat16: bool, whole_columns: bool = False
     ) -> None:
         self.unit, self.bfloat16, self.pairs = unit, bfloat16, pairs
         self.mask, self.device = call.mask, call.q.device
@@ -92,10 +84,10 @@ class HankelPlan(Plan):
         self.vectors = Vectors(call, self.query.start, unit)
         self.key_columns, self.query_columns = math.prod(self.key.sizes[1:]), math.prod(self.query.sizes[1:])
         self.column_length = self.query.sizes[0]
-        self.tile_keys = max(self.key_columns, min(self.keys, tile_keys) // self.key_columns * self.key_columns)
-        self.block_rows = min(self.column_length, block_rows)
+        self.tile_keys = max(self.key_columns, min(self.keys, keys) // self.key_columns * self.key_columns)
+        self.block_rows = min(self.column_length, rows)
         one_column = whole_columns or self.mask is not None
-        self.block_columns = 1 if one_column else max(1, block_rows // max(1, self.column_length))
+        self.block_columns = 1 if one_column else max(1, rows // max(1, self.column_length))
         self.strided_keys = len(self.key.sizes) == 1 and self.key.prefix == 0 and not self.vectors
         masks_differ = self.mask is not None and self.mask.blocks is not None and self.mask.blocks.layout.shape[0] > 1
         self.by_head = masks_differ and self.device.type == "cpu"

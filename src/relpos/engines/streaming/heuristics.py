@@ -58,18 +58,16 @@ def slower(call: Call) -> str | None:
 def _border(call: Call) -> tuple[int | None, str]:
     """The number of pairs from which this engine is faster, None for never; and what the number is for, in words."""
     regular_terms = (LineBias, LineVectors, Rotation, QueryBias, Scale, Sinks)
-    vectors = call.terms.of(LineVectors)
-    lines = [term.lines.layout for term in call.terms.of(LineBias)] + [term.lines.layout for term in vectors]
+    biases, vectors = call.terms.of(LineBias), call.terms.of(LineVectors)
+    kinds = {term.lines.layout.kind for term in call.terms if isinstance(term, LineBias | LineVectors)}
     batch = max(1, call.q.shape[0]) * call.q.shape[1]
-    regular = all(layout.kind != "irregular" for layout in lines) and len(call.terms.of(LineBias)) <= 1
-    if vectors:
-        regular = all(layout.kind == "affine" for layout in lines)
+    regular = kinds <= {"affine"} if vectors else "irregular" not in kinds and len(biases) <= 1
     if not regular or call.dropout > 0 or any(not isinstance(term, regular_terms) for term in call.terms):
         border = -(-_SCORES // batch)
         if call.terms.of(RowRule):
             return border, "a row rule"
         return min(border, _PATTERN) if is_pattern(call.mask) else border, "a position that is no line bias"
-    if not lines:
+    if not kinds:
         if is_pattern(call.mask):
             return _PATTERN, "a pattern"
         if call.mask is None or call.mask.is_plain_causal or not call.mask.is_interval:
@@ -79,11 +77,11 @@ def _border(call: Call) -> tuple[int | None, str]:
         return _KEY_VECTORS, "vectors that meet keys"
     if vectors:
         return _SEQUENCE, "vectors"
-    grid = any(layout.kind == "nested" for layout in lines)
+    grid = "nested" in kinds
     if not torch.is_grad_enabled():
         border = _GRID_WITHOUT_GRADIENT if grid else _SEQUENCE_WITHOUT_GRADIENT
         return border, "a line bias without gradients"
-    if not any(term.values.requires_grad for term in call.terms.of(LineBias)):
+    if not any(term.values.requires_grad for term in biases):
         return (_WINDOW if call.mask is not None else _NOT_LEARNED), "a bias that is not learned"
     border, kind = (_GRID, "a learned bias on a grid") if grid else (_SEQUENCE, "a learned line bias")
     many = batch * call.q.shape[2] * call.k.shape[2] >= _MANY

@@ -75,13 +75,8 @@ def token_groups(call: Call) -> list[Int[Tensor, "C n"]] | None:
 
 def _lines(call: Call) -> list[Lines]:
     """All lines of the terms."""
-    found = []
-    for term in call.terms:
-        if isinstance(term, LineBias | LineVectors):
-            found.append(term.lines)
-        elif isinstance(term, AxisVectors):
-            found += term.lines
-    return found
+    terms = (term for term in call.terms if isinstance(term, LineBias | LineVectors | AxisVectors))
+    return [line for term in terms for line in (term.lines if isinstance(term, AxisVectors) else (term.lines,))]
 
 
 def _offsets(line: Lines, tokens: Int[Tensor, "C n"]) -> Int[Tensor, "C F"]:
@@ -97,9 +92,7 @@ class Group:
     """C equal segments of n tokens each, as a call with a batch of B * C.
 
     Attributes:
-        whole: the call that they belong to.
-        tokens: their tokens.
-        call: the smaller call.
+        whole: the call that they belong to. call: the smaller call. tokens: their tokens.
         links: for each tensor of the whole call, the tensor made from it, and a function that adds the gradient of the
             second to the gradient of the first.
     """

@@ -37,9 +37,7 @@ def interpreting() -> bool:
 
 def lacks_order(term: LineBias) -> bool:
     """Whether a gradient is wanted that the kernels cannot sum in a fixed order."""
-    if not (torch.is_grad_enabled() and term.values.requires_grad):
-        return False
-    if are_few(term.lines):
+    if not (torch.is_grad_enabled() and term.values.requires_grad) or are_few(term.lines):
         return False
     query, key = term.lines.layout.query, term.lines.layout.key
     if query is None or key is None:
