@@ -103,11 +103,11 @@ def rotate(
         require_width(x, width)
     cos, sin = cosines(x, angles, layout=layout, magnitude=magnitude)
     wide, pairs = at_least_float32(x), angles.shape[-1]
-    turned, rest = wide[..., : 2 * pairs], wide[..., 2 * pairs :]
+    rotated, rest = wide[..., : 2 * pairs], wide[..., 2 * pairs :]
     if layout == "half":
-        first, second = turned[..., :pairs], turned[..., pairs:]
-        turned = torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+        first, second = rotated[..., :pairs], rotated[..., pairs:]
+        rotated = torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
     else:
-        first, second = turned[..., 0::2], turned[..., 1::2]
-        turned = torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1).flatten(-2)
-    return torch.cat([turned, rest.expand(*turned.shape[:-1], -1)], dim=-1).to(x.dtype)
+        first, second = rotated[..., 0::2], rotated[..., 1::2]
+        rotated = torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1).flatten(-2)
+    return torch.cat([rotated, rest.expand(*rotated.shape[:-1], -1)], dim=-1).to(x.dtype)

@@ -19,7 +19,7 @@ This is a Hankel matrix, a view with strides (skew, 1). The window of a sequence
                                     . e f .
 
 The gradient of the scores is written into a skewed buffer (see `workspace`), whose column sums are the gradient of the
-window. A mask by `left` and `right` depends on r * skew + j alone, too: it is written into the window as -inf.
+window. A mask by `left` and `right` also depends on r * skew + j only: it is written into the window as -inf.
 
 Three cases differ. All prefix queries have one coordinate and read the same window (skew 0). All prefix keys give a row
 the same value. Keys at equal distances e are one tile, the view `window[r + j * e]`; in e consecutive rows no two pairs

@@ -74,7 +74,7 @@ def _border(call: Call) -> tuple[int | None, str]:
             return None, ""
         return _WINDOW, "a window"
     if any(term.side == "key" for term in vectors):
-        return _KEY_VECTORS, "vectors that meet keys"
+        return _KEY_VECTORS, "vectors on the key side"
     if vectors:
         return _SEQUENCE, "vectors"
     grid = "nested" in kinds

@@ -82,7 +82,7 @@ class Triton(Engine):
         if call.return_lse:  # PyTorch's kernels do not return it
             return None
         if not call.terms.of(LineBias) and (call.mask is None or call.mask.is_plain_causal):
-            return "without a bias PyTorch's own kernels are at hand"
+            return "without a bias PyTorch's own kernels are available"
         if max(call.q.shape[2], call.k.shape[2]) < _SHORT:
             return f"fewer than {_SHORT} tokens"
         return None

@@ -67,5 +67,5 @@ def rotate(
     if angles.shape[3] == 0 or (learned and torch.is_grad_enabled()):
         return core.rotate(x, angles, layout=layout, magnitude=magnitude)
     cos, sin = core.cosines(x, angles, layout=layout, magnitude=magnitude)
-    turned: Tensor = _rotate(x, cos, sin, layout == "half", False)
-    return turned
+    rotated: Tensor = _rotate(x, cos, sin, layout == "half", False)
+    return rotated
