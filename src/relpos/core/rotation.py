@@ -1,13 +1,12 @@
-"""Rotating vectors by angles: the arithmetic that every rotary mechanism and engine shares.
+"""Rotation of queries and keys by angles, for every rotary mechanism and engine.
 
-A pair of numbers (x, y) turned by angle t becomes (x cos t - y sin t, x sin t + y cos t), times a magnitude. With R
-rotated dimensions there are R / 2 angles; dimensions beyond R pass through untouched. Which two numbers are a pair is
-the layout, and is never guessed:
+A pair (x, y) rotated by angle t is (x cos t - y sin t, x sin t + y cos t), times a magnitude. R rotated dimensions have
+R / 2 angles; dimensions beyond R are unchanged. The layout says which dimensions form a pair:
 
     half          (x[p], x[p + R/2])      Hugging Face, GPT-NeoX
     interleaved   (x[2p], x[2p + 1])      RoFormer, Meta's Llama
 
-Angles are float32 or wider, whatever the dtype of `x`; the product is formed in float32 and rounded once.
+Angles are in float32 or wider for any dtype of `x`; the result is computed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def _fits(angles: Tensor, shape: tuple[int, int, int], most: int) -> bool:
 
 
 def require_width(x: Tensor, width: int | None, name: str = "Rotation") -> None:
-    """Raise unless the heads of `x` are as wide as those that a term was built for; None for any."""
+    """Raise ValueError unless the heads of `x` have the width that a term was built for; None for any."""
     if width is not None and x.shape[-1] != width:
         part = "; rotary_dim= turns a part of them" if name == "Rotation" else ""
         fail(f"heads {width} wide for this {name}", str(x.shape[-1]), f"Build it for the width of the heads{part}.")
@@ -53,7 +52,7 @@ def cosines(
     layout: RotationLayout,
     magnitude: float | Float[Tensor, "#B #H N P"] = 1.0,
 ) -> tuple[Float[Tensor, "#B #H N P"], Float[Tensor, "#B #H N P"]]:
-    """Cosines and sines times the magnitude, in x's dtype or float32; arguments and errors are those of `rotate`."""
+    """Cosines and sines times the magnitude, in x's dtype or float32; arguments and errors as in `rotate`."""
     require_choice(layout, "layout", ("half", "interleaved"))
     require_floating(x, "x", dims=4)
     batch, heads, n, width = x.shape
@@ -89,17 +88,17 @@ def rotate(
     magnitude: float | Float[Tensor, "#B #H N P"] = 1.0,
     width: int | None = None,
 ) -> Float[Tensor, "B H N D"]:
-    """Turn the first `2 * P` dimensions of `x` by `angles` (radians).
+    """Rotate the first `2 * P` dimensions of `x` by `angles` (radians).
 
     Args:
-        x: queries or keys, also keys that go into a cache.
-        angles: one an adjacent pair, in float32 or wider.
+        x: queries or keys.
+        angles: one per token and pair of dimensions, in float32 or float64.
         layout: `"half"` or `"interleaved"`.
-        magnitude: multiplies the rotated dimensions: a number (YaRN's attention factor) or one an angle (xPos).
-        width: the head width that the angles were made for (a mechanism's `head_dim`), or None for any.
+        magnitude: factor on the rotated dimensions: a number (YaRN's attention factor), or one per angle (xPos).
+        width: the head width that the angles were computed for (a mechanism's `head_dim`), or None for any.
 
     Raises:
-        ValueError: the angles do not fit `x`, or are in a half precision.
+        ValueError: the angles do not fit `x`, or are in half precision.
     """
     if isinstance(x, Tensor):
         require_width(x, width)
