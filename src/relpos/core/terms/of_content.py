@@ -131,7 +131,8 @@ class Rotation(Single):
         whole, *cuts = self.__dict__["_whole"]
         if whole is self:
             side = "query" if self.key is self.query else side
-            return keep(self, (side, dtype), self.query.device, lambda: self._made(side, dtype))
+            made: Tensor = keep(self, (side, dtype), self.query.device, lambda: self._made(side, dtype))
+            return made
         found: Tensor = whole._factors(side, dtype)
         return found[..., cuts[side == "key"], :]
 
