@@ -177,8 +177,18 @@ def test_who_runs_what() -> None:
 
     line = Case("line", (64,), "forward")
     ours = ["relpos-auto", "relpos-streaming"]
-    assert names(line) == ["sdpa-free", *ours, "sdpa-dense", "flex", "matmul"]
-    assert names(replace(line, what="step")) == ["sdpa-free", *ours, "sdpa-dense", "matmul"]
+    small = ["sdpa-ready", "relpos-terms", "relpos-cold", "relpos-decoding"]
+    assert names(line) == ["sdpa-free", *ours, "sdpa-dense", *small, "flex", "matmul"]
+    assert names(replace(line, what="step")) == [
+        "sdpa-free",
+        *ours,
+        "sdpa-dense",
+        "sdpa-ready",
+        "relpos-cold",
+        "matmul",
+    ]
+    long = replace(line, sizes=(4096,))
+    assert names(long) == ["sdpa-free", *ours, "sdpa-dense", "flex", "matmul"]
     assert names(Case("shaw", (64,))) == ["sdpa-free", *ours, "matmul"]
     assert names(Case("shaw", (64,), layer=True)) == ["layer-free", *ours, "deberta-v2"]
     assert names(Case("t5", (64,), layer=True)) == ["layer-free", *ours, "t5"]

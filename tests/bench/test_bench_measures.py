@@ -211,7 +211,8 @@ def test_long_cases_have_fewer_rounds() -> None:
     assert measure.rounds_of(Case("line", (4096,)), 7) == (2, 7)
     assert measure.rounds_of(Case("line", (16384,)), 2) == (1, 2)
     assert measure.rounds_of(Case("line", (256,)), 1) == (1, 1)
-    assert measure.rounds_of(Case("line", (256,)), 7) == (2, 21)
+    assert measure.rounds_of(Case("line", (256,)), 7) == (10, 280), "small calls want many, of which the least counts"
+    assert measure.rounds_of(Case("shaw", (256,)), 7) == (2, 21)
 
 
 MEMORY = """
@@ -250,12 +251,30 @@ def test_targets_are_those_of_the_issue() -> None:
         "grid-64x64+1-float32-step": 1.35, "line-4096-bfloat16-forward": 0.5, "line-4096-bfloat16-step": 0.7,
         "layer-shaw-2048-float32-step": 0.5, "layer-transformer_xl-2048-float32-step": 0.5,
         "layer-deberta-2048-float32-step": 0.5,
+        "grid-8x8+1-float32-step-b8-h4-d16": 1.1, "grid-7x7-float32-step-b32": 1.05, "grid-14x14+1-float32-step-b8": 1.05,
+    }  # fmt: skip
+    more = {(target.case, target.engine): target.at_most for target in on_cpu if target.measure == "us"}
+    one, few = "t5-64-float32-forward-q1", "64-float32"
+    assert more == {
+        (one, "terms"): 50, (one, "auto"): 150, (one, "decoding"): 70, (f"line-{few}-forward", "auto"): 160,
+        (f"t5-{few}-forward", "auto"): 160, (f"line-{few}-step", "auto"): 200, (f"t5-{few}-step", "auto"): 200,
     }  # fmt: skip
     (memory,) = (target for target in targets() if target.measure == "GiB")
     assert (memory.case, memory.at_most) == ("line-16384-float32-step", 0.6)
     best = [target for target in on_cpu if target.measure == "time" and not target.peers]
     assert len(best) == 8
     assert {target.at_most for target in best} == {1.05}
+
+
+def test_microseconds_more_are_between_the_least_of_all_rounds() -> None:
+    case = "t5-64-float32-forward-q1"
+    entries = [
+        entry(case, "sdpa-ready", 1.0, rounds_ms=[0.05, 0.01, 0.09]),
+        entry(case, "relpos-decoding", 1.0, rounds_ms=[0.3, 0.2, 0.08]),
+    ]
+    reached = {row["engine"]: (row["reached"], row["met"]) for row in judge(entries)}
+    assert reached["decoding"] == (70.0, True)
+    assert reached["terms"] == (None, None)
 
 
 def test_targets_on_a_gpu_are_those_of_the_issue() -> None:

@@ -39,6 +39,7 @@ class Case:
             biases; "deberta", 512 vectors that queries meet and 512 that keys meet.
         sizes: of the sequence or grid. prefix: tokens before it.
         layer: a whole attention layer, heads * head_dim wide, instead of the product of given q, k and v.
+        queries: how many tokens at the end of the sequence are queries, all where None: 1 is a step of decoding.
     """
 
     position: Kind
@@ -52,6 +53,7 @@ class Case:
     head_dim: int = 64
     layer: bool = False
     device: Device = "cpu"
+    queries: int | None = None
 
     def __post_init__(self) -> None:
         require_choice(self.position, "a case's position", get_args(Kind))
@@ -66,6 +68,10 @@ class Case:
             fail(f"sizes of {axes} axes for {self.position}", shape_of(self.sizes), "Pass a tuple, one size per axis.")
         for size in self.sizes:
             require_int(size, "each size of a case", at_least=1)
+        if self.queries is not None:
+            require_int(self.queries, "a case's queries", at_least=1)
+            if axes != 1 or self.prefix or self.layer or self.causal or self.queries > self.sizes[0]:
+                fail("queries at the end of a plain sequence", str(self.queries), "Leave queries out.")
 
     @property
     def count(self) -> int:
@@ -86,6 +92,7 @@ class Case:
         words += [f"b{self.batch}"] if self.batch != 1 else []
         words += [f"h{self.heads}"] if self.heads != 8 else []
         words += [f"d{self.head_dim}"] if self.head_dim != 64 else []
+        words += [f"q{self.queries}"] if self.queries is not None else []
         words += [self.device] if self.device != "cpu" else []
         return "-".join(words)
 
@@ -96,7 +103,9 @@ class Case:
         if len(sizes) == 2:
             while math.prod(sizes) > tokens:
                 sizes = tuple(max(1, size - 1) if size == max(sizes) else size for size in sizes)
-        return replace(self, sizes=sizes if len(sizes) == 2 else (min(sizes[0], tokens),), batch=min(self.batch, 2))
+        sizes = sizes if len(sizes) == 2 else (min(sizes[0], tokens),)
+        queries = None if self.queries is None else min(self.queries, sizes[0])
+        return replace(self, sizes=sizes, queries=queries, batch=min(self.batch, 2))
 
     def one_head(self) -> Case:
         """The same tokens, with one head and one element in the batch."""
@@ -152,6 +161,16 @@ def families() -> dict[str, tuple[Case, ...]]:
             *(Case("grid", (side, side), "step", "bfloat16", prefix=1) for side in _SIDES),
         ),
         "windows": windows,
+        "small": (
+            Case("t5", (64,), queries=1),
+            Case("line", (64,)),
+            Case("t5", (64,)),
+            _line(64),
+            Case("t5", (64,), "step"),
+            Case("grid", (8, 8), "step", prefix=1, batch=8, heads=4, head_dim=16),
+            Case("grid", (7, 7), "step", batch=32),
+            Case("grid", (14, 14), "step", prefix=1, batch=8),
+        ),
         "shapes": (
             Case("line", (1024,), "step", batch=8),
             Case("line", (1024,), "step", heads=32),

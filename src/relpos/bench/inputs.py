@@ -42,6 +42,12 @@ class Inputs:
     mask: Mask | None
 
     @property
+    def queries(self) -> Sequence | Grid:
+        """Where the queries are: all tokens, or the last ones."""
+        count, last = self.case.queries, self.case.sizes[0]
+        return self.tokens if count is None else Sequence(count, start=last - count)
+
+    @property
     def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v of a case that is no layer."""
         assert self.q is not None
@@ -102,8 +108,9 @@ def make(case: Case, dtype: torch.dtype | None = None) -> Inputs:
     else:
         shape = (case.batch, case.heads, case.count, case.head_dim)
         q, k, v = (random(*shape) for _ in range(3))
+        q = q if case.queries is None else q[:, :, -case.queries :].clone()
         if case.position == "t5":
             q = q * 2.0 ** -round(math.log2(case.head_dim) / 2)  # its scale is 1: queries start as much smaller
         q, k, v = (x.requires_grad_(learns) for x in (q, k, v))
-        gradient = random(*shape)
+        gradient = random(*q.shape[:3], case.head_dim)
     return Inputs(case, q, k, v, x, gradient, tokens, position, mask)

@@ -19,13 +19,13 @@ from relpos.bench.cases import Case
 from relpos.bench.check import faults, first_line
 from relpos.bench.inputs import make
 from relpos.bench.modules import baseline, peers_of
-from relpos.bench.peers import Peer, Workload
+from relpos.bench.peers import Peer, Workload, is_small
 from relpos.comparison.memory import PeakMemory
 
 _GIB = 2**30
 _SHARE = 0.7
 _LONG = 8192
-_SHORT, _MORE = 512, 3
+_SHORT, _MORE, _MANY = 512, 3, 40
 _BUSY_CYCLES = 20_000_000  # about 10 ms of a GPU, more than launching any call takes
 _WARM_TOKENS = 64
 
@@ -36,6 +36,8 @@ def rounds_of(case: Case, repeats: int) -> tuple[int, int]:
         return 1, 1
     if case.device == "cuda":
         return _MORE, repeats * _MORE
+    if is_small(case):
+        return 10, repeats * _MANY
     if case.count >= _LONG:
         return 1, min(repeats, 3)
     return 2, repeats * _MORE if case.count <= _SHORT else repeats

@@ -6,8 +6,9 @@ of whole layers are in `modules`. Every bias is read from its table in each call
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,17 +19,23 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from relpos.bench.cases import Case
 from relpos.bench.inputs import Inputs, setting
-from relpos.core import LineBias, expand
+from relpos.core import LineBias, Sequence, expand
 from relpos.engines import attention, backends, explain
+from relpos.position import decoding
 
 FREE = "sdpa-free"
 """Attention without any position by PyTorch: the limit, and what ratios are against. On a GPU, FlashAttention's."""
 FREE_CUDNN, FREE_OURS = "sdpa-cudnn", "relpos-free"
 """On a GPU, the same by cuDNN and by our own kernels."""
-DENSE, FLEX = "sdpa-dense", "flex"
+DENSE, READY, FLEX = "sdpa-dense", "sdpa-ready", "flex"
+TERMS, DECODING, COLD = "relpos-terms", "relpos-decoding", "relpos-cold"
+"""Of small cases: SDPA under a dense bias that is there already, in a step a learned one; and ours with terms that are
+there already, inside `relpos.decoding`, and with nothing kept of the call before."""
 ROOFLINE = "matmul"
 _TILE = 512
 _FLEX_AT_MOST = 8192
+_SMALL = 2**24
+"""Bytes of the scores."""
 _FLOAT = 4
 
 
@@ -93,10 +100,13 @@ def engine_peer(engine: str) -> Peer:
 
     def build(inputs: Inputs) -> Workload:
         q, k, v = inputs.qkv
-        queries = None if inputs.position is None else inputs.tokens
+        queries = None if inputs.position is None else inputs.queries
+        keys = None if queries is None or inputs.case.queries is None else inputs.tokens
 
         def forward() -> Tensor:
-            output = attention(q, k, v, position=inputs.position, queries=queries, mask=inputs.mask, backend=engine)
+            output = attention(
+                q, k, v, position=inputs.position, queries=queries, keys=keys, mask=inputs.mask, backend=engine
+            )
             assert isinstance(output, Tensor)
             return output
 
@@ -111,11 +121,14 @@ def engine_peer(engine: str) -> Peer:
 def taken(case: Case, engine: str) -> str | None:
     """The engine that a case takes where `engine` is asked for; None where that one lacks something."""
     shape = case.batch, case.heads, case.count, case.head_dim
-    q = torch.empty(shape, dtype=getattr(torch, case.dtype), device=case.device)
+    k = torch.empty(shape, dtype=getattr(torch, case.dtype), device=case.device)
+    q = k if case.queries is None else k[:, :, -case.queries :]
     position, tokens, mask = setting(case)
-    queries = None if position is None else tokens
+    queries = keys = None if position is None else tokens
+    if position is not None and case.queries is not None:
+        queries = Sequence(case.queries, start=case.count - case.queries)
     try:
-        return explain(q, q, q, position=position, queries=queries, mask=mask, backend=engine).backend
+        return explain(q, k, k, position=position, queries=queries, keys=keys, mask=mask, backend=engine).backend
     except NotImplementedError:
         return None
 
@@ -141,7 +154,7 @@ def _for_flex(case: Case) -> bool:
 
 def _values(inputs: Inputs) -> tuple[Tensor, LineBias]:
     assert inputs.position is not None
-    (term,) = inputs.position.terms(inputs.tokens).of(LineBias)
+    (term,) = inputs.position.terms(inputs.queries, inputs.tokens).of(LineBias)
     return term.values, term
 
 
@@ -177,6 +190,67 @@ def _dense(inputs: Inputs) -> Workload:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None].to(q.dtype))
 
     return _step(inputs, forward)
+
+
+def is_small(case: Case) -> bool:
+    """Whether what a call costs beside its arithmetic is of interest."""
+    biased = _product(case) and case.position in ("line", "grid", "t5") and not case.causal
+    return biased and case.device == "cpu" and pairs(case) <= _SMALL
+
+
+def _small_forward(case: Case) -> bool:
+    return is_small(case) and case.what == "forward"
+
+
+def _ready(inputs: Inputs) -> Workload:
+    q, k, v = inputs.qkv
+    values, term = _values(inputs)
+    bias = expand(values, term.lines).detach()[None].contiguous().requires_grad_(inputs.case.what == "step")
+    scale = 1.0 if inputs.case.position == "t5" else None
+
+    def forward() -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+
+    leaves = (q, k, v, bias) if inputs.case.what == "step" else ()
+    return Workload(forward, leaves, inputs.gradient)
+
+
+def _terms(inputs: Inputs) -> Workload:
+    assert inputs.position is not None
+    q, k, v = inputs.qkv
+    terms = inputs.position.terms(inputs.queries, inputs.tokens)
+
+    def forward() -> Tensor:
+        output = attention(q, k, v, position=terms)
+        assert isinstance(output, Tensor)
+        return output
+
+    return Workload(forward)
+
+
+def _decoding(inputs: Inputs) -> Workload:
+    position = copy.deepcopy(inputs.position)
+    assert position is not None
+    work = engine_peer("auto").build(replace(inputs, position=position))
+    scopes = ExitStack()
+    scopes.enter_context(decoding(position))
+
+    def forward(_: ExitStack = scopes) -> Tensor:  # which is open for as long as the work is there
+        return work.forward()
+
+    return replace(work, forward=forward)
+
+
+def _cold(inputs: Inputs) -> Workload:
+    position = copy.deepcopy(inputs.position)
+    assert position is not None
+    work = engine_peer("auto").build(replace(inputs, position=position))
+
+    def forward() -> Tensor:
+        position.training = True  # any setting drops what is kept
+        return work.forward()
+
+    return replace(work, forward=forward)
 
 
 def _flex(inputs: Inputs) -> Workload:
@@ -253,6 +327,10 @@ def op_peers(engines: tuple[str, ...]) -> tuple[Peer, ...]:
         Peer(FREE_OURS, "relpos triton, no bias", on("cuda"), _free_ours, lambda case: 0, exact=False),
         *(engine_peer(engine) for engine in engines),
         Peer(DENSE, "SDPA, gathered bias", _a_bias, _dense, dense_bytes),
+        Peer(READY, "SDPA, bias ready", is_small, _ready, dense_bytes, exact=False),
+        Peer(TERMS, "relpos, terms ready", _small_forward, _terms, dense_bytes),
+        Peer(COLD, "relpos, nothing kept", is_small, _cold, dense_bytes),
+        Peer(DECODING, "relpos, decoding", _small_forward, _decoding, dense_bytes),
         Peer(FLEX, "FlexAttention, compiled", _for_flex, _flex, lambda case: 0, compiles=True),
         Peer(ROOFLINE, "matrix products alone", on("cpu"), _products, tiles, exact=False),
     )

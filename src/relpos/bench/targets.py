@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from relpos.bench.cases import families
-from relpos.bench.peers import DENSE, FLEX, FREE, FREE_CUDNN, FREE_OURS
+from relpos.bench.peers import DENSE, FLEX, FREE, FREE_CUDNN, FREE_OURS, READY
 from relpos.engines import backends
 
 Entry = Mapping[str, Any]
@@ -26,7 +26,7 @@ class Target:
 
     Attributes:
         peers: whose time, or memory, it is a ratio to: the least of theirs. Where there are none, every engine by name.
-        measure: time, memory, or extra GiB by themselves.
+        measure: time, memory, microseconds more (between the least of all rounds), or extra GiB by themselves.
         engine: whose figure it is, where that is not the one that a run was made for.
     """
 
@@ -35,7 +35,7 @@ class Target:
     against: str
     at_most: float
     peers: tuple[str, ...] = (FREE,)
-    measure: Literal["time", "memory", "GiB"] = "time"
+    measure: Literal["time", "memory", "us", "GiB"] = "time"
     engine: str | None = None
 
 
@@ -66,7 +66,31 @@ def _on_cpu() -> tuple[Target, ...]:
             Target(case.name, f"auto, {case.batch:,} windows of {case.count}, {case.what}", "the best engine", 1.05, ())
             for case in families()["windows"]
         ),
+        *_small(),
         Target("line-16384-float32-step", "extra memory in GiB, training step, N = 16,384", "", 0.6, (), "GiB"),
+    )
+
+
+def _small() -> tuple[Target, ...]:
+    """Microseconds more than SDPA under a bias that is ready, and ratios to it; on one thread."""
+    ready, one, few = "SDPA, bias ready", "t5-64-float32-forward-q1", "64-float32-forward"
+    more = (
+        (one, "us more, 1 query x 64 keys, terms ready", 50, "terms"),
+        (one, "us more, the same through T5Bias", 150, "auto"),
+        (one, "us more, the same while decoding", 70, "decoding"),
+        (f"line-{few}", "us more, 64 x 64, a learned bias", 160, "auto"),
+        (f"t5-{few}", "us more, 64 x 64, T5Bias", 160, "auto"),
+        ("line-64-float32-step", "us more, training step, 64 x 64, a learned bias", 200, "auto"),
+        ("t5-64-float32-step", "us more, training step, 64 x 64, T5Bias", 200, "auto"),
+    )
+    times = (
+        ("grid-8x8+1-float32-step-b8-h4-d16", "training step, 8 x 65 tokens, 4 heads of 16", 1.1),
+        ("grid-7x7-float32-step-b32", "training step, 32 windows of 7 x 7", 1.05),
+        ("grid-14x14+1-float32-step-b8", "training step, 8 x 197 tokens", 1.05),
+    )
+    return (
+        *(Target(case, words, ready, at_most, (READY,), "us", engine) for case, words, at_most, engine in more),
+        *(Target(case, words, ready, at_most, (READY,)) for case, words, at_most in times),
     )
 
 
@@ -130,7 +154,7 @@ def _reached(target: Target, entries: Sequence[Entry], name: str) -> tuple[float
         return None, f"{name} was not run"
     if own["reason"] is not None and own["ms"] is None:
         return None, own["reason"]
-    if target.measure != "time" and own["extra_mib"] is None:
+    if target.measure in ("memory", "GiB") and own["extra_mib"] is None:
         return None, own["reason"] or "memory was not measured"
     if target.measure == "GiB":
         return round(own["extra_mib"] / 1024, 3), None
@@ -147,6 +171,8 @@ def _reached(target: Target, entries: Sequence[Entry], name: str) -> tuple[float
             return None, "their memory was not measured"
         return round(own["extra_mib"] / min(entry["extra_mib"] for entry in rivals), 3), None
     best = min(rivals, key=lambda entry: entry["ms"]["median"])
+    if target.measure == "us":
+        return round(1e3 * (min(own["rounds_ms"]) - min(best["rounds_ms"])), 1), None
     pairs = zip(own["rounds_ms"], best["rounds_ms"], strict=True)
     return round(statistics.median(a / b for a, b in pairs), 3), None
 
