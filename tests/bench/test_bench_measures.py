@@ -251,7 +251,8 @@ def test_targets_are_those_of_the_issue() -> None:
         "grid-64x64+1-float32-step": 1.35, "line-4096-bfloat16-forward": 0.5, "line-4096-bfloat16-step": 0.7,
         "layer-shaw-2048-float32-step": 0.5, "layer-transformer_xl-2048-float32-step": 0.5,
         "layer-deberta-2048-float32-step": 0.5,
-        "grid-8x8+1-float32-step-b8-h4-d16": 1.1, "grid-7x7-float32-step-b32": 1.05, "grid-14x14+1-float32-step-b8": 1.05,
+        "grid-8x8+1-float32-step-b8-h4-d16": 1.1, "grid-7x7-float32-step-b32": 1.05,
+        "grid-14x14+1-float32-step-b8": 1.05,
     }  # fmt: skip
     more = {(target.case, target.engine): target.at_most for target in on_cpu if target.measure == "us"}
     one, few = "t5-64-float32-forward-q1", "64-float32"
