@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NoReturn, Self, TypeVar
+from typing import ClassVar, NoReturn, Self, TypeVar
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -19,7 +19,16 @@ from relpos.core.tree import Movable, register
 
 
 class Term(Movable):
-    """Base of the terms. `a + b` joins terms into `Terms`."""
+    """Base of the terms. `a + b` joins terms into `Terms`.
+
+    Attributes:
+        adds_scores: whether it adds to the scores or the sum of their exponentials; without such terms, attention is
+            PyTorch's own.
+        meets_plain: whether its scores depend on queries or keys, which are then those before rotation.
+    """
+
+    adds_scores: ClassVar[bool] = True
+    meets_plain: ClassVar[bool] = True
 
     def __add__(self, other: Term | Terms) -> Terms:
         return Terms(self) + other

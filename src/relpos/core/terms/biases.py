@@ -29,6 +29,7 @@ class LineBias(Term):
         lines: the line coordinates of queries and keys; `lines.length` is L.
     """
 
+    meets_plain = False
     values: Float[Tensor, "H L"]
     lines: Lines
 
@@ -78,6 +79,7 @@ class LowRank(Term):
         key: `[1 or H, M, R]` or `[1 or B, 1 or H, M, R]`.
     """
 
+    meets_plain = False
     query: Float[Tensor, "*#B #H N R"]
     key: Float[Tensor, "*#B #H M R"]
 
@@ -114,6 +116,7 @@ class DenseBias(Term):
         bias: `[1 or B, 1 or H, N, M]`.
     """
 
+    meets_plain = False
     bias: Float[Tensor, "#B #H N M"]
 
     def __post_init__(self) -> None:

@@ -39,6 +39,7 @@ class Rotation(Single):
         width: the head width that the angles were made for, R or more; attention refuses another. None for any.
     """
 
+    adds_scores = meets_plain = False
     query: Float[Tensor, "#B #H N P"]
     key: Float[Tensor, "#B #H M P"] | None
     layout: RotationLayout = static()
@@ -117,6 +118,7 @@ class QueryBias(Term):
         u: `[1 or H, D]`.
     """
 
+    adds_scores = meets_plain = False
     u: Float[Tensor, "H D"]
 
     def __post_init__(self) -> None:
@@ -132,6 +134,7 @@ class QueryBias(Term):
 class Scale(Term):
     """Sets the factor on the content product (1 for T5). An argument `scale=` of attention beats it."""
 
+    adds_scores = meets_plain = False
     value: float = static()
 
     def __post_init__(self) -> None:
@@ -153,6 +156,7 @@ class Scale(Term):
 class Softcap(Single):
     """Bounds the scaled content product: `cap * tanh(x / cap)` (Gemma 2). At most one."""
 
+    adds_scores = meets_plain = False
     cap: float = static()
 
     def __post_init__(self) -> None:
@@ -170,6 +174,7 @@ class Sinks(Single):
         logits: `[H]`.
     """
 
+    meets_plain = False
     logits: Float[Tensor, " H"]
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from relpos.core import AxisVectors, DenseBias, LineBias, LineVectors, LowRank, Term, Terms, contract
+from relpos.core import AxisVectors, DenseBias, LineBias, LineVectors, LowRank, Sinks, Softcap, Term, Terms, contract
 from relpos.core.terms.vectors import meet, sum_rows
 from relpos.engines import dense
 from relpos.engines.call import Call
@@ -175,6 +175,10 @@ class DensePlan(Plan):
                     _add(d_key, score.mT @ query.to(self.dtype))
                 case DenseBias(), DenseBias(bias=into):
                     _add(into, score)
+                case ((LineVectors() | Sinks() | Softcap()), _):  # whose gradients do not come from here
+                    pass
+                case term, _:
+                    raise NotImplementedError(f"DensePlan.collect has no gradient for {type(term).__name__}")
 
     def _meet_backward(
         self,

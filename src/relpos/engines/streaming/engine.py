@@ -10,7 +10,22 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from relpos.core import AxisVectors, DenseBias, LineVectors, RowRule, Term, at_least_float32, lookup
+from relpos.core import (
+    AxisVectors,
+    DenseBias,
+    LineBias,
+    LineVectors,
+    LowRank,
+    QueryBias,
+    Rotation,
+    RowRule,
+    Scale,
+    Sinks,
+    Softcap,
+    Term,
+    at_least_float32,
+    lookup,
+)
 from relpos.engines import dense
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
@@ -62,9 +77,12 @@ class Streaming(Engine):
     name = "streaming"
     summary = "blocks of rows in O(N) memory, with an exact gradient; every term, any device; fastest on CPU"
     serves_any_size = True
+    served = (
+        LineBias, LineVectors, AxisVectors, LowRank, DenseBias, RowRule, Rotation, QueryBias, Scale, Softcap, Sinks,
+    )  # fmt: skip
 
     def unsupported(self, call: Call) -> str | None:
-        return lacks_transform()
+        return self.unknown(call) or lacks_transform()
 
     def not_preferred(self, call: Call) -> str | None:
         return slower(call)
@@ -103,7 +121,7 @@ def _by_rules(call: Call) -> tuple[Tensor, Tensor]:
     wide_k = at_least_float32(call.k if call.plain_k is None else call.plain_k)
     wide_k = wide_k.repeat_interleave(wide_q.shape[1] // wide_k.shape[1], dim=1)
     call = replace(call, terms=call.terms.without(RowRule))
-    if not call.terms.of(LineVectors) and not call.terms.of(AxisVectors):
+    if not any(term.meets_plain for term in call.terms):
         call = replace(call, plain_q=None, plain_k=None)
     step = max(1, dense.PAIRS_AT_ONCE // max(1, m))
     if call.mask is not None and call.mask.blocks is not None:

@@ -15,7 +15,6 @@ from relpos.engines.operators import Gradients, lacks_transform, make_operator
 from relpos.engines.packing import pack
 from relpos.engines.triton import limits
 
-_SERVED = (LineBias, Rotation, QueryBias, Scale, Sinks)
 _WIDEST = 256
 _SHORT = 512
 
@@ -42,6 +41,7 @@ class Triton(Engine):
     name = "triton"
     summary = "fused kernels for a line bias on GPU, with a gradient in a fixed order"
     serves_any_size = True
+    served = (LineBias, Rotation, QueryBias, Scale, Sinks)
     checked_on = ("cuda",)
 
     def unsupported(self, call: Call) -> str | None:
@@ -55,9 +55,8 @@ class Triton(Engine):
             return f"{limits.AMPLE // 1024} KiB of shared memory for a program, which wide heads and float64 take"
         if not _INSTALLED:
             return "Triton, which is not installed"
-        for term in call.terms:
-            if not isinstance(term, _SERVED):
-                return type(term).__name__
+        if (unknown := self.unknown(call)) is not None:
+            return unknown
         if max(q.shape[3], call.v.shape[3]) > _WIDEST:
             return f"head widths above {_WIDEST}"
         if mask is not None and mask.has_globals:
