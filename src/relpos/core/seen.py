@@ -29,10 +29,8 @@ _AT_ONCE = 2**22
 
 def seen(
     mask: Mask, queries: int, keys: int, device: torch.device
-) -> tuple[Bool[Tensor, "#B #H N"], Bool[Tensor, "#B #H M"]] | None:
-    """Whether each query sees some key, and each key is seen by some query, in a head; None where all do and are."""
-    if hides_nothing(mask, queries, keys):
-        return None
+) -> tuple[Bool[Tensor, "#B #H N"], Bool[Tensor, "#B #H M"]]:
+    """Whether each query sees some key, and each key is seen by some query, in a head."""
     if _see_themselves(mask, queries, keys) and mask.query_segments is not None:
         own = torch.atleast_2d(mask.query_segments >= 0)[:, None]
         return own, own

@@ -23,7 +23,7 @@ from relpos.engines.call import Call
 
 @runtime_checkable
 class SupportsTerms(Protocol):
-    """What attention needs of a position mechanism (`relpos.position.SupportsTerms` is one)."""
+    """What attention needs of a position mechanism; every `relpos.Mechanism` that acts in attention is one."""
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         """What it says to attention."""
