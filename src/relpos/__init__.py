@@ -92,6 +92,7 @@ from relpos.position import (
     XPos,
     YaRN,
     alibi_slopes,
+    decoding,
     get_relative_position_index_1d,
     get_relative_position_index_2d,
 )
@@ -176,6 +177,7 @@ __all__ = [
     "attention_weights",
     "backends",
     "count_parameters",
+    "decoding",
     "explain",
     "flash_attention",
     "get_relative_position_index_1d",

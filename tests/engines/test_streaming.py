@@ -304,8 +304,8 @@ def test_a_bound_that_is_too_far_away_gives_way_to_the_maximum(
     """In bfloat16, of long vectors that stand at right angles."""
     monkeypatch.setattr(matmul, "native", lambda q: q.dtype == torch.bfloat16)
     asked = []
-    largest = forward.Forward._largest
-    monkeypatch.setattr(forward.Forward, "_largest", lambda self, *rest: (asked.append(1), largest(self, *rest))[1])
+    largest = forward.Forward._maximum
+    monkeypatch.setattr(forward.Forward, "_maximum", lambda self, *rest: (asked.append(1), largest(self, *rest))[1])
     for far in (False, True):
         asked.clear()
         q, k = torch.zeros(2, 1, 1, 16, D)
@@ -440,9 +440,9 @@ def test_gradient_of_a_prefix_against_keys_at_equal_distances(prefix: int, monke
     steps = Mask(left=2, right=2, query_order=torch.arange(n), key_global=torch.arange(n) % 5 == 1)
     position, shapes = biased(Sequence(n - prefix, prefix=prefix), Sequence(n))
     gathered = []
-    collected = HankelPlan._collect_stepped
+    collected = HankelPlan._collect_strided
     monkeypatch.setattr(
-        HankelPlan, "_collect_stepped", staticmethod(lambda *parts: (gathered.append(1), collected(*parts))[1])
+        HankelPlan, "_collect_strided", staticmethod(lambda *parts: (gathered.append(1), collected(*parts))[1])
     )
     check(position, shapes, n, n, mask=steps, dtypes=DTYPES[:2])
     assert gathered

@@ -115,7 +115,8 @@ def test_an_exported_program_is_written_and_read() -> None:
     assert any("relpos.streaming" in str(node.target) for part in parts for node in part.graph.nodes)
     torch.export.save(program, file)
     file.seek(0)
-    torch.testing.assert_close(torch.export.load(file).module()(q), module(q), rtol=0, atol=0)
+    # called as it is, a rotation is one complex product; in a graph it is the same in several
+    torch.testing.assert_close(torch.export.load(file).module()(q), module(q), rtol=0, atol=1e-6)
 
 
 GRAPHS = """

@@ -9,7 +9,7 @@ from relpos.core.constants import constant, keeps, passing
 from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence, require_coordinates
 from relpos.core.densify import contract, expand
 from relpos.core.gather import Rows, at_least_float32, lookup, read, segment_sum
-from relpos.core.kept import keep
+from relpos.core.kept import keep, may_keep
 from relpos.core.line import Kind, Layout, Lines, Offsets, Ramp, axis_lines, lines
 from relpos.core.mask import Blocks, Mask
 from relpos.core.rotation import cosines, require_width, rotate
@@ -65,6 +65,7 @@ __all__ = [
     "keeps",
     "lines",
     "lookup",
+    "may_keep",
     "passing",
     "read",
     "require_coordinates",

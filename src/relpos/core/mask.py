@@ -1,19 +1,16 @@
-"""Which pairs may attend, as structure: order, intervals, segments, globals and blocks.
+"""Which pairs may attend, as O(N) structure: order, intervals, segments, globals and blocks.
 
-A pair is allowed when
+A pair is allowed if
 
     query_segments[i] == key_segments[j] >= 0,  and
     low[i] <= key_order[j] <= high[i]  or  query i or key j is global,  and
-    key_order[j] <= query_order[i] + limit, global or not,  and
-    the block layout, if any, allows the block that holds the pair.
+    key_order[j] <= query_order[i] + limit,  and
+    the block layout, if any, allows the block of the pair.
 
-`low` and `high` come from `left` and `right`, plain numbers around `query_order[i]` (causal: right=0; a window:
-both), or are given as tensors, or both, and then both hold. Globals ignore all of these but `limit`, which keeps a
-pattern with globals causal: `mask & Mask.causal()` sets it. Order is its own, apart from position: `query_order` and
-`key_order` default to the index, which needs as many queries as keys. None of the fields is N x M.
-
-A row that may see nothing gives output 0 and gradient 0. It may hold anything, NaN too, and so may keys and values that
-no query sees; what is hidden from some queries alone may not: in a product with their weights of 0, NaN is NaN.
+The interval is given by integers `left` and `right` around `query_order[i]` (causal: right=0; a window: both), by
+tensors `low` and `high`, or by both, which must then both hold. Globals ignore the interval but not `limit`, which
+keeps a pattern with globals causal: `mask & Mask.causal()` sets it. Order is independent of position: `query_order` and
+`key_order` default to the index, which needs as many queries as keys. No field is N x M.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ class Blocks(Movable):
 
     Attributes:
         layout: `Bool[1 or H, query blocks, key blocks]`.
-        size: tokens along a block's side.
+        size: the number of queries, and of keys, in a block.
     """
 
     layout: Bool[Tensor, "H n m"]
@@ -50,7 +47,7 @@ class Blocks(Movable):
         require_int(self.size, "Blocks size", at_least=1)
 
     def check(self, queries: int, keys: int) -> None:
-        """Raise unless the layout fits this many queries and keys."""
+        """Raise ValueError unless the layout fits these numbers of queries and keys."""
         rows, columns = -(-queries // self.size), -(-keys // self.size)
         if tuple(self.layout.shape[1:]) != (rows, columns):
             fail(
@@ -60,38 +57,40 @@ class Blocks(Movable):
             )
 
     def narrow(self, queries: slice, keys: slice) -> Blocks:
-        """The layout of some consecutive queries and keys, each cut at the beginning of a block."""
+        """The layout of some consecutive queries and keys, both of which begin at the border of a block."""
         cuts = []
-        for side, part in (("queries", queries), ("keys", keys)):
+        for name, part in (("queries", queries), ("keys", keys)):
             start = part.start or 0
             if start < 0 or start % self.size or (part.stop is not None and part.stop < 0):
-                wanted = f"{side} that begin at the border of a block of {self.size}"
+                wanted = f"{name} that begin at the border of a block of {self.size}"
                 fail(wanted, str(part), "Cut at a multiple of the size.")
             cuts.append(slice(start // self.size, None if part.stop is None else -(-part.stop // self.size)))
         return replace(self, layout=self.layout[:, cuts[0], cuts[1]])
 
 
 def _at(x: Tensor | None, which: Tensor | slice) -> Tensor | None:
-    """Some of `[N]` or `[B, N]`, as `[1 or B, n]`."""
+    """Some entries of `[N]` or `[B, N]`, as `[1 or B, n]`."""
     return None if x is None else (x if x.dim() == 2 else x[None])[:, which]
 
 
 @register("relpos.core.mask.Mask")
 @dataclass(frozen=True, eq=False)
 class Mask(Movable):
-    """Allowed pairs as O(N) structure; see the file's head. All per-token tensors are `[N]` or `[B, N]` (keys: M).
+    """Which pairs may attend, as O(N) structure. All tensors are `[N]` or `[B, N]`, those of keys `[M]` or `[B, M]`.
 
-    Keys and values that no query of their batch element sees may hold anything, and queries that see nothing; a NaN
-    that is hidden from some queries alone may reach them.
+    A pair is allowed if both tokens are in the same segment, the key is in the query's interval or one of them is
+    global, the key is within `limit`, and the block layout allows it. A query that sees no key gives output 0 and
+    gradient 0. Such queries, and keys and values that no query of their batch element sees, may hold anything; a NaN
+    that is hidden from some queries only may reach these.
 
     Attributes:
         left, right: how far before and after its own order a query sees, or None for no bound.
-        low, high: the interval of key order that each query sees, `Int`.
-        query_order, key_order: `Int`; the index where None.
-        query_segments, key_segments: `Int`; different or negative segments do not see each other.
+        low, high: the lowest and highest key order that each query sees, `Int`.
+        query_order, key_order: `Int`; default the index.
+        query_segments, key_segments: `Int`; tokens see their own segment only, and none if it is negative.
         query_global, key_global: `Bool`; a global query or key ignores the interval.
         blocks: a block layout.
-        limit: how far after its own order a query sees at most, global keys included; None for no bound.
+        limit: how far after its own order a query sees, global keys included, or None for no bound.
     """
 
     left: int | None = static(default=None)
@@ -129,7 +128,7 @@ class Mask(Movable):
 
     @classmethod
     def causal(cls, query_order: Tensor | None = None, key_order: Tensor | None = None) -> Mask:
-        """Each query sees the keys whose order is at most its own. Both orders default to the index."""
+        """Each query sees keys up to its own order. Both orders default to the index."""
         return cls(right=0, query_order=query_order, key_order=key_order)
 
     @classmethod
@@ -142,12 +141,12 @@ class Mask(Movable):
 
     @classmethod
     def packed(cls, segments: Int[Tensor, "*#B N"], key_segments: Int[Tensor, "*#B M"] | None = None) -> Mask:
-        """Tokens see their own segment alone: packed documents. Negative: padding."""
+        """Packed documents: tokens see their own segment only. Negative segments are padding."""
         return cls(query_segments=segments, key_segments=segments if key_segments is None else key_segments)
 
     @classmethod
     def padding(cls, valid: Bool[Tensor, "*#B M"], *, queries: Bool[Tensor, "*#B N"] | None = None) -> Mask:
-        """Keys where `valid` is False are not seen. Queries default to the same tokens; a padded one gives 0."""
+        """Keys are seen where `valid` is True. `queries` defaults to `valid`; queries where it is False give 0."""
         rows = valid if queries is None else queries
         for x in (valid, rows):
             if not isinstance(x, Tensor) or x.dtype != torch.bool:
@@ -156,7 +155,7 @@ class Mask(Movable):
         return cls(query_segments=theirs if rows is valid else rows.int() - 1, key_segments=theirs)
 
     def __and__(self, other: Mask) -> Mask:
-        """The pairs both allow. Both may bound intervals of one order; every other part may come from one side only."""
+        """The pairs that both allow. Intervals of one order intersect; any other part may be set in one mask only."""
         if not isinstance(other, Mask):
             fail("a Mask on both sides of &", shape_of(other), "Use Mask.padding(valid), or a DenseBias term.")
         self, other = self._limited(other), other._limited(self)
@@ -188,42 +187,41 @@ class Mask(Movable):
         return replace(self, **merged)
 
     def _limited(self, other: Mask) -> Mask:
-        """This mask when joined with another: a bound on the right alone holds for the other's globals too."""
-        if self.right is None or not other.has_globals or self.has_globals or self.left is not None:
-            return self
-        if self.low is not None or self.high is not None:
+        """This mask for `&`: a bound on the right only also limits the globals of the other mask."""
+        bounded_otherwise = any(x is not None for x in (self.left, self.low, self.high))
+        if self.right is None or bounded_otherwise or self.has_globals or not other.has_globals:
             return self
         limit = self.right if self.limit is None else min(self.right, self.limit)
         return replace(self, right=None, limit=limit)
 
     @property
     def _is_lifted(self) -> bool:
-        """Whether there is an interval that globals ignore."""
+        """Whether there is an interval, which globals ignore."""
         return any(x is not None for x in (self.left, self.right, self.low, self.high))
 
     @property
     def has_interval(self) -> bool:
-        """Whether order matters at all."""
+        """Whether any bound depends on order."""
         return self._is_lifted or self.limit is not None
 
     @property
     def has_globals(self) -> bool:
-        """Whether some token may ignore the interval."""
+        """Whether some token may be global."""
         return self.query_global is not None or self.key_global is not None
 
     @property
     def is_plain_causal(self) -> bool:
-        """Whether this is exactly `Mask.causal()` on indices, which engines have a fast path for."""
+        """Whether this is `Mask.causal()` by index, which engines have a fast path for."""
         return self.right == 0 and all(getattr(self, f.name) is None for f in fields(self) if f.name != "right")
 
     @property
     def is_interval(self) -> bool:
-        """Whether this is `left` and `right` around the index and nothing else, known without reading a tensor."""
+        """Whether this is only `left` and `right` around the index."""
         return all(getattr(self, f.name) is None for f in fields(self) if f.name not in ("left", "right"))
 
     @property
     def may_blank_rows(self) -> bool:
-        """Whether some row may see nothing, as far as can be told without reading tensors."""
+        """Whether some query may see no key, judged without reading tensors."""
         if any(bound is not None and bound < 0 for bound in (self.left, self.right, self.limit)):
             return True
         plain = replace(self, left=None, right=None, limit=None)
@@ -231,26 +229,19 @@ class Mask(Movable):
 
     @property
     def _is_relative(self) -> bool:
-        """Whether some bound goes by the order of the queries."""
+        """Whether any bound depends on the order of queries."""
         return any(x is not None for x in (self.left, self.right, self.limit))
 
     def check(self, queries: int, keys: int) -> None:
-        """Raise unless the mask fits this many queries and keys."""
+        """Raise ValueError unless the mask fits these numbers of queries and keys."""
         for field in fields(self):
             x = getattr(self, field.name)
             count = keys if field.name.startswith("key") else queries
             if isinstance(x, Tensor) and x.shape[-1] != count:
                 fail(f"Mask {field.name} for {count} tokens", shape_of(x), "Build the mask from the same tokens.")
-        needs_query_order = self._is_relative
         if self.has_interval and queries != keys:
-            missing = [
-                name
-                for name, order, needed in (
-                    ("query_order", self.query_order, needs_query_order),
-                    ("key_order", self.key_order, True),
-                )
-                if needed and order is None
-            ]
+            missing = ["query_order"] if self._is_relative and self.query_order is None else []
+            missing += ["key_order"] if self.key_order is None else []
             if missing:
                 fail(
                     f"{' and '.join(missing)} for a causal or windowed mask of {queries} queries and {keys} keys",
@@ -260,31 +251,35 @@ class Mask(Movable):
                 )
 
     def narrow(self, queries: slice, keys: slice, device: torch.device | None = None) -> Mask:
-        """The same mask for some consecutive queries and keys: one step of decoding, a block, a shard.
+        """The mask of some consecutive queries and keys: one step of decoding, a block, a shard.
 
         Args:
-            queries, keys: slices; with start and stop where the order is the index and no tensor of that side tells how
-                many tokens there are.
-            device: where an order lives that was the index and becomes explicit; default the mask's own tensors'.
+            queries, keys: slices. They need a start and a stop if the order is the index and no tensor of the mask
+                tells how many tokens there are.
+            device: the device of an order that becomes explicit; default that of the mask's tensors.
 
         Raises:
-            ValueError: a slice with a step, or empty; no stop where one is needed; blocks that are cut in two.
+            ValueError: a slice has a step, is empty, lacks a stop that is needed, or begins inside a block.
         """
         cut: dict[str, Any] = {}
         spans: list[tuple[int, int] | None] = []
-        for part, own in ((queries, self._tensors(of_keys=False)), (keys, self._tensors(of_keys=True))):
-            spans.append(consecutive(part, next((x.shape[-1] for x in own.values()), None)))
-            cut |= {name: x[..., part] for name, x in own.items()}
+        for part, tensors in ((queries, self._tensors(of_keys=False)), (keys, self._tensors(of_keys=True))):
+            spans.append(consecutive(part, next((x.shape[-1] for x in tensors.values()), None)))
+            cut |= {name: x[..., part] for name, x in tensors.items()}
         if device is None:
             device = next((x.device for x in cut.values()), None)
         if self.blocks is not None:
             known = (part if span is None else slice(*span) for part, span in zip((queries, keys), spans, strict=True))
             cut["blocks"] = self.blocks.narrow(*known)
-        bounded = self._is_relative
         absolute = any(x is not None for x in (self.low, self.high, self.query_order, self.key_order))
-        if absolute or spans[0] is None or spans[0] != spans[1]:  # on the diagonal, indices are as far apart as before
-            sides = (("query_order", queries, spans[0], bounded), ("key_order", keys, spans[1], self.has_interval))
-            for name, part, span, needed in sides:
+        if (
+            absolute or spans[0] is None or spans[0] != spans[1]
+        ):  # on the diagonal, differences of indices stay the same
+            orders = (
+                ("query_order", queries, spans[0], self._is_relative),
+                ("key_order", keys, spans[1], self.has_interval),
+            )
+            for name, part, span, needed in orders:
                 if needed and getattr(self, name) is None:
                     if span is None:
                         wanted = "slice(start, stop) for a mask whose order is the index"
@@ -293,13 +288,15 @@ class Mask(Movable):
         return replace(self, **cut)
 
     def _tensors(self, *, of_keys: bool) -> dict[str, Tensor]:
-        """What there is for each key, or for each query."""
+        """The tensors of keys, or those of queries, by name."""
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.name.startswith("key") == of_keys}
         return {name: x for name, x in found.items() if isinstance(x, Tensor)}
 
     def interval(self, rows: Int[Tensor, " n"]) -> tuple[Int[Tensor, "*#B n"] | None, Int[Tensor, "*#B n"] | None]:
-        """The lowest and highest key order that some queries, by number, see where nothing is global: `[1 or B, n]`, or
-        None for no bound."""
+        """The lowest and highest key order that queries with these indices see unless a token is global.
+
+        `[1 or B, n]` each, or None for no bound.
+        """
         low, high = _at(self.low, rows), _at(self.high, rows)
         if self.left is not None:
             least = self._order(rows) - self.left
@@ -316,14 +313,14 @@ class Mask(Movable):
         return rows[None] if order is None else order
 
     def dense(self, queries: int, keys: int, device: torch.device | None = None) -> Bool[Tensor, "#B #H N M"]:
-        """True where a pair is allowed: the mask's meaning, `[1 or B, 1 or H, N, M]`."""
+        """The mask of all pairs, `[1 or B, 1 or H, N, M]`, True where a pair is allowed."""
         self.check(queries, keys)
         if self.blocks is not None:
             self.blocks.check(queries, keys)
         return self.pairs(torch.arange(queries, device=device), slice(0, keys))
 
     def pairs(self, rows: Int[Tensor, " n"], keys: slice) -> Bool[Tensor, "#B #H n m"]:
-        """The same for some queries, by number in any order, and keys from a start to a stop, which are not checked."""
+        """The same for queries with these indices, in any order, and a slice of keys with start and stop, unchecked."""
         columns = torch.arange(keys.start, keys.stop, keys.step or 1, device=rows.device)
         every = torch.ones(1, rows.shape[0], columns.shape[0], dtype=torch.bool, device=rows.device)
         compared = self.compared(rows, columns, keys)
@@ -334,7 +331,7 @@ class Mask(Movable):
         return result
 
     def compared(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " m"], keys: slice) -> Compared:
-        """What decides whether some queries see some keys, by number and as a slice, the block layout apart."""
+        """The parts of the mask, except blocks, for some queries and keys; `columns` and `keys` are the same keys."""
         low, high = self.interval(rows)
         most = self._order(rows) + self.limit if self.limit is not None and self.has_globals else None
         order = _at(self.key_order, keys)

@@ -1,7 +1,7 @@
-"""Which pairs of query and key a mask allows, its block layout apart: said here and nowhere else in Python.
+"""Which pairs of query and key a mask allows, except for its block layout: the only definition in Python.
 
-Dense masks ask about all pairs of some rows and keys at once; FlexAttention asks with the numbers of one pair and reads
-this as text, so that nothing here may be but tensors' own operations.
+Dense masks ask about all pairs of some rows and keys, FlexAttention about one pair by index. FlexAttention compiles
+this code, so it may only use operations of tensors.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """What a mask compares of queries, `[1 or B, n]`, and of keys, `[1 or B, m]`; None where it does not ask.
+    """The parts of a mask for some queries, `[1 or B, n]`, and keys, `[1 or B, m]`; None if the mask lacks one.
 
     Attributes:
-        low, high: the orders that a query sees. most: the highest that it sees even of global keys.
-        query_global, query_segments: of the queries.
-        order, key_global, key_segments: of the keys.
+        low, high: the lowest and highest key order that a query sees.
+        most: the highest key order that a query sees, global keys included.
+        order: the order of the keys.
+        query_global, query_segments, key_global, key_segments: as in `Mask`.
     """
 
     low: Tensor | None
@@ -34,10 +35,10 @@ class Compared:
     def allowed(
         self, every: Tensor, of_query: Callable[[Tensor], Tensor], of_key: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Which pairs are allowed: the one place that says so.
+        """Which pairs are allowed.
 
         Args:
-            every: True for each pair that is asked about. of_query, of_key: what a tensor has for these pairs.
+            every: True for each pair in question. of_query, of_key: broadcast a tensor of queries or keys to them.
         """
         seen = every
         if self.order is not None:

@@ -1,21 +1,20 @@
-"""Rotating vectors by angles: the arithmetic that every rotary mechanism and engine shares.
+"""Rotation of queries and keys by angles, for every rotary mechanism and engine.
 
-A pair of numbers (x, y) turned by angle t becomes (x cos t - y sin t, x sin t + y cos t), times a magnitude. With R
-rotated dimensions there are R / 2 angles; dimensions beyond R pass through untouched. Which two numbers are a pair is
-the layout, and is never guessed:
+A pair (x, y) rotated by angle t is (x cos t - y sin t, x sin t + y cos t), times a magnitude. R rotated dimensions have
+R / 2 angles; dimensions beyond R are unchanged. The layout says which dimensions form a pair:
 
     half          (x[p], x[p + R/2])      Hugging Face, GPT-NeoX
     interleaved   (x[2p], x[2p + 1])      RoFormer, Meta's Llama
 
-Angles are float32 or wider, whatever the dtype of `x`; the product is formed in float32 and rounded once.
+Angles are in float32 or wider for any dtype of `x`; the result is computed in float32 and rounded once.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Complex, Float
 from torch import Tensor
 
 from relpos.core.checks import (
@@ -28,6 +27,7 @@ from relpos.core.checks import (
     shape_of,
 )
 from relpos.core.gather import at_least_float32
+from relpos.core.kept import may_keep
 
 RotationLayout = Literal["half", "interleaved"]
 
@@ -39,7 +39,7 @@ def _fits(angles: Tensor, shape: tuple[int, int, int], most: int) -> bool:
 
 
 def require_width(x: Tensor, width: int | None, name: str = "Rotation") -> None:
-    """Raise unless the heads of `x` are as wide as those that a term was built for; None for any."""
+    """Raise ValueError unless the heads of `x` have the width that a term was built for; None for any."""
     if width is not None and x.shape[-1] != width:
         part = "; rotary_dim= turns a part of them" if name == "Rotation" else ""
         fail(f"heads {width} wide for this {name}", str(x.shape[-1]), f"Build it for the width of the heads{part}.")
@@ -52,7 +52,7 @@ def cosines(
     layout: RotationLayout,
     magnitude: float | Float[Tensor, "#B #H N P"] = 1.0,
 ) -> tuple[Float[Tensor, "#B #H N P"], Float[Tensor, "#B #H N P"]]:
-    """Cosines and sines times the magnitude, in x's dtype or float32; arguments and errors are those of `rotate`."""
+    """Cosines and sines times the magnitude, in x's dtype or float32; arguments and errors as in `rotate`."""
     require_choice(layout, "layout", ("half", "interleaved"))
     require_floating(x, "x", dims=4)
     batch, heads, n, width = x.shape
@@ -88,27 +88,89 @@ def rotate(
     magnitude: float | Float[Tensor, "#B #H N P"] = 1.0,
     width: int | None = None,
 ) -> Float[Tensor, "B H N D"]:
-    """Turn the first `2 * P` dimensions of `x` by `angles` (radians).
+    """Rotate the first `2 * P` dimensions of `x` by `angles` (radians).
 
     Args:
-        x: queries or keys, also keys that go into a cache.
-        angles: one an adjacent pair, in float32 or wider.
+        x: queries or keys.
+        angles: one per token and pair of dimensions, in float32 or float64.
         layout: `"half"` or `"interleaved"`.
-        magnitude: multiplies the rotated dimensions: a number (YaRN's attention factor) or one an angle (xPos).
-        width: the head width that the angles were made for (a mechanism's `head_dim`), or None for any.
+        magnitude: factor on the rotated dimensions: a number (YaRN's attention factor), or one per angle (xPos).
+        width: the head width that the angles were computed for (a mechanism's `head_dim`), or None for any.
 
     Raises:
-        ValueError: the angles do not fit `x`, or are in a half precision.
+        ValueError: the angles do not fit `x`, or are in half precision.
     """
     if isinstance(x, Tensor):
         require_width(x, width)
     cos, sin = cosines(x, angles, layout=layout, magnitude=magnitude)
-    wide, pairs = at_least_float32(x), angles.shape[-1]
-    turned, rest = wide[..., : 2 * pairs], wide[..., 2 * pairs :]
+    if not may_keep(x.device) or (cos.requires_grad and torch.is_grad_enabled()):
+        return _turn_by_nodes(x, cos, sin, layout)
+    return turn(x, torch.complex(cos, sin), layout)
+
+
+def turn(
+    x: Float[Tensor, "B H N D"],
+    by: Complex[Tensor, "#B #H N P"],
+    layout: RotationLayout,
+    into: RotationLayout | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """`rotate` by cosine + i sine, pairs as complex numbers: one product. Nothing is checked; not for compilers and
+    transforms, nor for angles that are learned.
+
+    Args:
+        into: the layout of the result, by default that of `x`. Where queries and keys both have it, their products
+            are the same in any; "interleaved" is a view of the complex numbers.
+    """
+    into = layout if into is None else into
+    if x.requires_grad and torch.is_grad_enabled():
+        turned: Tensor = _Turn.apply(x, by, layout, into)  # type: ignore[no-untyped-call]
+        return turned
+    return _turn(x, by, layout, into)
+
+
+class _Turn(torch.autograd.Function):
+    """One node; its gradient turns back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: Tensor, layout: RotationLayout, into: RotationLayout) -> Tensor:
+        ctx.save_for_backward(by)
+        ctx.layouts, ctx.shape = (into, layout), x.shape
+        return _turn(x, by, layout, into)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (by,) = ctx.saved_tensors
+        return turn(gradients[0], by.conj(), *ctx.layouts).sum_to_size(ctx.shape), None, None, None
+
+
+def _turn(x: Tensor, by: Tensor, layout: RotationLayout, into: RotationLayout) -> Tensor:
+    wide, width = at_least_float32(x), 2 * by.shape[-1]
+    first = wide[..., :width]
     if layout == "half":
-        first, second = turned[..., :pairs], turned[..., pairs:]
-        turned = torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+        pairs = torch.complex(*first.chunk(2, dim=-1))
+        fits = pairs.shape[:2] == torch.broadcast_shapes(pairs.shape[:2], by.shape[:2])
+        pairs = pairs.mul_(by) if fits else pairs * by
     else:
-        first, second = turned[..., 0::2], turned[..., 1::2]
-        turned = torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1).flatten(-2)
+        fits = first.stride(-1) == 1 and not any(step % 2 for step in (*first.stride()[:-1], first.storage_offset()))
+        pairs = torch.view_as_complex((first if fits else first.contiguous()).unflatten(-1, (-1, 2))) * by
+    turned = torch.cat([pairs.real, pairs.imag], -1) if into == "half" else torch.view_as_real(pairs).flatten(-2)
+    if width < x.shape[-1]:
+        turned = torch.cat([turned, wide[..., width:].expand(*turned.shape[:-1], -1)], dim=-1)
+    return turned.to(x.dtype)
+
+
+def _pairs(x: Tensor, pairs: int, layout: RotationLayout) -> tuple[Tensor, Tensor]:
+    """The first and the second number of each pair."""
+    if layout == "half":
+        return x[..., :pairs], x[..., pairs : 2 * pairs]
+    return x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
+
+
+def _turn_by_nodes(x: Tensor, cos: Tensor, sin: Tensor, layout: RotationLayout) -> Tensor:
+    """Of operations that autograd, compilers and transforms know one by one."""
+    wide, pairs = at_least_float32(x), cos.shape[-1]
+    first, second = _pairs(wide, pairs, layout)
+    both = [first * cos - second * sin, first * sin + second * cos]
+    turned = torch.cat(both, dim=-1) if layout == "half" else torch.stack(both, dim=-1).flatten(-2)
+    rest = wide[..., 2 * pairs :]
     return torch.cat([turned, rest.expand(*turned.shape[:-1], -1)], dim=-1).to(x.dtype)

@@ -1,18 +1,18 @@
-"""Whether an engine computes what the reference does: one call on both, output, log-sum-exp and every gradient.
+"""Whether an engine agrees with the reference: output, log-sum-exp and every gradient of one call.
 
-The reference runs on the CPU, in float64 and in the call's own dtype (of a float64 call in float32, whose error is then
-scaled down). With `cost` the error of the latter and `size` the root mean square of the result (of a gradient, which is
-a difference of larger terms behind the softmax: of the largest gradient), an engine agrees where
+The reference runs on the CPU, in float64 and in the dtype of the call (for a float64 call in float32, whose error is
+then scaled down). `cost` is the error of the second. `size` is the root mean square of the result; for a gradient, that
+of the largest gradient, because gradients through a softmax are differences of larger terms. An engine agrees if
 
     rms(error) <= 2 * rms(cost) + rounding * size
     max(error) <= 4 * max(cost) + 8 * rounding * max(size, largest result)
     rounding    = eps(dtype) + sqrt(tokens) * eps(dtype of sums)                 twice that in float64
 
-The dtype is the call's, or that of a gradient where it is coarser (of a table in float32 in a float64 call).
+The dtype is that of the call, or of the gradient if that is coarser (a float32 table in a float64 call).
 
-The first summands are the tests' rule. The others allow for any order of sums: a sum of n rounded numbers, one by one,
-is off by a random walk of about sqrt(n) eps, and the reference's own order may be luckier. Of a handful of numbers the
-second line alone is asked. NaN differs, and so does an infinity where there should be none.
+The first summands are the rule of the tests. The others allow for any order of summation: adding n rounded numbers one
+by one has an error of about sqrt(n) eps, a random walk, and the order of the reference may have less. Results of a few
+numbers only need the second line. NaN disagrees, and so does an infinity that the reference does not have.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Difference:
     """How far an engine is from the reference.
 
     Attributes:
-        output, gradients: the largest error of the output and log-sum-exp, and of all gradients, as a share of the
-            largest number of the same result.
+        output, gradients: the largest error of the output and log-sum-exp, and of all gradients, relative to the
+            largest value of the same result.
         fault: what differs by more than rounding, in words, or None.
-        seconds: what the engine took, forward and backward, the compiling of its kernels included.
+        seconds: the time of the engine's forward and backward, including the compilation of its kernels.
     """
 
     output: float
@@ -51,18 +51,18 @@ class Difference:
 
 
 _FEW = 16
-"""Numbers whose root mean square error is luck."""
+"""With fewer values, a root mean square error says nothing."""
 
 _Results = dict[str, Tensor | None]
 
 
 class Expected:
-    """What the reference says of one call, for any number of engines.
+    """The reference's results of one call, to compare any number of engines with.
 
     Args:
-        reference: the engine that is right.
-        make: makes the call, on the CPU, with its seed where it has dropout. Gradients are taken of q, k, v and of what
-            requires them in its terms, unless an engine lacks these.
+        reference: the reference engine.
+        make: makes the call on the CPU, with a seed if it has dropout. Gradients are those of q, k, v and of the
+            terms' tensors that require them, except for engines without the latter.
     """
 
     def __init__(self, reference: Engine, make: Callable[[], Call]) -> None:
@@ -72,14 +72,14 @@ class Expected:
         self._known: dict[tuple[bool, bool], tuple[_Results, _Results]] = {}
 
     def difference(self, engine: Engine, device: torch.device) -> Difference:
-        """How far an engine on a device is from it. Nothing of the caller's state takes part, and no generator moves.
+        """How far an engine on a device is from the reference. It uses no state of the caller and no generator.
 
         Raises:
-            NotImplementedError: the engine lacks something that the call needs.
+            NotImplementedError: the engine does not support the call.
         """
         with _apart(device):
             learned, call = True, self.call
-            if engine.unsupported(_copy(call, device)) is not None:  # which may be the gradient of what position learns
+            if engine.unsupported(_copy(call, device)) is not None:  # perhaps because of a gradient of the terms
                 learned, call = False, _without_learned(call)
                 lack = engine.unsupported(_copy(call, device))
                 if lack is not None:
@@ -90,7 +90,7 @@ class Expected:
             return self._compare(mine, learned, seconds)
 
     def _right(self, learned: bool, with_lse: bool) -> tuple[_Results, _Results]:
-        """In float64, and in the call's dtype or float32."""
+        """The reference's results in float64, and in the call's dtype or float32."""
         if (learned, with_lse) not in self._known:
             call = self.call if learned else _without_learned(self.call)
             narrow = torch.float32 if call.q.dtype == torch.float64 else None
@@ -107,7 +107,7 @@ class Expected:
         faults = []
         for name, right in exact.items():
             ours, own = mine[name], plain[name]
-            if right is None or ours is None or own is None:  # an engine without log-sum-exp
+            if right is None or ours is None or own is None:  # the engine has no log-sum-exp
                 continue
             kind = "gradients" if name.startswith("gradient") else "output"
             dtypes = (self.call.q.dtype, ours.dtype) if kind == "gradients" else (self.call.q.dtype,)
@@ -122,11 +122,11 @@ class Expected:
 
 @contextmanager
 def _apart(device: torch.device) -> Iterator[None]:
-    """Gradients are on; autocast, inference mode and hooks on saved tensors of the caller's are off."""
+    """Enable gradients; disable the caller's autocast, inference mode and hooks on saved tensors."""
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
-        saved_tensors_hooks(lambda x: x, lambda x: x),  # else a checkpoint around the caller would take them in
+        saved_tensors_hooks(lambda x: x, lambda x: x),  # else a checkpoint around the caller would see ours
         torch.autocast("cpu", enabled=False),
         torch.autocast(device.type, enabled=False),
         torch.cuda.device(device if device.type == "cuda" else -1),
@@ -137,7 +137,7 @@ def _apart(device: torch.device) -> Iterator[None]:
 def _compare(
     mine: Tensor, exact: Tensor, plain: Tensor, dtypes: tuple[torch.dtype, ...], tokens: int, terms: float
 ) -> tuple[float, str | None]:
-    """The largest error as a share of the largest number, and what is wrong."""
+    """The largest relative error, and what is wrong, in words, or None."""
     mine, exact, plain = (x.detach().double().cpu() for x in (mine, exact, plain))
     if mine.shape != exact.shape:
         return math.inf, f"shape {tuple(mine.shape)} instead of {tuple(exact.shape)}"
@@ -150,7 +150,7 @@ def _compare(
     sums = torch.finfo(torch.promote_types(dtypes[0], torch.float32)).eps
     unit = sums / torch.finfo(torch.float32).eps
     rounding = max(torch.finfo(dtype).eps for dtype in dtypes) + math.sqrt(tokens) * sums
-    if dtypes[0] == torch.float64:  # what is expected is rounded as much
+    if dtypes[0] == torch.float64:  # the expected result is rounded as much
         rounding *= 2
     largest = _largest(exact)
     error = _largest(mine - exact)
@@ -174,12 +174,12 @@ def _largest(x: Tensor) -> float:
 
 
 def _without_learned(call: Call) -> Call:
-    """The call with nothing to learn in its terms."""
+    """The call with terms that require no gradient."""
     return replace(call, terms=pytree.tree_map_only(Tensor, Tensor.detach, call.terms))
 
 
 def _copy(call: Call, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Call:
-    """The call with tensors of its own, on a device or in a dtype."""
+    """The call with copies of its tensors, on a device or in a dtype."""
 
     def copy(x: Any) -> Any:
         if not isinstance(x, Tensor):
@@ -194,7 +194,7 @@ def _copy(call: Call, device: torch.device | None = None, dtype: torch.dtype | N
 
 
 def _results(engine: Engine, call: Call, with_lse: bool = True) -> _Results:
-    """Output, log-sum-exp where the engine gives one, and the gradients of some function of both."""
+    """Output, log-sum-exp if the engine has one, and the gradients of a function of both."""
     out, lse = engine.run(call)
     ends, upstream = [out], [_wave(out)]
     if lse is not None and with_lse:
@@ -216,6 +216,6 @@ def _results(engine: Engine, call: Call, with_lse: bool = True) -> _Results:
 
 
 def _wave(x: Tensor) -> Tensor:
-    """Numbers between -1 and 1 in the shape of x, the same in every dtype up to its rounding."""
+    """Values between -1 and 1 in the shape of x, the same for every dtype up to rounding."""
     numbers = torch.arange(x.numel(), dtype=torch.float64, device="cpu").view(x.shape)
     return torch.sin(1.7 * numbers + 0.3).to(torch.bfloat16).to(device=x.device, dtype=x.dtype)

@@ -23,7 +23,6 @@ from relpos.core import (
     Terms,
     at_least_float32,
     content,
-    rotate,
 )
 
 _APPLIED = (Rotation, QueryBias, Scale)
@@ -74,7 +73,7 @@ class Call:
         """This call with a seed from PyTorch's generator, where it has dropout. Asking about a call draws none."""
         return replace(self, seed=torch.randint(2**32, (), device=self.q.device)) if self.dropout > 0 else self
 
-    def rotated(self, rotate: Callable[..., Tensor] = rotate) -> Call:
+    def rotated(self, rotate: Callable[..., Tensor] | None = None) -> Call:
         """This call with its rotation and query bias applied to q and k, and without these terms.
 
         Args:

@@ -1,15 +1,15 @@
-"""FlashAttention as its paper has it, for reading: tiles, a running softmax, and gradients from tiles computed again.
+"""FlashAttention as in its paper, for reading: tiles, a running softmax, and gradients from recomputed tiles.
 
-Dao et al. 2022, Algorithms 1 and 4, with the order of loops of Dao 2023 (queries outside). One tile of scores is there
-at a time, so memory is O(N); what each row keeps between tiles is its highest score and the sum of its weights:
+Dao et al. 2022, Algorithms 1 and 4, with the order of loops of Dao 2023 (queries outside). Only one tile of scores is
+in memory, so memory is O(N). Between tiles each row keeps its maximum and its sum of weights:
 
     peak'  = max(peak, max of the tile's row)
     total' = total * exp(peak - peak') + sum of exp(tile - peak')
     out'   = out   * exp(peak - peak') + exp(tile - peak') @ values
 
-and for the backward one number, `lse = peak + log(total)`, from which exp(tile - lse) is the softmax itself.
+The backward needs one number per row, `lse = peak + log(total)`: exp(tile - lse) is the softmax.
 
-Plain PyTorch on any device, meant to be read and to be a second oracle. `relpos.attention` is the fast one.
+This is plain PyTorch for any device, to be read and as a second oracle; `relpos.attention` is fast.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ def flash_attention(
     scale: float | None = None,
     block_size: int = 64,
 ) -> Float[Tensor, "B H N V"]:
-    """Softmax attention by the tiles of FlashAttention (Dao et al. 2022, Algorithms 1 and 4), in plain PyTorch.
+    """FlashAttention (Dao et al. 2022, Algorithms 1 and 4) in plain PyTorch.
 
-    The scores of one tile at a time are in memory, forward and backward.
+    Only the scores of one tile are in memory, forward and backward.
 
     Args:
-        q, k, v: queries, keys and values, as many heads each.
-        bias: a line bias, whose values get their gradient too.
-        causal: whether query i sees no key after i; N and M are then equal.
-        scale: factor on `q k^T`; 1/sqrt(D) where left out.
+        q, k, v: queries, keys and values with the same number of heads.
+        bias: a line bias; its values get a gradient.
+        causal: whether query i sees keys up to i only; N and M must be equal.
+        scale: factor on `q k^T`; default 1/sqrt(D).
         block_size: rows and columns of a tile.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit together, or a bias of other tokens.
+        ValueError: shapes or dtypes do not fit together, or the bias is for other tokens.
     """
     for x, name in ((q, "q"), (k, "k"), (v, "v")):
         require_floating(x, name, dims=4)
@@ -80,13 +80,13 @@ def flash_attention(
             fail("a bias whose lines all elements of the batch share", "one line an element", "Use relpos.attention.")
     factor = q.shape[3] ** -0.5 if scale is None else float(scale)
     values, lines = (None, None) if bias is None else (bias.values, bias.lines)
-    with without_autocast(q.device):  # which would round the scores that a softmax is taken of
+    with without_autocast(q.device):  # it would round the scores
         out: Tensor = _Flash.apply(q, k, v, values, lines, causal, factor, block_size)  # type: ignore[no-untyped-call]
     return out
 
 
 class _Flash(torch.autograd.Function):
-    """Sums are in float32, or in float64 where the inputs are."""
+    """Sums are in float32, or in float64 for float64 inputs."""
 
     @staticmethod
     def forward(
@@ -139,14 +139,14 @@ class _Flash(torch.autograd.Function):
                 d_q[:, :, rows] += scale * d_tile @ k[:, :, columns].to(wide)
                 d_k[:, :, columns] += scale * d_tile.mT @ q[:, :, rows].to(wide)
                 if d_values is not None:
-                    d_values += _along_lines(d_tile, lines, rows, columns).sum_to_size(d_values.shape)
+                    d_values += _d_values(d_tile, lines, rows, columns).sum_to_size(d_values.shape)
         own = (None if x is None else x.to(q.dtype) for x in (d_q, d_k, d_v))
         learned = None if d_values is None else d_values.to(values.dtype)
         return (*own, learned, None, None, None, None)
 
 
 def _blocks(count: int, size: int, until: int | None = None) -> list[slice]:
-    """Stretches of `size` tokens, those that begin before `until`."""
+    """Blocks of `size` tokens that begin before `until`."""
     end = count if until is None else min(count, until)
     return [slice(start, min(start + size, count)) for start in range(0, end, size)]
 
@@ -161,7 +161,7 @@ def _scores(
     rows: slice,
     columns: slice,
 ) -> Tensor:
-    """One tile of scores, `[B, H, rows, columns]`."""
+    """The scores of one tile, `[B, H, rows, columns]`."""
     wide = torch.promote_types(q.dtype, torch.float32)
     tile = (q[:, :, rows].to(wide) @ k[:, :, columns].to(wide).mT) * scale
     if values is not None and lines is not None:
@@ -174,11 +174,11 @@ def _scores(
 
 
 def _entries(lines: Lines, rows: slice, columns: slice) -> Tensor:
-    """Which value each pair of a tile reads."""
+    """The index in `values` that each pair of a tile reads."""
     return lines.query[rows, None] - lines.key[columns] + lines.origin
 
 
-def _along_lines(d_tile: Tensor, lines: Lines, rows: slice, columns: slice) -> Tensor:
-    """The gradient of the values that a tile read, `[H, L]`, in a fixed order of sums."""
+def _d_values(d_tile: Tensor, lines: Lines, rows: slice, columns: slice) -> Tensor:
+    """The gradient of `values` from one tile, `[H, L]`, summed in a fixed order."""
     summed = d_tile.sum(dim=0).permute(1, 2, 0)
     return segment_sum(summed, _entries(lines, rows, columns), lines.length).mT

@@ -1,7 +1,7 @@
-"""PyTorch's FlexAttention, compiled, on CUDA: what is a lookup becomes its `score_mod`, a mask its `BlockMask`.
+"""PyTorch's FlexAttention, compiled, on CUDA: terms become its `score_mod`, a mask its `BlockMask`.
 
-Vectors on few rows are multiplied with queries or keys beforehand, which leaves numbers to look up: N x R of them. Its
-gradient of a table is accumulated by atomics, in no fixed order, so `auto` does not take this engine.
+Vectors with few rows are multiplied with queries or keys beforehand, so that `score_mod` looks up one of N x R numbers.
+FlexAttention sums the gradient of a table with atomics, in no fixed order; `auto` therefore does not use this engine.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from relpos.engines.engine import Engine
 from relpos.engines.operators import lacks_transform
 
 NARROWEST = 16
-"""Head width that its compiler takes."""
+"""The least head width that FlexAttention supports."""
 MOST_ROWS = 512
-"""Rows of vectors: as many numbers a query or key are stored."""
+"""The most rows of vectors; one number per row is stored for each query or key."""
 
-_Lookup = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Of a score and the numbers of batch, head, query and key: the score with something done to it."""
+_ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""A `score_mod`: the new score, from a score and the indices of batch, head, query and key."""
 
 
 class Flex(Engine):
@@ -70,44 +70,40 @@ FLEX = Flex()
 
 @cache
 def _compiled() -> tuple[Any, Any]:
-    """What attends, and what makes a `BlockMask`: as it is, that would form the mask of all pairs first."""
+    """`flex_attention` and `create_block_mask`; the latter would make the mask of all pairs if it were not compiled."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     return torch.compile(flex_attention), torch.compile(create_block_mask)
 
 
 def attend(call: Call, flex: Any, create_block_mask: Any) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
-    """The call by `flex_attention` and `create_block_mask`, compiled or as they are."""
+    """The call by `flex_attention` and `create_block_mask`, compiled or not."""
     from torch.nn.attention.flex_attention import AuxRequest
 
-    seen = None
+    block_mask = None
     if call.mask is not None:
         tensors = (x for x in vars(call.mask).values() if isinstance(x, Tensor))
         batch = call.q.shape[0] if any(x.dim() == 2 for x in tensors) else None
         heads = None if call.mask.blocks is None else call.q.shape[1]
         device: Any = call.q.device
-        seen = create_block_mask(_allowed(call), batch, heads, call.q.shape[2], call.k.shape[2], device=device)
-    out, beside = flex(
-        call.q, call.k, call.v, score_mod=_modified(call), block_mask=seen, scale=call.scale,
+        block_mask = create_block_mask(_mask_mod(call), batch, heads, call.q.shape[2], call.k.shape[2], device=device)
+    out, aux = flex(
+        call.q, call.k, call.v, score_mod=_score_mod(call), block_mask=block_mask, scale=call.scale,
         enable_gqa=call.q.shape[1] != call.k.shape[1], return_aux=AuxRequest(lse=True),
     )  # fmt: skip
-    sums = beside.lse
+    lse = aux.lse
     sinks = call.terms.one(Sinks)
     if sinks is not None:
-        whole = sums.logaddexp(sinks.logits.to(sums.dtype)[:, None])
-        shift = torch.where(whole == -torch.inf, 0, whole)  # a row that sees nothing, and no sink
-        out = out * torch.exp(sums - shift)[..., None].to(out.dtype)
-        sums = whole
-    return out, sums
+        with_sinks = lse.logaddexp(sinks.logits.to(lse.dtype)[:, None])
+        shift = torch.where(with_sinks == -torch.inf, 0, with_sinks)  # a row that sees nothing, and no sink
+        out = out * torch.exp(lse - shift)[..., None].to(out.dtype)
+        lse = with_sinks
+    return out, lse
 
 
-def _a_batch(x: Tensor, batch: int) -> Tensor:
-    return x.expand(batch, -1) if x.dim() == 2 else x[None].expand(batch, -1)
-
-
-def _modified(call: Call) -> _Lookup:
-    """All that is done to a score, in the order of the definition."""
-    steps: list[_Lookup] = []
+def _score_mod(call: Call) -> _ScoreMod:
+    """All terms as one `score_mod`, in the order of the definition."""
+    steps: list[_ScoreMod] = []
     softcap = call.terms.one(Softcap)
     if softcap is not None:
         cap = softcap.cap
@@ -115,26 +111,26 @@ def _modified(call: Call) -> _Lookup:
     steps += [_bias(term, call) for term in call.terms.of(LineBias)]
     steps += [_vectors(term, call) for term in call.terms.of(LineVectors)]
 
-    def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         for step in steps:
             score = step(score, b, h, i, j)
         return score
 
-    return modified
+    return score_mod
 
 
-def _bias(term: LineBias, call: Call) -> _Lookup:
+def _bias(term: LineBias, call: Call) -> _ScoreMod:
     batch, heads = call.q.shape[:2]
     values, origin = term.values.float().expand(heads, -1), term.lines.origin
-    query, key = _a_batch(term.lines.query, batch), _a_batch(term.lines.key, batch)
+    query, key = term.lines.query.expand(batch, -1), term.lines.key.expand(batch, -1)
     return lambda score, b, h, i, j: score + values[h, query[b, i] - key[b, j] + origin]
 
 
-def _vectors(term: LineVectors, call: Call) -> _Lookup:
-    """What every query, or key, gives with every row, looked up by the row a pair reads; one more row gives 0."""
+def _vectors(term: LineVectors, call: Call) -> _ScoreMod:
+    """Products of every query or key with every row, looked up by the row that a pair reads; an added row gives 0."""
     batch, heads = call.q.shape[:2]
     lines, count = term.lines, term.vectors.shape[1]
-    query, key = _a_batch(lines.query, batch), _a_batch(lines.key, batch)
+    query, key = lines.query.expand(batch, -1), lines.key.expand(batch, -1)
     rows = torch.arange(lines.length, device=call.q.device) if term.index is None else term.index
     rows = torch.where((rows < 0) | (rows >= count), count, rows)
     on_queries = term.side == "query"
@@ -143,15 +139,15 @@ def _vectors(term: LineVectors, call: Call) -> _Lookup:
     x = x.repeat_interleave(heads // x.shape[1], dim=1)
     if term.bias is not None:
         x = x + term.bias[:, None].to(x.dtype)
-    met = F.pad(x @ term.vectors.to(x.dtype).mT, (0, 1)) * (call.scale if term.scaled else 1.0)
+    products = F.pad(x @ term.vectors.to(x.dtype).mT, (0, 1)) * (call.scale if term.scaled else 1.0)
     origin = lines.origin
     if on_queries:
-        return lambda score, b, h, i, j: score + met[b, h, i, rows[query[b, i] - key[b, j] + origin]]
-    return lambda score, b, h, i, j: score + met[b, h, j, rows[query[b, i] - key[b, j] + origin]]
+        return lambda score, b, h, i, j: score + products[b, h, i, rows[query[b, i] - key[b, j] + origin]]
+    return lambda score, b, h, i, j: score + products[b, h, j, rows[query[b, i] - key[b, j] + origin]]
 
 
-def _allowed(call: Call) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The mask's pairs as a function of the numbers of batch, head, query and key."""
+def _mask_mod(call: Call) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The mask as a `mask_mod`, a function of the indices of batch, head, query and key."""
     mask, batch, device = call.mask, call.q.shape[0], call.q.device
     assert isinstance(mask, Mask)
     rows, columns = (torch.arange(x.shape[2], device=device) for x in (call.q, call.k))
@@ -161,10 +157,10 @@ def _allowed(call: Call) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     blocks = mask.blocks
     layout = None if blocks is None else blocks.layout.expand(call.q.shape[1], -1, -1)
 
-    def allowed(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         seen = compared.allowed(i >= 0, lambda x: x[b, i], lambda x: x[b, j])
         if blocks is not None and layout is not None:
             seen = seen & layout[h, i // blocks.size, j // blocks.size]
         return seen
 
-    return allowed
+    return mask_mod

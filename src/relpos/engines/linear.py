@@ -1,20 +1,20 @@
-"""Attention without a softmax between queries and keys, in time and memory linear in N.
+"""Linear attention: without a softmax over scores, in time and memory linear in N.
 
     out_i = sum_j w_ij v_j / sum_j w_ij,    w_ij = decay^|i - j| <phi(q_i), phi(k_j)>    over all j, or j <= i
 
-Katharopoulos et al. 2020, "Transformers are RNNs", whose phi is elu + 1; the sums over j are taken before the product
-with q_i. Not causal, that is two products of small matrices. Causal, three forms of the same numbers are here:
+Katharopoulos et al. 2020, "Transformers are RNNs", where phi is elu + 1. The sums over j are computed before the
+product with q_i. Without causality these are two products of small matrices. Causal calls have three equivalent forms:
 
     quadratic   all w_ij, masked: the definition
-    recurrent   one token after another, a state [D, V] a head: how it decodes
-    chunked     the definition inside a chunk of tokens, the state between chunks: how it trains, in O(N)
+    recurrent   one token after another, with a state [D, V] per head: for decoding
+    chunked     the definition inside a chunk of tokens, the state between chunks: for training, in O(N)
 
-Position enters in two ways, which compose. A rotation turns phi(q) and phi(k) in the numerator alone: turned features
-may be negative and their sum 0 (Su et al. 2021, "RoFormer", section 3.3). A decay per head makes it retention (Sun et
-al. 2023, "Retentive Network", equations 5 to 7), which divides by nothing and is normalised after: `normalize=False`.
+Position enters in two ways, which can be combined. A rotation is applied to phi(q) and phi(k) in the numerator only,
+because rotated features may be negative and sum to 0 (Su et al. 2021, "RoFormer", section 3.3). A decay per head gives
+retention (Sun et al. 2023, "Retentive Network", equations 5 to 7), which has no denominator: `normalize=False`.
 
-Efficient attention (Shen et al. 2021) has a softmax over the channels of q and over the tokens of k: the latter sums
-over all tokens, and is not causal.
+Efficient attention (Shen et al. 2021) has a softmax over the channels of q and over the tokens of k. The latter depends
+on all tokens, so it is not causal.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from relpos.engines.arguments import require_alike
 FeatureMap = Literal["elu", "relu", "softmax", "identity"]
 Form = Literal["chunked", "recurrent", "quadratic"]
 CHUNK = 64
-"""Tokens of a chunk."""
+"""The default number of tokens in a chunk."""
 
 
 def linear_attention(
@@ -59,22 +59,22 @@ def linear_attention(
     form: Form = "chunked",
     chunk: int = CHUNK,
 ) -> Float[Tensor, "B H N V"]:
-    """Linear attention; see the file's head.
+    """Linear attention (Katharopoulos et al. 2020).
 
     Args:
         q, k, v: queries, keys and values; G key heads serve H query heads in equal groups.
         feature_map: "elu" (elu + 1), "relu", "identity" (retention's), or "softmax": over the channels of q, and over
             the tokens of k.
-        causal: whether token i sees no j above it. N and M are then equal.
+        causal: whether token i sees tokens up to i only; N and M must be equal.
         position: a rotation, or None.
-        decay: one factor per head on what is one token farther, above 0 and at most 1; causal alone.
-        normalize: whether to divide by the sum of weights; a row whose weights sum to 0 gives 0.
-        form: of a causal call; all give the same numbers, "quadratic" in O(N^2).
-        chunk: tokens of a chunk.
+        decay: factor per head and token of distance, above 0 and at most 1; causal calls only.
+        normalize: whether to divide by the sum of weights; rows whose weights sum to 0 give 0.
+        form: how a causal call is computed; all forms are equivalent, "quadratic" takes O(N^2).
+        chunk: the number of tokens in a chunk.
 
     Raises:
-        ValueError: arguments that do not fit together.
-        NotImplementedError: terms that are not a rotation, which a softmax is needed for.
+        ValueError: arguments do not fit together.
+        NotImplementedError: a term is not a rotation.
     """
     require_flag(causal, "causal")
     require_flag(normalize, "normalize")
@@ -92,7 +92,7 @@ def linear_attention(
         if not normalize:
             return run(*content(terms, q, k), v, rate, chunk).to(own)
         ones = v.new_ones(*v.shape[:3], 1)
-        if len(terms):  # whose turned features would not sum to 1
+        if len(terms):  # the denominator is not rotated
             out, total = run(*content(terms, q, k), v, rate, chunk), run(q, k, ones, rate, chunk)
         else:
             out, total = run(q, k, torch.cat([v, ones], dim=3), rate, chunk).split([v.shape[3], 1], dim=3)
@@ -160,21 +160,17 @@ def _summed(q: Tensor, k: Tensor, v: Tensor, rate: Tensor | None, chunk: int) ->
     return q @ (k.mT @ v)
 
 
-def _powers(rate: Tensor, steps: Tensor) -> Tensor:
-    """`rate ** steps` for each head, `[H, *steps]`."""
-    return rate.view(-1, *(1,) * steps.dim()) ** steps
-
-
-def _distances(n: int, rate: Tensor | None, x: Tensor) -> Tensor:
-    """`decay ** (i - j)` where j <= i, else 0: `[1 or H, n, n]`."""
-    places = torch.arange(n, device=x.device, dtype=x.dtype)
-    apart = places[:, None] - places
-    weights = torch.ones_like(apart)[None] if rate is None else _powers(rate, apart.clamp(min=0))
-    return weights.tril()
+def _decays(n: int, rate: Tensor | None, x: Tensor) -> Tensor:
+    """`decay ** (i - j)` if j <= i, else 0: `[1 or H, n, n]`."""
+    tokens = torch.arange(n, device=x.device, dtype=x.dtype)
+    distances = tokens[:, None] - tokens
+    if rate is None:
+        return torch.ones_like(distances)[None].tril()
+    return (rate.view(-1, 1, 1) ** distances.clamp(min=0)).tril()
 
 
 def _quadratic(q: Tensor, k: Tensor, v: Tensor, rate: Tensor | None, chunk: int) -> Tensor:
-    return ((q @ k.mT) * _distances(q.shape[2], rate, q)) @ v
+    return ((q @ k.mT) * _decays(q.shape[2], rate, q)) @ v
 
 
 def _recurrent(q: Tensor, k: Tensor, v: Tensor, rate: Tensor | None, chunk: int) -> Tensor:
@@ -190,9 +186,9 @@ def _recurrent(q: Tensor, k: Tensor, v: Tensor, rate: Tensor | None, chunk: int)
 def _chunked(q: Tensor, k: Tensor, v: Tensor, rate: Tensor | None, chunk: int) -> Tensor:
     n, size = q.shape[2], min(chunk, max(1, q.shape[2]))
     q, k, v = (F.pad(x, (0, 0, 0, -n % size)).unflatten(2, (-1, size)) for x in (q, k, v))  # [B, H, chunks, size, .]
-    weights = _distances(size, rate, q)
+    weights = _decays(size, rate, q)
     inside = ((q @ k.mT) * weights[:, None]) @ v
-    last = weights[:, None, -1, :, None]  # what a token of a chunk weighs at the chunk's end
+    last = weights[:, None, -1, :, None]  # the weight of each token at the end of its chunk
     added = ((k * last).mT @ v).unbind(dim=2)
     if not added:
         return inside.flatten(2, 3)

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from relpos.core import LineVectors, QueryBias, Rotation, Sinks, Softcap, at_least_float32, content
+from relpos.core import LineVectors, Sinks, Softcap, at_least_float32
 from relpos.engines import dense, product
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
@@ -46,17 +46,13 @@ class DenseSDPA(Engine):
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], None]:
         """The output; there is no log-sum-exp."""
-        n, m = call.q.shape[2], call.k.shape[2]
-        q, k, v = call.q, call.k, call.v
-        causal = not _adds(call) and n == m and call.mask is not None and call.mask.is_plain_causal
+        square = call.q.shape[2] == call.k.shape[2]
+        causal = not _adds(call) and square and call.mask is not None and call.mask.is_plain_causal
         bias = blank = None
         if not causal:
             bias, blank = _mask(call)
-        if call.terms.one(Rotation) is not None or call.terms.one(QueryBias) is not None:
-            repeated = _repeated(k, call.groups)
-            q, rotated = content(call.terms, q, repeated)
-            if rotated is not repeated:  # a rotation a head undoes the grouping
-                k, v = rotated, v.repeat_interleave(call.groups, dim=1)
+        call = call.rotated()
+        q, k, v = call.q, call.k, call.v
         if call.terms.one(Sinks) is not None:  # one more key that scores the sink's logit and carries nothing
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
         grouped = True if q.shape[1] != k.shape[1] else False  # noqa: SIM210 - decided now, where sizes are symbolic

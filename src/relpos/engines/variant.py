@@ -1,9 +1,8 @@
-"""What of a call decides which compiled kernels it runs, and small calls that run the same ones.
+"""The variant of a call: what decides which compiled kernels it runs; and small calls that run the same kernels.
 
-A variant is dtype and head widths, which terms there are and how each is laid out, which parts the mask has, grouped
-keys, dropout: plain values, which can be compared and hashed. What kernels take as numbers while they run (how many
-tokens, how far a window reaches) is no part of it. The small calls of a variant hold random numbers in their own
-memory: none of a user's tensors is read.
+A variant has the dtype, the head widths, the terms with their layouts, the parts of the mask, grouped keys and dropout,
+as plain values that can be compared and hashed. What kernels take as run-time arguments (the number of tokens, the size
+of a window) is not in it. Small calls hold random numbers; no tensor of a user is read.
 """
 
 from __future__ import annotations
@@ -36,34 +35,34 @@ from relpos.core import (
 from relpos.engines.call import Call
 
 FEW = 256
-"""Tokens up to which kernels may take other ways; see `triton.FEW`."""
+"""Up to so many tokens, kernels may differ; see `triton.limits.FEW`."""
 BATCH, KEY_HEADS, SHARING = 2, 2, 2
 _PREFIX = 3
 _CELLS = (16, 32, 64)
-"""Widths of a grid's rows for which tiles differ."""
+"""Widths of a grid that tiles differ for."""
 
 Size = Literal["odd", "full"]
 TOKENS: dict[tuple[Size, bool], int] = {
     ("odd", False): 299, ("full", False): 384, ("odd", True): 197, ("full", True): 256,
 }  # fmt: skip
-"""About how many tokens a small call has, by whether they are few: several of the largest tiles, of 128, of which the
-last is cut, or all are full."""
+"""About how many tokens a small call has, by whether they are few: several of the largest tiles, of 128 tokens, the
+last one partial ("odd") or all full."""
 _CUT: dict[Size, int] = {"odd": 38, "full": 128}
-"""How many keys there are less, where they are others than the queries."""
+"""How many keys fewer than queries there are, if their numbers differ."""
 
 
 class Variant(NamedTuple):
-    """What decides which kernels run.
+    """What decides which kernels a call runs.
 
     Attributes:
         dtype: of q, k and v.
-        widths: of the heads of q and k, and of v.
+        widths: the head widths of q and k, and of v.
         grouped: whether query heads share key heads.
-        few: whether neither queries nor keys are more than `FEW`.
-        cross: whether there are other numbers of queries than of keys.
-        terms: kind and layout of each term, see `_describe`.
-        mask: each part that it has with its dimensions and dtype, or of a bound whether it is 0; None for no mask.
-        dropout: whether there is any.
+        few: whether there are at most `FEW` queries and keys.
+        cross: whether the numbers of queries and keys differ.
+        terms: kind and layout of each term; see `_describe`.
+        mask: for each tensor of the mask its dimensions and dtype, for each bound whether it is 0; None for no mask.
+        dropout: whether there is dropout.
     """
 
     dtype: torch.dtype
@@ -76,7 +75,7 @@ class Variant(NamedTuple):
     dropout: bool
 
     def words(self) -> str:
-        """In a few words."""
+        """A short description, for messages."""
         parts = [str(self.dtype).removeprefix("torch."), f"head width {self.widths[0]}"]
         parts += [str(term[0]) for term in self.terms]
         if self.mask is not None:
@@ -86,14 +85,14 @@ class Variant(NamedTuple):
 
 
 def variant_of(call: Call) -> Variant | None:
-    """The variant of a call; None where it has a term of which no small twin is known."""
+    """The variant of a call; None if no small call can be made for one of its terms."""
     terms = [_describe(term) for term in call.terms if not isinstance(term, Scale)]
     if any(term is None for term in terms):
         return None
     n, m = call.q.shape[2], call.k.shape[2]
     return Variant(
         dtype=call.q.dtype,
-        widths=(index(call.q.shape[3]), index(call.v.shape[3])),  # which makes numbers of symbols
+        widths=(index(call.q.shape[3]), index(call.v.shape[3])),  # symbols become plain numbers
         grouped=_known(call.q.shape[1] != call.k.shape[1]),
         few=_known(max(n, m) <= FEW),
         cross=_known(n != m),
@@ -104,14 +103,14 @@ def variant_of(call: Call) -> Variant | None:
 
 
 def _known(x: bool) -> bool:
-    """A comparison as a plain value: a compiler that holds sizes as symbols then knows it too."""
+    """A comparison as a plain value, also where a compiler holds sizes as symbols."""
     return True if x else False  # noqa: SIM210
 
 
 def _describe(term: Term) -> tuple[Any, ...] | None:
-    """Kind of a term, and what of it decides."""
+    """The kind of a term and what in it decides; None if no small call can be made for it."""
     if isinstance(term, LineBias):
-        return ("LineBias", _known(term.values.shape[0] == 1), term.values.dtype, *_laid_out(term.lines))
+        return ("LineBias", _known(term.values.shape[0] == 1), term.values.dtype, *_layout(term.lines))
     if isinstance(term, Rotation):
         given = (term.query, term.key, term.query_magnitude, term.key_magnitude)
         shared = tuple(None if x is None else (_known(x.shape[0] == 1), _known(x.shape[1] == 1)) for x in given)
@@ -123,14 +122,14 @@ def _describe(term: Term) -> tuple[Any, ...] | None:
     return ("Softcap",) if isinstance(term, Softcap) else None
 
 
-def _laid_out(where: Lines) -> tuple[Any, ...]:
-    """Axes, 0 for irregular ones, the width of a grid's rows, prefixes, and whether lines differ within the batch."""
-    query, key = where.layout.query, where.layout.key
-    differ = any(_known(x.dim() == 2 and x.shape[0] > 1) for x in (where.query, where.key))
+def _layout(of_lines: Lines) -> tuple[Any, ...]:
+    """Number of axes (0: irregular), width of a grid, whether there are prefixes, whether lines differ in the batch."""
+    query, key = of_lines.layout.query, of_lines.layout.key
+    differ = any(_known(x.dim() == 2 and x.shape[0] > 1) for x in (of_lines.query, of_lines.key))
     if query is None or key is None:
         return (0, 0, False, False, differ)
-    row = max(query.sizes[-1], key.sizes[-1])
-    cells = next((cells for cells in _CELLS if row <= cells), _CELLS[-1]) if len(query.sizes) > 1 else 0
+    width = max(query.sizes[-1], key.sizes[-1])
+    cells = next((cells for cells in _CELLS if width <= cells), _CELLS[-1]) if len(query.sizes) > 1 else 0
     return (len(query.sizes), cells, _known(query.prefix > 0), _known(key.prefix > 0), differ)
 
 
@@ -148,9 +147,9 @@ def _parts(mask: Mask) -> tuple[tuple[Any, ...], ...]:
 
 
 def small_call(variant: Variant, size: Size) -> Call:
-    """A call of a variant on the CPU, of random numbers from a generator of its own.
+    """A call of a variant on the CPU, with random numbers from its own generator.
 
-    All that may be learned requires gradients, but for angles: learned ones are turned by PyTorch.
+    All floating-point tensors require gradients, except angles, because PyTorch applies learned ones.
     """
     generator = torch.Generator().manual_seed(7)
 
@@ -158,17 +157,17 @@ def small_call(variant: Variant, size: Size) -> Call:
         made = torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
         return made.requires_grad_(learned)
 
-    queries, keys = _places(variant, size, generator)
+    queries, keys = _coordinates(variant, size, generator)
     n, m = queries.count, keys.count
     heads = KEY_HEADS * (SHARING if variant.grouped else 1)
-    width, meets = variant.widths
+    width, value_width = variant.widths
     made: list[Term] = []
     for kind, *rest in variant.terms:
         match kind:
             case "LineBias":
-                one, dtype = rest[:2]
-                where = lines(queries, None if keys is queries else keys, device=torch.device("cpu"))
-                made.append(LineBias(normal(1 if one else heads, where.length, dtype=dtype), where))
+                shared, dtype = rest[:2]
+                line = lines(queries, None if keys is queries else keys, device=torch.device("cpu"))
+                made.append(LineBias(normal(1 if shared else heads, line.length, dtype=dtype), line))
             case "Rotation":
                 layout, pairs, dtype, shared = rest
                 tensors = [
@@ -188,50 +187,50 @@ def small_call(variant: Variant, size: Size) -> Call:
     return Call(
         q=normal(BATCH, heads, n, width),
         k=normal(BATCH, KEY_HEADS, m, width),
-        v=normal(BATCH, KEY_HEADS, m, meets),
+        v=normal(BATCH, KEY_HEADS, m, value_width),
         terms=Terms(*made),
         mask=None if variant.mask is None else _mask(variant.mask, heads, n, m, generator),
         scale=width**-0.5,
         dropout=0.25 if variant.dropout else 0.0,
         seed=torch.tensor(12345, device="cpu") if variant.dropout else None,
-        return_lse=False,  # which engines that have it give all the same
+        return_lse=False,  # engines that have it return it anyway
     )
 
 
-def _places(variant: Variant, size: Size, generator: torch.Generator) -> tuple[Coordinates, Coordinates]:
-    """Where the queries and keys of a small call are; one object where they are the same."""
+def _coordinates(variant: Variant, size: Size, generator: torch.Generator) -> tuple[Coordinates, Coordinates]:
+    """The coordinates of queries and keys of a small call; the same object if they are equal."""
     count = TOKENS[size, variant.few]
     fewer = count - (_CUT[size] if variant.cross else 0)
-    laid_out = next((term[3:] for term in variant.terms if term[0] == "LineBias"), (1, 0, False, False, False))
-    axes, cells, prefix, key_prefix, differ = laid_out
-    sides: list[Coordinates] = []
-    for tokens, first in ((count, prefix), (fewer, key_prefix)):
-        before = _PREFIX if first else 0
+    layout = next((term[3:] for term in variant.terms if term[0] == "LineBias"), (1, 0, False, False, False))
+    axes, cells, has_prefix, has_key_prefix, differ = layout
+    both: list[Coordinates] = []
+    for tokens, with_prefix in ((count, has_prefix), (fewer, has_key_prefix)):
+        prefix = _PREFIX if with_prefix else 0
         if axes == 0:
             shape = (BATCH, tokens) if differ else (tokens,)
-            anywhere = torch.randint(0, tokens, shape, generator=generator, device="cpu")
-            sides.append(Positions(anywhere, low=0, high=tokens - 1))
+            positions = torch.randint(0, tokens, shape, generator=generator, device="cpu")
+            both.append(Positions(positions, low=0, high=tokens - 1))
         elif axes == 1:
-            sides.append(Sequence(tokens - before, prefix=before))
+            both.append(Sequence(tokens - prefix, prefix=prefix))
         else:
             row = cells if size == "full" else cells - 3
             outer = (2,) * (axes - 2)
-            sides.append(Grid(*outer, max(2, (tokens - before) // row // 2 ** len(outer)), row, prefix=before))
-    return (sides[0], sides[1]) if variant.cross or prefix != key_prefix else (sides[0], sides[0])
+            both.append(Grid(*outer, max(2, (tokens - prefix) // row // 2 ** len(outer)), row, prefix=prefix))
+    return (both[0], both[1]) if variant.cross or has_prefix != has_key_prefix else (both[0], both[0])
 
 
 def _mask(parts: tuple[tuple[Any, ...], ...], heads: int, n: int, m: int, generator: torch.Generator) -> Mask:
-    """A mask with these parts: some tiles all seen, some in part, some not at all."""
+    """A mask with these parts, under which some tiles are allowed whole, some in part and some not at all."""
     made: dict[str, Any] = {}
     far, near = max(n, m) // 3, max(n, m) // 16
-    for name, what, *dtype in parts:
+    for name, detail, *dtype in parts:
         count = m if name.startswith("key") else n
         token = torch.arange(count, device="cpu")
         if name in ("left", "right", "limit"):
-            made[name] = 0 if what else far if name == "left" else near
+            made[name] = 0 if detail else far if name == "left" else near
             continue
         if name == "blocks":
-            shape = (heads if what else 1, -(-n // near), -(-m // near))
+            shape = (heads if detail else 1, -(-n // near), -(-m // near))
             made[name] = Blocks(torch.rand(shape, generator=generator, device="cpu") < 0.5, near)
             continue
         match name:
@@ -247,9 +246,9 @@ def _mask(parts: tuple[tuple[Any, ...], ...], heads: int, n: int, m: int, genera
                 x = token % 50 == 0
             case _:  # segments, the last of them padding
                 x = torch.where(token >= count - 5, -1, token * 4 // count)
-        if what:  # the elements of the batch differ
+        if detail:  # different for each batch element
             x = torch.stack([x.roll(number * near) for number in range(BATCH)])
         made[name] = x.to(dtype[0])
-    if n != m and not {"low", "high", "left", "right", "limit"}.isdisjoint(made):  # orders, where it has none
+    if n != m and not {"low", "high", "left", "right", "limit"}.isdisjoint(made):  # intervals then need orders
         made = {"query_order": torch.arange(n) * m // n, "key_order": torch.arange(m), **made}
     return Mask(**made)

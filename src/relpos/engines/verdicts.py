@@ -1,17 +1,16 @@
-"""Whether a kernel agrees with the reference on this machine: the only process-wide state that decides anything.
+"""Whether an engine's kernels agree with the reference on this machine: the only process-wide state of `auto`.
 
-An engine names in `checked_on` the kinds of device where `auto` takes it only after a check: kernels that a compiler
-makes for each GPU may be wrong on one that nobody has tried. Before the first such call of an engine, device and
-variant (`variant`), small calls of the variant run on the engine and the reference (`agreement`), forward and
-backward. The result is kept until the process ends. An engine that differs, or raises, is passed over, and warns
-once.
+`checked_on` of an engine names the device types on which `auto` uses it only after a check, because kernels that are
+compiled for each GPU may be wrong on one that nobody has tried. Before the first call of a variant (see `variant`) on a
+device, small calls of it run on the engine and on the reference (see `agreement`), forward and backward. The result is
+kept until the process ends. An engine that disagrees or raises is not used, with one warning.
 
-Nothing is run while a call is traced, transformed or captured (torch.compile, fake tensors and other dispatch modes,
-torch.func, a CUDA graph). What is known counts there, and where nothing is, the engine is passed over. A compiled
-function asks again by itself once it is known: call the model once as it is, `torch.no_grad()` will do.
+No check runs while a call is traced, transformed or captured (torch.compile, fake tensors and other dispatch modes,
+torch.func, CUDA graphs). Known results apply there; without one the engine is not used. A compiled function is traced
+again once the result is known: call the model once without compiling it, `torch.no_grad()` is enough.
 
-Threads may check the same at once, which costs time only: nothing waits for another thread, which autograd's own
-could be waiting for, and the first verdict stays.
+Two threads may run the same check, which only costs time, and the first result counts. No thread waits for another,
+which could be waiting for it in autograd.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from relpos.engines.operators import lacks_transform
 from relpos.engines.variant import Size, Variant, small_call, variant_of
 
 Key = tuple[Any, ...]
-"""Engine, device and the fields of a variant: plain tuples, of which a compiled function watches its own alone."""
+"""Engine, device and the fields of a variant: plain values, so that compiled functions guard only on their own key."""
 
 _agreed: dict[Key, None] = {}
 _faults: dict[Key, str] = {}
@@ -40,11 +39,11 @@ _SIZES: tuple[Size, ...] = ("odd", "full")
 
 
 def fault(engine: Engine, reference: Engine, call: Call) -> str | None:
-    """Why `auto` passes over an engine that the call could take, or None. Checks what has not been checked, if it may.
+    """Why `auto` must not use an engine for a call, or None. Runs the check if that is possible and not done yet.
 
     Args:
-        engine: one that has everything the call needs.
-        reference: the engine that is right.
+        engine: an engine that supports the call.
+        reference: the reference engine.
     """
     variant = variant_of(call)
     if variant is None:
@@ -65,12 +64,12 @@ def fault(engine: Engine, reference: Engine, call: Call) -> str | None:
     except Exception as error:
         if not _is_of_memory(error):
             raise
-        return f"memory ran out while it was checked on {device}"  # which says nothing of it: the next call asks again
+        return f"memory ran out while it was checked on {device}"  # not the engine's fault: the next call checks again
     if found is None:
         _agreed.setdefault(key, None)
         return None
     said = f"it failed its check against the reference on {device}: {found}"
-    if _faults.setdefault(key, said) is said:  # no other thread was first
+    if _faults.setdefault(key, said) is said:  # no other thread has warned
         warnings.warn(
             f"backend {engine.name!r} failed its check against the reference on {device}: {found} ({variant.words()}). "
             "backend='auto' passes it over in this process; `relpos check` prints more, to report.",
@@ -81,7 +80,7 @@ def fault(engine: Engine, reference: Engine, call: Call) -> str | None:
 
 
 def _obstacle(q: Tensor) -> str | None:
-    """The context of the call that forbids running a check now, in words, or None."""
+    """The context in which no check can run, in words, or None."""
     if is_in_torch_dispatch_mode() or type(q).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return "fake tensors or another dispatch mode"
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -90,7 +89,7 @@ def _obstacle(q: Tensor) -> str | None:
 
 
 def _check(engine: Engine, reference: Engine, variant: Variant, device: torch.device) -> str | None:
-    """What differs between an engine and the reference, in words, or None."""
+    """How an engine disagrees with the reference, in words, or None."""
     for size in _SIZES:
         try:
             found = Expected(reference, partial(small_call, variant, size)).difference(engine, device).fault
@@ -105,6 +104,6 @@ def _check(engine: Engine, reference: Engine, variant: Variant, device: torch.de
 
 
 def _is_of_memory(error: Exception) -> bool:
-    """Whether a device or the host ran out of memory."""
+    """Whether an error says that a device or the host ran out of memory."""
     words = ("out of memory", "can't allocate memory")
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)

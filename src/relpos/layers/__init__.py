@@ -1,4 +1,4 @@
-"""Layers built on attention and position: everything a model is made of."""
+"""The layers that models are built from: attention, norms, MLPs, patch embedding, the Transformer block, caches."""
 
 from relpos.layers.attention import MultiHeadAttention, MultiQueryAttention, ScaledDotProductAttention
 from relpos.layers.block import TransformerBlock

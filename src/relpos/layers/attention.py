@@ -1,10 +1,10 @@
-"""Attention as modules: of given queries, keys and values, and of tokens in many heads.
+"""Attention as modules: of queries, keys and values, and multi-head attention of tokens.
 
-`kind` says how the heads of a layer attend:
+`kind` is how the heads of a layer attend:
 
     softmax     `relpos.attention`: any position, any mask, any engine
     linear      `relpos.linear_attention` with elu + 1: a rotation or no position, causal or not
-    flash       `relpos.flash_attention`: a line bias, a rotation, both or neither, causal or not
+    flash       `relpos.flash_attention`: at most a line bias and a rotation, causal or not
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ScaledDotProductAttention(nn.Module):
     """`softmax(q k^T / sqrt(D) + bias) v` (Vaswani et al. 2017) as a module without parameters.
 
     Args:
-        dropout: probability that a weight is dropped while training.
+        dropout: probability that an attention weight is dropped in training.
         scale: True for 1/sqrt(D), False for 1.
         backend: an engine's name, or "auto".
     """
@@ -62,11 +62,12 @@ class ScaledDotProductAttention(nn.Module):
         position: Terms | Term | None = None,
         mask: Mask | None = None,
     ) -> Float[Tensor, "B H N V"]:
-        """The attended values.
+        """Attention of q to k and v.
 
         Args:
-            relative_position_bias: a dense `[H, N, M]` bias, as `RelativePositionBias()` returns it; or
-            position: terms, which no engine has to make dense.
+            relative_position_bias: a dense `[H, N, M]` bias, as `RelativePositionBias()` returns it.
+            position: terms, instead of a dense bias.
+            mask: which pairs may attend.
         """
         if relative_position_bias is not None:
             if position is not None:
@@ -80,20 +81,21 @@ class ScaledDotProductAttention(nn.Module):
 
 
 class MultiHeadAttention(SelfAttention):
-    """Multi-head self-attention (Vaswani et al. 2017) with one QKV projection. Arguments as timm names them.
+    """Multi-head self-attention (Vaswani et al. 2017) with one QKV projection. Arguments are named as in timm.
 
     Args:
         dim: width of a token, E; a multiple of `num_heads`.
-        num_heads, num_kv_heads: query heads, H, and key/value heads, G, dividing H; None for H (1: multi-query).
-        qkv_bias, proj_bias: whether the two projections have biases.
-        qk_norm: "rmsnorm" or "layernorm" normalizes queries and keys head by head, before any rotation.
-        attn_drop, proj_drop: dropout of attention weights and of the output.
-        position: a mechanism of this layer's own; terms may also come from outside, in `forward`.
-        kind: "softmax", or "linear" or "flash", which take fewer positions and masks; see the module.
+        num_heads: query heads, H.
+        num_kv_heads: key/value heads, G; a divisor of H. None for H; 1 is multi-query attention.
+        qkv_bias, proj_bias: whether the QKV and the output projection have a bias.
+        qk_norm: "rmsnorm" or "layernorm" of the queries and keys of each head, before any rotation; or None.
+        attn_drop, proj_drop: dropout probability of attention weights and of the output.
+        position: the layer's own mechanism; `forward` also takes terms, which are added.
+        kind: "softmax"; or "linear" or "flash", which support fewer positions and masks.
         backend: an engine's name, or "auto".
 
     Raises:
-        ValueError: heads that do not divide, a mechanism that acts on tokens alone, or an argument of another kind.
+        ValueError: the heads do not divide the width, the mechanism acts on tokens only, or an argument is invalid.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class MultiHeadAttention(SelfAttention):
 
     @property
     def cache_bytes(self) -> int:
-        """Memory that the keys and values of one token take in a cache, in the weights' dtype."""
+        """Bytes that the keys and values of one token take in a cache, in the dtype of the weights."""
         return 2 * self.num_kv_heads * self.head_dim * self.qkv.weight.element_size()
 
     def forward(
@@ -141,18 +143,18 @@ class MultiHeadAttention(SelfAttention):
         mask: Mask | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B N E"]:
-        """Attended tokens.
+        """Self-attention of tokens.
 
         Args:
-            position: terms from outside (a table that layers share), added to those of the layer's own mechanism.
-            coordinates: where the tokens are, for the layer's own mechanism; a plain sequence where left out.
+            position: terms to add to those of the layer's own mechanism, e.g. of a table that layers share.
+            coordinates: the coordinates of the tokens, for the layer's own mechanism; default a sequence.
             mask: which pairs may attend.
-            cache: keys and values of the tokens before these. Those of these tokens are added to it; terms and mask are
-                then between these tokens and all that it holds.
+            cache: keys and values of earlier tokens, to which those of these tokens are appended. Terms and mask are
+                then between these tokens and all tokens of the cache.
 
         Raises:
-            ValueError: tokens of another shape or dtype, or terms, mask or cache of other tokens.
-            NotImplementedError: what this layer's kind, or the engine asked for, lacks.
+            ValueError: tokens, terms, mask or cache do not fit the layer or each other.
+            NotImplementedError: the layer's kind or engine does not support a term or the mask.
         """
         q, k, v = self._heads(x)
         before = 0 if cache is None else cache.length
@@ -193,7 +195,7 @@ class MultiHeadAttention(SelfAttention):
     def _terms(
         self, n: int, m: int, position: Terms | Term | None, coordinates: Coordinates | None
     ) -> Terms | Term | None:
-        """The terms between n tokens and m keys, the last n of which are those of the tokens."""
+        """The terms between n tokens and m keys; the last n keys are those of the tokens."""
         if self.position is None:
             if coordinates is not None:
                 fail("coordinates only in a layer with a mechanism of its own", "no mechanism", "Pass position=terms.")
@@ -207,12 +209,12 @@ class MultiHeadAttention(SelfAttention):
         return own if position is None else own + position
 
     def grouped(self, num_kv_heads: int) -> MultiHeadAttention:
-        """A copy with fewer key/value heads, each the mean of those it replaces (Ainslie et al. 2023, section 2.1).
+        """A copy with fewer key/value heads, each the mean of a group of heads (Ainslie et al. 2023, section 2.1).
 
-        Where the heads of a group are equal it computes the same; else training continues from it.
+        The copy computes the same if the heads of each group are equal; otherwise it needs further training.
 
         Raises:
-            ValueError: `num_kv_heads` does not divide this layer's.
+            ValueError: `num_kv_heads` does not divide that of the layer.
         """
         require_int(num_kv_heads, "num_kv_heads", at_least=1)
         if self.num_kv_heads % num_kv_heads:
@@ -239,10 +241,10 @@ class MultiHeadAttention(SelfAttention):
         coordinates: Coordinates | None = None,
         mask: Mask | None = None,
     ) -> Float[Tensor, "B H N N"]:
-        """The attention weights of the same tokens, for pictures.
+        """The attention weights; arguments as in `forward`.
 
         Raises:
-            NotImplementedError: linear attention, which has none.
+            NotImplementedError: the kind is "linear", which has no softmax.
         """
         if self.kind == "linear":
             raise NotImplementedError("expected attention with a softmax to draw; got kind='linear', without.")
@@ -252,13 +254,12 @@ class MultiHeadAttention(SelfAttention):
 
 
 class MultiQueryAttention(MultiHeadAttention):
-    """Multi-head attention whose query heads share one head of keys and values (Shazeer 2019).
-
-    The cache of its keys and values is as many times smaller as there are heads.
+    """Multi-head attention with one head of keys and values, which makes a cache H times smaller (Shazeer 2019).
 
     Args:
-        d_model, num_heads: width of a token, E, a multiple of the query heads, H.
-        options: the other arguments of `MultiHeadAttention`, except `num_kv_heads`.
+        d_model: width of a token, E; a multiple of `num_heads`.
+        num_heads: query heads, H.
+        options: other arguments of `MultiHeadAttention`, except `num_kv_heads`.
     """
 
     def __init__(self, d_model: int, num_heads: int, **options: Any) -> None:

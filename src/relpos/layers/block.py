@@ -21,7 +21,7 @@ MlpChoice = Literal["gelu", "swiglu"]
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """What the blocks of a model are made of: the arguments of `TransformerBlock`, which explains them."""
+    """The configuration of the blocks of a model: arguments of `TransformerBlock`."""
 
     dim: int
     num_heads: int
@@ -38,24 +38,24 @@ class BlockConfig:
     backend: str = "auto"
 
     def blocks(self, depth: int) -> nn.ModuleList:
-        """As many new blocks."""
+        """New blocks, `depth` of them."""
         return nn.ModuleList(TransformerBlock(**vars(self)) for _ in range(depth))
 
 
 class TransformerBlock(nn.Module):
-    """Attention and MLP, each behind a norm and beside a residual connection. Arguments as timm names them.
+    """Attention and an MLP, each after a norm and with a residual connection. Arguments are named as in timm.
 
     Args:
         dim: width of a token, E.
-        num_heads, num_kv_heads, qkv_bias, proj_bias, qk_norm, attn_drop, position, kind, backend: as
-            `MultiHeadAttention` takes them.
+        num_heads, num_kv_heads, qkv_bias, proj_bias, qk_norm, attn_drop, position, kind, backend: as in
+            `MultiHeadAttention`.
         mlp_ratio: hidden width of the MLP over `dim`; "swiglu" has two thirds of it, for as many parameters.
         mlp: "gelu" (`Mlp`) or "swiglu" (`GatedMlp`).
-        norm: "layernorm", "rmsnorm", or "groupnorm", whose statistics are those of one token.
-        proj_drop: dropout of the attention's output and inside the MLP.
+        norm: "layernorm", "rmsnorm" or "groupnorm", the last with statistics of one token.
+        proj_drop: dropout probability of the attention output and in the MLP.
 
     Raises:
-        ValueError: heads that do not divide the width, or an argument of another kind.
+        ValueError: the heads do not divide the width, or an argument is invalid.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class TransformerBlock(nn.Module):
         mask: Mask | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B N E"]:
-        """Tokens after the block; arguments as `MultiHeadAttention.forward` takes them."""
+        """The tokens after the block; arguments as in `MultiHeadAttention.forward`."""
         require_tokens(x, self.attn.qkv.in_features, self.attn.qkv.weight)
         x = x + self.attn(self.norm1(x), position=position, coordinates=coordinates, mask=mask, cache=cache)
         x = x + self.mlp(self.norm2(x))

@@ -1,11 +1,9 @@
-"""Keys and values of tokens already seen, so that the next token costs one row of attention and not all of them.
+"""A key/value cache for decoding: a new token costs one row of attention.
 
-Keys are kept as they were projected, before any rotation: every mechanism, whatever it does to keys, then finds in the
-cache what the full pass would have, and a base that changes with the length applies to old and new keys alike. Grouped
-heads are kept grouped, which makes the cache as many times smaller as heads share a key.
+Keys are stored before any rotation. Every mechanism therefore sees the same keys as in a full pass, and a rotary base
+that depends on the length applies to old and new keys. Grouped heads are stored once per group.
 
-Not to be confused with caches of rotated keys (Hugging Face): those skip a rotation a step, and bind a key to the base
-it was written with.
+Not to be confused with caches of rotated keys (Hugging Face), which save the rotation of old keys but fix its base.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from relpos.core.checks import fail, require_int, require_tensor, shape_of
 
 
 class LayerCache:
-    """Keys and values of one layer, `[B, G, length, D]` each; None while there are none."""
+    """The keys and values of one layer, `[B, G, length, D]` each, or None if it is empty."""
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
@@ -26,25 +24,25 @@ class LayerCache:
 
     @property
     def length(self) -> int:
-        """Tokens it holds."""
+        """The number of tokens."""
         return 0 if self.keys is None else self.keys.shape[2]
 
     @property
     def bytes(self) -> int:
-        """Memory it takes."""
+        """The size of the keys and values in bytes."""
         return sum(x.numel() * x.element_size() for x in (self.keys, self.values) if x is not None)
 
     def extend(
         self, k: Float[Tensor, "B G N D"], v: Float[Tensor, "B G N D"]
     ) -> tuple[Float[Tensor, "B G M D"], Float[Tensor, "B G M D"]]:
-        """Append the keys and values of new tokens; returns those of all tokens so far.
+        """Append the keys and values of new tokens, and return those of all tokens.
 
         Raises:
-            ValueError: another batch, number of heads, width, dtype or device than those it holds.
+            ValueError: batch, number of heads, width, dtype or device differ from those of the cache.
         """
         for name, x, held in (("keys", k, self.keys), ("values", v, self.values)):
             require_tensor(x, f"{name} for the cache", dims=4)
-            if held is not None and not _alike(x, held):
+            if held is not None and _kind(x) != _kind(held):
                 wanted = f"{name} for the cache like those it holds, {shape_of(held)} on {held.device}"
                 fail(wanted, f"{shape_of(x)} on {x.device}", "Start a new KeyValueCache for another batch.")
         if k.shape[2] != v.shape[2]:
@@ -56,17 +54,16 @@ class LayerCache:
         return k, v
 
 
-def _alike(x: Tensor, held: Tensor) -> bool:
-    """Whether new tokens differ from those before them in nothing but their number."""
-    same_shape = x.shape[:2] == held.shape[:2] and x.shape[3] == held.shape[3]
-    return same_shape and x.dtype == held.dtype and x.device == held.device
+def _kind(x: Tensor) -> tuple[object, ...]:
+    """All that keys or values of other tokens must have in common with `x`."""
+    return x.shape[:2], x.shape[3], x.dtype, x.device
 
 
 class KeyValueCache:
-    """The caches of all layers of a model: `model(tokens, cache=cache)` reads and fills it.
+    """The caches of all layers of a model, for `model(tokens, cache=cache)`.
 
     Args:
-        depth: layers of the model.
+        depth: the number of layers.
     """
 
     def __init__(self, depth: int) -> None:
@@ -78,10 +75,10 @@ class KeyValueCache:
 
     @property
     def length(self) -> int:
-        """Tokens it holds."""
+        """The number of tokens."""
         return self.layers[-1].length
 
     @property
     def bytes(self) -> int:
-        """Memory it takes, in all layers."""
+        """The size of all layers in bytes."""
         return sum(layer.bytes for layer in self.layers)

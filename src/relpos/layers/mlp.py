@@ -1,4 +1,4 @@
-"""The feed-forward part of a block: two linear layers with a GELU between them, or a gated one (SwiGLU)."""
+"""The feed-forward layers of a block: two linear layers with a GELU, or SwiGLU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Mlp(nn.Module):
     Args:
         in_features: width of a token, E.
         hidden_features: width between the layers.
-        drop: dropout after each layer.
+        drop: dropout probability after each layer.
     """
 
     def __init__(self, in_features: int, hidden_features: int, drop: float = 0.0) -> None:
@@ -36,14 +36,14 @@ class Mlp(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    """SwiGLU (Shazeer 2020): `fc2(silu(gate) * value)`, gate and value from one fused linear layer, no biases.
+    """SwiGLU (Shazeer 2020): `fc2(silu(gate) * value)`, with gate and value from one linear layer, without biases.
 
-    It has three matrices where `Mlp` has two: two thirds of the hidden width make it as large, `gated_width`.
+    It has three matrices and `Mlp` two; `gated_width` gives the width with as many parameters.
 
     Args:
         in_features: width of a token, E.
-        hidden_features: width of the gate, and of the value.
-        drop: dropout of the gated value and of the output.
+        hidden_features: width of the gate and of the value.
+        drop: dropout probability of the gated value and of the output.
     """
 
     def __init__(self, in_features: int, hidden_features: int, drop: float = 0.0) -> None:
@@ -51,7 +51,7 @@ class GatedMlp(nn.Module):
         require_int(in_features, "in_features", at_least=1)
         require_int(hidden_features, "hidden_features", at_least=1)
         require_probability(drop, "drop")
-        self.fc1 = nn.Linear(in_features, 2 * hidden_features, bias=False)  # the gate's rows first
+        self.fc1 = nn.Linear(in_features, 2 * hidden_features, bias=False)  # rows of the gate come first
         self.drop = nn.Dropout(drop)
         self.fc2 = nn.Linear(hidden_features, in_features, bias=False)
 

@@ -1,7 +1,6 @@
-"""Norms: LayerNorm, RMSNorm and GroupNorm over the channels of tokens `[B, N, E]`, and the norm of queries and keys.
+"""Norms over the channels of tokens `[B, N, E]`, and of queries and keys.
 
-A norm whose statistics cross tokens tells every token about all the others, later ones too: `GroupNorm` therefore
-takes its statistics token by token unless it is told otherwise.
+Statistics over several tokens would let a token see later ones, so `GroupNorm` computes them token by token by default.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from relpos.core.checks import fail, require_choice, require_flag, require_int, 
 NormChoice = Literal["layernorm", "rmsnorm", "groupnorm"]
 HeadNormChoice = Literal["layernorm", "rmsnorm"]
 GROUP = 16
-"""Channels of a group of a norm by name, where the width allows it (Wu and He 2018, section 4.1)."""
+"""Channels of a group in `norm_layer`, if the width allows it (Wu and He 2018, section 4.1)."""
 
 
 def norm_layer(norm: NormChoice, dim: int) -> nn.LayerNorm | nn.RMSNorm | GroupNorm:
-    """The norm of a name: PyTorch's LayerNorm, RMSNorm, or GroupNorm within each token."""
+    """The norm with a name: PyTorch's LayerNorm, RMSNorm, or GroupNorm token by token."""
     require_choice(norm, "norm", get_args(NormChoice))
     if norm == "groupnorm":
         return GroupNorm(dim, math.gcd(dim, max(1, dim // GROUP)))
@@ -30,10 +29,10 @@ def norm_layer(norm: NormChoice, dim: int) -> nn.LayerNorm | nn.RMSNorm | GroupN
 
 
 class RMSNorm(nn.RMSNorm):
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last axis (Zhang and Sennrich 2019): PyTorch's, with an epsilon.
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last axis (Zhang and Sennrich 2019): PyTorch's, with an `eps`.
 
     Args:
-        d_model: width of what is normalised.
+        d_model: size of the last axis.
         eps: added to the mean square.
     """
 
@@ -48,10 +47,10 @@ class GroupNorm(nn.Module):
 
     Args:
         d_model: width of a token, E; a multiple of `num_groups`.
-        num_groups: stretches of neighbouring channels with statistics of their own.
+        num_groups: groups of neighbouring channels, each with its own statistics.
         eps: added to the variance.
-        across_tokens: whether a group's mean and variance are over all tokens of a sequence, as over all pixels of an
-            image. A causal model must not: its tokens would see the future.
+        across_tokens: whether mean and variance of a group are over all tokens of a sequence, as over all pixels of an
+            image. Not for causal models, whose tokens would see later ones.
     """
 
     def __init__(self, d_model: int, num_groups: int = 32, eps: float = 1e-6, *, across_tokens: bool = False) -> None:
@@ -75,9 +74,9 @@ class GroupNorm(nn.Module):
 
 
 class QueryKeyNorm(nn.Module):
-    """Queries and keys normalised head by head, each by its own norm (Dehghani et al. 2023, "ViT-22B", section 2).
+    """One norm for queries and one for keys, over each head (Dehghani et al. 2023, "ViT-22B", section 2).
 
-    It stands before any rotation, which keeps lengths, and before the cache.
+    It is applied before any rotation and before the cache.
 
     Args:
         head_dim: width of a head, D.
@@ -92,6 +91,6 @@ class QueryKeyNorm(nn.Module):
     def forward(
         self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B G N D"]
     ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B G N D"]]:
-        # Under autocast queries and keys are in half precision; the norms work in the precision of their weights.
+        # Under autocast q and k are in half precision; the norms compute in the dtype of their weights.
         wide: torch.dtype = self.query.weight.dtype  # type: ignore[assignment]
         return self.query(q.to(wide)).to(q.dtype), self.key(k.to(wide)).to(k.dtype)

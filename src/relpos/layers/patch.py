@@ -1,4 +1,4 @@
-"""Images to tokens: a convolution whose kernel is its stride (Dosovitskiy et al. 2021, section 3.1)."""
+"""Images to tokens, by a convolution with stride equal to its kernel (Dosovitskiy et al. 2021, section 3.1)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from relpos.core.checks import fail, require_int, require_like, shape_of
 
 
 def pair(size: int | tuple[int, int], name: str) -> tuple[int, int]:
-    """A size given as one number or as (rows, columns), as the latter."""
+    """A size, given as an integer or as (rows, columns), as (rows, columns)."""
     both = (size, size) if isinstance(size, int) else size
     if not isinstance(both, tuple | list) or len(both) != 2:
         fail(f"{name} to be one integer or (rows, columns)", shape_of(size), f"Pass {name}=16 or {name}=(16, 24).")
@@ -20,12 +20,12 @@ def pair(size: int | tuple[int, int], name: str) -> tuple[int, int]:
 
 
 class PatchEmbedding(nn.Module):
-    """One token for each patch, in raster order.
+    """One token per patch, in raster order.
 
     Args:
-        img_size: (rows, columns) of the usual image, or one number; other sizes that the patches divide are fine.
-        patch_size: (rows, columns) of a patch, or one number.
-        in_chans: channels of the image.
+        img_size: default (rows, columns) of an image, or one integer; other multiples of the patch size are accepted.
+        patch_size: (rows, columns) of a patch, or one integer.
+        in_chans: channels of an image.
         embed_dim: width of a token, E.
     """
 
@@ -48,7 +48,7 @@ class PatchEmbedding(nn.Module):
         """The grid of patches of an image of this size.
 
         Raises:
-            ValueError: the patches do not divide it.
+            ValueError: it is not a multiple of the patch size.
         """
         rows, columns = img_size
         if rows % self.patch_size[0] or columns % self.patch_size[1]:

@@ -1,9 +1,9 @@
-"""What every attention layer is built on: heads projected from tokens, and tokens projected from heads.
+"""The base of attention layers: the QKV projection, and the output projection.
 
-    x -> qkv = Linear(x) -> q, k, v by head -> attention of the layer's kind -> heads joined -> proj
+    x -> qkv(x) -> q, k, v by head -> attention of the subclass -> heads concatenated -> proj
 
-Q, K and V come from one linear layer, which has the parameters of three and launches fewer kernels. Fewer key heads
-than query heads make it grouped-query attention (Ainslie et al. 2023), one makes it multi-query (Shazeer 2019).
+One linear layer computes q, k and v, in fewer kernels than three. With fewer key heads than query heads this is
+grouped-query attention (Ainslie et al. 2023), with one it is multi-query attention (Shazeer 2019).
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from relpos.position.mechanism import is_mechanism
 
 
 class SelfAttention(nn.Module):
-    """Base of the attention layers: the two projections, and `forward` around a subclass's `_attend`.
+    """Base class of attention layers; a subclass defines `_attend`.
 
     Args:
         width: width of a token, E; a multiple of `num_heads`.
-        num_heads, num_kv_heads: query heads, H, and key/value heads, G, dividing H; None for H.
-        qkv_bias, proj_bias: whether the two projections have biases.
-        qk_norm: "rmsnorm" or "layernorm" normalizes queries and keys head by head, before any rotation.
+        num_heads: query heads, H.
+        num_kv_heads: key/value heads, G; a divisor of H. None for H.
+        qkv_bias, proj_bias: whether the QKV and the output projection have a bias.
+        qk_norm: "rmsnorm" or "layernorm" of the queries and keys of each head, before any rotation; or None.
         position: the layer's own mechanism, or None.
-        width_name: what the layer's constructor calls `width`, for error messages.
+        width_name: the name of `width` in the subclass, for error messages.
 
     Raises:
-        ValueError: heads that do not divide, or an argument of another kind.
+        ValueError: the heads do not divide the width, or an argument is invalid.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class SelfAttention(nn.Module):
         self.position = position
 
     def forward(self, x: Float[Tensor, "B N E"], *, coordinates: Coordinates | None = None) -> Float[Tensor, "B N E"]:
-        """Attended tokens; `coordinates` say where they are, a plain sequence where left out."""
+        """Self-attention of tokens; `coordinates` are those of the tokens, by default a sequence."""
         q, k, v = self._heads(x)
         position = None
         if self.position is not None:
@@ -73,19 +74,19 @@ class SelfAttention(nn.Module):
         return self._joined(self._attend(q, k, v, position))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, position: Terms | None) -> Tensor:
-        """The attended values `[B, H, N, D]` of q and of G heads of k and v."""
+        """The output of attention, `[B, H, N, D]`, for H heads of q and G heads of k and v."""
         raise NotImplementedError
 
     def _heads(
         self, x: Float[Tensor, "B N E"]
     ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B G N D"], Float[Tensor, "B G N D"]]:
-        """Queries, keys and values of tokens."""
+        """The queries, keys and values of tokens."""
         require_tokens(x, self.qkv.in_features, self.qkv.weight)
         counts = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
         q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2).split(counts, dim=1)
         return (q, k, v) if self.qk_norm is None else (*self.qk_norm(q, k), v)
 
     def _joined(self, heads: Float[Tensor, "B H N D"]) -> Float[Tensor, "B N E"]:
-        """Tokens from attended values."""
+        """The output projection of the concatenated heads."""
         tokens: Tensor = self.proj(heads.transpose(1, 2).flatten(2))
         return tokens

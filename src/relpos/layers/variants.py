@@ -1,12 +1,12 @@
-"""Attention layers by the papers that other kinds and patterns of attention come from.
+"""Attention layers for other kinds and patterns of attention, after their papers.
 
 LinearAttention     no softmax, O(N)                            Katharopoulos et al. 2020; retention, Sun et al. 2023
 FlashAttention      a softmax in tiles, O(N) memory             Dao et al. 2022
 LocalAttention      a softmax over a window                     Beltagy et al. 2020, section 3.1
 SparseAttention     a softmax over a block and every n-th token Child et al. 2019, section 4.3
 
-Tokens go in and come out as `[B, N, E]`. `d_model` is their width E, a multiple of `num_heads`, H; `num_kv_heads`, G,
-divides H, and is H where it is None. A causal layer lets no token see a later one.
+Input and output are tokens `[B, N, E]`. `d_model` is E, a multiple of `num_heads`, H. `num_kv_heads`, G, divides H; it
+is H if None.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def retention_decay(num_heads: int) -> Float[Tensor, " H"]:
 
 
 class LinearAttention(SelfAttention):
-    """Multi-head attention in time and memory linear in the number of tokens: `relpos.linear_attention`.
+    """Multi-head `relpos.linear_attention`: time and memory are linear in the number of tokens.
 
     Args:
-        d_model, num_heads, num_kv_heads, qkv_bias, proj_bias: as `MultiHeadAttention` takes them.
+        d_model, num_heads, num_kv_heads, qkv_bias, proj_bias: as in `MultiHeadAttention`.
         feature_map: "elu", "relu", "identity", or "softmax" (not causal).
-        causal: whether a token sees none after it.
-        position: a rotation, such as `RotaryEmbedding`, or None. `forward` raises NotImplementedError for another.
-        retention: RetNet's retention: weights decay with the distance, at a rate for each head, and are not divided by
-            their sum, and the output of each head goes through an RMS norm. Causal only.
+        causal: whether a token sees no later token.
+        position: a rotation, such as `RotaryEmbedding`, or None; for others `forward` raises NotImplementedError.
+        retention: whether to compute RetNet's retention: weights decay with distance at a rate per head and are not
+            normalized; the output of each head has an RMS norm instead. Causal only.
 
     Raises:
-        ValueError: heads that do not divide the width, or retention that is not causal.
+        ValueError: the heads do not divide the width, or retention is not causal.
     """
 
     def __init__(
@@ -77,16 +77,16 @@ class LinearAttention(SelfAttention):
 
 
 class FlashAttention(SelfAttention):
-    """Multi-head attention by `relpos.flash_attention`, for reading; `MultiHeadAttention` is the one to train with.
+    """Multi-head `relpos.flash_attention`, for reading; train with `MultiHeadAttention`.
 
     Args:
-        d_model, num_heads: as `MultiHeadAttention` takes them.
+        d_model, num_heads: as in `MultiHeadAttention`.
         block_size: rows and columns of a tile.
-        causal: whether a token sees none after it.
-        position: a mechanism that is one line bias, or None. `forward` raises NotImplementedError for another.
+        causal: whether a token sees no later token.
+        position: a mechanism with one line bias, or None; for others `forward` raises NotImplementedError.
 
     Raises:
-        ValueError: heads that do not divide the width, or an argument of another kind.
+        ValueError: the heads do not divide the width, or an argument is invalid.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class FlashAttention(SelfAttention):
 
 
 class _PatternAttention(nn.Module):
-    """`MultiHeadAttention` under the mask that a subclass has for these tokens."""
+    """`MultiHeadAttention` under the mask that a subclass defines."""
 
     def __init__(
         self, d_model: int, num_heads: int, num_kv_heads: int | None, position: Mechanism | None, backend: str
@@ -124,7 +124,7 @@ class _PatternAttention(nn.Module):
         )
 
     def forward(self, x: Float[Tensor, "B N E"], *, coordinates: Coordinates | None = None) -> Float[Tensor, "B N E"]:
-        """Attended tokens; `coordinates` say where they are, for the layer's own mechanism."""
+        """Self-attention of tokens; `coordinates` are those of the tokens, by default a sequence."""
         attended: Tensor = self.attn(x, coordinates=coordinates, mask=self._pattern(x))
         return attended
 
@@ -133,15 +133,15 @@ class _PatternAttention(nn.Module):
 
 
 class LocalAttention(_PatternAttention):
-    """Multi-head attention in which a token sees `window_size` tokens: itself in the middle, or, causal, at their end.
+    """Multi-head attention to `window_size` tokens, with the query in the middle, or last if causal.
 
     Args:
-        d_model, num_heads, num_kv_heads, position, backend: as `MultiHeadAttention` takes them.
-        window_size: tokens that are seen; odd unless causal.
-        causal: whether a token sees none after it.
+        d_model, num_heads, num_kv_heads, position, backend: as in `MultiHeadAttention`.
+        window_size: the number of tokens in the window; odd unless causal.
+        causal: whether a token sees no later token.
 
     Raises:
-        ValueError: heads that do not divide the width, or an even window that is not causal.
+        ValueError: the heads do not divide the width, or the window is even and not causal.
     """
 
     def __init__(
@@ -165,17 +165,17 @@ class LocalAttention(_PatternAttention):
 class SparseAttention(_PatternAttention):
     """Multi-head attention in the fixed pattern of the Sparse Transformer.
 
-    A token sees the block of `sparsity_factor` tokens it is in, and the last token of every block. Both are in one
-    head, so that what the last token of a block has gathered reaches all others in the next layer; if tokens saw every
-    n-th one alone, the others would never be seen. A token sees about N / n + n others, fewest where n is near sqrt(N).
+    A token sees its block of `sparsity_factor` tokens, and the last token of every block, in the same head. So what
+    the last token of a block has gathered reaches all tokens in the next layer. A token sees about N / n + n tokens,
+    fewest for n near sqrt(N).
 
     Args:
-        d_model, num_heads, num_kv_heads, position, backend: as `MultiHeadAttention` takes them.
-        sparsity_factor: n, the paper's stride; 1 sees all.
+        d_model, num_heads, num_kv_heads, position, backend: as in `MultiHeadAttention`.
+        sparsity_factor: n, the stride of the paper; with 1 a token sees all tokens.
         causal: whether a token sees none after it, as in the paper.
 
     Raises:
-        ValueError: heads that do not divide the width, or an argument of another kind.
+        ValueError: the heads do not divide the width, or an argument is invalid.
     """
 
     def __init__(

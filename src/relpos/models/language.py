@@ -33,6 +33,7 @@ from relpos.models.attending import AttentionChoice, kind_of, pattern
 from relpos.models.positions import PositionChoice
 from relpos.models.sampling import require_sampling, sample
 from relpos.models.transformer import Transformer
+from relpos.position.decoding import decoding
 from relpos.position.mechanism import AS_IS
 
 
@@ -246,10 +247,11 @@ class LanguageModel(Transformer):
         self.eval()
         try:
             cache, new = KeyValueCache(len(self.blocks)), tokens
-            for _ in range(max_new_tokens):
-                logits = self(new, cache=cache)[:, -1]
-                new = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-                tokens = torch.cat([tokens, new], dim=1)
+            with decoding(self):
+                for _ in range(max_new_tokens):
+                    logits = self(new, cache=cache)[:, -1]
+                    new = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+                    tokens = torch.cat([tokens, new], dim=1)
         finally:
             self.train(training)
         return tokens

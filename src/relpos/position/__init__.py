@@ -4,6 +4,7 @@ from relpos.position.alibi import ALiBi, alibi_slopes
 from relpos.position.clipped import ClippedBias
 from relpos.position.cope import CoPE
 from relpos.position.deberta import DisentangledPosition
+from relpos.position.decoding import decoding
 from relpos.position.decomposed import DecomposedPosition
 from relpos.position.factored import FactoredBias
 from relpos.position.fire import FIREBias
@@ -67,6 +68,7 @@ __all__ = [
     "XPos",
     "YaRN",
     "alibi_slopes",
+    "decoding",
     "find",
     "get_relative_position_index_1d",
     "get_relative_position_index_2d",

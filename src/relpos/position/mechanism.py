@@ -30,6 +30,7 @@ from relpos.core import (
     at_least_float32,
     keep,
     lines,
+    may_keep,
     require_coordinates,
 )
 from relpos.core.checks import (
@@ -115,6 +116,8 @@ AS_IS = "as is"
 """The growth rule of mechanisms that are defined at any coordinates and need nothing."""
 
 
+_HELD = 256
+"""Tokens of the shortest sequence whose terms a decoding mechanism holds."""
 _FEW_TOKENS = 2**13
 """Queries and keys together up to which a mechanism keeps their lines."""
 
@@ -126,12 +129,19 @@ class Mechanism(nn.Module):
         super().__init__()
         self.register_buffer("_here", torch.empty(0), persistent=False)  # moves with .to(device)
 
+    held: dict[Any, Terms] | None = None
+    """Within `relpos.decoding`, what was made of its weights; else None."""
+
     @property
     def device(self) -> torch.device:
         """The device its terms are built on."""
         here = self._here
         assert isinstance(here, Tensor)
         return here.device
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__.pop("_kept", None)  # it may not follow from the new setting
+        super().__setattr__(name, value)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         self.__dict__.pop("_kept", None)  # it may be on another device from now on
@@ -380,7 +390,34 @@ class OffsetBias(Mechanism):
             if self.axes is not None and coordinates is not None and coordinates.axes != self.axes:
                 wanted = f"{side} with {self.axes} axes for {type(self).__name__}"
                 fail(wanted, repr(coordinates), "Give coordinates with as many axes, or use another mechanism.")
+        if (
+            self.held is not None
+            and not torch.is_grad_enabled()
+            and (found := self._of_held(queries, keys)) is not None
+        ):
+            return found
         line = self._lines(queries, keys)
+        return Terms(LineBias(self._values(line), line))
+
+    def _of_held(self, queries: Coordinates, keys: Coordinates | None) -> Terms | None:
+        """A part of the terms of a long sequence, which are held; None where it has none as long."""
+        sides = [side for side in (queries, keys) if side is not None]
+        if self.held is None or self.axes != 1 or AS_IS not in self.growth or not may_keep(self.device):
+            return None
+        if not all(isinstance(side, Sequence) and side.start >= side.prefix == 0 for side in sides):
+            return None
+        reach = max(side.high[0] for side in sides) + 1
+        longest = max(_HELD, 1 << (reach - 1).bit_length())
+        key = (longest, self.device)
+        if key not in self.held:
+            with torch.inference_mode(False), torch.no_grad():
+                line = lines(Sequence(longest), device=self.device)
+                self.held[key] = Terms(LineBias(self._values(line), line))
+        cuts = (slice(side.low[0], side.high[0] + 1) for side in (sides[0], sides[-1]))
+        return self.held[key].narrow(*cuts)
+
+    def _values(self, line: Lines) -> Float[Tensor, "H L"]:
+        """What it says at every entry of a line, in float32 or wider."""
         offsets = line.offsets()
         with without_autocast(line.query.device):  # values are computed in float32, also there
             values = self.bias(offsets)
@@ -395,7 +432,7 @@ class OffsetBias(Mechanism):
                 three = values.new_zeros(values.shape[0], 3) if own is None else own
                 by_kind = torch.cat([values.new_zeros(values.shape[0], 1), three], dim=1)
                 values = torch.where(offsets.kind == int(Kind.TOKENS), values, spread(by_kind, offsets))
-        return Terms(LineBias(at_least_float32(values), line))
+        return at_least_float32(values)
 
 
 def spread(by_kind: Float[Tensor, "H 4"], offsets: Offsets) -> Float[Tensor, "H L"]:

@@ -119,6 +119,7 @@ class RelativePositionBias(OffsetBias):
     """
 
     growth = ("interpolated", "clipped")
+    _answers_for_prefix = True
     axes: ClassVar[int | None] = None
 
     def __init__(
@@ -237,9 +238,9 @@ class RelativePositionBias(OffsetBias):
             row = row * (2 * size - 1) + offsets.axes[:, axis].clamp(-reach, reach) + reach
         return torch.where(offsets.kind == int(Kind.TOKENS), row, math.prod(self.table_sizes) - 1 + offsets.kind)
 
-    @property
-    def _answers_for_prefix(self) -> bool:
-        return type(self).prefix_bias is RelativePositionBias.prefix_bias
+    def __init_subclass__(cls, **arguments: object) -> None:
+        super().__init_subclass__(**arguments)
+        cls._answers_for_prefix = cls.prefix_bias is RelativePositionBias.prefix_bias
 
     def prefix_bias(self) -> Float[Tensor, "H 3"] | None:
         return at_least_float32(self.relative_position_bias_table)[-3:].T if self.prefix else None

@@ -29,8 +29,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import Coordinates, Rotation, Terms, constant, keeps, passing, require_coordinates
+from relpos.core import (
+    Coordinates,
+    Grid,
+    Rotation,
+    Sequence,
+    Terms,
+    constant,
+    keep,
+    keeps,
+    passing,
+    require_coordinates,
+)
 from relpos.core.checks import fail, require_choice, require_int, require_number, shape_of
+from relpos.core.terms.of_content import fixed
 from relpos.position.angles import frequencies, places
 from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
@@ -46,6 +58,8 @@ from relpos.position.scaling import (
 )
 
 Beyond = Literal["as is", "linear", "ntk", "yarn", "llama3"]
+_KEPT = (256, 2048, 8192)
+"""Tokens of the sequences whose angles it keeps; shorter ones are a part of these."""
 RULES: tuple[Beyond, ...] = ("as is", "linear", "ntk", "yarn", "llama3")
 """What a rotation along one axis can do beyond its trained length."""
 
@@ -183,9 +197,22 @@ class RotaryEmbedding(Mechanism):
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         sides = [self._own(queries, "queries")] + ([] if keys is None else [self._own(keys, "keys")])
         length = context_length(*sides)
+        plain = self.scaling is None or isinstance(self.scaling, OF_FEW_LISTS)
+        if not plain or length > _KEPT[-1] or not all(isinstance(side, Sequence | Grid) for side in sides):
+            return Terms(self._rotation(sides, length))
+        bands = None if self.scaling is None else self.bands(length)
+        if not all(isinstance(side, Sequence) and side.start >= side.prefix == 0 for side in sides):
+            whole = keep(self, (*sides, bands), self.device, lambda: fixed(self._rotation(sides, length)))
+            return Terms(whole)
+        longest = Sequence(next(count for count in _KEPT if count >= length))
+        whole = keep(self, (longest, bands), self.device, lambda: fixed(self._rotation([longest], length)))
+        parts = (slice(side.low[0], side.high[0] + 1) for side in (sides[0], sides[-1]))
+        return Terms(whole.narrow(*parts))
+
+    def _rotation(self, sides: list[Coordinates], length: int) -> Rotation:
         turns = [self.angles(side, length) for side in sides]
         magnitude = self.bands(length)[1]
-        return Terms(Rotation(turns[0], turns[-1], layout=self.layout, magnitude=magnitude, width=self.head_dim))
+        return Rotation(turns[0], turns[-1], layout=self.layout, magnitude=magnitude, width=self.head_dim)
 
     def _own(self, coordinates: Coordinates, name: str) -> Coordinates:
         """The coordinates as it sees them."""

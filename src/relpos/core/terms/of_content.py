@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Literal, Self
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Complex, Float
 from torch import Tensor
 
 from relpos.core.algebra import Single, Term, Terms
@@ -20,9 +21,23 @@ from relpos.core.checks import (
     require_wide,
     shape_of,
 )
-from relpos.core.rotation import RotationLayout, require_width, rotate
+from relpos.core.kept import keep, may_keep
+from relpos.core.rotation import RotationLayout, require_width, turn
+from relpos.core.rotation import rotate as plain_rotate
 from relpos.core.terms.fitting import check_device, check_shape, heads_first
 from relpos.core.tree import register, static
+
+Side = Literal["query", "key"]
+
+
+class Whole(tuple[Any, ...]):
+    """The term that a part was cut from, and the cuts. No copy and no file takes it along."""
+
+    def __deepcopy__(self, memo: object) -> Whole:
+        return Whole()
+
+    def __reduce__(self) -> tuple[type[Whole], tuple[()]]:
+        return Whole, ()
 
 
 @register("relpos.core.terms.Rotation")
@@ -91,6 +106,41 @@ class Rotation(Single):
         if 2 * pairs > width:
             fail(f"at most {width // 2} angles for a head width of {width}", str(pairs), "Rotate fewer dimensions.")
 
+    def _turned(
+        self, x: Tensor, side: Side, rotate: Callable[..., Tensor] | None = None, into: RotationLayout | None = None
+    ) -> Tensor:
+        """Queries or keys, turned; by `rotate`, where an engine has its own. `into`: see `core.rotation.turn`."""
+        if rotate is None and (known := self._factors(side, torch.promote_types(x.dtype, torch.float32))) is not None:
+            return turn(x, known, self.layout, into)
+        angles, magnitude = self._of(side)
+        return (rotate or plain_rotate)(x, angles, layout=self.layout, magnitude=magnitude)
+
+    def _of(self, side: Side) -> tuple[Tensor, float | Tensor]:
+        angles, own = (self.query, self.query_magnitude) if side == "query" else (self.key, self.key_magnitude)
+        assert angles is not None
+        return angles, self.magnitude if own is None else own * self.magnitude
+
+    @property
+    def _is_fixed(self) -> bool:
+        """Whether `fixed` was told so of it, or it was cut from such a term, and what is kept may be read."""
+        return bool(self.__dict__.get("_whole")) and may_keep(self.query.device)
+
+    def _factors(self, side: Side, dtype: torch.dtype) -> Complex[Tensor, "#B #H N P"] | None:
+        """What `turn` takes, if the angles are fixed; of a part of a term that was fixed, a part of what that keeps."""
+        if not self._is_fixed:
+            return None
+        whole, *cuts = self.__dict__["_whole"]
+        if whole is self:
+            side = "query" if self.key is self.query else side
+            made: Tensor = keep(self, (side, dtype), self.query.device, lambda: self._made(side, dtype))
+            return made
+        found: Tensor = whole._factors(side, dtype)
+        return found[..., cuts[side == "key"], :]
+
+    def _made(self, side: Side, dtype: torch.dtype) -> Complex[Tensor, "#B #H N P"]:
+        angles, magnitude = self._of(side)
+        return torch.complex((angles.cos() * magnitude).to(dtype), (angles.sin() * magnitude).to(dtype))
+
     @property
     def turns_keys_by_head(self) -> bool:
         """Whether keys are turned differently in each query head, so that grouped keys are no longer shared."""
@@ -100,13 +150,22 @@ class Rotation(Single):
         def cut(x: Tensor | None, part: slice) -> Tensor | None:
             return None if x is None else x[..., part, :]
 
-        return replace(
+        narrowed = replace(
             self,
             query=self.query[..., queries, :],
             key=cut(self.key, keys),
             query_magnitude=cut(self.query_magnitude, queries),
             key_magnitude=cut(self.key_magnitude, keys),
         )
+        if (self.__dict__.get("_whole") or (None,))[0] is self:
+            narrowed.__dict__["_whole"] = Whole((self, queries, keys))
+        return narrowed
+
+
+def fixed(rotation: Rotation) -> Rotation:
+    """A rotation that from now on keeps what it computes of its angles, which never change."""
+    rotation.__dict__["_whole"] = Whole((rotation, slice(None), slice(None)))
+    return rotation
 
 
 @register("relpos.core.terms.QueryBias")
@@ -186,18 +245,19 @@ class Sinks(Single):
 
 
 def content(
-    terms: Terms, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B G M D"], rotate: Callable[..., Tensor] = rotate
+    terms: Terms,
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B G M D"],
+    rotate: Callable[..., Tensor] | None = None,
 ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B G M D"]]:
     """`rotate(q) + u` and `rotate(k)`: what meets in the content product. Grouped keys may stay so where every head
     rotates alike. An engine may bring its own `rotate`."""
     rotation = terms.one(Rotation)
     if rotation is not None:
-        magnitude = rotation.magnitude
-        own = 1.0 if rotation.query_magnitude is None else rotation.query_magnitude
-        q = rotate(q, rotation.query, layout=rotation.layout, magnitude=own * magnitude)
-        if rotation.key is not None:
-            own = 1.0 if rotation.key_magnitude is None else rotation.key_magnitude
-            k = rotate(k, rotation.key, layout=rotation.layout, magnitude=own * magnitude)
+        free = rotation._is_fixed and rotation.key is not None and terms.one(QueryBias) is None
+        into: RotationLayout | None = "interleaved" if free else None  # as only products are taken of both
+        q = rotation._turned(q, "query", rotate, into)
+        k = k if rotation.key is None else rotation._turned(k, "key", rotate, into)
     for term in terms.of(QueryBias):
         q = q + term.u[:, None, :].to(q.dtype)
     return q, k

@@ -1,12 +1,12 @@
-"""Exact attention in O(N) memory: blocks of query rows, every term, scores recomputed block by block for the gradients.
+"""Exact attention in O(N) memory, for every term: by blocks of query rows, with scores recomputed for the gradients.
 
-engine      applies the rotation, makes row rules dense biases of one block of rows at a time, and calls its
-            operators, which do the rest:
-regroup     scattered segments are gathered into smaller calls
-plan        a call is cut into tiles, by `hankel` (with `vectors`) for regular lines and by `dense_plan` for any
-            other term; `masks` tells which keys a block may see
-forward, backward
-            go from tile to tile, with `scores` in a `workspace`; `cpu_kernel` is a faster forward for some calls
+engine              applies the rotation, turns row rules into dense biases, and calls the custom operators
+regroup             gathers scattered segments into smaller calls
+planning            chooses the plan that cuts a call into tiles: `hankel` (with `vectors`) for regular lines,
+                    `dense_plan` for all other terms; `masks` says which keys a block may see
+forward, backward   go through the tiles, with `scores` in a `workspace`
+cpu_kernel          a faster forward for some calls
+heuristics          when `auto` prefers another engine
 """
 
 from relpos.engines.streaming.engine import STREAMING

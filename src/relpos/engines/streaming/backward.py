@@ -1,12 +1,12 @@
-"""The backward: each pair is computed once more, and every gradient comes from it.
+"""The backward: scores are computed again, tile by tile, and every gradient is computed from them.
 
-The shift of a row is its log-sum-exp. With delta = <output, its gradient>, less the gradient of the log-sum-exp,
+The shift of a row is its log-sum-exp. With delta = <output, d output> - d lse,
 
     d score = weight * (<d output, v> - delta)
 
-gives the gradients of q, k and v by a matrix product each, and the plan gives the terms theirs. In float64, and with
-terms that cost more anyway, the weights of a tile that holds its rows whole are renormalized: divided by their own sum,
-which has not the rounding of the log-sum-exp. Delta is then their sum too, so that both cancel where they should.
+A matrix product each gives the gradients of q, k and v; the plan computes those of the terms. In float64, and in
+`DensePlan`, the weights of a block with one tile are divided by their own sum, which avoids the rounding error of the
+log-sum-exp; delta is then computed from these weights too, so that the two cancel exactly where they should.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from relpos.engines.streaming.scores import Scores
 
 
 class Backward:
-    """The gradients of a call by a plan.
+    """Computes the gradients of a call by a plan.
 
     Args:
-        out, lse: what the forward gave. d_out, d_lse: their gradients.
-        gradients: of the tensors whose gradients are wanted; they are added to it.
+        out, lse: the results of the forward. d_out, d_lse: their gradients.
+        gradients: what the gradients are added to; it knows which are wanted.
     """
 
     def __init__(
@@ -48,69 +48,71 @@ class Backward:
         self.lse, self.d_lse = lse.flatten(0, 1)[..., None], d_lse.flatten(0, 1)[..., None]
         sink = self.scores.sink
         self.d_sink = None if sink is None else torch.zeros_like(sink[:, 0, 0])
-        dtype, heads, in_turn = self.scores.dtype, self.scores.heads, not plan.by_block
+        dtype, heads, head_by_head = self.scores.dtype, self.scores.heads, not plan.by_block
         self.d_q, self.d_plain_q = (
             x.new_zeros(x.shape) if x is not None and gradients.wants(x) else None for x in (call.q, call.plain_q)
         )
         self.d_k, self.d_v, self.d_plain_k = (
-            KeyGradient(x, heads, dtype, in_turn) if x is not None and gradients.wants(x) else None
+            KeyGradient(x, heads, dtype, head_by_head) if x is not None and gradients.wants(x) else None
             for x in (call.k, call.v, call.plain_k)
         )
         plan.expect(gradients)
 
     def run(self) -> None:
-        """Add to the gradients that are wanted."""
+        """Add to the gradients."""
         for chunk in self.scores.chunks():
             self._run(chunk)
         self._finish()
 
     def _run(self, chunk: Chunk) -> None:
-        """A block of rows of some heads."""
-        of, plan, scale, which, native = self.scores, self.plan, self.call.scale, chunk.which, self.plan.native
-        low_upstream = chunk.take(self.d_out)
-        upstream = low_upstream.to(of.dtype)
-        out, lse, d_lse = (chunk.take(x).to(of.dtype) for x in (self.out, self.lse, self.d_lse))
+        """Add what one chunk contributes."""
+        scores, plan, scale, heads = self.scores, self.plan, self.call.scale, chunk.head_slice
+        input_upstream = chunk.take(self.d_out)
+        upstream = input_upstream.to(scores.dtype)
+        out, lse, d_lse = (chunk.take(x).to(scores.dtype) for x in (self.out, self.lse, self.d_lse))
         delta = (upstream * out).sum(dim=-1, keepdim=True) - d_lse
         shift = lse * plan.unit
         shift = torch.where(shift == -torch.inf, torch.inf, shift)  # a row that sees nothing has no weights
-        sink = None if of.sink is None else of.exp(of.sink[which] - shift)
+        sink = None if scores.sink is None else scores.exp(scores.sink[heads] - shift)
         if sink is not None and self.d_sink is not None:
-            self.d_sink[which] -= (sink * delta).sum(dim=(1, 2))
-        q, k = (chunk.low_q, chunk.heads.low_k) if native else (chunk.q, chunk.heads.k)
+            self.d_sink[heads] -= (sink * delta).sum(dim=(1, 2))
+        q, k = (chunk.input_q, chunk.heads.input_k) if plan.bfloat16 else (chunk.q, chunk.heads.k)
         d_q = torch.zeros_like(chunk.q)
         d_plain_q = d_q if self.call.plain_q is None else torch.zeros_like(d_q)
         for tile in chunk.block.tiles:
-            weights = of.exp(of.compute(chunk, tile, shift))
+            weights = scores.exp(scores.compute(chunk, tile, shift))
             renormalizes = plan.renormalizes and len(chunk.block.tiles) == 1
             if renormalizes:
                 total = weights.sum(dim=-1, keepdim=True)
                 total = total if sink is None else total + sink
                 weights /= torch.where(total == 0, 1, total)
 
-            kept = of.dropout(chunk, tile)
+            kept = scores.dropout(chunk, tile)
             used = weights if kept is None else weights * kept
             if self.d_v is not None:
-                left, right = (of.workspace.rounded(used), low_upstream) if native else (used, upstream)
-                add_matmul(self.d_v.at(which, tile.keys), left.mT, right)
+                left, right = used, upstream
+                if plan.bfloat16:
+                    left, right = scores.workspace.rounded(used), input_upstream
+                add_matmul(self.d_v.at(heads, tile.keys), left.mT, right)
 
-            d = plan.gradient_buffer(of.workspace, chunk, tile)
-            add_matmul(d, upstream, chunk.heads.v[:, tile.keys].mT, rounded=native, overwrite=True)
+            d = plan.gradient_buffer(scores.workspace, chunk, tile)
+            add_matmul(d, upstream, chunk.heads.v[:, tile.keys].mT, rounded=plan.bfloat16, overwrite=True)
             plan.values_backward(d, used, upstream, chunk, tile)
             if kept is not None:
                 d.mul_(kept)
             d.sub_((d * weights).sum(dim=-1, keepdim=True) - d_lse if renormalizes else delta).mul_(weights)
             plan.collect(d, chunk, tile, d_plain_q, self.d_k if self.call.plain_k is None else self.d_plain_k)
-            if of.tanh is not None:
-                d.mul_(1 - of.tanh.square())
+            if scores.tanh is not None:
+                d.mul_(1 - scores.tanh.square())
 
-            d = of.workspace.rounded(d) if native else d
+            d = scores.workspace.rounded(d) if plan.bfloat16 else d
             if self.d_q is not None:
                 add_matmul(d_q, d, k[:, tile.keys], scale)
             if self.d_k is not None:
-                add_matmul(self.d_k.at(which, tile.keys), d.mT, q, scale)
-        for into, found in ((self.d_q, d_q), (self.d_plain_q, d_plain_q)):
-            if into is not None:
-                chunk.put(into.flatten(0, 1), found)
+                add_matmul(self.d_k.at(heads, tile.keys), d.mT, q, scale)
+        for whole, rows in ((self.d_q, d_q), (self.d_plain_q, d_plain_q)):
+            if whole is not None:
+                chunk.put(whole.flatten(0, 1), rows)
 
     def _finish(self) -> None:
         call, gradients = self.call, self.gradients
@@ -121,5 +123,4 @@ class Backward:
             gradients.add(x, None if sums is None else sums.finished())
         sinks = call.terms.one(Sinks)
         if sinks is not None and self.d_sink is not None:
-            of_heads = self.d_sink.view(self.scores.batch, self.scores.heads).sum(dim=0)
-            gradients.add(sinks.logits, of_heads)
+            gradients.add(sinks.logits, self.d_sink.view(self.scores.batch, self.scores.heads).sum(dim=0))

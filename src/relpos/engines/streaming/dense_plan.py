@@ -1,8 +1,8 @@
-"""The plan for any other terms: their dense meaning on a block of rows, and the backward of that.
+"""The plan for all other terms: their dense scores on one tile at a time, and the backward of these.
 
-A block holds all heads, so few rows go together and their scores stay within bounds. The terms are narrowed to a tile,
-and so are the buffers of their gradients: two trees of one structure, so that each narrowed term is walked together
-with what its gradient is added to. Nothing of size N x M outlives its block.
+A block holds all heads and, to bound its memory, few rows. The terms are narrowed to a tile. So are the buffers of
+their gradients, which form a tree of the same structure, so that each narrowed term comes with the narrowed buffer of
+its gradient. Nothing of size N x M outlives its block.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from relpos.engines.streaming.tiles import Block, Tile, count_of
 from relpos.engines.streaming.workspace import Workspace, fill
 
 MOST_ROWS = 256
-"""Of a block under a mask."""
+"""The most rows of a block under a mask."""
 
 
 class DensePlan(Plan):
     """A plan for any call.
 
     Args:
-        pairs: scores of all heads of a block at most, if it has more than one row.
-        unit: by what scores are multiplied. native: whether matrix products are in bfloat16.
+        pairs: the most scores of a block, over all heads; a block of one row may have more.
+        unit, bfloat16: see `Plan`.
     """
 
     renormalizes = True
     by_block = True
 
-    def __init__(self, call: Call, pairs: int, *, unit: float, native: bool) -> None:
+    def __init__(self, call: Call, pairs: int, *, unit: float, bfloat16: bool) -> None:
         batch, heads, self.queries, _ = call.q.shape
         self.call, self.device = call, call.q.device
         self.shape, self.keys = (batch, heads), call.k.shape[2]
-        self.pairs, self.unit, self.native = pairs, unit, native
+        self.pairs, self.unit, self.bfloat16 = pairs, unit, bfloat16
         self.rows = max(1, min(self.queries, pairs // max(1, batch * heads * self.keys)))
         self.dtype = torch.promote_types(call.q.dtype, torch.float32)
         self.heads_at_once = batch * heads
@@ -57,24 +57,24 @@ class DensePlan(Plan):
         borders = [0, *masks.cuts(self.call.mask, self.queries, self.device), self.queries]
         for start, stop in itertools.pairwise(borders):
             while start < stop:
-                numbers = self._numbers(start, stop)
-                yield Block(numbers, start, tiles=[Tile(keys, self.call.mask) for keys in self._spans(numbers)])
-                start += len(numbers)
+                queries = self._queries(start, stop)
+                yield Block(queries, start, tiles=[Tile(keys, self.call.mask) for keys in self._spans(queries)])
+                start += len(queries)
 
-    def _numbers(self, start: int, most: int) -> Int[Tensor, " n"]:
-        """The rows of a block: more of them where a mask lets them see little."""
-        count = min(self.rows, most - start)
-        wide = torch.arange(start, most, device=self.device)
-        while self.call.mask is not None and count < min(most - start, MOST_ROWS):
-            twice = min(2 * count, most - start)
-            seen = sum(count_of(keys) for keys in self._spans(wide[:twice]))
-            if twice * seen * math.prod(self.shape) > self.pairs:
+    def _queries(self, start: int, stop: int) -> Int[Tensor, " n"]:
+        """The queries of the next block: more of them under a mask that lets them see few keys."""
+        count = min(self.rows, stop - start)
+        rest = torch.arange(start, stop, device=self.device)
+        while self.call.mask is not None and count < min(stop - start, MOST_ROWS):
+            doubled = min(2 * count, stop - start)
+            seen = sum(count_of(keys) for keys in self._spans(rest[:doubled]))
+            if doubled * seen * math.prod(self.shape) > self.pairs:
                 break
-            count = twice
-        return wide[:count]
+            count = doubled
+        return rest[:count]
 
     def _spans(self, rows: Int[Tensor, " n"]) -> list[slice]:
-        return masks.spans(self.call.mask, rows, self.keys, stepped=True)
+        return masks.spans(self.call.mask, rows, self.keys, strided=True)
 
     # scores
 
@@ -83,7 +83,7 @@ class DensePlan(Plan):
         return chunk.plain_q.unflatten(0, self.shape), chunk.heads.plain_k[:, tile.keys].unflatten(0, self.shape)
 
     def _bias(self, chunk: Chunk, tile: Tile) -> Float[Tensor, "BH n m"] | None:
-        """What is added to the scores; it is kept with the tile."""
+        """The terms' scores, which the tile keeps."""
         if tile.bias is None:
             natural = dense.scores(self._narrow(chunk, tile), *self._qk(chunk, tile), self.call.scale, None)
             if natural is not None:
@@ -103,14 +103,14 @@ class DensePlan(Plan):
 
     def add_values(self, out: Tensor, weights: Float[Tensor, "BH n m"], chunk: Chunk, tile: Tile) -> None:
         if self.has_values:
-            terms, wide = self._narrow(chunk, tile), weights.unflatten(0, self.shape)
-            added = [term.outputs(wide) for term in terms.of(LineVectors) if term.side == "value"]
+            terms, weights = self._narrow(chunk, tile), weights.unflatten(0, self.shape)
+            added = [term.outputs(weights) for term in terms.of(LineVectors) if term.side == "value"]
             out += torch.stack(added).sum(dim=0).flatten(0, 1)
 
     # gradients
 
     def expect(self, gradients: Gradients) -> None:
-        """Make a tree like the terms, of the buffers of the gradients that are wanted, else of shapes alone."""
+        """Make a tree like the terms: buffers of the gradients that are wanted, and meta tensors elsewhere."""
 
         def buffer(x: Tensor) -> Tensor:
             if gradients.wants(x):
@@ -124,12 +124,12 @@ class DensePlan(Plan):
         return workspace.gradient.rows(g, n, tile.count)
 
     def _narrow(self, chunk: Chunk, tile: Tile, terms: Terms | None = None) -> Terms:
-        """The terms, or the tree of their gradients, of a tile."""
-        start = chunk.block.first
+        """The terms, or the tree of their gradients, narrowed to a tile."""
+        start = chunk.block.first_query
         return (terms or self.call.terms).narrow(slice(start, start + chunk.block.count), tile.keys)
 
     def _with_gradients(self, chunk: Chunk, tile: Tile) -> Iterator[tuple[Term, Term]]:
-        """Each term of a tile, and what its gradient is added to."""
+        """Each term of a tile, with the buffers of its gradient."""
         return zip(self._narrow(chunk, tile), self._narrow(chunk, tile, self.gradients), strict=True)
 
     def values_backward(
@@ -137,13 +137,13 @@ class DensePlan(Plan):
     ) -> None:
         if not self.has_values:
             return
-        wide, above = weights.unflatten(0, self.shape), upstream.unflatten(0, self.shape)
+        weights, upstream = weights.unflatten(0, self.shape), upstream.unflatten(0, self.shape)
         for pair in self._with_gradients(chunk, tile):
             match pair:
                 case LineVectors(side="value") as term, LineVectors(vectors=into):
                     rows = term.rows()
-                    d += meet(above, None, term.vectors, rows).flatten(0, 1)
-                    _add(into, self._sum_rows(wide, rows, term.vectors).mT @ above)
+                    d += meet(upstream, None, term.vectors, rows).flatten(0, 1)
+                    _add(into, self._sum_rows(weights, rows, term.vectors).mT @ upstream)
 
     def collect(
         self,
@@ -160,13 +160,15 @@ class DensePlan(Plan):
                     if not into.is_meta:
                         _add(into, contract(score, line))
                 case LineVectors(side="query" | "key") as term, LineVectors(vectors=into, bias=d_bias):
-                    own = score * self.call.scale if term.scaled else score
+                    scaled = score * self.call.scale if term.scaled else score
                     if term.side == "query":
-                        d_q += self._meet_backward(own, term.rows(), q, term.vectors, into, term.bias, d_bias)
+                        d_q += self._meet_backward(scaled, term.rows(), q, term.vectors, into, term.bias, d_bias)
                         continue
-                    d_x = self._meet_backward(own.mT, term.rows().mT, k, term.vectors, into, term.bias, d_bias)
-                    for of_head, x in zip(d_k.at(chunk.which, tile.keys) if d_k is not None else (), d_x, strict=False):
-                        of_head += x
+                    d_x = self._meet_backward(scaled.mT, term.rows().mT, k, term.vectors, into, term.bias, d_bias)
+                    for d_head, x in zip(
+                        d_k.at(chunk.head_slice, tile.keys) if d_k is not None else (), d_x, strict=False
+                    ):
+                        d_head += x
                 case AxisVectors(vectors=axes) as term, AxisVectors(vectors=into_axes):
                     for vectors, rows, into in zip(axes, term.rows(), into_axes, strict=True):
                         d_q += self._meet_backward(score, rows, q, vectors, into, None, None)
@@ -190,7 +192,7 @@ class DensePlan(Plan):
         bias: Tensor | None,
         d_bias: Tensor | None,
     ) -> Float[Tensor, "BH n D"]:
-        """The backward of `meet`: the gradient of x; the others are added to."""
+        """The backward of `meet`: returns the gradient of x, and adds those of the vectors (`into`) and the bias."""
         if bias is not None:
             x = x + bias[:, None, :].to(x.dtype)
         sums = self._sum_rows(score, rows, vectors)
@@ -201,13 +203,13 @@ class DensePlan(Plan):
         return d_x.flatten(0, 1)
 
     def _sum_rows(self, x: Float[Tensor, "B H n m"], rows: Int[Tensor, "*B n m"], vectors: Tensor) -> Tensor:
-        """`[B, H, n, R]`: the numbers of all pairs that read a row of the vectors, summed."""
+        """`[B, H, n, R]`: for each query and row of the vectors, the sum over the pairs that read it."""
         count = vectors.shape[1]
         wide = rows.expand(x.shape[0], -1, -1) if rows.dim() == 3 else rows
         return sum_rows(x, wide, count + 1)[..., :count]
 
 
 def _add(into: Tensor, gradient: Tensor) -> None:
-    """`into += gradient`, summed over what `into` has one of; nothing where `into` is a shape alone."""
+    """`into += gradient`, summed over broadcast axes; does nothing if `into` is a meta tensor."""
     if not into.is_meta:
         into += gradient.sum_to_size(into.shape)

@@ -1,4 +1,4 @@
-"""The engine: a call is computed whole, by groups of its segments, or by blocks of rows where it has a row rule."""
+"""The engine: computes a call whole, by groups of segments, or, with a row rule, by blocks of rows."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def _forward(call: Call) -> tuple[Tensor, Tensor]:
     out = call.q.new_empty(*call.q.shape[:3], call.v.shape[3])
     lse = at_least_float32(call.q).new_empty(call.q.shape[:3])
     for group in groups:
-        for into, own in zip((out, lse), _forward_whole(group.call), strict=True):
-            group.put(into, own)
+        for whole, part in zip((out, lse), _forward_whole(group.call), strict=True):
+            group.put(whole, part)
     return out, lse
 
 
@@ -61,11 +61,11 @@ def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor
         Backward(call, make_plan(call), out, lse, d_out, d_lse, gradients).run()
         return
     for group in groups:
-        own = Gradients([made for x, made, _ in group.links if gradients.wants(x)])
-        mine, plan = group.call, make_plan(group.call)
-        Backward(mine, plan, group.take(out), group.take(lse), group.take(d_out), group.take(d_lse), own).run()
-        for x, made, add in group.links:
-            gradient = own.of(made)
+        group_gradients = Gradients([part for x, part, _ in group.links if gradients.wants(x)])
+        out_g, lse_g, d_out_g, d_lse_g = (group.take(x) for x in (out, lse, d_out, d_lse))
+        Backward(group.call, make_plan(group.call), out_g, lse_g, d_out_g, d_lse_g, group_gradients).run()
+        for x, part, add in group.links:
+            gradient = group_gradients.of(part)
             if gradient is not None:
                 add(gradients.buffer(x), gradient)
 
@@ -89,7 +89,7 @@ class Streaming(Engine):
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
         call = call.rotated()
-        call = replace(call, terms=call.terms.each(_with_a_row_for_each_entry))
+        call = replace(call, terms=call.terms.each(_one_row_per_entry))
         return _by_rules(call) if call.terms.one(RowRule) is not None else _attend(call)
 
 
@@ -101,8 +101,8 @@ def _attend(call: Call) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def _with_a_row_for_each_entry(term: Term) -> Term:
-    """Vectors on a sequence with as many rows as the line has entries: buckets and clipping are read once, here."""
+def _one_row_per_entry(term: Term) -> Term:
+    """Vectors on a sequence as one row for each entry of the line, so that buckets and clipping are resolved once."""
     if not isinstance(term, LineVectors) or term.lines.layout.kind != "affine":
         return term
     length, count = term.lines.length, term.vectors.shape[1]
@@ -114,8 +114,8 @@ def _with_a_row_for_each_entry(term: Term) -> Term:
 
 
 def _by_rules(call: Call) -> tuple[Tensor, Tensor]:
-    """Row rules are any function, which no operator can hold. They give each block of rows a dense bias, which is
-    recomputed in the backward, so that the biases of two blocks are never in memory together."""
+    """A row rule may be any function, which no operator can hold. It gives each block of rows a dense bias, which the
+    backward computes again, so that only one block's bias is in memory."""
     rules, n, m = call.terms.of(RowRule), call.q.shape[2], call.k.shape[2]
     wide_q = at_least_float32(call.q if call.plain_q is None else call.plain_q)
     wide_k = at_least_float32(call.k if call.plain_k is None else call.plain_k)
@@ -123,9 +123,9 @@ def _by_rules(call: Call) -> tuple[Tensor, Tensor]:
     call = replace(call, terms=call.terms.without(RowRule))
     if not any(term.meets_plain for term in call.terms):
         call = replace(call, plain_q=None, plain_k=None)
-    step = max(1, dense.PAIRS_AT_ONCE // max(1, m))
+    count = max(1, dense.PAIRS_AT_ONCE // max(1, m))
     if call.mask is not None and call.mask.blocks is not None:
-        step = -(-step // call.mask.blocks.size) * call.mask.blocks.size
+        count = -(-count // call.mask.blocks.size) * call.mask.blocks.size
     everything = slice(0, m)
 
     def attend(start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -140,6 +140,6 @@ def _by_rules(call: Call) -> tuple[Tensor, Tensor]:
         terms = call.terms.narrow(rows, everything) + DenseBias(bias)
         return _attend(replace(call, q=call.q[:, :, rows], plain_q=plain_q, terms=terms, mask=mask, first_row=start))
 
-    blocks = [checkpoint(attend, start, min(start + step, n), use_reentrant=False) for start in range(0, n, step)]
+    blocks = [checkpoint(attend, start, min(start + count, n), use_reentrant=False) for start in range(0, n, count)]
     outs, lses = zip(*blocks, strict=True)
     return torch.cat(outs, dim=2), torch.cat(lses, dim=2)

@@ -1,31 +1,29 @@
-"""The plan for a bias on regular lines, which is never gathered: a block's rows read one window of `values`, shifted.
+"""The plan for a bias on regular lines: the bias of a tile is a strided view of `values`, so nothing is gathered.
 
-Take the queries that differ in their first axis alone, a whole sequence or one column of a grid, the last one first.
-Row r then reads what row 0 reads, r * step entries further on, where `step` is the number of keys in a cell of that
-axis: 1 in a sequence, a row's width in a grid.
+Take queries that differ only in their coordinate on the first axis: a whole sequence, or one column of a grid. Order
+them from the last to the first. Each row then reads what the row before it reads, `skew` entries further on, where
+`skew` is the number of key columns: 1 in a sequence, the width in a grid. What all rows of a tile read is its window:
 
-    bias[r, j] = window[r * step + j]
+    bias[r, j] = window[r * skew + j]
 
-    a sequence, 4 keys                      a column of a grid whose rows have 2 keys
+    a sequence, 4 keys                      a column of a grid with 2 key columns
         query 2   w0 w1 w2 w3                   query in row 2   w0 w1 w2 w3 w4 w5
         query 1      w1 w2 w3 w4                query in row 1         w2 w3 w4 w5 w6 w7
         query 0         w2 w3 w4 w5             query in row 0               w4 w5 w6 w7 w8 w9
 
-So the bias of a tile is a view of one vector, with strides (step, 1): a Hankel matrix. With queries in rising order it
-would be a Toeplitz matrix. The window itself is a view of the reversed `values`, or for grids a small copy: each row
-of keys reads consecutive entries of one row of the table.
+This is a Hankel matrix, a view with strides (skew, 1). The window of a sequence is itself a view of the reversed
+`values`. The window of a grid is a small copy, because each row of keys reads consecutive entries of the table:
 
-    reversed values, as a table     . a b .                          window   a b c d e f
-                                    . c d .                          query in row r begins r * 2 further on
+    reversed values, as a table     . a b .
+                                    . c d .          window   a b c d e f
                                     . e f .
 
-The gradient takes the same way back: the scores' gradient is written into a skewed buffer (see `workspace`), and the
-sums of its columns are the window's gradient. A mask by `left` and `right` around the index is a function of
-r * step + j too, and becomes -inf in the window.
+The gradient of the scores is written into a skewed buffer (see `workspace`), whose column sums are the gradient of the
+window. A mask by `left` and `right` also depends on r * skew + j only: it is written into the window as -inf.
 
-All prefix queries have one line number and read one window, unshifted; all prefix keys give a row one value. Keys at
-equal distances e are one tile: `window[r + j * e]` is a view as well, and of e consecutive rows no two pairs read one
-entry, so their gradient is added through that view, e rows at a time.
+Three cases differ. All prefix queries have one coordinate and read the same window (skew 0). All prefix keys give a row
+the same value. Keys at equal distances e are one tile, the view `window[r + j * e]`; in e consecutive rows no two pairs
+read the same entry, so their gradient is added through that view, e rows at a time.
 """
 
 from __future__ import annotations
@@ -53,57 +51,57 @@ from relpos.engines.streaming.workspace import Workspace, clear_around, fill, wh
 
 
 class HankelPlan(Plan):
-    """A plan for a call whose only position is one regular line bias or none, and vectors on a sequence.
+    """A plan for a call whose only position is at most one regular line bias, and vectors on a sequence.
 
     Args:
-        rows, width: rows of a block and keys of a tile at most. pairs: scores of all heads of a chunk at most.
-        unit: by what scores are multiplied. native: whether matrix products are in bfloat16.
-        whole_columns: one column of a grid makes a block, however short.
+        rows, keys: the most rows of a block and keys of a tile.
+        pairs: the most scores of a chunk, over all its heads.
+        unit, bfloat16: see `Plan`.
+        whole_columns: whether each column of a grid is a block of its own, however short it is.
     """
 
     def __init__(
-        self, call: Call, rows: int, width: int, pairs: int, *, unit: float, native: bool, whole_columns: bool = False
+        self, call: Call, rows: int, keys: int, pairs: int, *, unit: float, bfloat16: bool, whole_columns: bool = False
     ) -> None:
-        self.unit, self.native, self.pairs = unit, native, pairs
+        self.unit, self.bfloat16, self.pairs = unit, bfloat16, pairs
         self.mask, self.device = call.mask, call.q.device
         self.batch, self.heads, queries, _ = call.q.shape
         self.keys = call.k.shape[2]
         self.dtype = torch.promote_types(call.q.dtype, torch.float32)
         self.renormalizes = self.dtype == torch.float64
-        self.line = call.terms.one(LineBias)
-        self.reversed: Tensor | None = None
-        self.d_values: Tensor | None = None
-        if self.line is None:
+        self.line_bias = call.terms.one(LineBias)
+        self.reversed_values: Float[Tensor, "BH L"] | None = None
+        self.d_reversed_values: Float[Tensor, "BH L"] | None = None
+        if self.line_bias is None:
             self.query, self.key = (Ramp(0, (count,), (1,)) for count in (queries, self.keys))
         else:
-            layout = self.line.lines.layout
+            layout = self.line_bias.lines.layout
             assert layout.query is not None
             assert layout.key is not None
             self.query, self.key = layout.query, layout.key
-            values = self.line.values.detach().to(self.dtype).expand(self.heads, -1).flip(-1) * unit
-            self.reversed = values.expand(self.batch, *values.shape).reshape(self.batch * self.heads, -1).contiguous()
+            values = self.line_bias.values.detach().to(self.dtype).expand(self.heads, -1).flip(-1) * unit
+            self.reversed_values = values.expand(self.batch, -1, -1).reshape(self.batch * self.heads, -1).contiguous()
         self.vectors = Vectors(call, self.query.start, unit)
-        self.step, self.columns = math.prod(self.key.sizes[1:]), math.prod(self.query.sizes[1:])
-        self.length = self.query.sizes[0]
-        self.width = max(self.step, min(self.keys, width) // self.step * self.step)
-        self.rows = min(self.length, rows)
-        alone = whole_columns or self.mask is not None
-        self.columns_at_once = 1 if alone else max(1, rows // max(1, self.length))
-        self.stepped = len(self.key.sizes) == 1 and self.key.prefix == 0 and not self.vectors
-        heads_apart = self.mask is not None and self.mask.blocks is not None and self.mask.blocks.layout.shape[0] > 1
-        self.heads_apart = heads_apart and self.device.type == "cpu"
-        heads = range(self.heads) if self.heads_apart else (None,)
+        self.key_columns, self.query_columns = math.prod(self.key.sizes[1:]), math.prod(self.query.sizes[1:])
+        self.column_length = self.query.sizes[0]
+        self.tile_keys = max(self.key_columns, min(self.keys, keys) // self.key_columns * self.key_columns)
+        self.block_rows = min(self.column_length, rows)
+        one_column = whole_columns or self.mask is not None
+        self.block_columns = 1 if one_column else max(1, rows // max(1, self.column_length))
+        self.strided_keys = len(self.key.sizes) == 1 and self.key.prefix == 0 and not self.vectors
+        masks_differ = self.mask is not None and self.mask.blocks is not None and self.mask.blocks.layout.shape[0] > 1
+        self.by_head = masks_differ and self.device.type == "cpu"
         blocks = [
             replace(block, head=head, tiles=list(self._tiles(block, head)))
             for block in self._row_blocks()
-            for head in heads
+            for head in (range(self.heads) if self.by_head else (None,))
         ]
-        self._keep(blocks)
-        self.by_block = self.heads_apart or any(tile.mask is not None for block in self._blocks for tile in block.tiles)
+        self._set_blocks(blocks)
+        self.by_block = self.by_head or any(tile.mask is not None for block in blocks for tile in block.tiles)
 
     @staticmethod
     def supports(call: Call) -> bool:
-        """Whether it covers all of the call."""
+        """Whether this plan covers all terms of the call."""
         biases, vectors = call.terms.of(LineBias), call.terms.of(LineVectors)
         known = all(isinstance(term, LineBias | LineVectors | Sinks) for term in call.terms)
         if call.dropout > 0 or len(biases) > 1 or not known:
@@ -117,106 +115,114 @@ class HankelPlan(Plan):
         return all(term.lines.layout.kind == "affine" and term.index is None for term in vectors)
 
     def prefix(self) -> HankelPlan:
-        """The same plan for the prefix's rows alone, with scores in base 2. `self` has them in natural units."""
-        own = copy.copy(self)
-        own._keep([block for block in self._blocks if block.step == 0])
-        own.unit = math.log2(math.e)
-        own.reversed = None if self.reversed is None else self.reversed * own.unit
-        return own
+        """This plan for the prefix queries alone, with scores in base 2. `self` has natural scores."""
+        plan = copy.copy(self)
+        plan._set_blocks([block for block in self._blocks if block.skew == 0])
+        plan.unit = math.log2(math.e)
+        plan.reversed_values = None if self.reversed_values is None else self.reversed_values * plan.unit
+        return plan
 
     # blocks and tiles
 
     def blocks(self) -> list[Block]:
         return self._blocks
 
-    def _keep(self, blocks: list[Block]) -> None:
-        """Set the blocks, and how many heads of the largest tile the buffers hold."""
-        widest = max((tile.count for block in blocks for tile in block.tiles), default=1)
-        tallest = max((block.count for block in blocks), default=1)
+    def _set_blocks(self, blocks: list[Block]) -> None:
+        """Set the blocks, and for how many heads the buffers hold the largest tile."""
+        most_keys = max((tile.count for block in blocks for tile in block.tiles), default=1)
+        most_rows = max((block.count for block in blocks), default=1)
         self._blocks = blocks
-        self.heads_at_once = 1 if self.vectors or self.heads_apart else max(1, self.pairs // (widest * tallest))
+        self.heads_at_once = 1 if self.vectors or self.by_head else max(1, self.pairs // (most_keys * most_rows))
 
     def _row_blocks(self) -> Iterator[Block]:
+        """The blocks, without their tiles."""
         prefix = self.query.prefix
-        if prefix and self.line is not None:
-            yield Block(torch.arange(prefix, device=self.device), 0, self.line.lines.layout.tokens)
-        if self.length == 0:
+        if prefix and self.line_bias is not None:
+            yield Block(torch.arange(prefix, device=self.device), 0, self.line_bias.lines.layout.tokens)
+        if self.column_length == 0:
             return
-        for first in range(0, self.columns, self.columns_at_once):
-            columns = range(first, min(first + self.columns_at_once, self.columns))
-            lines = [self._line_of(column) for column in columns]
+        for first_column in range(0, self.query_columns, self.block_columns):
+            columns = range(first_column, min(first_column + self.block_columns, self.query_columns))
+            coordinates = [self._column_coordinate(column) for column in columns]
             for start, stop in self._row_ranges():
-                last = self.length - 1 - start
-                cells = self.length - 1 - torch.arange(start, stop, device=self.device)
+                last_row = self.column_length - 1 - start
+                rows = self.column_length - 1 - torch.arange(start, stop, device=self.device)
                 yield Block(
-                    numbers=torch.cat([prefix + cells * self.columns + column for column in columns]),
-                    first=prefix + last * self.columns + first,
-                    line=lines[0] + last * self.query.strides[0],
-                    step=self.step,
-                    columns=tuple(line - lines[0] for line in lines),
+                    queries=torch.cat([prefix + rows * self.query_columns + column for column in columns]),
+                    first_query=prefix + last_row * self.query_columns + first_column,
+                    first_coordinate=coordinates[0] + last_row * self.query.strides[0],
+                    skew=self.key_columns,
+                    column_offsets=tuple(coordinate - coordinates[0] for coordinate in coordinates),
                 )
 
     def _row_ranges(self) -> Iterator[tuple[int, int]]:
-        """The rows of a column in ranges of at most `rows`, divided where the mask changes, counted from the end."""
-        plain = self.columns == 1 and self.query.prefix == 0
-        cuts = masks.cuts(self.mask, self.length, self.device) if plain else []
-        for low, high in itertools.pairwise([0, *(self.length - cut for cut in reversed(cuts)), self.length]):
-            for start in range(low, high, self.rows):
-                yield start, min(start + self.rows, high)
+        """Ranges of at most `block_rows` rows of a column, counted from its end and cut where the mask changes."""
+        is_sequence = self.query_columns == 1 and self.query.prefix == 0
+        cuts = masks.cuts(self.mask, self.column_length, self.device) if is_sequence else []
+        borders = [0, *(self.column_length - cut for cut in reversed(cuts)), self.column_length]
+        for border, next_border in itertools.pairwise(borders):
+            for start in range(border, next_border, self.block_rows):
+                yield start, min(start + self.block_rows, next_border)
 
-    def _line_of(self, column: int) -> int:
-        """The line number of a column's cell in the first row."""
-        line = self.query.start
+    def _column_coordinate(self, column: int) -> int:
+        """The line coordinate of a column's cell in the first row."""
+        coordinate = self.query.start
         for size, stride in zip(reversed(self.query.sizes[1:]), reversed(self.query.strides[1:]), strict=True):
-            line += column % size * stride
+            coordinate += column % size * stride
             column //= size
-        return line
+        return coordinate
 
     def _tiles(self, block: Block, head: int | None) -> Iterator[Tile]:
-        """What the rows may see, of one head or of all, in whole rows of the keys' grid and at most `width` keys."""
-        mask, prefix, done = self.mask, self.key.prefix, 0
+        """The keys that some row may see in a head, or in any: whole rows of the grid, at most `tile_keys` at once."""
+        mask, prefix, covered = self.mask, self.key.prefix, 0
         if head is not None and mask is not None and mask.blocks is not None:
             mask = replace(mask, blocks=replace(mask.blocks, layout=mask.blocks.layout[head : head + 1]))
-        for span in masks.spans(mask, block.numbers, self.keys, stepped=self.stepped):
+        for span in masks.spans(mask, block.queries, self.keys, strided=self.strided_keys):
             if span.step is not None:
                 yield self._tile(mask, block, span)
                 continue
             if span.start < prefix:
                 yield Tile(slice(span.start, min(span.stop, prefix)), mask)
-            start, stop = max(span.start - prefix, 0) // self.step * self.step, span.stop - prefix
-            stop = min(self.keys - prefix, -(-stop // self.step) * self.step)
-            start, done = max(start, done), max(stop, done)  # two spans may end and begin in one row of the grid
-            for first in range(start, stop, self.width):
-                yield self._tile(mask, block, slice(prefix + first, prefix + min(first + self.width, stop)))
+            start, stop = max(span.start - prefix, 0) // self.key_columns * self.key_columns, span.stop - prefix
+            stop = min(self.keys - prefix, -(-stop // self.key_columns) * self.key_columns)
+            start, covered = max(start, covered), max(stop, covered)  # two spans may share a row of the grid
+            for tile_start in range(start, stop, self.tile_keys):
+                tile_stop = min(tile_start + self.tile_keys, stop)
+                yield self._tile(mask, block, slice(prefix + tile_start, prefix + tile_stop))
 
     def _tile(self, mask: Mask | None, block: Block, keys: slice) -> Tile:
-        width = keys.stop - keys.start + (block.count // len(block.columns) - 1) * block.step
-        first = 0
-        if self.line is not None:
-            key_line = self.key.start + (keys.start - self.key.prefix) // self.step * self.key.strides[0]
-            first = self.line.lines.length - 1 - (block.line - key_line + self.line.lines.origin)
-        if mask is None or not mask.is_interval or block.step == 0 or self.columns != self.step:
-            return Tile(keys, mask, first=first, width=width, high=width)
-        ahead = block.first - keys.start  # query index - key index at window[0]; it falls by 1 with each entry
-        low = 0 if mask.left is None else max(0, ahead - mask.left)
-        high = width if mask.right is None else min(width, ahead + mask.right + 1)
-        return Tile(keys, first=first, width=width, low=min(low, width), high=max(high, 0))
+        """The tile of some keys behind the prefix, and where its window lies."""
+        length, start = keys.stop - keys.start + (block.column_rows - 1) * block.skew, 0
+        if self.line_bias is not None:
+            lines = self.line_bias.lines
+            first_key = self.key.start + (keys.start - self.key.prefix) // self.key_columns * self.key.strides[0]
+            start = lines.length - 1 - (block.first_coordinate - first_key + lines.origin)
+        if mask is None or not mask.is_interval or block.skew == 0 or self.query_columns != self.key_columns:
+            return Tile(keys, mask, window_start=start, window_length=length, allowed_stop=length)
+        distance = block.first_query - keys.start  # query index - key index at window[0]; it falls by 1 with each entry
+        allowed_start = 0 if mask.left is None else max(0, distance - mask.left)
+        allowed_stop = length if mask.right is None else min(length, distance + mask.right + 1)
+        return Tile(
+            keys, window_start=start, window_length=length,
+            allowed_start=min(allowed_start, length), allowed_stop=max(allowed_stop, 0),
+        )  # fmt: skip
 
     # scores
 
     def highest_bias(self, chunk: Chunk) -> Float[Tensor, "g 1 1"] | None:
-        return None if self.reversed is None else self.reversed[chunk.which].amax(dim=1)[:, None, None]
+        values = self.reversed_values
+        return None if values is None else values[chunk.head_slice].amax(dim=1)[:, None, None]
 
     def start_scores(self, workspace: Workspace, chunk: Chunk, tile: Tile, shift: Tensor | None) -> Tensor:
         g, n, _ = chunk.q.shape
         if not self.vectors:
             score = workspace.scores.rows(g, n, tile.count)
-            fill(score, self.bias(chunk.block, tile, chunk.which), shift)
+            fill(score, self.bias(chunk.block, tile, chunk.head_slice), shift)
             return score
-        score = workspace.scores.skewed(g, n, tile.count, step=1)
-        around = whole(score, step=1)[:, 0]
-        masked = tile.low > 0 or tile.high < tile.width
-        window = self.window(chunk.block, tile, chunk.which)[:, None] if self.line is not None or masked else None
+        score = workspace.scores.skewed(g, n, tile.count, skew=1)
+        around = whole(score, skew=1)[:, 0]
+        has_window = self.line_bias is not None or tile.is_masked_by_window
+        window = self.window(chunk.block, tile, chunk.head_slice)[:, None] if has_window else None
         fill(around, window, shift)
         self.vectors.add_queries(around[0], chunk, tile)
         return score
@@ -226,74 +232,80 @@ class HankelPlan(Plan):
             self.vectors.add_keys(score[0], chunk, tile)
 
     def bias(self, block: Block, tile: Tile, heads: slice) -> Tensor | None:
-        """What is added to the scores, `[g, n, m]` or broadcast to it; of several columns `[g, columns, r, m]`."""
-        if self.reversed is None and tile.low == 0 and tile.high == tile.width:
+        """What is added to the scores, broadcastable to `[g, n, m]`; for several columns `[g, columns, rows, m]`."""
+        if self.reversed_values is None and not tile.is_masked_by_window:
             return None
-        if tile.first < 0:
-            assert self.reversed is not None
-            return self.reversed[heads][:, self.reversed.shape[1] - 1 - self._prefix_entries(block), None]
+        if tile.has_prefix_keys:
+            assert self.reversed_values is not None
+            last = self.reversed_values.shape[1] - 1
+            return self.reversed_values[heads][:, last - self._prefix_key_entries(block), None]
         window = self.window(block, tile, heads)
-        shape = (*window.shape[:-1], block.count // len(block.columns), tile.count)
-        strides = (*window.stride()[:-1], block.step, tile.keys.step or 1)
+        shape = (*window.shape[:-1], block.column_rows, tile.count)
+        strides = (*window.stride()[:-1], block.skew, tile.keys.step or 1)
         return window.as_strided(shape, strides, window.storage_offset())
 
     def window(self, block: Block, tile: Tile, heads: slice) -> Float[Tensor, "#g *c W"]:
-        """What the rows of a tile read, row r from `r * step` on; of several columns a window each. Entries are
-        contiguous, which in the values those of keys on a grid of one column are not."""
-        if self.reversed is None:
-            window = torch.zeros(1, tile.width, dtype=self.dtype, device=self.device)
+        """The window of a tile, with -inf where the mask forbids; for several columns one window each.
+
+        Its entries are contiguous. (In `values`, those of keys on a grid with one column are not.)
+        """
+        if self.reversed_values is None:
+            window = torch.zeros(1, tile.window_length, dtype=self.dtype, device=self.device)
         else:
-            views = [self._window(self.reversed[heads], tile, column).flatten(1) for column in block.columns]
+            values = self.reversed_values[heads]
+            views = [self._window_view(values, tile, offset).flatten(1) for offset in block.column_offsets]
             window = contiguous_rows(views[0]) if len(views) == 1 else torch.stack(views, dim=1)
-        if tile.low > 0 or tile.high < tile.width:
+        if tile.is_masked_by_window:
             window = window.clone()
-            window[:, : tile.low] = -torch.inf
-            window[:, tile.high :] = -torch.inf
+            window[:, : tile.allowed_start] = -torch.inf
+            window[:, tile.allowed_stop :] = -torch.inf
         return window
 
-    def _window(self, x: Float[Tensor, "g L"], tile: Tile, column: int) -> Tensor:
-        """A column's window of the reversed values, a view `[g, cells of the first axis, further axes]`."""
-        sizes = (x.shape[0], tile.width // self.step, *self.key.sizes[1:])
-        return x.as_strided(sizes, (x.stride(0), *self.key.strides), x.storage_offset() + tile.first - column)
+    def _window_view(self, x: Float[Tensor, "g L"], tile: Tile, column_offset: int) -> Tensor:
+        """A column's window as a view of the reversed values, `[g, key rows, further axes]`."""
+        sizes = (x.shape[0], tile.window_length // self.key_columns, *self.key.sizes[1:])
+        start = x.storage_offset() + tile.window_start - column_offset
+        return x.as_strided(sizes, (x.stride(0), *self.key.strides), start)
 
-    def _prefix_entries(self, block: Block) -> Int[Tensor, " n"]:
-        """The entry of `values` that each row reads for prefix keys, which have coordinate `-(L + 1)` (`core.line`)."""
-        assert self.line is not None
-        lines = self.line.lines
-        row = torch.arange(block.count // len(block.columns), device=self.device)
-        falling = row * (self.query.strides[0] if block.step else 0)
-        rows = torch.cat([block.line + column - falling for column in block.columns])
-        return rows + lines.layout.tokens + 1 + lines.origin
+    def _prefix_key_entries(self, block: Block) -> Int[Tensor, " n"]:
+        """The entry of `values` that each row reads for prefix keys, which are at `-(L + 1)` (see `core.line`)."""
+        assert self.line_bias is not None
+        lines = self.line_bias.lines
+        row = torch.arange(block.column_rows, device=self.device)
+        descent = row * (self.query.strides[0] if block.skew else 0)
+        coordinates = torch.cat([block.first_coordinate + offset - descent for offset in block.column_offsets])
+        return coordinates + lines.layout.tokens + 1 + lines.origin
 
     def add_values(
         self, out: Float[Tensor, "g n V"], weights: Float[Tensor, "g n m"], chunk: Chunk, tile: Tile
     ) -> None:
         if self.vectors.of("value"):
             clear_around(weights)
-            self.vectors.add_outputs(out[0], whole(weights, step=1)[0, 0], chunk, tile)
+            self.vectors.add_outputs(out[0], whole(weights, skew=1)[0, 0], chunk, tile)
 
     # gradients
 
     def expect(self, gradients: Gradients) -> None:
-        if self.line is not None and self.reversed is not None and gradients.wants(self.line.values):
-            self.d_values = torch.zeros_like(self.reversed)
+        if self.line_bias is not None and self.reversed_values is not None and gradients.wants(self.line_bias.values):
+            self.d_reversed_values = torch.zeros_like(self.reversed_values)
 
     def gradient_buffer(self, workspace: Workspace, chunk: Chunk, tile: Tile) -> Float[Tensor, "g n m"]:
         (g, n, _), m, block = chunk.q.shape, tile.count, chunk.block
-        if self._skew(block, tile) == 0:
+        if self._gradient_skew(block, tile) == 0:
             return workspace.gradient.rows(g, n, m)
-        return workspace.skewed_gradient.skewed_in_zeros(g, n, m, block.step, len(block.columns))
+        return workspace.skewed_gradient.skewed_in_zeros(g, n, m, block.skew, block.column_count)
 
-    def _skew(self, block: Block, tile: Tile) -> int:
-        wanted = self.d_values is not None or self.vectors
-        return block.step if wanted and tile.first >= 0 and tile.keys.step is None else 0
+    def _gradient_skew(self, block: Block, tile: Tile) -> int:
+        """The skew of the buffer of the scores' gradient; 0 where nothing needs its column sums."""
+        wanted = self.d_reversed_values is not None or self.vectors
+        return block.skew if wanted and not tile.has_prefix_keys and tile.keys.step is None else 0
 
     def values_backward(
         self, d: Float[Tensor, "g n m"], weights: Tensor, upstream: Float[Tensor, "g n V"], chunk: Chunk, tile: Tile
     ) -> None:
         if self.vectors.of("value"):
             clear_around(weights)
-            around = whole(d, step=1)[0, 0], whole(weights, step=1)[0, 0]
+            around = whole(d, skew=1)[0, 0], whole(weights, skew=1)[0, 0]
             self.vectors.outputs_backward(*around, upstream[0], chunk, tile)
             clear_around(d)
 
@@ -302,36 +314,36 @@ class HankelPlan(Plan):
     ) -> None:
         block = chunk.block
         if self.vectors:
-            of_keys = None if d_k is None else d_k.at(chunk.which, tile.keys)[0]
-            self.vectors.collect(d[0], whole(d, step=1)[0, 0], chunk, tile, d_q[0], of_keys)
-        if self.d_values is None:
+            d_tile_k = None if d_k is None else d_k.at(chunk.head_slice, tile.keys)[0]
+            self.vectors.collect(d[0], whole(d, skew=1)[0, 0], chunk, tile, d_q[0], d_tile_k)
+        if self.d_reversed_values is None:
             return
-        into = self.d_values[chunk.which]
+        d_values = self.d_reversed_values[chunk.head_slice]
         if tile.keys.step is not None:
-            self._collect_stepped(into, tile, d if block.step else d.sum(dim=1, keepdim=True))
-        elif tile.first >= 0:
-            step = self._skew(block, tile)
-            sums = whole(d, step, len(block.columns)).sum(dim=2) if step else d.sum(dim=1, keepdim=True)
-            for number, column in enumerate(block.columns):
-                view = self._window(into, tile, column)
-                view += sums[:, number].view(view.shape)
-        else:
-            entries, sums = into.shape[1] - 1 - self._prefix_entries(block), d.sum(dim=2)
-            if block.step == 0:
+            self._collect_strided(d_values, tile, d if block.skew else d.sum(dim=1, keepdim=True))
+        elif tile.has_prefix_keys:
+            entries, sums = d_values.shape[1] - 1 - self._prefix_key_entries(block), d.sum(dim=2)
+            if block.skew == 0:
                 entries, sums = entries[:1], sums.sum(dim=1, keepdim=True)
-            into[:, entries] += sums
+            d_values[:, entries] += sums
+        else:
+            skew = self._gradient_skew(block, tile)
+            sums = whole(d, skew, block.column_count).sum(dim=2) if skew else d.sum(dim=1, keepdim=True)
+            for number, offset in enumerate(block.column_offsets):
+                d_window = self._window_view(d_values, tile, offset)
+                d_window += sums[:, number].view(d_window.shape)
 
     @staticmethod
-    def _collect_stepped(into: Float[Tensor, "g L"], tile: Tile, d: Float[Tensor, "g n m"]) -> None:
-        """The same of keys at equal distances."""
-        step, (g, n, m) = tile.keys.step, d.shape
-        for start in range(0, n, step):
-            rows = d[:, start : start + step]
-            first = into.storage_offset() + tile.first + start
-            into.as_strided((g, rows.shape[1], m), (into.stride(0), 1, step), first).add_(rows)
+    def _collect_strided(d_values: Float[Tensor, "g L"], tile: Tile, d: Float[Tensor, "g n m"]) -> None:
+        """Add the gradient of scores against keys at equal distances."""
+        distance, (g, n, m) = tile.keys.step, d.shape
+        for start in range(0, n, distance):
+            rows = d[:, start : start + distance]
+            offset = d_values.storage_offset() + tile.window_start + start
+            d_values.as_strided((g, rows.shape[1], m), (d_values.stride(0), 1, distance), offset).add_(rows)
 
     def finish(self, gradients: Gradients) -> None:
-        if self.d_values is not None and self.line is not None:
-            of_heads = self.d_values.flip(-1).view(self.batch, self.heads, -1).sum(dim=0)
-            gradients.add(self.line.values, of_heads.sum_to_size(self.line.values.shape))
+        if self.d_reversed_values is not None and self.line_bias is not None:
+            d_values = self.d_reversed_values.flip(-1).view(self.batch, self.heads, -1).sum(dim=0)
+            gradients.add(self.line_bias.values, d_values.sum_to_size(self.line_bias.values.shape))
         self.vectors.finish(gradients)

@@ -1,7 +1,7 @@
-"""When `auto` takes another engine although this one could: where it measured slower.
+"""When `auto` prefers another engine because this one was measured to be slower.
 
-The thresholds are powers of two of N x M, between the last size at which the dense engine was faster and the first at
-which this one was; docs/log.md has the figures. They hold for CPU. Elsewhere nothing is measured yet.
+Each threshold is a power of two of N x M, between the largest size at which the dense engine was faster and the
+smallest at which this one was; docs/log.md has the measurements. They hold for CPU; other devices are not measured yet.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ _SEQUENCE, _GRID, _KEY_VECTORS = 2**16, 2**18, 2**20
 _SEQUENCE_WITHOUT_GRADIENT, _GRID_WITHOUT_GRADIENT = 2**18, 2**20
 _NOT_LEARNED, _WINDOW = 2**21, 2**20
 _LEAST = 2**20
-"""Scores of all heads below which the fixed cost of a call, about a millisecond, shows."""
+"""Scores of all heads below which the fixed cost of a call, about a millisecond, dominates."""
 _TOO_SMALL = f"the call is too small: from {_LEAST:,} scores (heads x queries x keys) on it is faster"
 _MANY, _OF_MANY = 2**24, 2**14
-"""Scores of all heads from which a dense step waits for fresh memory, and pairs of a head from which that decides."""
+"""From so many scores of all heads on, a dense step waits for fresh memory; it is slower then from so many pairs on."""
 _SCORES = 2**25
-"""Scores of all heads from which any other term is computed here, at no gain in time: a dense engine holds several such
-tensors of 128 MiB."""
+"""Scores of all heads from which any other term is computed here. That is no faster, but saves memory: a dense engine
+holds several such tensors, 128 MiB each."""
 _PATTERN = 2**20
-"""Pairs from which a dense engine wastes too many of them under a mask that allows few; as under a window."""
+"""Pairs from which a dense engine is slower under a mask that allows few pairs; the same as for a window."""
 _SCORES_ELSEWHERE = 2**31
-"""Scores of all heads from which a dense engine's tensors, of 8 GiB each, would soon fill a GPU."""
+"""Scores of all heads from which a dense engine's tensors, 8 GiB each, would fill a GPU."""
 
 
 def is_pattern(mask: Mask | None) -> bool:
-    """Whether a mask looks as if it allowed few pairs, as far as can be told without reading tensors: it bounds what
-    lies before a query, has a block layout, or segments that all of the batch share, which padding seldom does."""
+    """Whether a mask probably allows few pairs, judged without reading tensors: it has a bound on the left, a block
+    layout, or segments that the whole batch shares (those of padding rarely are)."""
     if mask is None:
         return False
     if mask.left is not None or mask.low is not None or mask.blocks is not None:
@@ -39,8 +39,8 @@ def is_pattern(mask: Mask | None) -> bool:
 
 
 def slower(call: Call) -> str | None:
-    """Why another engine is faster for this call, or None. The words name no sizes of the call, of which torch.compile
-    would make constants."""
+    """Why another engine is faster for this call, or None. The text names no sizes of the call, because torch.compile
+    would turn these into constants."""
     batch, heads, n, _ = call.q.shape
     pairs = n * call.k.shape[2]
     scores = batch * heads * pairs
@@ -61,34 +61,32 @@ def slower(call: Call) -> str | None:
 
 
 def _border(call: Call) -> tuple[int | None, str]:
-    """From how many pairs on it is faster, None for never; and for what."""
+    """The number of pairs from which this engine is faster, None for never; and what the number is for, in words."""
     regular_terms = (LineBias, LineVectors, Rotation, QueryBias, Scale, Sinks)
-    vectors = call.terms.of(LineVectors)
-    lines = [term.lines.layout for term in call.terms.of(LineBias)] + [term.lines.layout for term in vectors]
+    biases, vectors = call.terms.of(LineBias), call.terms.of(LineVectors)
+    kinds = {term.lines.layout.kind for term in call.terms if isinstance(term, LineBias | LineVectors)}
     batch = max(1, call.q.shape[0]) * call.q.shape[1]
-    regular = all(layout.kind != "irregular" for layout in lines) and len(call.terms.of(LineBias)) <= 1
-    if vectors:
-        regular = all(layout.kind == "affine" for layout in lines)
+    regular = kinds <= {"affine"} if vectors else "irregular" not in kinds and len(biases) <= 1
     if not regular or call.dropout > 0 or any(not isinstance(term, regular_terms) for term in call.terms):
         border = -(-_SCORES // batch)
         if call.terms.of(RowRule):
             return border, "a row rule"
         return min(border, _PATTERN) if is_pattern(call.mask) else border, "a position that is no line bias"
-    if not lines:
+    if not kinds:
         if is_pattern(call.mask):
             return _PATTERN, "a pattern"
         if call.mask is None or call.mask.is_plain_causal or not call.mask.is_interval:
             return None, ""
         return _WINDOW, "a window"
     if any(term.side == "key" for term in vectors):
-        return _KEY_VECTORS, "vectors that meet keys"
+        return _KEY_VECTORS, "vectors on the key side"
     if vectors:
         return _SEQUENCE, "vectors"
-    grid = any(layout.kind == "nested" for layout in lines)
+    grid = "nested" in kinds
     if not torch.is_grad_enabled():
         border = _GRID_WITHOUT_GRADIENT if grid else _SEQUENCE_WITHOUT_GRADIENT
         return border, "a line bias without gradients"
-    if not any(term.values.requires_grad for term in call.terms.of(LineBias)):
+    if not any(term.values.requires_grad for term in biases):
         return (_WINDOW if call.mask is not None else _NOT_LEARNED), "a bias that is not learned"
     border, kind = (_GRID, "a learned bias on a grid") if grid else (_SEQUENCE, "a learned line bias")
     many = batch * call.q.shape[2] * call.k.shape[2] >= _MANY

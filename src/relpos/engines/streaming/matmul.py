@@ -1,9 +1,9 @@
-"""The matrix products of a tile, each with the precision that its operands hold.
+"""The matrix products of a tile, each in the precision of its operands.
 
-In bfloat16, a CPU that multiplies it natively does so several times faster than float32. Scores, and the products that
-become their gradient, are needed in float32 all the same. Their operands are float32 copies of bfloat16 numbers, which
-oneDNN may round to bfloat16 (nothing is lost) and multiply into float32. The weights and the scores' gradient are then
-rounded to bfloat16, as PyTorch's own kernels do, and multiplied as such; sums over tiles stay in float32.
+A CPU with native bfloat16 multiplies it several times faster than float32. Scores, and the products that become their
+gradient, are needed in float32. Their operands are float32 copies of bfloat16 numbers: oneDNN may round these back,
+which loses nothing, and accumulate in float32. The weights and the scores' gradient are rounded to bfloat16, as
+PyTorch's own kernels do; sums over tiles stay in float32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from relpos.core.private import multiplies_bfloat16
 
 
 def native(q: Tensor) -> bool:
-    """Whether the CPU multiplies matrices of this dtype, bfloat16, faster than float32 copies of them."""
+    """Whether q is in bfloat16, on a CPU that multiplies bfloat16 matrices natively."""
     if q.dtype != torch.bfloat16 or q.device.type != "cpu" or not hasattr(_settings(), "fp32_precision"):
         return False
     return torch.backends.mkldnn.is_available() and multiplies_bfloat16()
@@ -31,7 +31,7 @@ def _settings() -> Any:
 
 
 class _Precision:
-    """The process's setting, and how many threads are using another at the moment."""
+    """The setting of the process, and the number of threads that currently override it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -40,8 +40,8 @@ class _Precision:
 
     @contextmanager
     def rounding_operands(self) -> Iterator[None]:
-        """float32 products whose operands oneDNN may round to bfloat16. The setting is the process's: a float32
-        product of another thread in these moments may be rounded too."""
+        """Let oneDNN round the operands of float32 products to bfloat16. The setting is process-wide: products of other
+        threads may be rounded meanwhile."""
         settings = _settings()
         with self.lock:
             if self.users == 0:
@@ -72,13 +72,13 @@ def add_matmul(
     """`into += factor * a @ b`, for `[g, n, m]` or g of `[n, m]`.
 
     Args:
-        overwrite: write the product over what `into` holds.
-        rounded: a and b hold bfloat16 numbers in float32, and `native` is true of them.
+        overwrite: replace the contents of `into` by the product.
+        rounded: whether a and b hold bfloat16 numbers in float32; `native` must be true.
     """
     if a.dtype != into[0].dtype:
         for each, left, right in zip(into, a, b, strict=True):
             each.add_(torch.mm(left, right), alpha=factor)
         return
     with _precision.rounding_operands() if rounded else nullcontext():
-        for each, left, right in zip(into, a, b, strict=True):  # rows are padded, which batched kernels refuse
+        for each, left, right in zip(into, a, b, strict=True):  # batched kernels refuse padded rows
             each.addmm_(left, right, alpha=factor, beta=0 if overwrite else 1)

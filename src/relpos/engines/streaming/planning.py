@@ -1,4 +1,4 @@
-"""Which plan a call gets, and how large its tiles are."""
+"""The choice of a plan for a call, and of the size of its tiles."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from relpos.engines.streaming.hankel import HankelPlan
 from relpos.engines.streaming.plan import Plan
 
 ROWS, WIDTH = 256, 8192
-"""Rows and keys of a tile at most."""
+"""The most rows and keys of a tile."""
 _NATIVE_ROWS, _NATIVE_WIDTH = 512, 2048
-"""The same in bfloat16, whose products are so fast that what surrounds each is spread over more rows."""
+"""The same in bfloat16, whose products are so fast that the fixed cost of each needs more rows to pay off."""
 PAIRS = 2**18
-"""Scores of several heads that are held at once, in a buffer, where one head has fewer."""
+"""The most scores in a buffer, where it holds several heads."""
 
 
 def log_base(dtype: torch.dtype) -> float:
-    """By what scores are multiplied before they are exponentiated: log2(e) for exp2, and in float64 1 for exp.
+    """The factor on scores before they are exponentiated: log2(e), for exp2; in float64 1, for exp.
 
-    On CPU, exp is several times slower than exp2 and, where it underflows, a hundred times. In float64 that one more
-    rounding would show.
+    On CPU exp is several times slower than exp2, and a hundred times where it underflows. In float64 the rounding error
+    of the factor would show.
     """
     return 1.0 if dtype == torch.float64 else math.log2(math.e)
 
 
 def make_plan(call: Call) -> Plan:
     """The plan of a call."""
-    unit, native = log_base(call.q.dtype), matmul.native(call.q)
+    unit, bfloat16 = log_base(call.q.dtype), matmul.native(call.q)
     if not HankelPlan.supports(call):
-        return DensePlan(call, PAIRS, unit=unit, native=native)
-    native = native and not call.terms.of(LineVectors)
-    rows, width = (_NATIVE_ROWS, _NATIVE_WIDTH) if native else (ROWS, WIDTH)
-    return HankelPlan(call, rows, width, PAIRS, unit=unit, native=native)
+        return DensePlan(call, PAIRS, unit=unit, bfloat16=bfloat16)
+    bfloat16 = bfloat16 and not call.terms.of(LineVectors)
+    rows, keys = (_NATIVE_ROWS, _NATIVE_WIDTH) if bfloat16 else (ROWS, WIDTH)
+    return HankelPlan(call, rows, keys, PAIRS, unit=unit, bfloat16=bfloat16)

@@ -1,17 +1,16 @@
-"""A call whose segments are scattered over the tokens, as one smaller call for all segments that are alike.
+"""Calls with scattered segments, as one smaller call for each group of equal segments.
 
-Tokens of different segments never attend to each other, so each segment is a call of its own: the remainder classes of
-a dilated window, the windows of a grid. Segments of equal size, at equal distances on every line, become the batch of
-one call:
+Tokens of different segments never attend to each other, so each segment (a window of a grid, every d-th token under a
+dilated window) can be computed alone. Segments with equal size and equal offsets become the batch of one call:
 
     tokens      0 1 2 3 4 5 6 7 8                     batch   tokens
     segments    A B C A B C A B C      becomes          A     0 3 6
                                                         B     1 4 7
                                                         C     2 5 8
 
-The tokens of a segment are themselves a sequence or a grid, whose bias reads some entries of `values`. Between tokens
-d apart, a window of width w becomes one of w // d. Segments of consecutive tokens stay in the call, where few tiles
-hold what their rows may see.
+The tokens of a segment often are a sequence or a grid, whose bias reads some entries of `values`. If they are d apart,
+a window of w tokens becomes one of w // d. Calls whose segments are consecutive tokens stay whole, because few tiles
+cover what their rows may see.
 """
 
 from __future__ import annotations
@@ -42,52 +41,47 @@ from relpos.core import (
 from relpos.engines.call import Call
 
 _LEAST = 16
-"""Mean number of tokens in a group of segments at least: of fewer, the calls cost more than the pairs."""
+"""The least mean number of tokens in a group; with fewer, the fixed cost of calls exceeds what they save."""
 _SUPPORTED = (AxisVectors, LineBias, LineVectors, LowRank, Sinks, Softcap)
 
 
 def token_groups(call: Call) -> list[Int[Tensor, "C n"]] | None:
-    """The numbers of the tokens of segments that are alike, every token once; None where the call stays whole."""
+    """The tokens of each group of equal segments, every token once; None if the call stays whole."""
     mask, n = call.mask, call.q.shape[2]
     if mask is None or mask.blocks is not None or mask.query_segments is None or call.q.device.type != "cpu":
         return None
-    mine, theirs = torch.atleast_2d(mask.query_segments), torch.atleast_2d(mask.key_segments)
-    if n != call.k.shape[2] or mine.shape[0] > 1 or not torch.equal(mine, theirs):
+    segments, key_segments = torch.atleast_2d(mask.query_segments), torch.atleast_2d(mask.key_segments)
+    if n != call.k.shape[2] or segments.shape[0] > 1 or not torch.equal(segments, key_segments):
         return None
     if not all(isinstance(term, _SUPPORTED) for term in call.terms):
         return None
-    segments = mine[0].clamp(min=-1)
+    segments = segments[0].clamp(min=-1)
     names, sizes = segments.unique(return_counts=True)
     changes = int((segments[1:] != segments[:-1]).sum())
-    if len(names) == 1 or (changes < len(names) and not any(one.layout.kind == "nested" for one in _lines(call))):
+    if len(names) == 1 or (changes < len(names) and not any(line.layout.kind == "nested" for line in _lines(call))):
         return None
-    tokens = list(segments.argsort(stable=True).split(sizes.tolist()))
-    found = [tokens.pop(0)[None]] if names[0] < 0 else []
-    of_size: dict[int, list[Tensor]] = {}
-    for own in tokens:
-        of_size.setdefault(len(own), []).append(own)
-    for some in of_size.values():
-        numbers = torch.stack(some)
-        alike = [numbers.new_zeros(len(numbers), 1), *(_distances(line, numbers) for line in _lines(call))]
-        _, kind = torch.cat(alike, dim=1).unique(dim=0, return_inverse=True)
-        found += [numbers[kind == one] for one in range(int(kind.max()) + 1)]
-    return found if len(found) * _LEAST <= n else None
+    by_segment = list(segments.argsort(stable=True).split(sizes.tolist()))
+    groups = [by_segment.pop(0)[None]] if names[0] < 0 else []
+    by_size: dict[int, list[Tensor]] = {}
+    for tokens in by_segment:
+        by_size.setdefault(len(tokens), []).append(tokens)
+    for equal_size in by_size.values():
+        tokens = torch.stack(equal_size)
+        offsets = [tokens.new_zeros(len(tokens), 1), *(_offsets(line, tokens) for line in _lines(call))]
+        _, kind = torch.cat(offsets, dim=1).unique(dim=0, return_inverse=True)
+        groups += [tokens[kind == number] for number in range(int(kind.max()) + 1)]
+    return groups if len(groups) * _LEAST <= n else None
 
 
 def _lines(call: Call) -> list[Lines]:
     """All lines of the terms."""
-    found = []
-    for term in call.terms:
-        if isinstance(term, LineBias | LineVectors):
-            found.append(term.lines)
-        elif isinstance(term, AxisVectors):
-            found += term.lines
-    return found
+    terms = (term for term in call.terms if isinstance(term, LineBias | LineVectors | AxisVectors))
+    return [line for term in terms for line in (term.lines if isinstance(term, AxisVectors) else (term.lines,))]
 
 
-def _distances(line: Lines, numbers: Int[Tensor, "C n"]) -> Int[Tensor, "C F"]:
-    """Numbers that are equal in two segments exactly if these read the same entries of a line."""
-    query, key = (torch.atleast_2d(x)[:, numbers].transpose(0, 1) for x in (line.query, line.key))  # [C, B or 1, n]
+def _offsets(line: Lines, tokens: Int[Tensor, "C n"]) -> Int[Tensor, "C F"]:
+    """The coordinates of each segment less its first: equal for two segments if these read the same entries."""
+    query, key = (torch.atleast_2d(x)[:, tokens].transpose(0, 1) for x in (line.query, line.key))  # [C, B or 1, n]
     first = query[..., :1]
     batch = max(query.shape[1], key.shape[1])
     return torch.cat([(x - first).expand(-1, batch, -1).flatten(1) for x in (query, key)], dim=1)
@@ -95,56 +89,57 @@ def _distances(line: Lines, numbers: Int[Tensor, "C n"]) -> Int[Tensor, "C F"]:
 
 @dataclass(eq=False)
 class Group:
-    """Segments that are alike, C of them with n tokens each, as a call with a batch of B * C.
+    """C equal segments of n tokens each, as a call with a batch of B * C.
 
     Attributes:
-        whole: the call that they belong to; numbers: their tokens; call: the smaller call.
-        links: each tensor of the whole call, the one made of it, and what adds the gradient of the second to that of
-            the first.
+        whole: the call that they belong to. call: the smaller call. tokens: their tokens.
+        links: for each tensor of the whole call, the tensor made from it, and a function that adds the gradient of the
+            second to the gradient of the first.
     """
 
     whole: Call
-    numbers: Int[Tensor, "C n"]
+    tokens: Int[Tensor, "C n"]
     links: list[tuple[Tensor, Tensor, Callable[[Tensor, Tensor], object]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         whole = self.whole
         self.batch = whole.q.shape[0]
-        self.tokens = self.numbers.flatten()
         q, k, v = (self._linked(x) for x in (whole.q, whole.k, whole.v))
         plain_q, plain_k = (None if x is None else self._linked(x) for x in (whole.plain_q, whole.plain_k))
         self.call = replace(
             whole, q=q, k=k, v=v, plain_q=plain_q, plain_k=plain_k, terms=whole.terms.each(self._term),
-            mask=self._mask(), tokens=self.numbers,
+            mask=self._mask(), tokens=self.tokens,
         )  # fmt: skip
 
     # tensors
 
     def take(self, x: Tensor) -> Tensor:
         """`[1 or B, H, N, ...]` as `[B * C, H, n, ...]`."""
-        own = torch.unflatten(x.index_select(2, self.tokens), 2, tuple(self.numbers.shape)).transpose(1, 2)
-        return own.expand(self.batch, *own.shape[1:]).flatten(0, 1)
+        taken = torch.unflatten(x.index_select(2, self.tokens.flatten()), 2, tuple(self.tokens.shape)).transpose(1, 2)
+        return taken.expand(self.batch, *taken.shape[1:]).flatten(0, 1)
 
     def put(self, into: Tensor, x: Tensor) -> None:
-        """Write what `take` would take."""
-        into.index_copy_(2, self.tokens, self._back(x))
+        """The reverse of `take`: write the group's tokens."""
+        into.index_copy_(2, self.tokens.flatten(), self._back(x))
 
     def _back(self, x: Tensor) -> Tensor:
+        """`[B * C, H, n, ...]` as `[B, H, C * n, ...]`."""
         return torch.unflatten(x, 0, (self.batch, -1)).transpose(1, 2).flatten(2, 3)
 
     def _linked(self, x: Tensor) -> Tensor:
-        """Some tokens of `[1 or B, 1 or H, N, ...]`, or of `[1 or H, N, R]`."""
+        """The group's tokens of `[1 or B, 1 or H, N, ...]`, or of `[1 or H, N, R]`, with a link."""
         made = self.take(x if x.dim() == 4 else x[None])
 
         def add(into: Tensor, gradient: Tensor) -> None:
-            own, wide = self._back(gradient), into if into.dim() == 4 else into[None]
-            wide[:, :, self.tokens] += own.sum_to_size(*wide.shape[:2], *own.shape[2:]).to(into.dtype)
+            gradient, wide = self._back(gradient), into if into.dim() == 4 else into[None]
+            sums = gradient.sum_to_size(*wide.shape[:2], *gradient.shape[2:])
+            wide[:, :, self.tokens.flatten()] += sums.to(into.dtype)
 
         self.links.append((x, made, add))
         return made
 
     def _shared(self, x: Tensor, entries: Int[Tensor, " l"] | None = None) -> Tensor:
-        """Some entries of `[H, L, ...]`, each once, or a whole tensor, in which several terms may be tied."""
+        """Some entries of `[H, L, ...]`, or all of a tensor, which several terms may share, with a link."""
         if entries is not None:
             made = x.index_select(1, entries)
             self.links.append((x, made, lambda into, gradient: into.index_add_(1, entries, gradient.to(into.dtype))))
@@ -163,8 +158,8 @@ class Group:
             case LineVectors():
                 return self._vectors(term)
             case AxisVectors(vectors=vectors):
-                own = tuple(self._line(one, regular=False)[0] for one in term.lines)
-                return AxisVectors(tuple(self._shared(one) for one in vectors), own)
+                axes = tuple(self._line(line, regular=False)[0] for line in term.lines)
+                return AxisVectors(tuple(self._shared(x) for x in vectors), axes)
             case LowRank(query=query, key=key):
                 return LowRank(self._linked(query), self._linked(key))
             case Sinks(logits=logits):
@@ -183,11 +178,11 @@ class Group:
         return replace(term, vectors=self._shared(term.vectors), index=index, lines=line, bias=bias)
 
     def _line(self, line: Lines, *, regular: bool = True) -> tuple[Lines, Int[Tensor, " l"] | None]:
-        """The lines of the tokens, and where these are a sequence or a grid, which entries of the whole they read."""
-        query, key = (torch.atleast_2d(x)[:, self.numbers] for x in (line.query, line.key))  # [1 or B, C, n]
+        """The lines of the tokens and, if these are a sequence or a grid, the entries of `line` that they read."""
+        query, key = (torch.atleast_2d(x)[:, self.tokens] for x in (line.query, line.key))  # [1 or B, C, n]
         ramps = None
         if query.shape[0] == key.shape[0] == 1:
-            query, key = query[0, 0], key[0, 0]  # all segments are at the same distances
+            query, key = query[0, 0], key[0, 0]  # the segments have equal offsets
             ramps = _ramp(query) if regular and torch.equal(query - query[0], key - key[0]) else None
         else:
             query, key = (x.expand(self.batch, -1, -1).flatten(0, 1) for x in (query, key))
@@ -207,16 +202,16 @@ class Group:
         mask = self.whole.mask
         assert mask is not None
         assert mask.query_segments is not None
-        if int(mask.query_segments.flatten()[self.tokens[0]]) < 0:
-            nothing = torch.full((self.numbers.shape[1],), -1)
+        if int(mask.query_segments.flatten()[self.tokens[0, 0]]) < 0:
+            nothing = torch.full((self.tokens.shape[1],), -1)
             return Mask(query_segments=nothing, key_segments=nothing)
         if not mask.has_interval:
             return None
-        own = replace(mask, query_segments=None, key_segments=None)
-        steps = self.numbers.diff(dim=1).unique().tolist()
-        if own.is_interval and len(steps) <= 1:
-            apart = steps[0] if steps else 1
-            left, right = (None if bound is None else bound // apart for bound in (mask.left, mask.right))
+        mask = replace(mask, query_segments=None, key_segments=None)
+        distances = self.tokens.diff(dim=1).unique().tolist()
+        if mask.is_interval and len(distances) <= 1:
+            distance = distances[0] if distances else 1
+            left, right = (None if bound is None else bound // distance for bound in (mask.left, mask.right))
             return Mask(left=left, right=right)
         orders = {
             name: torch.arange(self.whole.q.shape[2]) if getattr(mask, name) is None else getattr(mask, name)
@@ -224,21 +219,22 @@ class Group:
         }
         given = {name: getattr(mask, name) for name in ("low", "high", "query_global", "key_global")} | orders
         fields: dict[str, Any] = {name: self._of_tokens(x) for name, x in given.items() if x is not None}
-        return replace(own, **fields)
+        return replace(mask, **fields)
 
     def _of_tokens(self, x: Tensor) -> Tensor:
-        own: Tensor = torch.atleast_2d(x)[:, self.numbers]
-        return own.expand(self.batch, -1, -1).flatten(0, 1)
+        """`[N]` or `[B, N]` as `[B * C, n]`."""
+        taken: Tensor = torch.atleast_2d(x)[:, self.tokens]
+        return taken.expand(self.batch, -1, -1).flatten(0, 1)
 
 
 def _ramp(x: Int[Tensor, " n"]) -> list[tuple[int, int]] | None:
-    """Sizes and strides of nested arithmetic progressions, the last fastest; None where x is none."""
+    """Sizes and strides of x as nested arithmetic progressions, the last fastest; None if it is not of that form."""
     found: list[tuple[int, int]] = []
     count, rest = len(x), x - x[0]
     while len(rest) > 1:
         stride = int(rest[1])
-        ahead = (rest != torch.arange(len(rest)) * stride).nonzero()
-        size = int(ahead[0]) if len(ahead) else len(rest)
+        breaks = (rest != torch.arange(len(rest)) * stride).nonzero()
+        size = int(breaks[0]) if len(breaks) else len(rest)
         if len(rest) % size or stride <= 0:
             return None
         if not torch.equal(rest, (rest[::size, None] + torch.arange(size) * stride).flatten()):
@@ -250,6 +246,6 @@ def _ramp(x: Int[Tensor, " n"]) -> list[tuple[int, int]] | None:
 
 
 def by_segments(call: Call) -> Iterator[Group] | None:
-    """The call by groups of its segments, one after another, or None where it stays whole."""
-    found = token_groups(call)
-    return None if found is None else (Group(call, numbers) for numbers in found)
+    """The groups of a call's segments, one after another, or None if it stays whole."""
+    groups = token_groups(call)
+    return None if groups is None else (Group(call, tokens) for tokens in groups)

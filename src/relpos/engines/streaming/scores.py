@@ -1,10 +1,11 @@
 """The scores of a call, tile by tile: what forward and backward share.
 
-Scores are kept in base 2, because exp2 is several times faster than exp on CPU; in float64 they stay natural, c = 1 and
-exp. With c = log2(e),
+Scores are in base 2, because exp2 is several times faster than exp on CPU: with unit = log2(e),
 
-    score2  = c * (softcap(scale * <q, k>) + bias) - shift          bias and -shift are written first, and the content
-    weight  = exp2(score2)                                          product is added to them by the matrix product
+    score  = unit * (softcap(scale * <q, k>) + bias) - shift        bias - shift is written into a buffer first, and the
+    weight = exp2(score)                                            matrix product is added to it
+
+In float64 the unit is 1, and exp takes the place of exp2.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from relpos.engines.streaming.workspace import Workspace
 
 
 class Scores:
-    """A call by a plan.
+    """The scores of a call by a plan.
 
     Attributes:
-        sink: the logit of each of the B * H heads, `[BH, 1, 1]`, in the unit of the scores.
-        tanh: of the last tile under a soft cap, `[g, n, m]`.
+        sink: the sink's logit of each of the B * H heads, `[BH, 1, 1]`, in the unit of the scores.
+        tanh: the tanh of the last tile's soft cap, `[g, n, m]`.
     """
 
     def __init__(self, call: Call, plan: Plan) -> None:
@@ -47,19 +48,16 @@ class Scores:
             self.sink = logits.expand(self.batch, self.heads).reshape(-1, 1, 1)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Every block of rows of every head.
-
-        Head by head, so that its keys and values stay in the cache; but block by block where the plan wants it.
-        """
+        """Every block for every head, in the order that the plan asks for (`by_block`)."""
         inputs, plan = CallTensors(self.call, self.dtype), self.plan
         count, at_once = self.batch * self.heads, plan.heads_at_once
         ranges = [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
         if not plan.by_block:
-            for which in ranges:
-                heads = Heads(inputs, which)
+            for head_slice in ranges:
+                heads = Heads(inputs, head_slice)
                 yield from (inputs.chunk(block, heads) for block in plan.blocks())
             return
-        every = [Heads(inputs, which) for which in ranges]
+        every = [Heads(inputs, head_slice) for head_slice in ranges]
         for block in plan.blocks():
             for heads in every if block.head is None else every[block.head :: self.heads]:
                 yield inputs.chunk(block, heads)
@@ -72,19 +70,19 @@ class Scores:
         q, k = chunk.q, chunk.heads.k[:, tile.keys].mT
         score = self.plan.start_scores(self.workspace, chunk, tile, shift)
         if self.cap is None:
-            add_matmul(score, q, k, call.scale * unit, rounded=self.plan.native)
+            add_matmul(score, q, k, call.scale * unit, rounded=self.plan.bfloat16)
         else:
             self.tanh = torch.bmm(q, k).mul_(call.scale / self.cap).tanh_()
             score.add_(self.tanh, alpha=self.cap * unit)
         self.plan.finish_scores(score, chunk, tile)
         if tile.mask is not None:
             if tile.forbidden is None:
-                tile.forbidden = ~tile.mask.pairs(chunk.block.numbers, tile.keys)
-            score.masked_fill_(self._of_heads(tile.forbidden, chunk.which), -torch.inf)
+                tile.forbidden = ~tile.mask.pairs(chunk.block.queries, tile.keys)
+            score.masked_fill_(self._of_heads(tile.forbidden, chunk.head_slice), -torch.inf)
         return score
 
     def exp(self, x: Tensor) -> Tensor:
-        """In place, of scores in the plan's unit."""
+        """The exponential of scores in the plan's unit, in place."""
         return x.exp_() if self.plan.unit == 1 else x.exp2_()
 
     def _of_heads(self, x: Tensor, heads: slice) -> Tensor:
@@ -94,12 +92,12 @@ class Scores:
         return x.expand(self.batch, self.heads, *x.shape[2:]).flatten(0, 1)[heads]
 
     def dropout(self, chunk: Chunk, tile: Tile) -> Float[Tensor, "g n m"] | None:
-        """Dropout's factors, of all heads."""
+        """The factors of dropout, for all heads; None without dropout."""
         call = self.call
         if call.seed is None:
             return None
         columns = torch.arange(call.k.shape[2], device=call.q.device)[tile.keys]
-        rows, tokens = chunk.block.numbers + call.first_row, call.tokens
+        rows, tokens = chunk.block.queries + call.first_row, call.tokens
         pairs = [(rows, columns)] if tokens is None else [(own[rows], own[columns]) for own in tokens]
         batch = self.batch // len(pairs)
         kept = [keep(call.seed, batch, self.heads, own, theirs, call.dropout) for own, theirs in pairs]

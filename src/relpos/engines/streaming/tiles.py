@@ -1,7 +1,7 @@
-"""How a call is cut: query rows into blocks, and what a block may see into tiles.
+"""How a call is cut: query rows into blocks, and the keys that a block may see into tiles.
 
-A mask leaves a block few tiles. Here two of them cover all that rows 4 to 7 may see. The other keys are never computed;
-the pairs marked "." inside a tile are, and are then masked (in practice, gaps this small are closed):
+Under a mask a block has few tiles. Here two tiles cover all keys that rows 4 to 7 may see, and the other keys are never
+computed. Pairs marked "." inside a tile are computed and then masked (in practice, a gap this small is closed):
 
            keys   0 1 2 3 4 5 6 7 8 9
     query 4       x x . . . x x . . .
@@ -23,37 +23,46 @@ from relpos.core import Mask
 
 
 def count_of(keys: slice) -> int:
-    """How many keys a slice with a start and a stop has."""
+    """The number of keys in a slice that has a start and a stop."""
     return len(range(keys.start, keys.stop, keys.step or 1))
 
 
 @dataclass(eq=False)
 class Tile:
-    """A block's rows against some keys.
+    """Some keys, for the rows of a block.
 
     Attributes:
-        keys: which ones; with a step, keys at equal distances.
-        mask: which pairs of the tile are allowed; None if all are, or if the window already holds -inf where not.
-        forbidden: the pairs that `mask` forbids, filled in when they are first needed.
-        bias: `DensePlan`: the bias of all heads for each pair, in the unit of the scores.
-        first, width: `HankelPlan`: where the tile's window begins in the reversed values, and its length; `first` is -1
-            if all keys are prefix keys.
-        low, high: `HankelPlan`: the mask allows `window[low:high]`.
+        keys: the keys; a slice with a step for keys at equal distances.
+        mask: the mask to apply; None if all pairs are allowed, or if the window already holds -inf elsewhere.
+        forbidden: the pairs that `mask` forbids, computed on first use.
+        bias: of `DensePlan`: the bias of all heads for each pair, in the unit of the scores.
+        window_start, window_length: of `HankelPlan`: the window in the reversed values; starts at -1 for prefix keys.
+        allowed_start, allowed_stop: of `HankelPlan`: the entries of the window that the mask allows.
     """
 
     keys: slice
     mask: Mask | None = None
     forbidden: Bool[Tensor, "#B #H n m"] | None = None
     bias: Tensor | None = None
-    first: int = -1
-    width: int = 0
-    low: int = 0
-    high: int = 0
+    window_start: int = -1
+    window_length: int = 0
+    allowed_start: int = 0
+    allowed_stop: int = 0
 
     @property
     def count(self) -> int:
-        """How many keys."""
+        """The number of keys."""
         return count_of(self.keys)
+
+    @property
+    def has_prefix_keys(self) -> bool:
+        """Whether, in a `HankelPlan`, the keys are prefix keys, which have no window."""
+        return self.window_start < 0
+
+    @property
+    def is_masked_by_window(self) -> bool:
+        """Whether the window holds -inf for pairs that are not allowed."""
+        return self.allowed_start > 0 or self.allowed_stop < self.window_length
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,22 +70,34 @@ class Block:
     """Query rows that are computed together, and their tiles.
 
     Attributes:
-        numbers: the indices of the queries; first: the first of them, as a Python integer.
-        line: `HankelPlan`: the line coordinate of the first row.
-        step: `HankelPlan`: by how many keys the window moves from one row to the next; 0 in a prefix.
-        columns: `HankelPlan`: the line coordinate of the first row of each grid column in the block, less `line`.
-        head: the only head that these tiles are of, where masks differ by head.
+        queries: the index of the query of each row.
+        first_query: the first of these, as a Python integer.
+        first_coordinate: of `HankelPlan`: the line coordinate of the first row.
+        skew: of `HankelPlan`: how far the window moves from one row to the next; 0 in a prefix.
+        column_offsets: of `HankelPlan`: the line coordinate of each grid column's first row, less `first_coordinate`.
+        tiles: the keys that its rows may see.
+        head: the only head that the tiles belong to, or None for all heads.
     """
 
-    numbers: Int[Tensor, " n"]
-    first: int
-    line: int = 0
-    step: int = 0
-    columns: tuple[int, ...] = (0,)
+    queries: Int[Tensor, " n"]
+    first_query: int
+    first_coordinate: int = 0
+    skew: int = 0
+    column_offsets: tuple[int, ...] = (0,)
     tiles: Sequence[Tile] = ()
     head: int | None = None
 
     @property
     def count(self) -> int:
-        """How many rows."""
-        return len(self.numbers)
+        """The number of rows."""
+        return len(self.queries)
+
+    @property
+    def column_count(self) -> int:
+        """The number of grid columns."""
+        return len(self.column_offsets)
+
+    @property
+    def column_rows(self) -> int:
+        """The number of rows in each grid column."""
+        return self.count // self.column_count

@@ -1,14 +1,15 @@
-"""Buffers for the scores of a tile, allocated once in a call.
+"""Buffers for the scores of a tile, allocated once per call.
 
-A tile `x` of n rows and m keys lies in a buffer as it is, or skewed: row r begins r * step entries further right, where
-`step` is 1 or more, so that all pairs which read one entry of a window (see `hankel`) lie in one column:
+A tile `x` with n rows and m keys is stored plainly or skewed: row r begins r * skew entries further right, where
+`skew` is 1 or more. All pairs that read the same entry of a window (see `hankel`) are then in one column:
 
-    x[0]   x00 x01 x02  .   .            n = 3, m = 3, step = 1
+    x[0]   x00 x01 x02  .   .            n = 3, m = 3, skew = 1
     x[1]    .  x10 x11 x12  .
     x[2]    .   .  x20 x21 x22
 
-`x` is a view of that, and `whole(x, ...)` is all of it. With zeros at the dots, the sums of the columns of the scores'
-gradient are the window's gradient, and matrix products with `whole` multiply each row by its own stretch of a matrix.
+`x` is a view of the buffer, and `whole(x, ...)` is the buffer with its dots. If the dots are 0, the column sums of the
+scores' gradient are the window's gradient, and a matrix product with `whole` multiplies each row by its own part of a
+matrix.
 """
 
 from __future__ import annotations
@@ -18,55 +19,55 @@ from jaxtyping import Float
 from torch import Tensor
 
 _PAD = 16
-"""Numbers between the rows of a buffer, so that they do not all fall into the same lines of the cache."""
+"""Unused entries between the rows of a buffer, so that rows do not compete for the same cache lines."""
 
 
 class Buffer:
-    """Memory for a tile of changing shape."""
+    """Memory for one tile at a time, of any shape."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.store = torch.empty(0, dtype=dtype, device=device)
         self.shape: tuple[int, ...] = ()
 
     def rows(self, g: int, n: int, m: int) -> Float[Tensor, "g n m"]:
-        """A tile as it is, contents undefined."""
+        """A plain tile; its contents are undefined."""
         return self._view(g, n, m, m + _PAD)
 
-    def skewed(self, g: int, n: int, m: int, step: int, columns: int = 1) -> Float[Tensor, "g n m"]:
-        """A skewed tile, everything undefined; of several columns of a grid, each is skewed by itself."""
-        return self._view(g, n, m, m + n // columns * step)
+    def skewed(self, g: int, n: int, m: int, skew: int, columns: int = 1) -> Float[Tensor, "g n m"]:
+        """A skewed tile, each column of a grid skewed by itself; the contents of the buffer are undefined."""
+        return self._view(g, n, m, m + n // columns * skew)
 
-    def skewed_in_zeros(self, g: int, n: int, m: int, step: int, columns: int) -> Float[Tensor, "g n m"]:
-        """A skewed tile with zeros around it: who writes there clears it, and no other method uses the same buffer."""
-        view = self.skewed(g, n, m, step, columns)
-        if self.shape != (g, n, m, step, columns):
+    def skewed_in_zeros(self, g: int, n: int, m: int, skew: int, columns: int) -> Float[Tensor, "g n m"]:
+        """A skewed tile with zeros around it. Callers keep these zeros, and use no other method of the same buffer."""
+        view = self.skewed(g, n, m, skew, columns)
+        if self.shape != (g, n, m, skew, columns):
             self.store.zero_()
-            self.shape = (g, n, m, step, columns)
+            self.shape = (g, n, m, skew, columns)
         return view
 
-    def _view(self, g: int, n: int, m: int, apart: int) -> Float[Tensor, "g n m"]:
-        if self.store.numel() < g * n * apart:
-            self.store = self.store.new_empty(g * n * apart)
+    def _view(self, g: int, n: int, m: int, row_stride: int) -> Float[Tensor, "g n m"]:
+        if self.store.numel() < g * n * row_stride:
+            self.store = self.store.new_empty(g * n * row_stride)
             self.shape = ()
-        return self.store.as_strided((g, n, m), (n * apart, apart, 1))
+        return self.store.as_strided((g, n, m), (n * row_stride, row_stride, 1))
 
 
-def whole(x: Float[Tensor, "g n m"], step: int, columns: int = 1) -> Float[Tensor, "g columns r W"]:
-    """All of the buffer around a skewed tile, for each column of a grid by itself."""
-    rows, apart = x.shape[1] // columns, x.stride(1)  # rows are a step further apart than wide: one matrix for BLAS
-    strides = (x.stride(0), rows * apart, apart - step, 1)
-    return x.as_strided((x.shape[0], columns, rows, apart - step), strides, x.storage_offset())
+def whole(x: Float[Tensor, "g n m"], skew: int, columns: int = 1) -> Float[Tensor, "g columns r W"]:
+    """All of the buffer around a skewed tile, for each column of a grid by itself: a contiguous matrix, for BLAS."""
+    rows, width = x.shape[1] // columns, x.stride(1) - skew
+    strides = (x.stride(0), rows * x.stride(1), width, 1)
+    return x.as_strided((x.shape[0], columns, rows, width), strides, x.storage_offset())
 
 
 def clear_around(x: Float[Tensor, "1 n m"]) -> None:
-    """Zero what surrounds a skewed tile of step 1."""
-    n, apart = x.shape[1], x.stride(1)
+    """Set what surrounds a tile of skew 1 to zero."""
+    n = x.shape[1]
     if n > 1:
-        x.as_strided((n - 1, n), (apart, 1), x.storage_offset() + x.shape[2]).zero_()
+        x.as_strided((n - 1, n), (x.stride(1), 1), x.storage_offset() + x.shape[2]).zero_()
 
 
 def fill(score: Tensor, bias: Tensor | None, shift: Tensor | None) -> None:
-    """`score = bias - shift`, for `[g, n, m]`; the bias may be one of each column of a grid, `[g, columns, r, m]`."""
+    """`score = bias - shift`, `[g, n, m]`; the bias may be `[g, columns, rows, m]`, for each column of a grid."""
     if bias is not None and bias.dim() == 4:
         score = score.unflatten(1, bias.shape[1:3])
         shift = None if shift is None else shift.unflatten(1, bias.shape[1:3])
@@ -87,8 +88,8 @@ class Workspace:
         self.scores = Buffer(dtype, device)
         self.gradient = Buffer(dtype, device)
         self.skewed_gradient = Buffer(dtype, device)
-        self.low = Buffer(torch.bfloat16, device)
+        self.bfloat16 = Buffer(torch.bfloat16, device)
 
     def rounded(self, x: Float[Tensor, "g n m"]) -> Float[Tensor, "g n m"]:
         """A bfloat16 copy."""
-        return self.low.rows(*x.shape).copy_(x)
+        return self.bfloat16.rows(*x.shape).copy_(x)

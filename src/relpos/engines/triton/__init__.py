@@ -1,8 +1,7 @@
-"""Fused kernels on GPU: a line bias read inside the tile, its gradient summed along lines in a fixed order.
+"""Fused kernels on GPU for line biases, whose gradient is summed along lines in a fixed order.
 
-The path of a call: `rotation` is applied before, `launch` says sizes and strides, and `kernels` does the rest, for the
-forward and the backward of `passes`. Triton itself is imported with the first call. With TRITON_INTERPRET=1 the kernels
-run on CPU, for tests.
+`rotation` is applied first. `passes` then launches the `kernels` of the forward or the backward, with the sizes and
+strides from `launch`. Triton is imported at the first call. With TRITON_INTERPRET=1 the kernels run on CPU, for tests.
 """
 
 from relpos.engines.triton.engine import TRITON

@@ -1,4 +1,4 @@
-"""The engine: what its kernels serve, and its two operators."""
+"""The engine: what its kernels support, and its custom operators."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ class Triton(Engine):
         return lacks_transform()
 
     def not_preferred(self, call: Call) -> str | None:
-        """The border to dense scores is a guess until it is measured."""
+        """The least number of tokens is a guess until it is measured."""
         if call.q.device.type != "cuda":
             return "it would run in Triton's interpreter"
-        if call.return_lse:  # which PyTorch's kernels do not give
+        if call.return_lse:  # PyTorch's kernels do not return it
             return None
         if not call.terms.of(LineBias) and (call.mask is None or call.mask.is_plain_causal):
-            return "without a bias PyTorch's own kernels are at hand"
+            return "without a bias PyTorch's own kernels are available"
         if max(call.q.shape[2], call.k.shape[2]) < _SHORT:
             return f"fewer than {_SHORT} tokens"
         return None

@@ -1,6 +1,6 @@
-"""A call as the kernels want it: strides, what is absent, the size of tiles, and the launches themselves.
+"""The arguments of the kernels for a call: tensors with strides, constants, and the size of tiles.
 
-Nothing here reads a tensor, so a call can be captured in a CUDA graph, once a first one has compiled the kernels.
+No tensor is read, so a call can be captured in a CUDA graph once a first call has compiled the kernels.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from relpos.engines.triton.limits import HOPPERS, interpreting, shared_memory
 
 
 class Launch:
-    """One call, ready for any kernel."""
+    """The arguments of any kernel for one call."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
         self.batch, self.heads, self.n, self.d = call.q.shape
         self.own_heads, self.m, self.v = call.v.shape[1:]
         q, k, v = (x.detach() if x.stride(3) == 1 else x.detach().contiguous() for x in (call.q, call.k, call.v))
-        self.sides = tiles.Sides(*side_of(q), *side_of(k), *side_of(v))
+        self.qkv = tiles.QKV(*with_strides(q), *with_strides(k), *with_strides(v))
         self.size = tiles.Counts(self.heads, self.heads // self.own_heads, self.n, self.m)
         self.wide = torch.promote_types(q.dtype, torch.float32)
         self.unit = 1.0 if q.dtype == self.wide else math.log2(math.e)
@@ -56,40 +56,40 @@ class Launch:
         return tiles.Bias(values, head, query, query_b, key, key_b, lines.origin)
 
     def constants(self) -> dict[str, Any]:
-        """What every kernel is compiled for."""
+        """The constants that all kernels take."""
         padded = (max(16, triton.next_power_of_2(width)) for width in (self.d, self.v))
         return {
             **dict(zip(("D_PAD", "V_PAD"), padded, strict=True)),
             "D": self.d,
             "V": self.v,
-            "PRECISION": "widened" if interpreting() else "ieee",  # half precision has but one
+            "PRECISION": "widened" if interpreting() else "ieee",  # no effect in half precision
             "SCALE": self.call.scale,
             "UNIT": self.unit,
             "SUM": tl.float64 if self.wide == torch.float64 else tl.float32,
         }
 
     def shape(self, kind: str) -> dict[str, int]:
-        """Rows, columns, warps and stages: a fixed choice, so that sums run in one order on every run."""
+        """Rows, columns, warps and stages of a kernel: fixed, so that sums have the same order in every run."""
         half = self.call.q.dtype in (torch.float16, torch.bfloat16)
         classes = [width for width in _CLASSES if width >= max(self.d, self.v)]
         roomy = shared_memory(self.call.q.device) >= HOPPERS
         found = dict(SHAPES[kind, "half" if half else "full", classes[0 if roomy else min(1, len(classes) - 1)]])
-        if not roomy:  # the tiles of wider heads, one at a time
+        if not roomy:  # the tiles of wider heads, without pipelining
             found["num_stages"] = 1
-        for side, count in (("ROWS", self.n), ("COLUMNS", self.m)):  # a window needs no more
-            found[side] = min(found[side], max(16, triton.next_power_of_2(count)))
+        for name, count in (("ROWS", self.n), ("COLUMNS", self.m)):  # short sequences need no more
+            found[name] = min(found[name], max(16, triton.next_power_of_2(count)))
         return found
 
     def free(self, shape: dict[str, int]) -> bool:
-        """Whether no pair is forbidden and every tile full."""
+        """Whether no pair is forbidden and every tile is full."""
         return self.call.mask is None and self.n % shape["ROWS"] == 0 and self.m % shape["COLUMNS"] == 0
 
 
 _CLASSES = (64, 128, 256)
 
 
-def side_of(x: Tensor) -> tuple[Tensor, int, int, int]:
-    """A tensor with its strides of batch, head and token."""
+def with_strides(x: Tensor) -> tuple[Tensor, int, int, int]:
+    """A tensor with its strides along batch, head and token."""
     return x, x.stride(0), x.stride(1), x.stride(2)
 
 
@@ -123,4 +123,4 @@ SHAPES: dict[tuple[str, str, int], dict[str, int]] = {
     ("table", "full", 128): _shape(32, 32, 8, 1),
     ("table", "full", 256): _shape(16, 16, 4, 1),
 }
-"""By kernel, precision and head width, for Hopper; powers of two that divide `spans.COARSE`. Unmeasured as yet."""
+"""By kernel, precision and head width, for Hopper; powers of two that divide `spans.COARSE`. Not measured yet."""

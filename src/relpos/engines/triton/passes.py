@@ -1,4 +1,4 @@
-"""The forward and the backward of a call by the kernels. Gradients are computed where they are wanted, no others."""
+"""The forward and the backward of a call by the kernels. Only gradients that are wanted are computed."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from relpos.core import Sinks
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.triton import kernels, spans, table, tiles
-from relpos.engines.triton.launch import Launch, side_of
+from relpos.engines.triton.launch import Launch, with_strides
 
 _ROWS = 64
-"""Of a program that only goes over the output once."""
+"""Rows of a program of `backward_rows`, which reads the output once."""
 
 
 def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
-    """Output and natural log-sum-exp."""
+    """The output and the natural log-sum-exp."""
     launch = Launch(call)
     q = call.q
     out = q.new_empty(launch.batch, launch.heads, launch.n, launch.v)
     lse = q.new_empty(launch.batch, launch.heads, launch.n, dtype=launch.wide)
     shape = launch.shape("forward")
     kernels.forward[(triton.cdiv(launch.n, shape["ROWS"]) * launch.batch * launch.heads,)](
-        out, lse, launch.sides, launch.size, launch.bias, launch.allowed, launch.queries, launch.dropout, launch.sink,
+        out, lse, launch.qkv, launch.size, launch.bias, launch.allowed, launch.queries, launch.dropout, launch.sink,
         **launch.constants(), **shape, COARSE=spans.COARSE, FREE=launch.free(shape),
     )  # fmt: skip
     return out, lse
@@ -36,13 +36,12 @@ def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor,
     launch = Launch(call)
     d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
     out, lse, d_lse = out.contiguous(), lse.contiguous(), d_lse.contiguous()
-    up = tiles.Upstream(*side_of(d_out), lse, torch.empty_like(lse))
-    constants = launch.constants()
+    up = tiles.Upstream(*with_strides(d_out), lse, torch.empty_like(lse))
     kernels.backward_rows[(triton.cdiv(launch.n, _ROWS) * launch.batch * launch.heads,)](
         up.delta, out, up, d_lse, launch.size,
-        **{name: constants[name] for name in ("V", "V_PAD", "SUM")}, ROWS=_ROWS,
+        **{name: launch.constants()[name] for name in ("V", "V_PAD", "SUM")}, ROWS=_ROWS,
     )  # fmt: skip
-    rows = up, launch.sides, launch.size, launch.bias, launch.allowed
+    rows = up, launch.qkv, launch.size, launch.bias, launch.allowed
     if gradients.wants(call.q):
         shape = launch.shape("queries")
         d_q = torch.empty(call.q.shape, dtype=call.q.dtype, device=call.q.device)

@@ -1,6 +1,6 @@
-"""The rotation as a kernel before the others, which reads a tensor once and writes it once.
+"""`core.rotate` as a kernel that reads and writes a tensor once; its gradient is the reverse rotation.
 
-What it computes is `core.rotate`; its gradient turns back. Learned angles and magnitudes are left to PyTorch.
+Learned angles and magnitudes are left to PyTorch.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def rotate(
     layout: RotationLayout,
     magnitude: float | Float[Tensor, "#B #H N P"] = 1.0,
 ) -> Float[Tensor, "B H N D"]:
-    """`core.rotate`."""
+    """`core.rotate`, by the kernel if angles and magnitudes need no gradient."""
     learned = angles.requires_grad or (isinstance(magnitude, Tensor) and magnitude.requires_grad)
     if angles.shape[3] == 0 or (learned and torch.is_grad_enabled()):
         return core.rotate(x, angles, layout=layout, magnitude=magnitude)
     cos, sin = core.cosines(x, angles, layout=layout, magnitude=magnitude)
-    turned: Tensor = _rotate(x, cos, sin, layout == "half", False)
-    return turned
+    rotated: Tensor = _rotate(x, cos, sin, layout == "half", False)
+    return rotated

@@ -1,7 +1,7 @@
 """The gradient of a line bias.
 
-Of few tokens, as in windows, the pairs of a head are added up over the batch and sorted into the line afterwards. Of
-many a kernel walks along lines, which takes regular ones; the pairs that a prefix takes part in are plain products.
+For few tokens, as in windows, the gradients of all pairs of a head are summed over the batch, then along the lines. For
+many tokens a kernel sums along the lines, which must be regular; pairs with a prefix are computed in PyTorch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import segment_sum
+from relpos.core import LineBias, Lines, segment_sum
 from relpos.core.line import Ramp
 from relpos.core.random import keep
 from relpos.engines.triton import kernels, tiles
@@ -23,34 +23,32 @@ from relpos.engines.triton.limits import MOST_AXES, are_few
 
 
 def gradient(launch: Launch, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:
-    """d(values), in values' shape; `rows` are the arguments that every backward kernel takes."""
+    """The gradient of `values`, in their shape; `rows` are the arguments that every backward kernel takes."""
     assert launch.line is not None
-    lines = launch.line.lines
+    values, lines = launch.line.values, launch.line.lines
     if are_few(lines):
-        return _of_pairs(launch, rows).sum_to_size(launch.line.values.shape)
+        return _of_pairs(launch, lines, rows).sum_to_size(values.shape)
     query, key = lines.layout.query, lines.layout.key
     assert query is not None
     assert key is not None
     result = torch.zeros(launch.heads, lines.length, dtype=launch.wide, device=launch.call.q.device)
-    _between_tokens(launch, rows, query, key, result)
+    _between_tokens(launch, lines, rows, query, key, result)
     prefixes = query.prefix, key.prefix
     for first, second in (
         (slice(0, prefixes[0]), slice(0, launch.m)),
         (slice(prefixes[0], launch.n), slice(0, prefixes[1])),
     ):
         if first.stop > first.start and second.stop > second.start:
-            _of_prefix(launch, rows, first, second, prefixes, result)
-    return result.sum_to_size(launch.line.values.shape)
+            _of_prefix(launch, launch.line, rows, first, second, prefixes, result)
+    return result.sum_to_size(values.shape)
 
 
 _PROGRAMS = 1024
-"""Enough to fill a GPU several times over; how the batch is shared out decides the order of sums, so it is fixed."""
+"""Programs that fill a GPU several times. Fixed, because the division of the batch decides the order of sums."""
 
 
-def _of_pairs(launch: Launch, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:
-    """By way of the gradient of every pair's score, added up over the batch."""
-    assert launch.line is not None
-    lines = launch.line.lines
+def _of_pairs(launch: Launch, lines: Lines, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:
+    """The gradient from that of every pair's score, summed over the batch."""
     shape = launch.shape("table")
     side = min(shape["ROWS"], max(16, triton.next_power_of_2(max(launch.n, launch.m))))
     across = triton.cdiv(launch.n, side) * triton.cdiv(launch.m, side)
@@ -70,10 +68,13 @@ def _cells(prefix: int, sizes: tuple[int, ...], side: int) -> tiles.Cells:
     return tiles.Cells(prefix, sizes[-1], first, second, triton.cdiv(sizes[-1], side))
 
 
-def _between_tokens(launch: Launch, rows: tuple[Any, ...], query: Ramp, key: Ramp, result: Tensor) -> None:
+def _between_tokens(
+    launch: Launch, lines: Lines, rows: tuple[Any, ...], query: Ramp, key: Ramp, result: Tensor
+) -> None:
+    """Write the gradient from pairs without a prefix."""
     shape = launch.shape("table")
     axes = list(zip(query.sizes, key.sizes, query.strides, strict=True))
-    axes = [axis for axis in axes if axis[:2] != (1, 1)] or axes[-1:]  # a grid of one column is a sequence
+    axes = [axis for axis in axes if axis[:2] != (1, 1)] or axes[-1:]  # a grid with one column is a sequence
     query_sizes, key_sizes, inner_strides = zip(*axes, strict=True)
     wider = max(query_sizes[-1], key_sizes[-1])
     side = min(shape["ROWS"], max(16, triton.next_power_of_2(wider)))
@@ -85,14 +86,12 @@ def _between_tokens(launch: Launch, rows: tuple[Any, ...], query: Ramp, key: Ram
         partial, *rows, launch.dropout, launch.batch, queries, keys, **launch.constants(), SIDE=side, EVEN=even,
         num_warps=shape["num_warps"], num_stages=shape["num_stages"],
     )  # fmt: skip
-    # neighbouring stretches of the last axis overlap by half: its offsets, from -SIDE times the key stretches on
+    # neighbouring cells of the last axis overlap by half: these are its offsets, from -SIDE times the key cells on
     whole = result.new_zeros(launch.heads, partial.shape[1], spans[2] + 1, side)
     whole[:, :, :-1] += partial[:, :, :, 0]
     whole[:, :, 1:] += partial[:, :, :, 1]
     lowest, count = -(keys.inner - 1), queries.inner + keys.inner - 1
     sums = whole.flatten(2)[:, :, side * keys.third + lowest :][:, :, :count].unflatten(1, spans[:2])
-    assert launch.line is not None
-    lines = launch.line.lines
     strides = (*(0,) * (MOST_AXES - len(inner_strides)), *inner_strides)
     before = sum((size - 1) * stride for size, stride in zip(keys[2:4], strides[:2], strict=True))
     start = query.start - key.start + lines.origin - before + lowest * strides[2]
@@ -101,22 +100,16 @@ def _between_tokens(launch: Launch, rows: tuple[Any, ...], query: Ramp, key: Ram
 
 
 def _of_prefix(
-    launch: Launch,
-    rows: tuple[Any, ...],
-    queries: slice,
-    keys: slice,
-    prefixes: tuple[int, int],
+    launch: Launch, line: LineBias, rows: tuple[Any, ...], queries: slice, keys: slice, prefixes: tuple[int, int],
     result: Tensor,
-) -> None:
-    """The pairs of some queries and keys of which one side is a prefix: O(N) of them, by plain products."""
-    call, line = launch.call, launch.line
-    assert line is not None
-    up = rows[0]
+) -> None:  # fmt: skip
+    """Write the gradient from pairs in which the queries or the keys are a prefix: O(N) of them, in PyTorch."""
+    call, up = launch.call, rows[0]
     groups = launch.heads // launch.own_heads
     q, upstream = call.q.detach()[:, :, queries].to(launch.wide), up.at[:, :, queries].to(launch.wide)
     k, v = (x.detach()[:, :, keys].to(launch.wide).repeat_interleave(groups, dim=1) for x in (call.k, call.v))
-    places = line.lines.query[queries, None] - line.lines.key[None, keys] + line.lines.origin
-    score = (q @ k.mT) * call.scale + line.values.detach().to(launch.wide)[:, places]
+    entries = line.lines.query[queries, None] - line.lines.key[None, keys] + line.lines.origin
+    score = (q @ k.mT) * call.scale + line.values.detach().to(launch.wide)[:, entries]
     numbers = torch.arange(queries.start, queries.stop, device=q.device)
     if call.mask is not None:
         score = score.masked_fill(~call.mask.pairs(numbers, keys), -torch.inf)
@@ -128,10 +121,10 @@ def _of_prefix(
         kept = keep(call.seed, launch.batch, launch.heads, numbers, columns, call.dropout)
         d = d * kept / (1 - call.dropout)
     d = (weight * (d - up.delta[:, :, queries, None])).sum(dim=0)
-    if queries.start == 0 and prefixes[0]:  # all these queries stand at one place
+    if queries.start == 0 and prefixes[0]:  # these queries have one coordinate
         split = prefixes[1]
-        result[:, places[0, split:]] = d[:, :, split:].sum(dim=1)
+        result[:, entries[0, split:]] = d[:, :, split:].sum(dim=1)
         if split:
-            result[:, places[:1, 0]] = d[:, :, :split].sum(dim=(1, 2))[:, None]
-    else:  # all these keys do
-        result[:, places[:, 0]] = d.sum(dim=2)
+            result[:, entries[:1, 0]] = d[:, :, :split].sum(dim=(1, 2))[:, None]
+    else:  # these keys have one coordinate
+        result[:, entries[:, 0]] = d.sum(dim=2)

@@ -1,13 +1,12 @@
-"""What the kernels share: how a tile is loaded, scored and written.
+"""What the kernels share: loading, scoring and writing a tile.
 
-Scores are multiplied by UNIT: in half precision log2(e) for exp2, which is what the hardware has, else 1, which spares
-a rounding; so are, by the caller, the sinks. A tile is computed the same way in every kernel, by `product` and
-`scores`; `qi` and `kj` are the numbers of its queries and keys, one of them along rows and the other along columns, so
-that a kernel takes its tile either way round. What is outside the tensors is clamped where it is read and masked where
-it counts.
+Scores, and sinks, are multiplied by UNIT: in half precision log2(e), for the hardware's exp2; else 1, which avoids a
+rounding. Every kernel computes a tile by `product` and `scores`. `qi` and `kj` are the indices of its queries and keys,
+one along rows and the other along columns, so that a tile may also be transposed. Indices outside the tensors are
+clamped for reading, and masked.
 
-Arguments that belong together travel as named tuples; a pointer in one that is None leaves its part out of the compiled
-code. (A whole tuple that is None, or is compared with None, Triton 3.6 cannot compile.)
+Arguments that belong together are named tuples. If a pointer in one is None, its part is left out of the compiled code.
+(Triton 3.6 cannot compile a whole tuple that is None, or is compared with None.)
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import triton.language as tl
 NEGATIVE = tl.constexpr(-float("inf"))
 
 
-class Sides(NamedTuple):
-    """Queries, keys and values, each with the strides of batch, head and token; those of the width are 1."""
+class QKV(NamedTuple):
+    """Queries, keys and values, each with the strides of batch, head and token; the last stride is 1."""
 
     q: Any
     q_b: Any
@@ -38,7 +37,7 @@ class Sides(NamedTuple):
 
 
 class Upstream(NamedTuple):
-    """The gradient of the output with the strides of batch, head and token, and two numbers per row of the scores."""
+    """The gradient of the output with its strides, and the log-sum-exp and delta of each row."""
 
     at: Any
     at_b: Any
@@ -49,7 +48,7 @@ class Upstream(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Query heads, how many share a key head, and the tokens of both sides."""
+    """The numbers of query heads, of query heads per key head, of queries and of keys."""
 
     heads: Any
     groups: Any
@@ -58,9 +57,9 @@ class Counts(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """A line bias: the table over the scale, and the lines of both sides, with strides of head and batch.
+    """A line bias: `values` divided by the scale, and the lines of queries and keys, with strides of head and batch.
 
-    Without lines, both sides are consecutive integers, and `origin` is the entry of the first query and first key.
+    Without lines, coordinates are consecutive integers, and `origin` is the entry of the first query and first key.
     """
 
     table: Any
@@ -73,7 +72,7 @@ class Bias(NamedTuple):
 
 
 class Allowed(NamedTuple):
-    """A mask's parts, None where there is none: `left` and `right` around the index, intervals of key order, segments.
+    """The parts of a mask, or None: `left` and `right` around the index, intervals of key order, segments.
 
     Tensors have a stride of the batch.
     """
@@ -93,14 +92,14 @@ class Allowed(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """First and last + 1 of what each stretch of COARSE tokens may meet, with a stride of the batch."""
+    """The start and stop of the tokens that each block of COARSE tokens may see, with a stride of the batch."""
 
     at: Any
     at_b: Any
 
 
 class Dropout(NamedTuple):
-    """The seed, the word below which a pair is dropped, and what kept weights are multiplied by: a tensor of one."""
+    """The seed, the random word below which a pair is dropped, and the factor on kept weights, a tensor."""
 
     seed: Any
     threshold: Any
@@ -108,7 +107,7 @@ class Dropout(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """One side's tokens behind its prefix: cells of `inner` tokens, cut into SIDE, on three axes."""
+    """Queries or keys behind their prefix: cells on three axes, the last of which divides `inner` tokens by SIDE."""
 
     prefix: Any
     inner: Any
@@ -119,7 +118,7 @@ class Cells(NamedTuple):
 
 @triton.jit
 def dot(a, b, PRECISION: tl.constexpr):
-    """a @ b, summed in float32 or wider. "widened" is for Triton's interpreter, which lacks bfloat16."""
+    """a @ b, summed in float32 or wider. "widened" is for Triton's interpreter, which has no bfloat16."""
     OUT: tl.constexpr = tl.float64 if a.dtype == tl.float64 else tl.float32
     if PRECISION == "widened":
         a, b = (a.to(tl.float32), b.to(tl.float32)) if a.dtype == tl.bfloat16 else (a, b)
@@ -141,19 +140,19 @@ def dot_onto(a, b, start, PRECISION: tl.constexpr):
 
 @triton.jit
 def exp(x, UNIT: tl.constexpr):
-    """Of scores in the kernels' unit."""
+    """The exponential of scores, which are multiplied by UNIT."""
     return tl.exp(x) if UNIT == 1.0 else tl.exp2(x)
 
 
 @triton.jit
 def log(x, UNIT: tl.constexpr):
-    """The reverse of `exp`."""
+    """The inverse of `exp`."""
     return tl.log(x) if UNIT == 1.0 else tl.log2(x)
 
 
 @triton.jit
 def to(x, like: tl.constexpr, PRECISION: tl.constexpr):
-    """x rounded to a dtype. Triton's interpreter would cut bfloat16 off, so there its last bits are rounded here."""
+    """x rounded to a dtype. Triton's interpreter truncates to bfloat16, so for it the bits are rounded here."""
     if PRECISION == "widened" and like == tl.bfloat16:
         word = x.to(tl.int32, bitcast=True)
         word = (word + 0x7FFF + ((word >> 16) & 1)) & -65536
@@ -163,7 +162,7 @@ def to(x, like: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def _mix(x):
-    """lowbias32, as `core.random.mix`, on 32-bit words."""
+    """lowbias32 on 32-bit words, as `core.random.mix`."""
     x = x ^ (x >> 16)
     x = x * 0x7FEB352D
     x = x ^ (x >> 15)
@@ -173,7 +172,7 @@ def _mix(x):
 
 @triton.jit
 def kept_pairs(dropout, batch, head, qi, kj):
-    """Which pairs are not dropped."""
+    """The pairs that dropout keeps."""
     word = _mix(tl.load(dropout.seed).to(tl.uint32))
     word = _mix(_mix(word ^ batch) ^ head)
     word = _mix(_mix(word ^ qi.to(tl.uint32)) ^ kj.to(tl.uint32))
@@ -182,10 +181,10 @@ def kept_pairs(dropout, batch, head, qi, kj):
 
 @triton.jit
 def product(a, b, qi, kj, batch, head, size, bias, PRECISION: tl.constexpr):
-    """a @ b, and where there is a bias that of the tile, which is to be scaled with it.
+    """a @ b, plus the bias of the tile, if any, which will be scaled with it.
 
-    It starts the product's sum, instead of following it, because Triton's pipeline would copy it to shared memory
-    number by number if it were in the way of an operand.
+    The bias is the initial value of the sum: if it were added afterwards, Triton's pipeline would copy it to shared
+    memory one number at a time.
     """
     if bias.table is None:
         return dot(a, b, PRECISION)
@@ -200,7 +199,7 @@ def product(a, b, qi, kj, batch, head, size, bias, PRECISION: tl.constexpr):
 
 @triton.jit
 def scores(product, qi, kj, batch, head, size, allowed, FACTOR: tl.constexpr, FREE: tl.constexpr):
-    """The scores of a tile, -inf where a pair is not allowed. FREE: nothing is forbidden or outside."""
+    """The scores of a tile, -inf where a pair is not allowed. FREE: all pairs are allowed."""
     score = product * FACTOR
     if not FREE:
         query, key = tl.minimum(qi, size.n - 1), tl.minimum(kj, size.m - 1)
@@ -227,7 +226,7 @@ def scores(product, qi, kj, batch, head, size, allowed, FACTOR: tl.constexpr, FR
 
 @triton.jit
 def span(start, size, before, after, end, batch, spans, COARSE: tl.constexpr):
-    """The tokens of the other side that `size` tokens from `start` on may meet."""
+    """The start and stop of the keys that `size` queries from `start` on may see, or the reverse."""
     first, stop = 0, end
     if spans.at is not None:
         at = spans.at + batch * spans.at_b + start // COARSE * 2
@@ -241,7 +240,7 @@ def span(start, size, before, after, end, batch, spans, COARSE: tl.constexpr):
 
 @triton.jit
 def rows(pointer, numbers, row, count, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """`[len(numbers), PADDED]` of a matrix with rows `row` apart, zeros outside."""
+    """Rows of a matrix whose row stride is `row`, `[len(numbers), PADDED]`, with zeros outside."""
     columns = tl.arange(0, PADDED)
     inside = numbers[:, None] < count
     if PADDED != WIDTH:
@@ -251,7 +250,7 @@ def rows(pointer, numbers, row, count, WIDTH: tl.constexpr, PADDED: tl.constexpr
 
 @triton.jit
 def write(pointer, x, numbers, row, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, PRECISION: tl.constexpr):
-    """The reverse of `rows`."""
+    """Write what `rows` would read."""
     columns = tl.arange(0, PADDED)
     inside = numbers[:, None] < count
     if PADDED != WIDTH:
@@ -262,7 +261,7 @@ def write(pointer, x, numbers, row, count, WIDTH: tl.constexpr, PADDED: tl.const
 
 @triton.jit
 def sums_of_rows(upstream, line, qi, n, UNIT: tl.constexpr):
-    """The shift of each row, 0 where it sees nothing, and its delta."""
+    """The shift of each row, 0 if it sees nothing, and its delta."""
     sums = tl.load(upstream.lse + line * n + qi, mask=qi < n, other=0.0)
     shift = tl.where(sums == NEGATIVE, 0.0, sums * UNIT)
     return shift, tl.load(upstream.delta + line * n + qi, mask=qi < n, other=0.0)

@@ -1,0 +1,39 @@
+"""A scope in which weights do not change, so that what a bias makes of them is made once and not at every token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from relpos.core.checks import fail, shape_of
+from relpos.position.mechanism import Mechanism
+
+
+@contextmanager
+def decoding(*modules: nn.Module) -> Iterator[None]:
+    """While tokens are decoded one by one, biases of these modules are read from what was made for the first token.
+
+    `LanguageModel.generate` is in such a scope. Inside it no weight of a position mechanism may change; where gradients
+    are taken nothing is kept.
+
+    Args:
+        modules: models or mechanisms.
+
+    Example:
+        >>> with torch.no_grad(), relpos.decoding(model):
+        ...     logits = model(token, cache=cache)
+    """
+    for module in modules:
+        if not isinstance(module, nn.Module):
+            fail("modules to decode with", shape_of(module), "Pass the model.")
+    inside = [part for module in modules for part in module.modules() if isinstance(part, Mechanism)]
+    entered = [part for part in inside if part.held is None]  # of scopes inside one another the outer one counts
+    for part in entered:
+        part.held = {}
+    try:
+        yield
+    finally:
+        for part in entered:
+            part.held = None
