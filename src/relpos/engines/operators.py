@@ -63,9 +63,9 @@ class Gradients:
         return [gradient.to(x.dtype).contiguous() for gradient, x in zip(found, self.tensors, strict=True)]
 
 
-Forward = Callable[[Call], tuple[Tensor, Tensor]]
+RunForward = Callable[[Call], tuple[Tensor, Tensor]]
 """Output and log-sum-exp of a call."""
-Backward = Callable[[Call, Tensor, Tensor, Tensor, Tensor, Gradients], None]
+RunBackward = Callable[[Call, Tensor, Tensor, Tensor, Tensor, Gradients], None]
 """Of a call, its output and log-sum-exp and their gradients: adds to the gradients that are wanted."""
 
 FORWARD_MODE = "forward-mode derivatives"
@@ -90,7 +90,9 @@ def _apart(tensors: list[Tensor]) -> list[Tensor]:
     return apart
 
 
-def make_operator(engine: str, forward: Forward, backward: Backward) -> Callable[[list[Tensor], list[int], str], Any]:
+def make_operator(
+    engine: str, forward: RunForward, backward: RunBackward
+) -> Callable[[list[Tensor], list[int], str], Any]:
     """`relpos::<engine>`, which takes a packed call and gives output and log-sum-exp, with its gradient registered.
 
     The forward is called with autocast off, as `relpos.attention` runs engines; the backward, which autograd calls

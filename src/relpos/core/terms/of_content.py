@@ -27,7 +27,7 @@ from relpos.core.rotation import rotate as plain_rotate
 from relpos.core.terms.fitting import check_device, check_shape, heads_first
 from relpos.core.tree import register, static
 
-Side = Literal["query", "key"]
+RotatedSide = Literal["query", "key"]
 
 
 class Whole(tuple[Any, ...]):
@@ -107,7 +107,11 @@ class Rotation(Single):
             fail(f"at most {width // 2} angles for a head width of {width}", str(pairs), "Rotate fewer dimensions.")
 
     def _turned(
-        self, x: Tensor, side: Side, rotate: Callable[..., Tensor] | None = None, into: RotationLayout | None = None
+        self,
+        x: Tensor,
+        side: RotatedSide,
+        rotate: Callable[..., Tensor] | None = None,
+        into: RotationLayout | None = None,
     ) -> Tensor:
         """Queries or keys, turned; by `rotate`, where an engine has its own. `into`: see `core.rotation.turn`."""
         if rotate is None and (known := self._factors(side, torch.promote_types(x.dtype, torch.float32))) is not None:
@@ -115,7 +119,7 @@ class Rotation(Single):
         angles, magnitude = self._of(side)
         return (rotate or plain_rotate)(x, angles, layout=self.layout, magnitude=magnitude)
 
-    def _of(self, side: Side) -> tuple[Tensor, float | Tensor]:
+    def _of(self, side: RotatedSide) -> tuple[Tensor, float | Tensor]:
         angles, own = (self.query, self.query_magnitude) if side == "query" else (self.key, self.key_magnitude)
         assert angles is not None
         return angles, self.magnitude if own is None else own * self.magnitude
@@ -125,7 +129,7 @@ class Rotation(Single):
         """Whether `fixed` was told so of it, or it was cut from such a term, and what is kept may be read."""
         return bool(self.__dict__.get("_whole")) and may_keep(self.query.device)
 
-    def _factors(self, side: Side, dtype: torch.dtype) -> Complex[Tensor, "#B #H N P"] | None:
+    def _factors(self, side: RotatedSide, dtype: torch.dtype) -> Complex[Tensor, "#B #H N P"] | None:
         """What `turn` takes, if the angles are fixed; of a part of a term that was fixed, a part of what that keeps."""
         if not self._is_fixed:
             return None
@@ -137,7 +141,7 @@ class Rotation(Single):
         found: Tensor = whole._factors(side, dtype)
         return found[..., cuts[side == "key"], :]
 
-    def _made(self, side: Side, dtype: torch.dtype) -> Complex[Tensor, "#B #H N P"]:
+    def _made(self, side: RotatedSide, dtype: torch.dtype) -> Complex[Tensor, "#B #H N P"]:
         angles, magnitude = self._of(side)
         return torch.complex((angles.cos() * magnitude).to(dtype), (angles.sin() * magnitude).to(dtype))
 
