@@ -8,6 +8,7 @@ columns. Axes are summed one after another. This stores several N x M tensors; `
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,10 @@ from torch import Tensor
 
 from relpos.core.gather import at_least_float32, lookup, segment_sum
 from relpos.core.kept import may_keep
-from relpos.core.line import Layout, Lines
+from relpos.core.line import Layout, Lines, Ramp
+
+_FEW_PAIRS = 2**13
+"""Up to which the sum of pairs one after another is faster, and hardly less exact than that along diagonals."""
 
 
 def sum_over_offsets(x: Float[Tensor, "*C n m"]) -> Float[Tensor, "*C d"]:
@@ -81,7 +85,7 @@ class _Read(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, lines: Lines) -> Tensor:
         ctx.lines = lines
-        return _read(values, lines)
+        return written_out(values, lines)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -89,8 +93,8 @@ class _Read(torch.autograd.Function):
         return contract(gradients[0], ctx.lines), None
 
 
-def _read(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "H N M"]:
-    """`values` at every pair of regular lines.
+def written_out(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "H N M"]:
+    """`values` at every pair of regular lines; autograd does not see through it.
 
     With `values` reversed, a pair of cells reads at `c - query + key`: row after row of keys a stretch of it, for the
     next query one earlier. So the rows of all queries, the last first, are one view, which is turned round once:
@@ -102,15 +106,18 @@ def _read(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "H N M"]:
     query, key = lines.layout.query, lines.layout.key
     assert query is not None
     assert key is not None
-    if query.prefix or key.prefix or query.strides != key.strides:
+    if query.strides != key.strides:
         return values[:, lines.index()]
+    if query.prefix or key.prefix:
+        few = lines.query.shape[0] * lines.key.shape[0] <= _FEW_PAIRS
+        return values[:, lines.index()] if few else _read_with_prefix(values, lines, query, key)
     last = query.start + sum((size - 1) * stride for size, stride in zip(query.sizes, query.strides, strict=True))
     begin = lines.length - 1 - lines.origin + key.start - last  # where the last query reads the first key
     reach = (
         last - query.start + 1 + sum((size - 1) * stride for size, stride in zip(key.sizes, key.strides, strict=True))
     )
     end = lines.length - begin
-    turned = values[:, end - reach : end].flip(-1)
+    turned = values[:, end - reach : end].flip(-1).contiguous()  # `values` may be a table with heads last
     if lines.query.shape[0] == 1:
         view = turned.as_strided((values.shape[0], 1, *key.sizes), (turned.stride(0), 0, *key.strides))
         return view if len(key.sizes) == 1 else view.flatten(2)
@@ -119,6 +126,20 @@ def _read(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "H N M"]:
     )
     axes = len(query.sizes)
     return view.flip(tuple(range(1, 1 + axes))).reshape(values.shape[0], lines.query.shape[0], lines.key.shape[0])
+
+
+def _read_with_prefix(values: Float[Tensor, "H L"], lines: Lines, query: Ramp, key: Ramp) -> Float[Tensor, "H N M"]:
+    """`written_out` of the cells, and each prefix token's row and column."""
+    rows, columns = query.prefix, key.prefix
+    out = values.new_empty(values.shape[0], lines.query.shape[0], lines.key.shape[0])
+    if 0 not in (cells := out[:, rows:, columns:]).shape:
+        bare = replace(lines.layout, query=replace(query, prefix=0), key=replace(key, prefix=0))
+        cells.copy_(written_out(values, replace(lines, query=lines.query[rows:], key=lines.key[columns:], layout=bare)))
+    if rows:
+        out[:, :rows] = values[:, lines.query[:1] - lines.key + lines.origin][:, None]
+    if columns:
+        out[:, rows:, :columns] = values[:, lines.query[rows:] - lines.key[:1] + lines.origin][..., None]
+    return out
 
 
 def contract(gradient: Float[Tensor, "*B H N M"], lines: Lines) -> Float[Tensor, "H L"]:
@@ -131,6 +152,11 @@ def contract(gradient: Float[Tensor, "*B H N M"], lines: Lines) -> Float[Tensor,
         index = index.expand(columns.shape[:-1])
         return segment_sum(columns, index, lines.length).T
     whole = gradient.sum(dim=0) if gradient.dim() == 4 else gradient
+    pairs = whole.shape[1] * whole.shape[2]
+    if pairs <= _FEW_PAIRS and whole.device.type == "cpu":  # one after another there, and so in a fixed order
+        wide, index = at_least_float32(whole).flatten(1), lines.index().view(1, -1)
+        sums = wide.new_zeros(whole.shape[0], lines.length).scatter_add_(1, index.expand_as(wide), wide)
+        return sums.to(gradient.dtype)
     return _gradient(whole, lines.query, lines.key, lines.origin, lines.length, lines.layout)
 
 
@@ -140,7 +166,7 @@ def expand(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "*B H N 
         return lookup(values.T, lines.index()).movedim(-1, -3)
     if may_keep(values.device):
         if not (values.requires_grad and torch.is_grad_enabled()):
-            return _read(values, lines)
+            return written_out(values, lines)
         read: Tensor = _Read.apply(values, lines)  # type: ignore[no-untyped-call]
         return read
     key = lines.key.clone() if lines.key is lines.query else lines.key  # torch.compile takes no tensor twice

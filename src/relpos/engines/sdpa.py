@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from relpos.core import LineVectors, Sinks, Softcap, at_least_float32
+from relpos.core import LineBias, LineVectors, Sinks, Softcap, at_least_float32, may_keep
 from relpos.engines import dense, product
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
@@ -46,6 +46,9 @@ class DenseSDPA(Engine):
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], None]:
         """The output; there is no log-sum-exp."""
+        if (line := _alone(call)) is not None and _wants_gradient(line.values, call):
+            call = call.rotated()
+            return product.attend(call.q, call.k, call.v, line.values, line.lines, call.scale), None
         square = call.q.shape[2] == call.k.shape[2]
         causal = not _adds(call) and square and call.mask is not None and call.mask.is_plain_causal
         bias = blank = None
@@ -56,8 +59,8 @@ class DenseSDPA(Engine):
         if call.terms.one(Sinks) is not None:  # one more key that scores the sink's logit and carries nothing
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
         grouped = True if q.shape[1] != k.shape[1] else False  # noqa: SIM210 - decided now, where sizes are symbolic
-        if bias is not None and _wants_gradient(bias, call) and not grouped and q.dtype == bias.dtype:
-            output = product.attend(q, k, v, bias, call.scale)
+        if bias is not None and _wants_gradient(bias, call):
+            output = product.attend(q, k, v, bias, None, call.scale)
             return (output if blank is None else output.masked_fill(blank, 0)), None
         masked_on_cuda = bias is not None and q.is_cuda
         if bias is not None and masked_on_cuda and bias.is_floating_point():
@@ -79,10 +82,19 @@ class DenseSDPA(Engine):
 SDPA = DenseSDPA()
 
 
+def _alone(call: Call) -> LineBias | None:
+    """A bias on regular lines which is all that is added to the scores, without a mask."""
+    adding = [term for term in call.terms if term.adds_scores]
+    if len(adding) != 1 or call.mask is not None or not isinstance(adding[0], LineBias):
+        return None
+    return adding[0] if adding[0].lines.layout.kind != "irregular" else None
+
+
 def _wants_gradient(bias: Tensor, call: Call) -> bool:
-    """Whether PyTorch would take its math path for the sake of the bias, and there is a shorter one."""
-    learned = bias.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    return learned and call.q.device.type == "cpu" and call.dropout == 0
+    """Whether PyTorch would take its math path for the sake of the bias, and `product` is a shorter one."""
+    learned = bias.requires_grad and torch.is_grad_enabled() and may_keep(call.q.device)
+    on_cpu = call.q.device.type == "cpu" and call.q.dtype == bias.dtype
+    return learned and on_cpu and call.groups == 1 and call.dropout == 0
 
 
 def _repeated(k: Tensor, groups: int) -> Tensor:

@@ -29,11 +29,11 @@ def decoding(*modules: nn.Module) -> Iterator[None]:
         if not isinstance(module, nn.Module):
             fail("modules to decode with", shape_of(module), "Pass the model.")
     inside = [part for module in modules for part in module.modules() if isinstance(part, Mechanism)]
-    entered = [part for part in inside if part.held is None]  # of scopes inside one another the outer one counts
+    entered = [part for part in inside if part._held is None]  # of scopes inside one another the outer one counts
     for part in entered:
-        part.held = {}
+        part._held = {}
     try:
         yield
     finally:
         for part in entered:
-            part.held = None
+            part._held = None

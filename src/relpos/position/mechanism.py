@@ -129,7 +129,7 @@ class Mechanism(nn.Module):
         super().__init__()
         self.register_buffer("_here", torch.empty(0), persistent=False)  # moves with .to(device)
 
-    held: dict[Any, Terms] | None = None
+    _held: dict[Any, Terms] | None = None
     """Within `relpos.decoding`, what was made of its weights; else None."""
 
     @property
@@ -391,7 +391,7 @@ class OffsetBias(Mechanism):
                 wanted = f"{side} with {self.axes} axes for {type(self).__name__}"
                 fail(wanted, repr(coordinates), "Give coordinates with as many axes, or use another mechanism.")
         if (
-            self.held is not None
+            self._held is not None
             and not torch.is_grad_enabled()
             and (found := self._of_held(queries, keys)) is not None
         ):
@@ -402,19 +402,19 @@ class OffsetBias(Mechanism):
     def _of_held(self, queries: Coordinates, keys: Coordinates | None) -> Terms | None:
         """A part of the terms of a long sequence, which are held; None where it has none as long."""
         sides = [side for side in (queries, keys) if side is not None]
-        if self.held is None or self.axes != 1 or AS_IS not in self.growth or not may_keep(self.device):
+        if self._held is None or self.axes != 1 or AS_IS not in self.growth or not may_keep(self.device):
             return None
         if not all(isinstance(side, Sequence) and side.start >= side.prefix == 0 for side in sides):
             return None
         reach = max(side.high[0] for side in sides) + 1
         longest = max(_HELD, 1 << (reach - 1).bit_length())
         key = (longest, self.device)
-        if key not in self.held:
+        if key not in self._held:
             with torch.inference_mode(False), torch.no_grad():
                 line = lines(Sequence(longest), device=self.device)
-                self.held[key] = Terms(LineBias(self._values(line), line))
+                self._held[key] = Terms(LineBias(self._values(line), line))
         cuts = (slice(side.low[0], side.high[0] + 1) for side in (sides[0], sides[-1]))
-        return self.held[key].narrow(*cuts)
+        return self._held[key].narrow(*cuts)
 
     def _values(self, line: Lines) -> Float[Tensor, "H L"]:
         """What it says at every entry of a line, in float32 or wider."""
