@@ -252,11 +252,8 @@ def lines(queries: Coordinates, keys: Coordinates | None = None, *, device: torc
     keys = queries if keys is None else keys
     require_coordinates(keys, "keys")
     if queries.axes != keys.axes:
-        fail(
-            "queries and keys with the same number of axes",
-            f"{queries.axes} and {keys.axes} ({queries!r} and {keys!r})",
-            "A one-axis view of a grid is grid.raster().",
-        )
+        came = f"{queries.axes} and {keys.axes} ({queries!r} and {keys!r})"
+        fail("queries and keys with the same number of axes", came, "A one-axis view of a grid is grid.raster().")
     sides = list(zip(queries.low, queries.high, keys.low, keys.high, strict=True))
     spans = tuple((qh - ql) + (kh - kl) + 1 for ql, qh, kl, kh in sides)
     strides = tuple(math.prod(spans[axis + 1 :]) for axis in range(len(spans)))

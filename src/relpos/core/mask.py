@@ -50,11 +50,8 @@ class Blocks(Movable):
         """Raise ValueError unless the layout fits these numbers of queries and keys."""
         rows, columns = -(-queries // self.size), -(-keys // self.size)
         if tuple(self.layout.shape[1:]) != (rows, columns):
-            fail(
-                f"a block layout of {rows} x {columns} blocks of {self.size} for {queries} queries and {keys} keys",
-                shape_of(self.layout),
-                "Round the number of blocks up.",
-            )
+            wanted = f"a block layout of {rows} x {columns} blocks of {self.size} for {queries} queries and {keys} keys"
+            fail(wanted, shape_of(self.layout), "Round the number of blocks up.")
 
     def narrow(self, queries: slice, keys: slice) -> Blocks:
         """The layout of some consecutive queries and keys, both of which begin at the border of a block."""
@@ -160,11 +157,8 @@ class Mask(Movable):
             fail("a Mask on both sides of &", shape_of(other), "Use Mask.padding(valid), or a DenseBias term.")
         self, other = self._limited(other), other._limited(self)
         if (self.has_globals and (other._is_lifted or other.has_globals)) or (other.has_globals and self._is_lifted):
-            fail(
-                "globals and intervals on the same mask",
-                "one mask with globals and another with an interval",
-                "Build one Mask with both: globals lift its own interval alone. Mask.causal() may stand beside it.",
-            )
+            remedy = "Build one Mask with both: globals lift its own interval alone. Mask.causal() may stand beside it."
+            fail("globals and intervals on the same mask", "one mask with globals and another with an interval", remedy)
         orders = ((self.query_order, other.query_order), (self.key_order, other.key_order))
         if self.has_interval and other.has_interval and any(mine is not theirs for mine, theirs in orders):
             fail("intervals of one order", "two masks with orders of their own", "Build both with the same order.")

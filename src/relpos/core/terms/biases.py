@@ -39,11 +39,8 @@ class LineBias(Term):
         require_wide(self.values, "LineBias values", why)
         require_lines(self.lines, "LineBias")
         if self.values.shape[1] != self.lines.length:
-            fail(
-                f"LineBias values of shape [heads, {self.lines.length}]",
-                shape_of(self.values),
-                "Give one value for each offset that lines.offsets() lists.",
-            )
+            wanted = f"LineBias values of shape [heads, {self.lines.length}]"
+            fail(wanted, shape_of(self.values), "Give one value for each offset that lines.offsets() lists.")
 
     def join(self, other: Self) -> LineBias | None:
         """Values on the same lines add up."""
@@ -192,9 +189,6 @@ class RowRule(Term):
         (batch, heads, n, _), m = q.shape, k.shape[2]
         fits = isinstance(bias, Tensor) and bias.dim() == 4 and bias.shape[2] == n and bias.shape[3] == m
         if not fits or not broadcasts(bias.shape[0], batch) or not broadcasts(bias.shape[1], heads):
-            fail(
-                f"a RowRule's rule to return [1 or {batch}, 1 or {heads}, {n}, {m}]",
-                shape_of(bias),
-                "Return one number for each of the rows and every key.",
-            )
+            wanted = f"a RowRule's rule to return [1 or {batch}, 1 or {heads}, {n}, {m}]"
+            fail(wanted, shape_of(bias), "Return one number for each of the rows and every key.")
         return bias

@@ -74,11 +74,8 @@ class Rotation(Single):
             why = "Half precision rounds a position of 1995 to 1992; compute angles in float32."
             require_wide(x, f"Rotation {name}", why)
             if x.shape[3] != self.query.shape[3]:
-                fail(
-                    f"Rotation {name} with {self.query.shape[3]} angles per token, as the query has",
-                    shape_of(x),
-                    "Queries and keys rotate the same dimensions.",
-                )
+                wanted = f"Rotation {name} with {self.query.shape[3]} angles per token, as the query has"
+                fail(wanted, shape_of(x), "Queries and keys rotate the same dimensions.")
         if self.key is None and self.key_magnitude is not None:
             fail("no key magnitude where keys come rotated", shape_of(self.key_magnitude), "Apply it with rotate().")
         if self.width is not None:
@@ -206,11 +203,8 @@ class Scale(Term):
     def join(self, other: Self) -> Scale:
         """Equal scales are one; different ones contradict each other."""
         if self.value != other.value:
-            fail(
-                "one scale",
-                f"{self.value} and {other.value} from two terms",
-                "Keep one of the two mechanisms that set a scale.",
-            )
+            came = f"{self.value} and {other.value} from two terms"
+            fail("one scale", came, "Keep one of the two mechanisms that set a scale.")
         return self
 
 

@@ -62,11 +62,8 @@ class LineVectors(Term):
         if self.index is not None:
             whole = isinstance(self.index, Tensor) and not self.index.is_floating_point()
             if not whole or self.index.dtype == torch.bool or self.index.shape != (self.lines.length,):
-                fail(
-                    f"LineVectors index of integers of shape [{self.lines.length}]",
-                    shape_of(self.index),
-                    "Give one row number for each entry of the line.",
-                )
+                wanted = f"LineVectors index of integers of shape [{self.lines.length}]"
+                fail(wanted, shape_of(self.index), "Give one row number for each entry of the line.")
         if self.bias is not None:
             if self.side == "value":
                 fail("no bias beside value vectors", shape_of(self.bias), "A bias meets queries or keys only.")
