@@ -17,6 +17,10 @@ from torch import Tensor
 from relpos.core.checks import fail, shape_of
 from relpos.core.tree import Movable, register
 
+Queries = Float[Tensor, "B H N D"]
+Keys = Float[Tensor, "B H M D"]
+"""Of all query heads, not rotated, in float32 or wider."""
+
 
 class Term(Movable):
     """Base of the terms. `a + b` joins terms into `Terms`.
@@ -46,8 +50,8 @@ class Term(Movable):
 
     def scores(
         self,
-        q: Float[Tensor, "B H N D"],
-        k: Float[Tensor, "B H M D"],
+        q: Queries,
+        k: Keys,
         scale: float,
         allowed: Bool[Tensor, "#B #H N M"] | None,
     ) -> Float[Tensor, "*#B #H N M"] | None:

@@ -15,6 +15,7 @@ keeps a pattern with globals causal: `mask & Mask.causal()` sets it. Order is in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -68,6 +69,12 @@ class Blocks(Movable):
 def _at(x: Tensor | None, which: Tensor | slice) -> Tensor | None:
     """Some entries of `[N]` or `[B, N]`, as `[1 or B, n]`."""
     return None if x is None else (x if x.dim() == 2 else x[None])[:, which]
+
+
+_JOINED: dict[str, Callable[[Any, Any], Any]] = {
+    "left": min, "right": min, "limit": min, "low": torch.maximum, "high": torch.minimum,
+}  # fmt: skip
+"""How the bounds of two masks become one; no other part may come from both."""
 
 
 @register("relpos.core.mask.Mask")
@@ -167,17 +174,13 @@ class Mask(Movable):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if mine is None or theirs is None or mine is theirs:
                 merged[field.name] = theirs if mine is None else mine
-            elif field.name in ("low", "high") and mine.shape[-1] != theirs.shape[-1]:
+            elif field.name not in _JOINED:
+                fail(f"{field.name} from one of two masks", "both set it", "Combine that part before building masks.")
+            elif isinstance(mine, Tensor) and mine.shape[-1] != theirs.shape[-1]:
                 sizes = f"{mine.shape[-1]} and {theirs.shape[-1]}"
                 fail(f"{field.name} of as many queries in two masks", sizes, "Build both from the same tokens.")
-            elif field.name in ("left", "right", "limit"):
-                merged[field.name] = min(mine, theirs)
-            elif field.name == "low":
-                merged[field.name] = torch.maximum(mine, theirs)
-            elif field.name == "high":
-                merged[field.name] = torch.minimum(mine, theirs)
             else:
-                fail(f"{field.name} from one of two masks", "both set it", "Combine that part before building masks.")
+                merged[field.name] = _JOINED[field.name](mine, theirs)
         return replace(self, **merged)
 
     def _limited(self, other: Mask) -> Mask:
@@ -243,6 +246,8 @@ class Mask(Movable):
                     "Say where the queries stand among the keys, for a cache "
                     "Mask.causal(torch.arange(keys - queries, keys), torch.arange(keys)).",
                 )
+        if self.blocks is not None:
+            self.blocks.check(queries, keys)
 
     def narrow(self, queries: slice, keys: slice, device: torch.device | None = None) -> Mask:
         """The mask of some consecutive queries and keys: one step of decoding, a block, a shard.
@@ -309,8 +314,6 @@ class Mask(Movable):
     def dense(self, queries: int, keys: int, device: torch.device | None = None) -> Bool[Tensor, "#B #H N M"]:
         """The mask of all pairs, `[1 or B, 1 or H, N, M]`, True where a pair is allowed."""
         self.check(queries, keys)
-        if self.blocks is not None:
-            self.blocks.check(queries, keys)
         return self.pairs(torch.arange(queries, device=device), slice(0, keys))
 
     def pairs(self, rows: Int[Tensor, " n"], keys: slice) -> Bool[Tensor, "#B #H n m"]:

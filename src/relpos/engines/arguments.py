@@ -130,18 +130,8 @@ def _resolve_terms(
 
 def _check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:
     mask.check(q.shape[2], k.shape[2])
-    for name in (
-        "low",
-        "high",
-        "query_order",
-        "key_order",
-        "query_segments",
-        "key_segments",
-        "query_global",
-        "key_global",
-    ):
-        x = getattr(mask, name)
-        if x is None:
+    for name, x in vars(mask).items():
+        if not isinstance(x, Tensor):
             continue
         check_device(x, f"Mask {name}", q)
         if x.dim() == 2 and not broadcasts(x.shape[0], q.shape[0]):
@@ -150,4 +140,3 @@ def _check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:
     if mask.blocks is not None:
         check_device(mask.blocks.layout, "the mask's block layout", q)
         check_heads(mask.blocks.layout, "the mask's block layout", q)
-        mask.blocks.check(q.shape[2], k.shape[2])

@@ -15,7 +15,7 @@ from relpos.core import at_least_float32
 from relpos.core.checks import without_autocast
 from relpos.core.private import inside_forward_mode, inside_transform
 from relpos.engines.call import Call
-from relpos.engines.packing import Packed, unpack
+from relpos.engines.packing import Packed, pack, unpack
 
 
 class Gradients:
@@ -82,18 +82,11 @@ def lacks_transform() -> str | None:
 
 def _apart(tensors: list[Tensor]) -> list[Tensor]:
     """The tensors, each with an identity of its own: a compiler may find that two hold the same."""
-    known: set[int] = set()
-    apart = []
-    for x in tensors:
-        apart.append(x.detach() if id(x) in known else x)
-        known.add(id(x))
-    return apart
+    return [x.detach() if any(x is y for y in tensors[:place]) else x for place, x in enumerate(tensors)]
 
 
-def make_operator(
-    engine: str, forward: RunForward, backward: RunBackward
-) -> Callable[[list[Tensor], list[int], str], Any]:
-    """`relpos::<engine>`, which takes a packed call and gives output and log-sum-exp, with its gradient registered.
+def make_operator(engine: str, forward: RunForward, backward: RunBackward) -> RunForward:
+    """A function that computes a call by `relpos::<engine>`, which takes it packed, with its gradient registered.
 
     The forward is called with autocast off, as `relpos.attention` runs engines; the backward, which autograd calls
     whenever it comes to it, switches it off itself.
@@ -120,16 +113,8 @@ def make_operator(
         schema="(Tensor[] tensors, SymInt[] numbers, str structure, Tensor out, Tensor lse, Tensor d_out, "
         "Tensor d_lse, int[] needed) -> Tensor[]",
     )
-    def attend_backward(
-        tensors: list[Tensor],
-        numbers: list[int],
-        structure: str,
-        out: Tensor,
-        lse: Tensor,
-        d_out: Tensor,
-        d_lse: Tensor,
-        needed: list[int],
-    ) -> list[Tensor]:
+    def attend_backward(tensors: list[Tensor], numbers: list[int], structure: str, *rest: Any) -> list[Tensor]:
+        out, lse, d_out, d_lse, needed = rest
         tensors = _apart(tensors)
         gradients = Gradients([tensors[place] for place in needed])
         with without_autocast(out.device):
@@ -137,17 +122,8 @@ def make_operator(
         return gradients.finished()
 
     @attend_backward.register_fake
-    def _(
-        tensors: list[Tensor],
-        numbers: list[int],
-        structure: str,
-        out: Tensor,
-        lse: Tensor,
-        d_out: Tensor,
-        d_lse: Tensor,
-        needed: list[int],
-    ) -> list[Tensor]:
-        return [torch.empty_like(tensors[place], memory_format=torch.contiguous_format) for place in needed]
+    def _(tensors: list[Tensor], numbers: list[int], structure: str, *rest: Any) -> list[Tensor]:
+        return [torch.empty_like(tensors[place], memory_format=torch.contiguous_format) for place in rest[-1]]
 
     def keep(ctx: Any, inputs: Packed, output: tuple[Tensor, Tensor]) -> None:
         tensors, ctx.numbers, ctx.structure = inputs
@@ -170,4 +146,9 @@ def make_operator(
 
     attend.register_autograd(step_back, setup_context=keep)
     attend_backward.register_autograd(no_second_derivative, setup_context=lambda ctx, inputs, output: None)
-    return attend
+
+    def run(call: Call) -> tuple[Tensor, Tensor]:
+        out, lse = attend(*pack(call))
+        return out, lse
+
+    return run

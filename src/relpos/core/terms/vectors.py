@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from relpos.core.algebra import Term
+from relpos.core.algebra import Keys, Queries, Term
 from relpos.core.checks import fail, require_choice, require_flag, shape_of
 from relpos.core.gather import lookup, segment_sum
 from relpos.core.line import Lines
@@ -84,9 +84,7 @@ class LineVectors(Term):
         """The row of `vectors` that each pair reads; R, one past the last, means a row of zeros."""
         return rows_read(self.lines, self.vectors.shape[1], self.index)
 
-    def scores(
-        self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H M D"], scale: float, allowed: Tensor | None
-    ) -> Float[Tensor, "B H N M"] | None:
+    def scores(self, q: Queries, k: Keys, scale: float, allowed: Tensor | None) -> Float[Tensor, "B H N M"] | None:
         if self.side == "value":
             return None
         if self.side == "query":
@@ -141,9 +139,7 @@ class AxisVectors(Term):
         for vectors, lines in zip(self.vectors, self.lines, strict=True):
             yield rows_read(lines, vectors.shape[1])
 
-    def scores(
-        self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H M D"], scale: float, allowed: Tensor | None
-    ) -> Float[Tensor, "B H N M"]:
+    def scores(self, q: Queries, k: Keys, scale: float, allowed: Tensor | None) -> Float[Tensor, "B H N M"]:
         parts = (meet(q, None, vectors, rows) for vectors, rows in zip(self.vectors, self.rows(), strict=True))
         return reduce(torch.add, parts)
 

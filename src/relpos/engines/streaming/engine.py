@@ -30,7 +30,6 @@ from relpos.engines import dense
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 from relpos.engines.operators import Gradients, lacks_transform, make_operator
-from relpos.engines.packing import pack
 from relpos.engines.streaming import cpu_kernel
 from relpos.engines.streaming.backward import Backward
 from relpos.engines.streaming.forward import Forward
@@ -70,7 +69,7 @@ def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor
                 add(gradients.buffer(x), gradient)
 
 
-_operator = make_operator("streaming", _forward, _backward)
+_attend = make_operator("streaming", _forward, _backward)
 
 
 class Streaming(Engine):
@@ -94,11 +93,6 @@ class Streaming(Engine):
 
 
 STREAMING = Streaming()
-
-
-def _attend(call: Call) -> tuple[Tensor, Tensor]:
-    out, lse = _operator(*pack(call))
-    return out, lse
 
 
 def _one_row_per_entry(term: Term) -> Term:
@@ -131,9 +125,7 @@ def _by_rules(call: Call) -> tuple[Tensor, Tensor]:
     def attend(start: int, stop: int) -> tuple[Tensor, Tensor]:
         rows = slice(start, stop)
         mask = None if call.mask is None else call.mask.narrow(rows, everything, call.q.device)
-        seen = torch.ones(1, 1, stop - start, m, dtype=torch.bool, device=call.q.device)
-        if mask is not None:
-            seen = mask.dense(stop - start, m, call.q.device)
+        seen = None if mask is None else mask.dense(stop - start, m, call.q.device)
         bias = sum(rule(wide_q[:, :, rows], wide_k, seen, rows) for rule in rules)
         assert isinstance(bias, Tensor)
         plain_q = None if call.plain_q is None else call.plain_q[:, :, rows]

@@ -12,7 +12,6 @@ from relpos.core import LineBias, QueryBias, Rotation, Scale, Sinks
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 from relpos.engines.operators import Gradients, lacks_transform, make_operator
-from relpos.engines.packing import pack
 from relpos.engines.triton import limits
 
 _WIDEST = 256
@@ -34,7 +33,7 @@ def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor
 
 
 _INSTALLED = importlib.util.find_spec("triton") is not None
-_operator = make_operator("triton", _forward, _backward)
+_attend = make_operator("triton", _forward, _backward)
 
 
 class Triton(Engine):
@@ -90,8 +89,7 @@ class Triton(Engine):
         """Output and log-sum-exp."""
         from relpos.engines.triton.rotation import rotate
 
-        out, lse = _operator(*pack(call.rotated(rotate)))
-        return out, lse
+        return _attend(call.rotated(rotate))
 
 
 TRITON = Triton()
