@@ -205,8 +205,7 @@ class DensePlan(Plan):
     def _sum_rows(self, x: Float[Tensor, "B H n m"], rows: Int[Tensor, "*B n m"], vectors: Tensor) -> Tensor:
         """`[B, H, n, R]`: for each query and row of the vectors, the sum over the pairs that read it."""
         count = vectors.shape[1]
-        wide = rows.expand(x.shape[0], -1, -1) if rows.dim() == 3 else rows
-        return sum_rows(x, wide, count + 1)[..., :count]
+        return sum_rows(x, rows, count + 1)[..., :count]
 
 
 def _add(into: Tensor, gradient: Tensor) -> None:
