@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from relpos import rotate
+from relpos.core.rotation import turn
 from relpos.testing import oracle
 from relpos.testing.tolerance import assert_close
 
@@ -90,3 +92,26 @@ def test_errors() -> None:
     for angles in (torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 3, 2), torch.zeros(4, 2)):
         with pytest.raises(ValueError, match="angles of shape"):
             rotate(x, angles, layout="half")
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("into", ["half", "interleaved"])
+@pytest.mark.parametrize("width", [8, 12])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_turning_at_once_equals_turning_number_by_number(layout: Any, into: Any, width: int, heads: int) -> None:
+    """Also of views that no complex number fits, into the other layout, and its gradient."""
+    whole = torch.randn(2, 3, 5, width + 1, dtype=torch.float64)
+    x = whole[..., 1:].detach().requires_grad_() if layout == "half" else whole[..., 1:]
+    angles = torch.randn(2, heads, 5, 4, dtype=torch.float64)
+    got = turn(x, torch.complex(angles.cos(), angles.sin()), layout, into)
+    places = {"half": ([0, 1, 2, 3], [4, 5, 6, 7]), "interleaved": ([0, 2, 4, 6], [1, 3, 5, 7])}
+    (a, b), (c, d) = places[layout], places[into]
+    wanted = x.detach().clone()
+    first, second = x.detach()[..., a], x.detach()[..., b]
+    wanted[..., c] = first * angles.cos() - second * angles.sin()
+    wanted[..., d] = first * angles.sin() + second * angles.cos()
+    torch.testing.assert_close(got.detach(), wanted)
+    inputs = torch.randn(2, 3, 5, width, dtype=torch.float64, requires_grad=True)
+    by = torch.complex(angles.cos(), angles.sin())
+    assert torch.autograd.gradcheck(lambda own: turn(own, by, layout, into), inputs)
+    assert torch.autograd.gradgradcheck(lambda own: turn(own, by, layout, into), inputs)

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -37,7 +37,7 @@ from torch import Tensor
 from relpos.core.checks import consecutive, fail, require_device, require_int, require_tensor, shape_of
 from relpos.core.coordinates import Coordinates, Grid, Positions, require_coordinates
 from relpos.core.kept import FEW_BYTES, keep
-from relpos.core.tree import Movable, register, static
+from relpos.core.tree import Movable, changed, register, static
 
 
 class Kind(enum.IntEnum):
@@ -196,7 +196,7 @@ class Lines(Movable):
         query, query_ramp = _narrow(self.query, self.layout.query, queries)
         apart = keys.step is not None and keys.step > 1
         key, key_ramp = (self.key[..., keys], None) if apart else _narrow(self.key, self.layout.key, keys)
-        return replace(self, query=query, key=key, layout=replace(self.layout, query=query_ramp, key=key_ramp))
+        return changed(self, query=query, key=key, layout=changed(self.layout, query=query_ramp, key=key_ramp))
 
     def same_structure(self, other: Lines) -> bool:
         """Whether both are known, without reading tensors, to be the same lines."""

@@ -134,28 +134,26 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, by: Tensor, layout: RotationLayout, into: RotationLayout) -> Tensor:
         ctx.save_for_backward(by)
-        ctx.layouts, ctx.shape = (into, layout), x.shape
+        ctx.layouts = into, layout
         return _turn(x, by, layout, into)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (by,) = ctx.saved_tensors
-        return turn(gradients[0], by.conj(), *ctx.layouts).sum_to_size(ctx.shape), None, None, None
+        return turn(gradients[0], by.conj(), *ctx.layouts), None, None, None
 
 
 def _turn(x: Tensor, by: Tensor, layout: RotationLayout, into: RotationLayout) -> Tensor:
     wide, width = at_least_float32(x), 2 * by.shape[-1]
     first = wide[..., :width]
     if layout == "half":
-        pairs = torch.complex(*first.chunk(2, dim=-1))
-        fits = pairs.shape[:2] == torch.broadcast_shapes(pairs.shape[:2], by.shape[:2])
-        pairs = pairs.mul_(by) if fits else pairs * by
+        pairs = torch.complex(*first.chunk(2, dim=-1)).mul_(by)
     else:
         fits = first.stride(-1) == 1 and not any(step % 2 for step in (*first.stride()[:-1], first.storage_offset()))
         pairs = torch.view_as_complex((first if fits else first.contiguous()).unflatten(-1, (-1, 2))) * by
     turned = torch.cat([pairs.real, pairs.imag], -1) if into == "half" else torch.view_as_real(pairs).flatten(-2)
     if width < x.shape[-1]:
-        turned = torch.cat([turned, wide[..., width:].expand(*turned.shape[:-1], -1)], dim=-1)
+        turned = torch.cat([turned, wide[..., width:]], dim=-1)
     return turned.to(x.dtype)
 
 

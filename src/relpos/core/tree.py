@@ -60,6 +60,19 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
+def changed(node: T, **fields: Any) -> T:
+    """A frozen data class with other values in some fields, like `dataclasses.replace`, where the new values are known
+    to fit: nothing is checked. What the old one keeps stays behind."""
+    made = object.__new__(type(node))
+    made.__dict__.update((name, x) for name, x in node.__dict__.items() if name not in KEPT)
+    made.__dict__.update(fields)
+    return made
+
+
+KEPT = ("_kept", "_whole")
+"""Attributes of a node that are no fields of it."""
+
+
 class Movable:
     """Base of trees that `to` takes to another device."""
 

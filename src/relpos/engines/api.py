@@ -58,7 +58,8 @@ class Explanation:
 
 def require_backend(backend: object) -> None:
     """Raise unless `backend` is "auto" or an engine's name."""
-    require_name(backend, ["auto", *_BY_NAME], "a backend")
+    if not (isinstance(backend, str) and (backend == "auto" or backend in _BY_NAME)):
+        require_name(backend, ["auto", *_BY_NAME], "a backend")
 
 
 def _fault(engine: Engine, call: Call) -> str | None:

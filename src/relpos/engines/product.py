@@ -59,7 +59,7 @@ def attend(
     q: Float[Tensor, "B H N D"],
     k: Float[Tensor, "B H M D"],
     v: Float[Tensor, "B H M V"],
-    bias: Float[Tensor, ...],
+    bias: Tensor,
     lines: Lines | None,
     scale: float,
 ) -> Float[Tensor, "B H N V"]:

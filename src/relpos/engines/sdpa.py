@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from relpos.core import LineBias, LineVectors, Sinks, Softcap, at_least_float32, may_keep
+from relpos.core import LineBias, LineVectors, QueryBias, Rotation, Sinks, Softcap, at_least_float32, may_keep
 from relpos.engines import dense, product
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
@@ -46,20 +46,21 @@ class DenseSDPA(Engine):
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], None]:
         """The output; there is no log-sum-exp."""
-        if (line := _alone(call)) is not None and _wants_gradient(line.values, call):
-            call = call.rotated()
+        fused = _product_serves(call)
+        if fused and call.mask is None and (line := _alone(call)) is not None:
+            call = _turned(call)
             return product.attend(call.q, call.k, call.v, line.values, line.lines, call.scale), None
-        square = call.q.shape[2] == call.k.shape[2]
-        causal = not _adds(call) and square and call.mask is not None and call.mask.is_plain_causal
+        causal = call.mask is not None and call.mask.is_plain_causal and not _adds(call)
+        causal = causal and call.q.shape[2] == call.k.shape[2]
         bias = blank = None
         if not causal:
             bias, blank = _mask(call)
-        call = call.rotated()
+        call = _turned(call)
         q, k, v = call.q, call.k, call.v
         if call.terms.one(Sinks) is not None:  # one more key that scores the sink's logit and carries nothing
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
         grouped = True if q.shape[1] != k.shape[1] else False  # noqa: SIM210 - decided now, where sizes are symbolic
-        if bias is not None and _wants_gradient(bias, call):
+        if fused and bias is not None and bias.requires_grad:
             output = product.attend(q, k, v, bias, None, call.scale)
             return (output if blank is None else output.masked_fill(blank, 0)), None
         masked_on_cuda = bias is not None and q.is_cuda
@@ -82,19 +83,25 @@ class DenseSDPA(Engine):
 SDPA = DenseSDPA()
 
 
+def _turned(call: Call) -> Call:
+    """`Call.rotated`, where there is something to apply."""
+    plain = call.terms.one(Rotation) is None and call.terms.one(QueryBias) is None
+    return call if plain else call.rotated()
+
+
+def _product_serves(call: Call) -> bool:
+    """Whether `product` computes this call faster where what is added to the scores is learned: PyTorch then takes its
+    math path. On a GPU nothing is measured."""
+    outside = torch.is_grad_enabled() and call.q.device.type == "cpu" and may_keep(call.q.device)
+    return outside and call.q.dtype in (torch.float32, torch.float64) and call.groups == 1 and call.dropout == 0
+
+
 def _alone(call: Call) -> LineBias | None:
-    """A bias on regular lines which is all that is added to the scores, without a mask."""
+    """A learned bias on regular lines, if nothing else is added to the scores."""
     adding = [term for term in call.terms if term.adds_scores]
-    if len(adding) != 1 or call.mask is not None or not isinstance(adding[0], LineBias):
+    if len(adding) != 1 or not isinstance(adding[0], LineBias) or adding[0].lines.layout.kind == "irregular":
         return None
-    return adding[0] if adding[0].lines.layout.kind != "irregular" else None
-
-
-def _wants_gradient(bias: Tensor, call: Call) -> bool:
-    """Whether PyTorch would take its math path for the sake of the bias, and `product` is a shorter one."""
-    learned = bias.requires_grad and torch.is_grad_enabled() and may_keep(call.q.device)
-    on_cpu = call.q.device.type == "cpu" and call.q.dtype == bias.dtype
-    return learned and on_cpu and call.groups == 1 and call.dropout == 0
+    return adding[0] if adding[0].values.requires_grad and adding[0].values.dtype == call.q.dtype else None
 
 
 def _repeated(k: Tensor, groups: int) -> Tensor:

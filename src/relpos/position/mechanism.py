@@ -116,8 +116,8 @@ AS_IS = "as is"
 """The growth rule of mechanisms that are defined at any coordinates and need nothing."""
 
 
-_HELD = 256
-"""Tokens of the shortest sequence whose terms a decoding mechanism holds."""
+_HELD, _LAST = 256, "last"
+"""Tokens of the shortest sequence whose terms a mechanism holds while it decodes; and under what it holds the last."""
 _FEW_TOKENS = 2**13
 """Queries and keys together up to which a mechanism keeps their lines."""
 
@@ -129,7 +129,7 @@ class Mechanism(nn.Module):
         super().__init__()
         self.register_buffer("_here", torch.empty(0), persistent=False)  # moves with .to(device)
 
-    _held: dict[Any, Terms] | None = None
+    _held: dict[Any, Any] | None = None
     """Within `relpos.decoding`, what was made of its weights; else None."""
 
     @property
@@ -390,31 +390,31 @@ class OffsetBias(Mechanism):
             if self.axes is not None and coordinates is not None and coordinates.axes != self.axes:
                 wanted = f"{side} with {self.axes} axes for {type(self).__name__}"
                 fail(wanted, repr(coordinates), "Give coordinates with as many axes, or use another mechanism.")
-        if (
-            self._held is not None
-            and not torch.is_grad_enabled()
-            and (found := self._of_held(queries, keys)) is not None
-        ):
-            return found
-        line = self._lines(queries, keys)
-        return Terms(LineBias(self._values(line), line))
+        if self._held is None or torch.is_grad_enabled() or not may_keep(self.device):
+            line = self._lines(queries, keys)
+            return Terms(LineBias(self._values(line), line))
+        asked = (queries, keys, self.device)
+        last, terms = self._held.get(_LAST, (None, None))
+        if last != asked:
+            terms = self._part_of_held(queries, keys)
+            self._held[_LAST] = asked, terms
+        return terms
 
-    def _of_held(self, queries: Coordinates, keys: Coordinates | None) -> Terms | None:
-        """A part of the terms of a long sequence, which are held; None where it has none as long."""
+    def _part_of_held(self, queries: Coordinates, keys: Coordinates | None) -> Terms:
+        """A part of the terms of a long sequence, which are held, where that is the same; else made anew."""
+        assert self._held is not None
         sides = [side for side in (queries, keys) if side is not None]
-        if self._held is None or self.axes != 1 or AS_IS not in self.growth or not may_keep(self.device):
-            return None
-        if not all(isinstance(side, Sequence) and side.start >= side.prefix == 0 for side in sides):
-            return None
+        anywhere = self.axes == 1 and AS_IS in self.growth
+        if not anywhere or not all(isinstance(side, Sequence) and side.start >= side.prefix == 0 for side in sides):
+            line = self._lines(queries, keys)
+            return Terms(LineBias(self._values(line), line))
         reach = max(side.high[0] for side in sides) + 1
-        longest = max(_HELD, 1 << (reach - 1).bit_length())
-        key = (longest, self.device)
+        key = (max(_HELD, 1 << (reach - 1).bit_length()), self.device)
         if key not in self._held:
-            with torch.inference_mode(False), torch.no_grad():
-                line = lines(Sequence(longest), device=self.device)
-                self._held[key] = Terms(LineBias(self._values(line), line))
-        cuts = (slice(side.low[0], side.high[0] + 1) for side in (sides[0], sides[-1]))
-        return self._held[key].narrow(*cuts)
+            line = lines(Sequence(key[0]), device=self.device)
+            self._held[key] = Terms(LineBias(self._values(line), line))
+        parts = (slice(side.low[0], side.high[0] + 1) for side in (sides[0], sides[-1]))
+        return self._held[key].narrow(*parts)
 
     def _values(self, line: Lines) -> Float[Tensor, "H L"]:
         """What it says at every entry of a line, in float32 or wider."""

@@ -16,7 +16,7 @@ from relpos.core.densify import expand
 from relpos.core.line import Lines
 from relpos.core.rotation import require_width
 from relpos.core.terms.fitting import check_device, check_heads, check_lines, check_shape, heads_first, require_lines
-from relpos.core.tree import register, static
+from relpos.core.tree import changed, register, static
 
 
 @register("relpos.core.terms.LineBias")
@@ -61,7 +61,7 @@ class LineBias(Term):
         return expand(self.values, self.lines)
 
     def narrow(self, queries: slice, keys: slice) -> LineBias:
-        return replace(self, lines=self.lines.narrow(queries, keys))
+        return changed(self, lines=self.lines.narrow(queries, keys))
 
 
 @register("relpos.core.terms.LowRank")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
@@ -25,7 +25,7 @@ from relpos.core.kept import keep, may_keep
 from relpos.core.rotation import RotationLayout, require_width, turn
 from relpos.core.rotation import rotate as plain_rotate
 from relpos.core.terms.fitting import check_device, check_shape, heads_first
-from relpos.core.tree import register, static
+from relpos.core.tree import changed, register, static
 
 RotatedSide = Literal["query", "key"]
 
@@ -151,7 +151,7 @@ class Rotation(Single):
         def cut(x: Tensor | None, part: slice) -> Tensor | None:
             return None if x is None else x[..., part, :]
 
-        narrowed = replace(
+        narrowed = changed(
             self,
             query=self.query[..., queries, :],
             key=cut(self.key, keys),

@@ -1,0 +1,150 @@
+"""What follows from shapes is made once, and never where it could be wrong or outlive what it follows from."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import relpos
+from relpos.core import Grid, Lines, Positions, Sequence, keep, lines
+
+CPU = torch.device("cpu")
+
+
+class Owner:
+    """Something that keeps."""
+
+
+def made(owner: object, key: object = "x") -> torch.Tensor:
+    return keep(owner, key, CPU, lambda: torch.randn(3))
+
+
+def test_made_once_for_a_key() -> None:
+    owner = Owner()
+    assert made(owner) is made(owner)
+    assert made(owner, "y") is not made(owner)
+    assert made(Owner()) is not made(owner)
+
+
+def test_the_oldest_goes() -> None:
+    owner = Owner()
+    first, last = made(owner, 0), made(owner, 15)
+    for key in range(1, 17):
+        made(owner, key)
+    assert made(owner, 15) is last
+    assert made(owner, 0) is not first
+
+
+COPIES: dict[str, Callable[[object], object]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_copies_start_with_nothing(how: str) -> None:
+    line = lines(Sequence(5))
+    assert line.offsets() is line.offsets()
+    twin = COPIES[how](line)
+    assert isinstance(twin, Lines)
+    assert not twin.__dict__.get("_kept")
+    assert twin.offsets() is not line.offsets()
+
+
+def test_a_mechanism_keeps_its_lines_until_a_setting_changes() -> None:
+    bias = relpos.RotaryEmbedding(8)
+    (before,) = bias.terms(Sequence(5))
+    bias.base = 100.0
+    (after,) = bias.terms(Sequence(5))
+    wanted = relpos.RotaryEmbedding(8, base=100.0).terms(Sequence(5))
+    q = torch.randn(1, 1, 5, 8)
+    assert torch.equal(relpos.attention(q, q, q, position=after), relpos.attention(q, q, q, position=wanted))
+    assert not torch.equal(relpos.attention(q, q, q, position=after), relpos.attention(q, q, q, position=before))
+
+
+@pytest.mark.parametrize("where", [Sequence(6), Grid(2, 3), Grid(2, 3, prefix=1)])
+def test_lines_are_one_object_from_call_to_call(where: Sequence | Grid) -> None:
+    bias = relpos.T5Bias(2)
+    first, again = (bias.terms(where).items[0] for _ in range(2))
+    assert first.lines is again.lines
+    same = Grid(*where.sizes, prefix=where.prefix) if isinstance(where, Grid) else Sequence(where.length)
+    assert bias.terms(same).items[0].lines is first.lines  # equal coordinates, not the same object
+    assert bias.double().terms(where).items[0].lines is not first.lines  # it may have moved
+
+
+def test_positions_may_change_in_place_and_are_not_kept() -> None:
+    bias, places = relpos.T5Bias(2), torch.tensor([0, 1, 2])
+    where = Positions(places, low=0, high=9)
+    bias.terms(where)
+    places.copy_(torch.tensor([0, 5, 9]))
+    line = bias.terms(where).items[0].lines
+    assert torch.equal(line.query, lines(where).query)
+
+
+def test_a_changed_weight_is_seen() -> None:
+    q = torch.randn(1, 2, 6, 8)
+    bias = relpos.RelativePositionBias(2, seq_len=6)
+    with torch.no_grad():
+        before = relpos.attention(q, q, q, position=bias, queries=Sequence(6))
+        bias.relative_position_bias_table.data.mul_(-30)
+        after = relpos.attention(q, q, q, position=bias, queries=Sequence(6))
+        wanted = relpos.attention(q, q, q, position=copy.deepcopy(bias), queries=Sequence(6))
+    assert torch.equal(after, wanted)
+    assert not torch.equal(after, before)
+
+
+def test_what_inference_mode_made_can_be_trained_with() -> None:
+    q = torch.randn(1, 2, 6, 8)
+    for position in (relpos.T5Bias(2), relpos.RotaryEmbedding(8), relpos.RelativePositionBias(2, (2, 3))):
+        where = Grid(2, 3)
+        with torch.inference_mode():
+            relpos.attention(q, q, q, position=position, queries=where)
+        own = q.clone().requires_grad_()
+        out = relpos.attention(own, own, own, position=position, queries=where)
+        assert isinstance(out, torch.Tensor)
+        out.sum().backward()
+        assert own.grad is not None
+
+
+def test_nothing_is_kept_of_fake_tensors_or_a_transform() -> None:
+    bias = relpos.T5Bias(2)
+    q = torch.randn(1, 2, 6, 8)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        bias.terms(Sequence(6))
+    torch.func.grad(lambda x: relpos.attention(x, x, x, position=bias, queries=Sequence(6), backend="reference").sum())(
+        q
+    )
+    assert not bias.__dict__.get("_kept")
+
+
+def test_threads_agree() -> None:
+    q = torch.randn(1, 2, 7, 8)
+
+    def attended(seed: int) -> torch.Tensor:
+        with torch.no_grad():
+            out = relpos.attention(q, q, q, position=shared, queries=Sequence(7))
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(20):
+            shared = relpos.T5Bias(2)
+            outs = list(pool.map(attended, range(16)))
+            assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+def test_a_file_holds_no_more_than_before() -> None:
+    bias = relpos.RotaryEmbedding(8)
+    fresh = io.BytesIO()
+    torch.save(bias, fresh)
+    bias.terms(Sequence(2000))
+    used = io.BytesIO()
+    torch.save(bias, used)
+    assert used.tell() < fresh.tell() + 1000

@@ -1,0 +1,100 @@
+"""`relpos.decoding`: the same numbers, from what was made for the first token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import relpos
+from relpos.core import Sequence
+
+H, D, LENGTH = 2, 8, 300  # longer than the shortest sequence that is held
+
+BIASES: dict[str, Callable[[], relpos.Mechanism]] = {
+    "t5": lambda: relpos.T5Bias(H, bidirectional=False),
+    "alibi": lambda: relpos.ALiBi(H),
+    "kerple": lambda: relpos.Kerple(H),
+    "limited": lambda: relpos.RelativePositionBias(H, seq_len=LENGTH),
+    "summed": lambda: relpos.T5Bias(H) + relpos.ALiBi(H),
+    "rotary": lambda: relpos.RotaryEmbedding(D),
+}
+
+
+def decoded(position: relpos.Mechanism, tokens: Tensor) -> Tensor:
+    outs = []
+    for last in (0, 1, 2, 255, 256, 257, 299):
+        q, k = tokens[:, :, last : last + 1], tokens[:, :, : last + 1]
+        outs.append(
+            relpos.attention(q, k, k, position=position, queries=Sequence(1, start=last), keys=Sequence(last + 1))
+        )
+    return torch.cat(outs, dim=2)
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_same_numbers(name: str) -> None:
+    position, tokens = BIASES[name](), torch.randn(1, H, LENGTH, D)
+    with torch.no_grad():
+        wanted = decoded(position, tokens)
+        with relpos.decoding(position):
+            torch.testing.assert_close(decoded(position, tokens), wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_weights_are_read_again_afterwards(name: str) -> None:
+    position, tokens = BIASES[name](), torch.randn(1, H, LENGTH, D)
+    with torch.no_grad():
+        with relpos.decoding(position):
+            decoded(position, tokens)
+        for parameter in position.parameters():
+            parameter.data.add_(1).mul_(3)
+        torch.testing.assert_close(decoded(position, tokens), decoded(_with_weights(position, name), tokens))
+
+
+def _with_weights(position: relpos.Mechanism, name: str) -> relpos.Mechanism:
+    fresh = BIASES[name]()
+    fresh.load_state_dict(position.state_dict())
+    return fresh
+
+
+def test_terms_are_made_once() -> None:
+    class Counted(relpos.T5Bias):
+        calls = 0
+
+        def bias(self, offsets: relpos.Offsets) -> Tensor:
+            self.calls += 1
+            return super().bias(offsets)
+
+    position, tokens = Counted(H), torch.randn(1, H, 200, D)
+    with torch.no_grad(), relpos.decoding(position):
+        for last in range(100, 110):
+            relpos.attention(
+                tokens[:, :, :1], tokens[:, :, :last], tokens[:, :, :last], position=position,
+                queries=Sequence(1, start=last - 1), keys=Sequence(last),
+            )  # fmt: skip
+    assert position.calls == 1
+
+
+def test_gradients_are_taken_of_the_weights() -> None:
+    position, q = relpos.T5Bias(H), torch.randn(1, H, 5, D)
+    with relpos.decoding(position):
+        with torch.no_grad():
+            relpos.attention(q, q, q, position=position, queries=Sequence(5))
+        out = relpos.attention(q, q, q, position=position, queries=Sequence(5))
+        assert isinstance(out, Tensor)
+        out.sum().backward()
+    assert position.relative_attention_bias.grad is not None
+
+
+def test_scopes_nest_and_close_after_an_error() -> None:
+    position = relpos.T5Bias(H)
+    model = nn.ModuleList([position])
+    with pytest.raises(RuntimeError, match="mine"), relpos.decoding(model), relpos.decoding(position):
+        raise RuntimeError("mine")
+    assert position._held is None
+    with relpos.decoding(model):
+        with relpos.decoding(position):
+            pass
+        assert position._held is not None
