@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Call:
+class CommandLine:
     """What was asked for.
 
     Attributes:
@@ -61,7 +61,7 @@ def _nearest(words: Iterable[str], known: Iterable[str]) -> str:
     return f" Did you mean {near[0]}?" if near else ""
 
 
-def parse(words: Sequence[str] | None = None) -> Call:
+def parse(words: Sequence[str] | None = None) -> CommandLine:
     """The call in the words, those of the process where left out.
 
     Raises:
@@ -106,4 +106,4 @@ def parse(words: Sequence[str] | None = None) -> Call:
         sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
         verbs.add_subcommand(name, sub, help=verb.summary)
     parsed = parser.parse_args(typed)
-    return Call(parsed.verb, parsed[parsed.verb], debug="--debug" in given)
+    return CommandLine(parsed.verb, parsed[parsed.verb], debug="--debug" in given)

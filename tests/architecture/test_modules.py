@@ -10,7 +10,7 @@ import ast
 import importlib
 from collections import defaultdict
 
-from source import imports, modules, tree
+from source import ROOT, imports, modules, tree
 
 import relpos
 
@@ -66,11 +66,28 @@ def test_imports_have_no_circle() -> None:
         walk(name, ())
 
 
-def test_no_two_classes_have_one_name() -> None:
-    classes = defaultdict(list)
-    for name in modules():
-        for node in tree(name).body:
-            if isinstance(node, ast.ClassDef):
-                classes[node.name.lstrip("_")].append(name)
-    twice = {name: where for name, where in classes.items() if len(where) > 1}
-    assert not twice
+def _types_of(source: ast.Module) -> set[str]:
+    """The classes at the top of a module, and the aliases of types; not constants, nor type variables of one letter."""
+    found = {node.name for node in source.body if isinstance(node, ast.ClassDef)}
+    for node in source.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        found |= {one.id for one in targets if isinstance(one, ast.Name)}
+    names = {name.lstrip("_") for name in found}
+    return {name for name in names if name[:1].isupper() and not name.isupper()}
+
+
+def test_no_two_types_have_one_name() -> None:
+    defined = defaultdict(list)
+    command = (ROOT / "src" / "relpos_command").glob("*.py")
+    sources = {name: tree(name) for name in modules()} | {str(path): ast.parse(path.read_text()) for path in command}
+    for name, source in sources.items():
+        for own in _types_of(source):
+            defined[own].append(name)
+    assert not {name: where for name, where in defined.items() if len(where) > 1}
+
+
+def test_aliases_are_types() -> None:
+    source = "class Ab: ...\n_Bc = tuple[int]\nDe: TypeAlias = int\nT = TypeVar('T')\nFEW = 3\n_kept = {}\n"
+    assert _types_of(ast.parse(source)) == {"Ab", "Bc", "De"}

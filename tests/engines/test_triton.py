@@ -37,7 +37,6 @@ from relpos.engines.arguments import prepare
 from relpos.engines.call import Call
 from relpos.engines.packing import pack
 from relpos.engines.triton import TRITON
-from relpos.engines.triton.engine import _operator
 from relpos.testing.devices import attention
 
 limits = importlib.import_module("relpos.engines.triton.limits")
@@ -312,7 +311,9 @@ def test_operators_are_sound(small_tiles: None) -> None:
         q, k, v, position=position(values).to(HERE), queries=None, keys=None, mask=Mask.causal(), scale=None,
         dropout=0.0, return_lse=False,
     )  # fmt: skip
-    torch.library.opcheck(_operator, pack(call.rotated()), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(
+        torch.ops.relpos.triton.default, pack(call.rotated()), test_utils=("test_schema", "test_faketensor")
+    )
 
 
 @pytest.mark.slow

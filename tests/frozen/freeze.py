@@ -45,22 +45,28 @@ def fingerprint(x: Tensor) -> Print:
     return (str(x.dtype).removeprefix("torch."), *kept)  # type: ignore[return-value]
 
 
-def differing(found: Mapping[str, Print], kept: Mapping[str, Print]) -> list[str]:
-    """The tensors of a call that differ by more than the rounding of another processor or number of threads.
+ALLOWED = {"bfloat16": (1, 1 / 2), "float16": (1, 1 / 64), "float32": (128, 16), "float64": (128, 16)}
+"""By the coarsest dtype of a call, in its eps: what a tensor may differ by, of its own norm and of the call's largest.
 
-    What rounding does to a gradient that is nothing but rounding is known of the largest of the call alone; and one
-    tensor of the call in float32 is enough for its arithmetic.
-    """
-    eps = max(torch.finfo(getattr(torch, one)).eps for one, *_ in kept.values())
-    allowed = 128 * eps * max(x[1] for x in kept.values())
-    return [
-        name
-        for name in {**found, **kept}
-        if name not in found
-        or name not in kept
-        or found[name][0] != kept[name][0]
-        or any(abs(a - b) > allowed for a, b in zip(found[name][1:], kept[name][1:], strict=True))
-    ]
+Norm and mixture average the rounding of half precision, so that little is enough. What rounding does to a gradient that
+is nothing but rounding is known of the largest alone: that of float32 sums and, where the processor has them, of
+products in bfloat16.
+"""
+
+
+def differing(found: Mapping[str, Print], kept: Mapping[str, Print]) -> list[str]:
+    """The tensors of a call that differ by more than the rounding of another processor or number of threads."""
+    coarsest = max((one for one, *_ in kept.values()), key=lambda one: torch.finfo(getattr(torch, one)).eps)
+    eps, largest = torch.finfo(getattr(torch, coarsest)).eps, max(norm for _, norm, _ in kept.values())
+    own, of_largest = ALLOWED[coarsest]
+
+    def differs(name: str) -> bool:
+        if name not in found or name not in kept or found[name][0] != kept[name][0]:
+            return True
+        allowed = eps * max(own * kept[name][1], of_largest * largest)
+        return any(abs(a - b) > allowed for a, b in zip(found[name][1:], kept[name][1:], strict=True))
+
+    return [name for name in {**found, **kept} if differs(name)]
 
 
 def call(seed: int, engines: tuple[str, ...]) -> dict[str, dict[str, Print]]:

@@ -51,6 +51,23 @@ def test_calls(first: int, threads: int, calls: dict[str, Any], with_threads: Ca
             assert not wrong, f"{name}, {engine}: {wrong}"
 
 
+@pytest.mark.parametrize(
+    ("factor", "least"), [(0.0, 0.01), (-1.0, 0.01), (1.01, 0.5)], ids=["zero", "of the other sign", "1 % more"]
+)
+def test_a_change_in_half_precision_is_noticed(factor: float, least: float, calls: dict[str, Any]) -> None:
+    """Of tensors that are no rounding of a larger one: at least so large a part of the largest of their call."""
+    asked = noticed = 0
+    for tensors in (own for engines in calls.values() for own in engines.values()):
+        largest = max(norm for _, norm, _ in tensors.values())
+        for name, (dtype, norm, mixture) in tensors.items():
+            if dtype in ("bfloat16", "float16") and 0 < norm >= least * largest:
+                asked += 1
+                changed = {**tensors, name: (dtype, abs(factor) * norm, factor * mixture)}
+                noticed += differing(changed, tensors) == [name]
+    assert asked > 200
+    assert noticed >= 0.99 * asked  # of few is the mixture so near 0 that its sign says nothing
+
+
 def test_models() -> None:
     before = kept("models.json")
     for name, tensors in before.items():

@@ -20,12 +20,12 @@ from typing import Any, Literal, get_args
 
 from relpos.core.checks import fail, require_choice, require_int, shape_of
 
-Kind = Literal["none", "line", "grid", "t5", "shaw", "transformer_xl", "deberta"]
-What = Literal["forward", "step"]
-Precision = Literal["float32", "bfloat16", "float16", "float64"]
+CasePosition = Literal["none", "line", "grid", "t5", "shaw", "transformer_xl", "deberta"]
+CasePass = Literal["forward", "step"]
+CaseDtype = Literal["float32", "bfloat16", "float16", "float64"]
 Device = Literal["cpu", "cuda"]
 
-VECTORS: tuple[Kind, ...] = ("shaw", "transformer_xl", "deberta")
+VECTORS: tuple[CasePosition, ...] = ("shaw", "transformer_xl", "deberta")
 """Positions whose vectors meet queries, keys or values."""
 
 
@@ -42,10 +42,10 @@ class Case:
         queries: how many tokens at the end of the sequence are queries, all where None: 1 is a step of decoding.
     """
 
-    position: Kind
+    position: CasePosition
     sizes: tuple[int, ...]
-    what: What = "forward"
-    dtype: Precision = "float32"
+    what: CasePass = "forward"
+    dtype: CaseDtype = "float32"
     causal: bool = False
     prefix: int = 0
     batch: int = 1
@@ -56,9 +56,9 @@ class Case:
     queries: int | None = None
 
     def __post_init__(self) -> None:
-        require_choice(self.position, "a case's position", get_args(Kind))
-        require_choice(self.what, "what a case computes", get_args(What))
-        require_choice(self.dtype, "a case's dtype", get_args(Precision))
+        require_choice(self.position, "a case's position", get_args(CasePosition))
+        require_choice(self.what, "what a case computes", get_args(CasePass))
+        require_choice(self.dtype, "a case's dtype", get_args(CaseDtype))
         require_choice(self.device, "a case's device", get_args(Device))
         for name in ("batch", "heads", "head_dim"):
             require_int(getattr(self, name), f"a case's {name}", at_least=1)
@@ -112,7 +112,7 @@ class Case:
         return replace(self, heads=1, batch=1)
 
 
-def _line(n: int, what: What = "step", dtype: Precision = "float32", *, causal: bool = False) -> Case:
+def _line(n: int, what: CasePass = "step", dtype: CaseDtype = "float32", *, causal: bool = False) -> Case:
     return Case("line", (n,), what, dtype, causal)
 
 
@@ -136,7 +136,7 @@ _GPU_TOKENS = 65536
 @cache
 def families() -> dict[str, tuple[Case, ...]]:
     """The named sets of cases on CPU."""
-    both: tuple[What, What] = ("forward", "step")
+    both: tuple[CasePass, CasePass] = ("forward", "step")
     windows = tuple(Case("grid", (side, side), what, batch=batch) for side, batch in _WINDOWS for what in both)
     vectors = tuple(Case(position, (2048,), "step", layer=True) for position in VECTORS)
     return {
@@ -191,7 +191,7 @@ def families() -> dict[str, tuple[Case, ...]]:
 @cache
 def gpu_families() -> dict[str, tuple[Case, ...]]:
     """The named sets of cases on a GPU, in bfloat16."""
-    both: tuple[What, What] = ("forward", "step")
+    both: tuple[CasePass, CasePass] = ("forward", "step")
     half: dict[str, Any] = {"dtype": "bfloat16", "device": "cuda"}
     windows = tuple(
         Case("grid", (side, side), what, batch=_GPU_BATCH, **half) for side in _GPU_WINDOWS for what in both

@@ -10,12 +10,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-Results = Mapping[str, Any]
+BenchResults = Mapping[str, Any]
 _NAME = 40
 """Letters of the longest case's name."""
 
 
-def render(results: Results) -> Group:
+def render(results: BenchResults) -> Group:
     """All tables, for `console.print`."""
     parts: list[RenderableType] = [entries_tables(results)]
     if results["targets"]:
@@ -53,7 +53,7 @@ def _table(*headings: tuple[str, str]) -> Table:
     return table
 
 
-def entries_tables(results: Results) -> Group:
+def entries_tables(results: BenchResults) -> Group:
     """For each case its peers: median time, ratio with quartiles, extra memory; below, why a figure is missing."""
     parts: list[RenderableType] = []
     for case in dict.fromkeys(entry["case"] for entry in results["entries"]):
@@ -78,7 +78,7 @@ def entries_tables(results: Results) -> Group:
     return Group(*parts)
 
 
-def targets_table(results: Results) -> Table:
+def targets_table(results: BenchResults) -> Table:
     """Asked, reached, yes or no."""
     table = _table(("target", "left"), ("against", "left"), ("asked", "right"), ("reached", "right"), ("met", "left"))
     for row in results["targets"]:

@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 
 from relpos_command.options import VERBS as VERBS
-from relpos_command.parsing import Call, fail, parse
+from relpos_command.parsing import CommandLine, fail, parse
 
 _KEPT = "what was finished is kept; the same command continues from there"
 KEPT = {"compare": _KEPT, "bench": _KEPT, "train": "nothing was saved", "show": "nothing was drawn"}
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     carry_out(parse(arguments))
 
 
-def carry_out(call: Call, loaded: Callable[[], object] = lambda: None) -> None:
+def carry_out(call: CommandLine, loaded: Callable[[], object] = lambda: None) -> None:
     """Carry out what was asked for.
 
     Args:
@@ -72,7 +72,7 @@ def _user_error(error: Exception, kept: str | None) -> str:
     return str(error)
 
 
-def _run(call: Call, loaded: Callable[[], object]) -> None:
+def _run(call: CommandLine, loaded: Callable[[], object]) -> None:
     module = importlib.import_module(f"relpos.cli.{call.verb}_verb")
     if hasattr(module, "require_names"):  # a misspelt one is known before other libraries are loaded
         module.require_names(call.arguments)

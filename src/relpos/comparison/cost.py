@@ -33,7 +33,7 @@ from relpos.train import AUTOCAST, Model, cross_entropy, estimate_hessian, make_
 
 
 @dataclass(frozen=True)
-class Size:
+class TimedSize:
     """A grid of tokens to time at, and how: `depth=None` is the recipe's; `warm` rounds are not counted."""
 
     grid: tuple[int, ...]
@@ -53,7 +53,7 @@ _TOKENS_AT_ONCE = 4096
 class _Step:
     """A model of one size with its optimizer: one call is one training step."""
 
-    def __init__(self, name: str, size: Size, settings: ComparisonSettings, task: Task) -> None:
+    def __init__(self, name: str, size: TimedSize, settings: ComparisonSettings, task: Task) -> None:
         recipe, position = settings.of(name)
         self.depth = recipe.depth if size.depth is None else size.depth
         self.device = torch.device(settings.device)
@@ -123,17 +123,17 @@ class _Step:
         return kept / sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
 
-def _size(grid: tuple[int, ...]) -> Size:
+def _size(grid: tuple[int, ...]) -> TimedSize:
     tokens = math.prod(grid)
     batch_size = max(1, _TOKENS_AT_ONCE // tokens)
     if tokens < 512:
-        return Size(grid, batch_size, depth=None, warm=2, rounds=8)
+        return TimedSize(grid, batch_size, depth=None, warm=2, rounds=8)
     if tokens < 2048:
-        return Size(grid, max(1, batch_size // 2), depth=None, warm=1, rounds=3)
-    return Size(grid, batch_size, depth=1, warm=1, rounds=3)
+        return TimedSize(grid, max(1, batch_size // 2), depth=None, warm=1, rounds=3)
+    return TimedSize(grid, batch_size, depth=1, warm=1, rounds=3)
 
 
-def sizes(settings: ComparisonSettings, task: Task) -> tuple[Size, ...]:
+def sizes(settings: ComparisonSettings, task: Task) -> tuple[TimedSize, ...]:
     """The sizes that are timed: the task's own, alone in a quick comparison, then clearly larger ones.
 
     The largest takes as long as all others together, and comes from two seeds on: one seed is a first look.
@@ -145,7 +145,7 @@ def sizes(settings: ComparisonSettings, task: Task) -> tuple[Size, ...]:
         if by > 2:
             grids.append(tuple(max(1, round(side * by ** (1 / len(task.grid)))) for side in task.grid))
     if growing:
-        return (_size(grids[0]), *(Size(grid, batch_size=1, depth=1, warm=1, rounds=5) for grid in grids[1:]))
+        return (_size(grids[0]), *(TimedSize(grid, batch_size=1, depth=1, warm=1, rounds=5) for grid in grids[1:]))
     found = (_size(grid) for grid in grids)
     return tuple(replace(size, warm=1, rounds=2) if settings.quick else size for size in found)
 
@@ -171,7 +171,9 @@ def time_steps(settings: ComparisonSettings, task: Task, watch: Callable[[str], 
     return [entry for size in sizes(settings, task) for entry in _time_size(size, settings, task, watch)]
 
 
-def _time_size(size: Size, settings: ComparisonSettings, task: Task, watch: Callable[[str], None] | None) -> list[Cost]:
+def _time_size(
+    size: TimedSize, settings: ComparisonSettings, task: Task, watch: Callable[[str], None] | None
+) -> list[Cost]:
     steps = {name: _Step(name, size, settings, task) for name in settings.names}
     milliseconds: dict[str, list[float]] = {name: [] for name in steps}
     reasons: dict[str, str] = {}

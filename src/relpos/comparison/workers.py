@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-Work = Callable[..., Any]
+RemoteFunction = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class WorkerTask:
     """
 
     name: str
-    function: Work
+    function: RemoteFunction
     arguments: tuple[Any, ...]
     reports: bool = False
     label: str = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NoReturn, Self, TypeVar
+from typing import ClassVar, NoReturn, Self, TypeVar
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -17,9 +17,22 @@ from torch import Tensor
 from relpos.core.checks import fail, shape_of
 from relpos.core.tree import Movable, register
 
+Queries = Float[Tensor, "B H N D"]
+Keys = Float[Tensor, "B H M D"]
+"""Of all query heads, not rotated, in float32 or wider."""
+
 
 class Term(Movable):
-    """Base of the terms. `a + b` joins terms into `Terms`."""
+    """Base of the terms. `a + b` joins terms into `Terms`.
+
+    Attributes:
+        adds_scores: whether it adds to the scores or the sum of their exponentials; without such terms, attention is
+            PyTorch's own.
+        meets_plain: whether its scores depend on queries or keys, which are then those before rotation.
+    """
+
+    adds_scores: ClassVar[bool] = True
+    meets_plain: ClassVar[bool] = True
 
     def __add__(self, other: Term | Terms) -> Terms:
         return Terms(self) + other
@@ -37,8 +50,8 @@ class Term(Movable):
 
     def scores(
         self,
-        q: Float[Tensor, "B H N D"],
-        k: Float[Tensor, "B H M D"],
+        q: Queries,
+        k: Keys,
         scale: float,
         allowed: Bool[Tensor, "#B #H N M"] | None,
     ) -> Float[Tensor, "*#B #H N M"] | None:

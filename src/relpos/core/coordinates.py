@@ -156,11 +156,8 @@ class Positions:
         highs = tuple(high) if isinstance(high, tuple | list) else (high,)
         whole = all(isinstance(bound, int) and not isinstance(bound, bool) for bound in (*lows, *highs))
         if not whole or len(lows) != len(highs) or any(a > b for a, b in zip(lows, highs, strict=True)):
-            fail(
-                "low and high to have one integer per axis with low <= high",
-                f"low={low!r}, high={high!r}",
-                "Give the range of coordinates that can occur.",
-            )
+            wanted = "low and high to have one integer per axis with low <= high"
+            fail(wanted, f"low={low!r}, high={high!r}", "Give the range of coordinates that can occur.")
         if not isinstance(values, Tensor) or values.dtype == torch.bool or values.is_complex():
             fail("Positions to hold a tensor of numbers", shape_of(values), "Pass an integer tensor.")
         if values.is_floating_point():
@@ -222,8 +219,5 @@ def _check_range(values: Shaped[Tensor, "*B N A"], low: tuple[int, ...], high: t
 def require_coordinates(x: object, name: str) -> None:
     """Raise unless `x` says where tokens are."""
     if not isinstance(x, Sequence | Grid | Positions):
-        fail(
-            f"{name} to be coordinates (Sequence, Grid or Positions)",
-            shape_of(x),
-            "Write Sequence(length) or Grid(rows, columns).",
-        )
+        wanted = f"{name} to be coordinates (Sequence, Grid or Positions)"
+        fail(wanted, shape_of(x), "Write Sequence(length) or Grid(rows, columns).")

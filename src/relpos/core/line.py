@@ -35,7 +35,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from relpos.core.checks import consecutive, fail, require_device, require_int, require_tensor, shape_of
-from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence, require_coordinates
+from relpos.core.coordinates import Coordinates, Grid, Positions, require_coordinates
 from relpos.core.kept import FEW_BYTES, keep
 from relpos.core.tree import Movable, changed, register, static
 
@@ -215,13 +215,10 @@ def _narrow(line: Tensor, ramp: Ramp | None, part: slice) -> tuple[Tensor, Ramp 
 
 
 def _ramp(coordinates: Coordinates, strides: tuple[int, ...]) -> Ramp | None:
-    match coordinates:
-        case Sequence(length=length, prefix=prefix):
-            return Ramp(prefix, (length,), strides)
-        case Grid(sizes=sizes, prefix=prefix):
-            return Ramp(prefix, sizes, strides)
-        case _:
-            return None
+    if isinstance(coordinates, Positions):
+        return None
+    sizes = coordinates.sizes if isinstance(coordinates, Grid) else (coordinates.length,)
+    return Ramp(coordinates.prefix, sizes, strides)
 
 
 def _side(
@@ -238,6 +235,17 @@ def _side(
     return line
 
 
+def _paired(queries: Coordinates, keys: Coordinates | None, remedy: str) -> Coordinates:
+    """The keys, by default the queries; both are coordinates of as many axes."""
+    require_coordinates(queries, "queries")
+    keys = queries if keys is None else keys
+    require_coordinates(keys, "keys")
+    if queries.axes != keys.axes:
+        came = f"{queries.axes} and {keys.axes} ({queries!r} and {keys!r})"
+        fail("queries and keys with the same number of axes", came, remedy)
+    return keys
+
+
 def lines(queries: Coordinates, keys: Coordinates | None = None, *, device: torch.device | None = None) -> Lines:
     """The lines of a pair of coordinate systems.
 
@@ -248,15 +256,7 @@ def lines(queries: Coordinates, keys: Coordinates | None = None, *, device: torc
     Raises:
         ValueError: the numbers of axes differ, or a coordinate is floating point.
     """
-    require_coordinates(queries, "queries")
-    keys = queries if keys is None else keys
-    require_coordinates(keys, "keys")
-    if queries.axes != keys.axes:
-        fail(
-            "queries and keys with the same number of axes",
-            f"{queries.axes} and {keys.axes} ({queries!r} and {keys!r})",
-            "A one-axis view of a grid is grid.raster().",
-        )
+    keys = _paired(queries, keys, "A one-axis view of a grid is grid.raster().")
     sides = list(zip(queries.low, queries.high, keys.low, keys.high, strict=True))
     spans = tuple((qh - ql) + (kh - kl) + 1 for ql, qh, kl, kh in sides)
     strides = tuple(math.prod(spans[axis + 1 :]) for axis in range(len(spans)))
@@ -288,11 +288,7 @@ def axis_lines(
     A grid's key line then takes only as many values as that axis has cells, which engines exploit. Prefix tokens keep
     their regions behind the offsets between tokens.
     """
-    require_coordinates(queries, "queries")
-    keys = queries if keys is None else keys
-    require_coordinates(keys, "keys")
-    if queries.axes != keys.axes:
-        fail("queries and keys with the same number of axes", f"{queries.axes} and {keys.axes}", "Give both as grids.")
+    keys = _paired(queries, keys, "Give both as grids.")
     return tuple(
         lines(_one_axis(queries, axis, device), _one_axis(keys, axis, device), device=device)
         for axis in range(queries.axes)

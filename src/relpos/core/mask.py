@@ -15,6 +15,7 @@ keeps a pattern with globals causal: `mask & Mask.causal()` sets it. Order is in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -50,11 +51,8 @@ class Blocks(Movable):
         """Raise ValueError unless the layout fits these numbers of queries and keys."""
         rows, columns = -(-queries // self.size), -(-keys // self.size)
         if tuple(self.layout.shape[1:]) != (rows, columns):
-            fail(
-                f"a block layout of {rows} x {columns} blocks of {self.size} for {queries} queries and {keys} keys",
-                shape_of(self.layout),
-                "Round the number of blocks up.",
-            )
+            wanted = f"a block layout of {rows} x {columns} blocks of {self.size} for {queries} queries and {keys} keys"
+            fail(wanted, shape_of(self.layout), "Round the number of blocks up.")
 
     def narrow(self, queries: slice, keys: slice) -> Blocks:
         """The layout of some consecutive queries and keys, both of which begin at the border of a block."""
@@ -71,6 +69,12 @@ class Blocks(Movable):
 def _at(x: Tensor | None, which: Tensor | slice) -> Tensor | None:
     """Some entries of `[N]` or `[B, N]`, as `[1 or B, n]`."""
     return None if x is None else (x if x.dim() == 2 else x[None])[:, which]
+
+
+_JOINED: dict[str, Callable[[Any, Any], Any]] = {
+    "left": min, "right": min, "limit": min, "low": torch.maximum, "high": torch.minimum,
+}  # fmt: skip
+"""How the bounds of two masks become one; no other part may come from both."""
 
 
 @register("relpos.core.mask.Mask")
@@ -160,11 +164,8 @@ class Mask(Movable):
             fail("a Mask on both sides of &", shape_of(other), "Use Mask.padding(valid), or a DenseBias term.")
         self, other = self._limited(other), other._limited(self)
         if (self.has_globals and (other._is_lifted or other.has_globals)) or (other.has_globals and self._is_lifted):
-            fail(
-                "globals and intervals on the same mask",
-                "one mask with globals and another with an interval",
-                "Build one Mask with both: globals lift its own interval alone. Mask.causal() may stand beside it.",
-            )
+            remedy = "Build one Mask with both: globals lift its own interval alone. Mask.causal() may stand beside it."
+            fail("globals and intervals on the same mask", "one mask with globals and another with an interval", remedy)
         orders = ((self.query_order, other.query_order), (self.key_order, other.key_order))
         if self.has_interval and other.has_interval and any(mine is not theirs for mine, theirs in orders):
             fail("intervals of one order", "two masks with orders of their own", "Build both with the same order.")
@@ -173,17 +174,13 @@ class Mask(Movable):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if mine is None or theirs is None or mine is theirs:
                 merged[field.name] = theirs if mine is None else mine
-            elif field.name in ("low", "high") and mine.shape[-1] != theirs.shape[-1]:
+            elif field.name not in _JOINED:
+                fail(f"{field.name} from one of two masks", "both set it", "Combine that part before building masks.")
+            elif isinstance(mine, Tensor) and mine.shape[-1] != theirs.shape[-1]:
                 sizes = f"{mine.shape[-1]} and {theirs.shape[-1]}"
                 fail(f"{field.name} of as many queries in two masks", sizes, "Build both from the same tokens.")
-            elif field.name in ("left", "right", "limit"):
-                merged[field.name] = min(mine, theirs)
-            elif field.name == "low":
-                merged[field.name] = torch.maximum(mine, theirs)
-            elif field.name == "high":
-                merged[field.name] = torch.minimum(mine, theirs)
             else:
-                fail(f"{field.name} from one of two masks", "both set it", "Combine that part before building masks.")
+                merged[field.name] = _JOINED[field.name](mine, theirs)
         return replace(self, **merged)
 
     def _limited(self, other: Mask) -> Mask:
@@ -249,6 +246,8 @@ class Mask(Movable):
                     "Say where the queries stand among the keys, for a cache "
                     "Mask.causal(torch.arange(keys - queries, keys), torch.arange(keys)).",
                 )
+        if self.blocks is not None:
+            self.blocks.check(queries, keys)
 
     def narrow(self, queries: slice, keys: slice, device: torch.device | None = None) -> Mask:
         """The mask of some consecutive queries and keys: one step of decoding, a block, a shard.
@@ -315,8 +314,6 @@ class Mask(Movable):
     def dense(self, queries: int, keys: int, device: torch.device | None = None) -> Bool[Tensor, "#B #H N M"]:
         """The mask of all pairs, `[1 or B, 1 or H, N, M]`, True where a pair is allowed."""
         self.check(queries, keys)
-        if self.blocks is not None:
-            self.blocks.check(queries, keys)
         return self.pairs(torch.arange(queries, device=device), slice(0, keys))
 
     def pairs(self, rows: Int[Tensor, " n"], keys: slice) -> Bool[Tensor, "#B #H n m"]:

@@ -29,10 +29,8 @@ _AT_ONCE = 2**22
 
 def seen(
     mask: Mask, queries: int, keys: int, device: torch.device
-) -> tuple[Bool[Tensor, "#B #H N"], Bool[Tensor, "#B #H M"]] | None:
-    """Whether each query sees some key, and whether each key is seen by some query; None if all do and all are."""
-    if hides_nothing(mask, queries, keys):
-        return None
+) -> tuple[Bool[Tensor, "#B #H N"], Bool[Tensor, "#B #H M"]]:
+    """Whether each query sees some key, and whether each key is seen by some query."""
     if _see_themselves(mask, queries, keys) and mask.query_segments is not None:
         in_segment = torch.atleast_2d(mask.query_segments >= 0)[:, None]
         return in_segment, in_segment

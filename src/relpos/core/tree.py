@@ -19,6 +19,10 @@ from relpos.core.checks import fail, shape_of
 T = TypeVar("T")
 
 
+CLASSES: dict[str, type] = {}
+"""Every registered class by its own name, as a packed call knows it."""
+
+
 def static(**arguments: Any) -> Any:
     """A data-class field that is structure, not a child; arguments as `dataclasses.field` takes them."""
     return dataclasses.field(metadata={"static": True}, **arguments)
@@ -32,6 +36,11 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
     """
 
     def decorate(cls: type[T]) -> type[T]:
+        known = CLASSES.setdefault(cls.__name__, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            came = f"{cls.__name__}, as {known.__module__} has one"
+            fail("a tree class with a name of its own", came, "Give it another name.")
+        CLASSES[cls.__name__] = cls
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
         children = [field.name for field in fields if not field.metadata.get("static")]
         structure = [field.name for field in fields if field.metadata.get("static")]

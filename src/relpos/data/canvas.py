@@ -32,7 +32,7 @@ _VARIANTS = (
     ("zoomed", 1, "in the middle and zoomed with the canvas"),
 )
 
-Place = tuple[int, int]
+CanvasPlace = tuple[int, int]
 """Row and column of a picture's upper left corner."""
 
 
@@ -45,7 +45,7 @@ class Level:
     background: Float[Tensor, "C 1 1"]
 
 
-def _middle(canvas: tuple[int, int], picture: tuple[int, int]) -> Place:
+def _middle(canvas: tuple[int, int], picture: tuple[int, int]) -> CanvasPlace:
     return (canvas[0] - picture[0]) // 2, (canvas[1] - picture[1]) // 2
 
 
@@ -64,7 +64,7 @@ class CanvasTask(ImageTask):
     subject: ClassVar[str]
     turned: bool = False
     picture_size: tuple[int, int]
-    first_place: Place
+    first_place: CanvasPlace
 
     @property
     @abstractmethod
@@ -80,7 +80,7 @@ class CanvasTask(ImageTask):
         splits: tuple[Split, ...] = ("train", "validation", "test")
         return {split: len(self.labels(split)) for split in splits}
 
-    def _cell(self) -> list[Place]:
+    def _cell(self) -> list[CanvasPlace]:
         """Every place that training uses."""
         row, column = self.first_place
         rows, columns = self.patch_size
@@ -167,7 +167,7 @@ class CanvasTask(ImageTask):
         ]
         return (test, *shifts, *canvases, *turns)
 
-    def _trained_places(self) -> list[Place]:
+    def _trained_places(self) -> list[CanvasPlace]:
         """Places spread evenly over the cell that training uses, at most four: every phase by halves of a patch."""
         row, column = self.first_place
         downs, rights = (sorted({0, side // 2}) for side in self.patch_size)

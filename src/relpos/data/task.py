@@ -19,7 +19,7 @@ from relpos import results
 from relpos.core.checks import fail
 
 Split = Literal["train", "validation", "test"]
-Kind = Literal["images", "text"]
+TaskKind = Literal["images", "text"]
 Watch = Callable[[int, int], None]
 """Told how much is done, of how much, while a task is made."""
 
@@ -98,7 +98,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    kind: ClassVar[Kind]
+    kind: ClassVar[TaskKind]
     measure: ClassVar[Literal["accuracy", "bits_per_byte"]]
     positions: ClassVar[tuple[str, ...]]
     standard: ClassVar[tuple[str, ...]]
@@ -162,7 +162,7 @@ class ImageTask(Task):
         skipped: files left out because they are broken, each `{"path", "reason"}`. ignored: files that are no images.
     """
 
-    kind: ClassVar[Kind] = "images"
+    kind: ClassVar[TaskKind] = "images"
     measure: ClassVar[Literal["accuracy", "bits_per_byte"]] = "accuracy"
     positions: ClassVar[tuple[str, ...]] = FIRST
     standard: ClassVar[tuple[str, ...]] = STANDARD

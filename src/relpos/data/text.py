@@ -21,7 +21,7 @@ from torch import Tensor
 
 from relpos import results
 from relpos.core.checks import fail
-from relpos.data.task import Kind, Probe, Split, Task, Watch
+from relpos.data.task import Probe, Split, Task, TaskKind, Watch
 from relpos.files.reading import FileError, fail_to_read, read_file, require_utf8
 
 LENGTHS = (256, 512, 1024, 2048)
@@ -75,7 +75,7 @@ class Text(Task):
 
     name: ClassVar[str] = "text"
     summary: ClassVar[str] = "English as bytes: Python's own documentation, which it carries, or --text FILE of yours."
-    kind: ClassVar[Kind] = "text"
+    kind: ClassVar[TaskKind] = "text"
     measure: ClassVar[Literal["accuracy", "bits_per_byte"]] = "bits_per_byte"
     positions: ClassVar[tuple[str, ...]] = FIRST_ON_TEXT
     standard: ClassVar[tuple[str, ...]] = STANDARD_ON_TEXT

@@ -53,7 +53,7 @@ class Difference:
 _FEW = 16
 """With fewer values, a root mean square error says nothing."""
 
-_Results = dict[str, Tensor | None]
+_Tensors = dict[str, Tensor | None]
 
 
 class Expected:
@@ -69,7 +69,7 @@ class Expected:
         self.reference = reference
         with _apart(torch.device("cpu")):
             self.call = make()
-        self._known: dict[tuple[bool, bool], tuple[_Results, _Results]] = {}
+        self._known: dict[tuple[bool, bool], tuple[_Tensors, _Tensors]] = {}
 
     def difference(self, engine: Engine, device: torch.device) -> Difference:
         """How far an engine on a device is from the reference. It uses no state of the caller and no generator.
@@ -89,7 +89,7 @@ class Expected:
             seconds = time.perf_counter() - start
             return self._compare(mine, learned, seconds)
 
-    def _right(self, learned: bool, with_lse: bool) -> tuple[_Results, _Results]:
+    def _right(self, learned: bool, with_lse: bool) -> tuple[_Tensors, _Tensors]:
         """The reference's results in float64, and in the call's dtype or float32."""
         if (learned, with_lse) not in self._known:
             call = self.call if learned else _without_learned(self.call)
@@ -98,7 +98,7 @@ class Expected:
             self._known[learned, with_lse] = exact, plain
         return self._known[learned, with_lse]
 
-    def _compare(self, mine: _Results, learned: bool, seconds: float) -> Difference:
+    def _compare(self, mine: _Tensors, learned: bool, seconds: float) -> Difference:
         exact, plain = self._right(learned, mine["log-sum-exp"] is not None)
         gradients = [x for name, x in exact.items() if name.startswith("gradient") and x is not None]
         terms = max((_rms(x) for x in gradients), default=0.0)
@@ -193,7 +193,7 @@ def _copy(call: Call, device: torch.device | None = None, dtype: torch.dtype | N
     return replace(call, q=copy(call.q), k=copy(call.k), v=copy(call.v), terms=terms, mask=mask, seed=copy(call.seed))
 
 
-def _results(engine: Engine, call: Call, with_lse: bool = True) -> _Results:
+def _results(engine: Engine, call: Call, with_lse: bool = True) -> _Tensors:
     """Output, log-sum-exp if the engine has one, and the gradients of a function of both."""
     out, lse = engine.run(call)
     ends, upstream = [out], [_wave(out)]

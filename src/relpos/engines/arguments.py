@@ -23,7 +23,7 @@ from relpos.engines.call import Call
 
 @runtime_checkable
 class SupportsTerms(Protocol):
-    """What attention needs of a position mechanism (`relpos.position.SupportsTerms` is one)."""
+    """What attention needs of a position mechanism; every `relpos.Mechanism` that acts in attention is one."""
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         """What it says to attention."""
@@ -76,25 +76,16 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             fail(f"{name} with at least one head and a width above 0", shape_of(x), f"Check the layout of {name}.")
     require_alike(q, k, v)
     if not q.shape[0] == k.shape[0] == v.shape[0]:
-        fail(
-            "one batch size",
-            f"q {q.shape[0]}, k {k.shape[0]}, v {v.shape[0]}",
-            "Layout is [batch, heads, tokens, width].",
-        )
+        wanted = "one batch size"
+        fail(wanted, f"q {q.shape[0]}, k {k.shape[0]}, v {v.shape[0]}", "Layout is [batch, heads, tokens, width].")
     if q.shape[3] != k.shape[3]:
         fail("q and k of one head width", f"{q.shape[3]} and {k.shape[3]}", "Project both to the same width.")
     if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
-        fail(
-            "k and v with the same heads and tokens",
-            f"k {tuple(k.shape)} and v {tuple(v.shape)}",
-            "Layout is [batch, heads, tokens, width].",
-        )
+        wanted = "k and v with the same heads and tokens"
+        fail(wanted, f"k {tuple(k.shape)} and v {tuple(v.shape)}", "Layout is [batch, heads, tokens, width].")
     if q.shape[1] % k.shape[1]:
-        fail(
-            "the query heads to be a multiple of the key heads",
-            f"{q.shape[1]} and {k.shape[1]}",
-            "Grouped keys serve equal groups of query heads.",
-        )
+        wanted = "the query heads to be a multiple of the key heads"
+        fail(wanted, f"{q.shape[1]} and {k.shape[1]}", "Grouped keys serve equal groups of query heads.")
 
 
 def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -111,68 +102,41 @@ def _resolve_terms(
 ) -> Terms:
     if not isinstance(position, Terms | Term | type | None) and callable(getattr(position, "terms", None)):
         if queries is None:
-            fail(
-                "queries= beside a mechanism",
-                "none",
-                "Say where the tokens are, e.g. queries=Sequence(n) or Grid(h, w, prefix=1).",
-            )
+            wanted = "queries= beside a mechanism"
+            fail(wanted, "none", "Say where the tokens are, e.g. queries=Sequence(n) or Grid(h, w, prefix=1).")
         # A mechanism made elsewhere may not say whether it acts in attention.
         if getattr(position, "acts_on_tokens", False) and not getattr(position, "acts_in_attention", True):
-            fail(
-                "a mechanism that acts in attention",
-                f"{type(position).__name__}, which acts on tokens",
-                "Call its embed() on the tokens before they are projected.",
-            )
+            remedy = "Call its embed() on the tokens before they are projected."
+            fail("a mechanism that acts in attention", f"{type(position).__name__}, which acts on tokens", remedy)
         sides = (("queries", queries, q.shape[2]), ("keys", queries if keys is None else keys, k.shape[2]))
         for name, coordinates, count in sides:
             require_coordinates(coordinates, name)
             if coordinates.count != count:
-                fail(
-                    f"{name} coordinates for {count} tokens",
-                    f"{coordinates!r} with {coordinates.count}",
-                    "Coordinates count the prefix too; where keys differ from queries, pass keys=.",
-                )
+                remedy = "Coordinates count the prefix too; where keys differ from queries, pass keys=."
+                fail(f"{name} coordinates for {count} tokens", f"{coordinates!r} with {coordinates.count}", remedy)
         return position.terms(queries, keys)
     if queries is not None or keys is not None:
-        fail(
-            "coordinates only beside a mechanism",
-            "terms or no position",
-            "Terms hold their own; drop queries= and keys=.",
-        )
+        wanted = "coordinates only beside a mechanism"
+        fail(wanted, "terms or no position", "Terms hold their own; drop queries= and keys=.")
     if position is None:
         return Terms()
     if isinstance(position, Term):
         return Terms(position)
     if not isinstance(position, Terms):
-        fail(
-            "position to be terms or a mechanism",
-            shape_of(position),
-            "Build the mechanism first, or wrap a dense tensor as DenseBias(bias).",
-        )
+        wanted = "position to be terms or a mechanism"
+        fail(wanted, shape_of(position), "Build the mechanism first, or wrap a dense tensor as DenseBias(bias).")
     return position
 
 
 def _check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:
     mask.check(q.shape[2], k.shape[2])
-    for name in (
-        "low",
-        "high",
-        "query_order",
-        "key_order",
-        "query_segments",
-        "key_segments",
-        "query_global",
-        "key_global",
-    ):
-        x = getattr(mask, name)
-        if x is None:
+    for name, x in vars(mask).items():
+        if not isinstance(x, Tensor):
             continue
         check_device(x, f"Mask {name}", q)
         if x.dim() == 2 and not broadcasts(x.shape[0], q.shape[0]):
-            fail(
-                f"Mask {name} for a batch of {q.shape[0]}", shape_of(x), "Give one row, or one an element of the batch."
-            )
+            wanted = f"Mask {name} for a batch of {q.shape[0]}"
+            fail(wanted, shape_of(x), "Give one row, or one an element of the batch.")
     if mask.blocks is not None:
         check_device(mask.blocks.layout, "the mask's block layout", q)
         check_heads(mask.blocks.layout, "the mask's block layout", q)
-        mask.blocks.check(q.shape[2], k.shape[2])

@@ -15,12 +15,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from relpos.core import (
-    AxisVectors,
-    LineVectors,
     Mask,
     QueryBias,
     Rotation,
-    RowRule,
     Scale,
     Sinks,
     Terms,
@@ -29,7 +26,6 @@ from relpos.core import (
 )
 
 _APPLIED = (Rotation, QueryBias, Scale)
-_MEETS_PLAIN = (LineVectors, AxisVectors, RowRule)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +83,7 @@ class Call:
         plain_q = plain_k = None
         rotation = self.terms.one(Rotation)
         if rotation is not None or self.terms.one(QueryBias) is not None:
-            if any(isinstance(term, _MEETS_PLAIN) for term in self.terms):
+            if any(term.meets_plain for term in self.terms):
                 plain_q, plain_k = q, k
             if rotation is not None and rotation.turns_keys_by_head:
                 k, v = k.repeat_interleave(self.groups, dim=1), v.repeat_interleave(self.groups, dim=1)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from relpos.core import RowRule, Terms, at_least_float32
+from relpos.core.algebra import Keys, Queries
 
 PAIRS_AT_ONCE = 2**18
 """Pairs of query and key for which a rule is called at once."""
@@ -17,8 +18,8 @@ PAIRS_AT_ONCE = 2**18
 
 def scores(
     terms: Terms,
-    q: Float[Tensor, "B H N D"],
-    k: Float[Tensor, "B H M D"],
+    q: Queries,
+    k: Keys,
     scale: float,
     allowed: Bool[Tensor, "#B #H N M"] | None,
 ) -> Float[Tensor, "#B #H N M"] | None:
@@ -36,8 +37,8 @@ def scores(
 
 def _in_blocks(
     term: RowRule,
-    q: Float[Tensor, "B H N D"],
-    k: Float[Tensor, "B H M D"],
+    q: Queries,
+    k: Keys,
     scale: float,
     allowed: Bool[Tensor, "#B #H N M"] | None,
 ) -> Float[Tensor, "#B #H N M"]:
@@ -47,11 +48,11 @@ def _in_blocks(
     step = max(1, PAIRS_AT_ONCE // max(1, m))
     if n <= step:
         return term.scores(q, k, scale, allowed)
-    seen = torch.ones(1, 1, n, m, dtype=torch.bool, device=q.device) if allowed is None else allowed
     blocks = []
     for start in range(0, n, step):
         rows = slice(start, min(start + step, n))
-        block = checkpoint(term, q[:, :, rows], k, seen[:, :, rows], rows, use_reentrant=False)
+        seen = None if allowed is None else allowed[:, :, rows]
+        block = checkpoint(term, q[:, :, rows], k, seen, rows, use_reentrant=False)
         assert isinstance(block, Tensor)
         blocks.append(block)
     return torch.cat(blocks, dim=2)

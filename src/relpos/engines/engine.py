@@ -8,6 +8,7 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
+from relpos.core import Term
 from relpos.engines.call import Call
 
 
@@ -19,17 +20,26 @@ class Engine(ABC):
         summary: what it is for, in a line.
         serves_any_size: whether it holds no numbers for each pair of query and key, so that every call it supports
             fits where the inputs do.
+        served: the kinds of terms that it computes; None for every kind, by `Term.scores`.
         checked_on: kinds of device where `auto` takes it only after it has agreed with the reference; see `verdicts`.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     serves_any_size: ClassVar[bool] = False
+    served: ClassVar[tuple[type[Term], ...] | None] = None
     checked_on: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def unsupported(self, call: Call) -> str | None:
         """What the call needs that this engine, or this machine, does not have, in words; None if it can compute it."""
+
+    def unknown(self, call: Call) -> str | None:
+        """The name of a term of the call that is of no kind in `served`, or None."""
+        for term in call.terms:
+            if self.served is not None and not isinstance(term, self.served):
+                return type(term).__name__
+        return None
 
     def not_preferred(self, call: Call) -> str | None:
         """Why `auto` should pass over this engine although it could compute the call: it measured slower. Else None."""

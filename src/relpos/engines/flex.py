@@ -26,7 +26,6 @@ NARROWEST = 16
 """The least head width that FlexAttention supports."""
 MOST_ROWS = 512
 """The most rows of vectors; one number per row is stored for each query or key."""
-_SERVED = (LineBias, LineVectors, Rotation, QueryBias, Scale, Softcap, Sinks)
 
 _ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """A `score_mod`: the new score, from a score and the indices of batch, head, query and key."""
@@ -37,6 +36,7 @@ class Flex(Engine):
     summary = (
         "PyTorch's FlexAttention, compiled, for line biases and vectors on few rows; CUDA, gradients in no fixed order"
     )
+    served = (LineBias, LineVectors, Rotation, QueryBias, Scale, Softcap, Sinks)
     checked_on = ("cuda",)
 
     def unsupported(self, call: Call) -> str | None:
@@ -48,12 +48,12 @@ class Flex(Engine):
             return f"head widths below {NARROWEST}"
         if call.dropout > 0:
             return "dropout"
-        for term in call.terms:
-            if not isinstance(term, _SERVED):
-                return type(term).__name__
-            if isinstance(term, LineVectors) and term.side == "value":
+        if (unknown := self.unknown(call)) is not None:
+            return unknown
+        for term in call.terms.of(LineVectors):
+            if term.side == "value":
                 return "LineVectors on the value side"
-            if isinstance(term, LineVectors) and term.vectors.shape[1] > MOST_ROWS:
+            if term.vectors.shape[1] > MOST_ROWS:
                 return f"LineVectors of more than {MOST_ROWS} rows"
         return lacks_transform()
 

@@ -28,10 +28,7 @@ def without_hidden(call: Call) -> Call:
         return call
     if all(_is_finite(x) for x in (call.q, call.k, call.v)):
         return call
-    found = seen(call.mask, call.q.shape[2], call.k.shape[2], call.q.device)
-    if found is None:
-        return call
-    rows, columns = found
+    rows, columns = seen(call.mask, call.q.shape[2], call.k.shape[2], call.q.device)
     if columns.shape[1] > 1:
         columns = columns.unflatten(1, (call.k.shape[1], call.groups)).any(dim=2)
     return replace(call, q=_zeroed(call.q, rows), k=_zeroed(call.k, columns), v=_zeroed(call.v, columns))

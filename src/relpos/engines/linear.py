@@ -120,9 +120,8 @@ def _check(
             fail("decay only in a causal call", "causal=False", "A sum over all tokens has no direction to decay in.")
         return
     if q.shape[2] != k.shape[2]:
-        fail(
-            "as many queries as keys in a causal call", f"{q.shape[2]} and {k.shape[2]}", "Attend within one sequence."
-        )
+        came = f"{q.shape[2]} and {k.shape[2]}"
+        fail("as many queries as keys in a causal call", came, "Attend within one sequence.")
     if feature_map == "softmax":
         fail("a feature map of each token alone in a causal call", "'softmax'", "It sums over all tokens; use 'elu'.")
     if decay is not None:

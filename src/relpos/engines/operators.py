@@ -15,7 +15,7 @@ from relpos.core import at_least_float32
 from relpos.core.checks import without_autocast
 from relpos.core.private import inside_forward_mode, inside_transform
 from relpos.engines.call import Call
-from relpos.engines.packing import Packed, unpack
+from relpos.engines.packing import Packed, pack, unpack
 
 
 class Gradients:
@@ -63,9 +63,9 @@ class Gradients:
         return [gradient.to(x.dtype).contiguous() for gradient, x in zip(found, self.tensors, strict=True)]
 
 
-Forward = Callable[[Call], tuple[Tensor, Tensor]]
+RunForward = Callable[[Call], tuple[Tensor, Tensor]]
 """Output and log-sum-exp of a call."""
-Backward = Callable[[Call, Tensor, Tensor, Tensor, Tensor, Gradients], None]
+RunBackward = Callable[[Call, Tensor, Tensor, Tensor, Tensor, Gradients], None]
 """Of a call, its output and log-sum-exp and their gradients: adds to the gradients that are wanted."""
 
 FORWARD_MODE = "forward-mode derivatives"
@@ -82,16 +82,11 @@ def lacks_transform() -> str | None:
 
 def _apart(tensors: list[Tensor]) -> list[Tensor]:
     """The tensors, each with an identity of its own: a compiler may find that two hold the same."""
-    known: set[int] = set()
-    apart = []
-    for x in tensors:
-        apart.append(x.detach() if id(x) in known else x)
-        known.add(id(x))
-    return apart
+    return [x.detach() if any(x is y for y in tensors[:place]) else x for place, x in enumerate(tensors)]
 
 
-def make_operator(engine: str, forward: Forward, backward: Backward) -> Callable[[list[Tensor], list[int], str], Any]:
-    """`relpos::<engine>`, which takes a packed call and gives output and log-sum-exp, with its gradient registered.
+def make_operator(engine: str, forward: RunForward, backward: RunBackward) -> RunForward:
+    """A function that computes a call by `relpos::<engine>`, which takes it packed, with its gradient registered.
 
     The forward is called with autocast off, as `relpos.attention` runs engines; the backward, which autograd calls
     whenever it comes to it, switches it off itself.
@@ -118,16 +113,8 @@ def make_operator(engine: str, forward: Forward, backward: Backward) -> Callable
         schema="(Tensor[] tensors, SymInt[] numbers, str structure, Tensor out, Tensor lse, Tensor d_out, "
         "Tensor d_lse, int[] needed) -> Tensor[]",
     )
-    def attend_backward(
-        tensors: list[Tensor],
-        numbers: list[int],
-        structure: str,
-        out: Tensor,
-        lse: Tensor,
-        d_out: Tensor,
-        d_lse: Tensor,
-        needed: list[int],
-    ) -> list[Tensor]:
+    def attend_backward(tensors: list[Tensor], numbers: list[int], structure: str, *rest: Any) -> list[Tensor]:
+        out, lse, d_out, d_lse, needed = rest
         tensors = _apart(tensors)
         gradients = Gradients([tensors[place] for place in needed])
         with without_autocast(out.device):
@@ -135,17 +122,8 @@ def make_operator(engine: str, forward: Forward, backward: Backward) -> Callable
         return gradients.finished()
 
     @attend_backward.register_fake
-    def _(
-        tensors: list[Tensor],
-        numbers: list[int],
-        structure: str,
-        out: Tensor,
-        lse: Tensor,
-        d_out: Tensor,
-        d_lse: Tensor,
-        needed: list[int],
-    ) -> list[Tensor]:
-        return [torch.empty_like(tensors[place], memory_format=torch.contiguous_format) for place in needed]
+    def _(tensors: list[Tensor], numbers: list[int], structure: str, *rest: Any) -> list[Tensor]:
+        return [torch.empty_like(tensors[place], memory_format=torch.contiguous_format) for place in rest[-1]]
 
     def keep(ctx: Any, inputs: Packed, output: tuple[Tensor, Tensor]) -> None:
         tensors, ctx.numbers, ctx.structure = inputs
@@ -168,4 +146,9 @@ def make_operator(engine: str, forward: Forward, backward: Backward) -> Callable
 
     attend.register_autograd(step_back, setup_context=keep)
     attend_backward.register_autograd(no_second_derivative, setup_context=lambda ctx, inputs, output: None)
-    return attend
+
+    def run(call: Call) -> tuple[Tensor, Tensor]:
+        out, lse = attend(*pack(call))
+        return out, lse
+
+    return run

@@ -16,29 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.core import (
-    AxisVectors,
-    Blocks,
-    DenseBias,
-    LineBias,
-    Lines,
-    LineVectors,
-    LowRank,
-    Mask,
-    Sinks,
-    Softcap,
-    Terms,
-)
 from relpos.core.line import Layout, Ramp
+from relpos.core.tree import CLASSES
 from relpos.engines.call import Call
 
-_NODES: dict[str, type] = {
-    cls.__name__: cls
-    for cls in (
-        AxisVectors, Blocks, Call, DenseBias, Layout, LineBias, Lines, LineVectors, LowRank, Mask, Ramp, Sinks, Softcap,
-        Terms,
-    )
-}  # fmt: skip
+_PLAIN: dict[str, type] = {cls.__name__: cls for cls in (Call, Layout, Ramp)}
+"""Data classes that are no trees; the others are registered."""
 
 
 Packed = tuple[list[Tensor], list[int], str]
@@ -95,7 +78,7 @@ def _put_together(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
     values = [_put_together(part, tensors, numbers) for part in parts]
     if kind == "tuple":
         return tuple(values)
-    cls = _NODES[kind]
+    cls = _PLAIN.get(kind) or CLASSES[kind]
     made: Any = object.__new__(cls)
     for field, value in zip(fields(cls), values, strict=True):
         object.__setattr__(made, field.name, value)

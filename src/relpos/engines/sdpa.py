@@ -20,27 +20,13 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from relpos.core import (
-    AxisVectors,
-    DenseBias,
-    LineBias,
-    LineVectors,
-    LowRank,
-    QueryBias,
-    Rotation,
-    RowRule,
-    Sinks,
-    Softcap,
-    at_least_float32,
-    may_keep,
-)
+from relpos.core import LineBias, LineVectors, QueryBias, Rotation, Sinks, Softcap, at_least_float32, may_keep
 from relpos.engines import dense, product
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 from relpos.engines.operators import FORWARD_MODE, lacks_transform
 
 _UNDER_A_MASK = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-_ADDS = (LineBias, LineVectors, AxisVectors, LowRank, DenseBias, RowRule, Sinks)
 
 
 class DenseSDPA(Engine):
@@ -112,7 +98,7 @@ def _product_serves(call: Call) -> bool:
 
 def _alone(call: Call) -> LineBias | None:
     """A learned bias on regular lines, if nothing else is added to the scores."""
-    adding = [term for term in call.terms if isinstance(term, _ADDS)]
+    adding = [term for term in call.terms if term.adds_scores]
     if len(adding) != 1 or not isinstance(adding[0], LineBias) or adding[0].lines.layout.kind == "irregular":
         return None
     return adding[0] if adding[0].values.requires_grad and adding[0].values.dtype == call.q.dtype else None
@@ -125,7 +111,7 @@ def _repeated(k: Tensor, groups: int) -> Tensor:
 
 def _adds(call: Call) -> bool:
     """Whether something is added to the scores, which makes PyTorch's mask a floating one."""
-    return any(isinstance(term, _ADDS) for term in call.terms)
+    return any(term.adds_scores for term in call.terms)
 
 
 def _mask(call: Call) -> tuple[Tensor | None, Tensor | None]:

@@ -33,7 +33,7 @@ from relpos.layers.projection import SelfAttention
 from relpos.position import Mechanism
 from relpos.position.mechanism import acts_in_attention, acts_on_tokens, parts_of
 
-Kind = Literal["softmax", "linear", "flash"]
+AttentionKind = Literal["softmax", "linear", "flash"]
 
 
 class ScaledDotProductAttention(nn.Module):
@@ -110,14 +110,14 @@ class MultiHeadAttention(SelfAttention):
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         position: Mechanism | None = None,
-        kind: Kind = "softmax",
+        kind: AttentionKind = "softmax",
         backend: str = "auto",
     ) -> None:
         super().__init__(
             dim, num_heads, num_kv_heads, qkv_bias=qkv_bias, proj_bias=proj_bias, qk_norm=qk_norm, position=position,
             width_name="dim",
         )  # fmt: skip
-        require_choice(kind, "kind", get_args(Kind))
+        require_choice(kind, "kind", get_args(AttentionKind))
         require_probability(attn_drop, "attn_drop")
         require_probability(proj_drop, "proj_drop")
         require_backend(backend)
@@ -125,7 +125,7 @@ class MultiHeadAttention(SelfAttention):
             if acts_on_tokens(part) and not acts_in_attention(part):
                 remedy = "Call its embed() on the tokens before the first layer, and leave it out here."
                 fail("a mechanism that acts in attention", f"{type(part).__name__}, which acts on tokens", remedy)
-        self.kind: Kind = kind
+        self.kind: AttentionKind = kind
         self.attn_drop, self.backend = attn_drop, backend
         self.proj_drop = nn.Dropout(proj_drop)
 

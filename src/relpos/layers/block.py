@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from relpos.core import Coordinates, Mask, Term, Terms
 from relpos.core.checks import require_choice, require_int, require_number, require_tokens
-from relpos.layers.attention import Kind, MultiHeadAttention
+from relpos.layers.attention import AttentionKind, MultiHeadAttention
 from relpos.layers.cache import LayerCache
 from relpos.layers.mlp import GatedMlp, Mlp, gated_width
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
@@ -34,7 +34,7 @@ class BlockConfig:
     qk_norm: HeadNormChoice | None = None
     attn_drop: float = 0.0
     proj_drop: float = 0.0
-    kind: Kind = "softmax"
+    kind: AttentionKind = "softmax"
     backend: str = "auto"
 
     def blocks(self, depth: int) -> nn.ModuleList:
@@ -73,7 +73,7 @@ class TransformerBlock(nn.Module):
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         position: Mechanism | None = None,
-        kind: Kind = "softmax",
+        kind: AttentionKind = "softmax",
         backend: str = "auto",
     ) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ import math
 from typing import Literal, get_args
 
 from relpos.core import Coordinates, Grid, Mask
-from relpos.layers.attention import Kind
+from relpos.layers.attention import AttentionKind
 from relpos.patterns import fixed, local
 
 AttentionChoice = Literal["full", "local", "sparse", "linear", "flash"]
@@ -23,7 +23,7 @@ WINDOW, BLOCK = 32, 32
 """Tokens of a sequence in a window, and in a sparse block; the latter must not change as a text grows."""
 
 
-def kind_of(attention: AttentionChoice) -> Kind:
+def kind_of(attention: AttentionChoice) -> AttentionKind:
     """The kind of attention that the layers of a model have."""
     return attention if attention in ("linear", "flash") else "softmax"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from relpos.core.checks import fail, require_number, shape_of
 
-Parameters = Any
+ParameterGroups = Any
 """As `torch.optim.Optimizer` takes them: tensors, named tensors, or groups as dictionaries."""
 
 
@@ -22,7 +22,7 @@ class DecoupledOptimizer(torch.optim.Optimizer):
     compiled step is not recompiled for every rate of a schedule.
     """
 
-    def __init__(self, params: Parameters, defaults: dict[str, Any]) -> None:
+    def __init__(self, params: ParameterGroups, defaults: dict[str, Any]) -> None:
         super().__init__(params, defaults)
         for group in self.param_groups:
             if not isinstance(group["lr"], Tensor):

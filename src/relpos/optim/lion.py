@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.optim.base import DecoupledOptimizer, Parameters
+from relpos.optim.base import DecoupledOptimizer, ParameterGroups
 
 
 class Lion(DecoupledOptimizer):
@@ -31,7 +31,7 @@ class Lion(DecoupledOptimizer):
 
     def __init__(
         self,
-        params: Parameters,
+        params: ParameterGroups,
         lr: float | Tensor = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,

@@ -30,7 +30,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core.checks import fail, require_int, require_number, shape_of
-from relpos.optim.base import DecoupledOptimizer, Parameters
+from relpos.optim.base import DecoupledOptimizer, ParameterGroups
 
 
 class Sophia(DecoupledOptimizer):
@@ -47,7 +47,7 @@ class Sophia(DecoupledOptimizer):
 
     def __init__(
         self,
-        params: Parameters,
+        params: ParameterGroups,
         lr: float | Tensor = 1e-4,
         betas: tuple[float, float] = (0.965, 0.99),
         rho: float = 0.01,

@@ -141,7 +141,7 @@ class SuiteBase:
         for engine, dtype in self.declared:
             always += [SuiteRun(case, engine, dtype) for case in chance.sample(cases, min(4, len(cases)))]
         here = self.engines()
-        pairs = [(engine, dtype) for engine in here for dtype in engines.dtypes(engine)]
+        pairs = [(engine, dtype) for engine in here for dtype in engines.DTYPES]
         product = (SuiteRun(case, *pair) for case in cases for pair in pairs)
         rest = [run for run in product if run not in always]
         return always + chance.sample(rest, min(self.sampled, len(rest)))

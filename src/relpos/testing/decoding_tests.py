@@ -13,7 +13,7 @@ from relpos.position import Mechanism
 from relpos.position.mechanism import AS_IS
 from relpos.testing.base import SuiteBase
 from relpos.testing.calls import WIDTH, attend_under, require_same_gradients, with_parameters
-from relpos.testing.engines import finest
+from relpos.testing.engines import FINEST
 
 
 class DecodingTests(SuiteBase):
@@ -33,7 +33,7 @@ class DecodingTests(SuiteBase):
     def test_decoding_is_the_full_pass(self, engine: str) -> None:
         """One query at a time, `Sequence(1, start=t)` against a cache of t + 1 keys, as the causal whole."""
         n = 5
-        dtype = finest(engine)
+        dtype = FINEST
         mechanism = self.at(Sequence(n), None).to(dtype)
         q, k, v = (torch.randn(2, 3, n, WIDTH, dtype=dtype, requires_grad=True) for _ in range(3))
         whole = self.attend(engine, q, k, v, position=mechanism, queries=Sequence(n), mask=Mask.causal())
@@ -58,7 +58,7 @@ class DecodingTests(SuiteBase):
         """Built for 3 tokens and grown to 6 by each of its rules for sequences, every step is the last row of the pass
         over the tokens so far; so is what is added to tokens."""
         n, far = 3, 6
-        built = self.at(Sequence(n), None).to(finest(engine))
+        built = self.at(Sequence(n), None).to(FINEST)
         grown = {}
         for rule in built.growth:
             with contextlib.suppress(ValueError):  # a rule for grids alone
@@ -69,7 +69,7 @@ class DecodingTests(SuiteBase):
 
     def decodes(self, mechanism: Mechanism, engine: str, n: int, far: int, what: str) -> None:
         """Assert that steps n to far - 1, one query at a time, are the last rows of the passes up to them."""
-        dtype = finest(engine)
+        dtype = FINEST
         q, k, v = (torch.randn(2, 3, far, WIDTH, dtype=dtype, requires_grad=True) for _ in range(3))
         rows: list[Tensor] = []
         steps: list[Tensor] = []

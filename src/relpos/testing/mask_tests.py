@@ -23,7 +23,7 @@ from relpos.testing.calls import (
     require_same_gradients,
     with_parameters,
 )
-from relpos.testing.engines import finest, lacking
+from relpos.testing.engines import FINEST, lacking
 
 PATTERNS = {
     "local": local(3),
@@ -52,7 +52,7 @@ class MaskTests(SuiteBase):
     def test_left_padding_is_right_padding(self, engine: str) -> None:
         """Three and five real tokens in rows of six: the padding's side changes neither values nor gradients."""
         lengths, n = (3, 5), 6
-        dtype = finest(engine)
+        dtype = FINEST
         mechanism = self.at(Sequence(n), None).to(dtype)
         tokens = [torch.randn(3, length, 3, 3, WIDTH, dtype=dtype) for length in lengths]  # heads, n, qkv, ...
         results: list[dict[str, Tensor]] = []
@@ -90,7 +90,7 @@ class MaskTests(SuiteBase):
     def test_packed_is_separate(self, engine: str) -> None:
         """Documents of 2, 1 and 4 tokens in one row, each counting from 0, as each of them alone."""
         lengths = (2, 1, 4)
-        dtype = finest(engine)
+        dtype = FINEST
         mechanism = self.at(Sequence(max(lengths)), None).to(dtype)
         n = sum(lengths)
         q, k, v = (torch.randn(1, 3, n, WIDTH, dtype=dtype, requires_grad=True) for _ in range(3))
@@ -119,7 +119,7 @@ class MaskTests(SuiteBase):
 
     def test_batched_places(self, engine: str) -> None:
         """Each element of a batch with positions of its own, near and far, as that element alone."""
-        dtype = finest(engine)
+        dtype = FINEST
         prefix = int(self.prefixes)
         mechanism = self.at(Sequence(100, prefix=prefix), None).to(dtype)
         places = torch.tensor([[0, 7, 20], [5, 90, 0]])
@@ -140,7 +140,7 @@ class MaskTests(SuiteBase):
     def test_under_patterns(self, engine: str) -> None:
         """A pattern is a dense bias of 0 and -inf; a rule by row, which heeds the mask, is as in the reference."""
         where: Coordinates = Sequence(9) if 1 in self.axes else Grid(*(1,) * (self.axes[0] - 2), 3, 3)
-        dtype = finest(engine)
+        dtype = FINEST
         mechanism = self.at(where, None).to(dtype)
         q, k, v = leaves = [torch.randn(1, 3, 9, WIDTH, dtype=dtype, requires_grad=True) for _ in range(3)]
         terms = mechanism.terms(where)

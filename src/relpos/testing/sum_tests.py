@@ -11,7 +11,7 @@ from relpos.position import ALiBi, Mechanism, RotaryEmbedding
 from relpos.testing import devices, oracle
 from relpos.testing.base import SuiteBase
 from relpos.testing.calls import WIDTH, make_inputs, require_close, require_near
-from relpos.testing.engines import finest, lacking
+from relpos.testing.engines import FINEST, lacking
 
 
 class SumTests(SuiteBase):
@@ -51,7 +51,7 @@ class SumTests(SuiteBase):
                 results = {}
                 for engine in self.engines():
                     if engine not in self.lacks and lacking(engine, both) is None:
-                        cast = given.to(finest(engine))
+                        cast = given.to(FINEST)
                         results[engine] = devices.attention(cast.q, cast.k, cast.v, position=both, backend=engine)
                 for engine, result in results.items():
                     require_near(result, results["reference"].to(result.dtype), f"{what}: {engine} and the reference")

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from relpos.testing.orders import ORDERS, Orders
 
-Measure = Callable[[Tensor], float]
+Magnitude = Callable[[Tensor], float]
 FACTOR = {torch.float64: 2.0, torch.float32: 2.0, torch.bfloat16: 1.1, torch.float16: 1.1}
 FEW = 16
 HOPELESS = 1000
@@ -100,10 +100,10 @@ def assert_close(
     eps, factor = torch.finfo(dtype).eps, FACTOR[dtype]
     unit = eps / torch.finfo(yardstick_dtype(dtype)).eps
 
-    def costs(measure: Measure, orders: int) -> list[float]:
+    def costs(measure: Magnitude, orders: int) -> list[float]:
         return [unit * measure((drawn(n).detach().double() - exact)[~infinite]) for n in range(orders)]
 
-    def ask(line: str, measure: Measure, of_all: Callable[[list[float]], float], factor: float, units: float) -> None:
+    def ask(line: str, measure: Magnitude, of_all: Callable[[list[float]], float], factor: float, units: float) -> None:
         __tracebackhide__ = True
         found, own = measure(error), units * eps * max(measure(exact[~infinite]), terms)
         first = factor * costs(measure, 1)[0] + own

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from relpos.core.algebra import Term
+from relpos.core.algebra import Keys, Queries, Term
 from relpos.core.checks import broadcasts, fail, require_device, require_int, require_tensor, require_wide, shape_of
 from relpos.core.densify import expand
 from relpos.core.line import Lines
@@ -29,6 +29,7 @@ class LineBias(Term):
         lines: the line coordinates of queries and keys; `lines.length` is L.
     """
 
+    meets_plain = False
     values: Float[Tensor, "H L"]
     lines: Lines
 
@@ -38,11 +39,8 @@ class LineBias(Term):
         require_wide(self.values, "LineBias values", why)
         require_lines(self.lines, "LineBias")
         if self.values.shape[1] != self.lines.length:
-            fail(
-                f"LineBias values of shape [heads, {self.lines.length}]",
-                shape_of(self.values),
-                "Give one value for each offset that lines.offsets() lists.",
-            )
+            wanted = f"LineBias values of shape [heads, {self.lines.length}]"
+            fail(wanted, shape_of(self.values), "Give one value for each offset that lines.offsets() lists.")
 
     def join(self, other: Self) -> LineBias | None:
         """Values on the same lines add up."""
@@ -59,9 +57,7 @@ class LineBias(Term):
         check_heads(self.values, "LineBias values", q)
         check_lines(self.lines, "LineBias", q, k)
 
-    def scores(
-        self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H M D"], scale: float, allowed: Tensor | None
-    ) -> Float[Tensor, "*#B #H N M"]:
+    def scores(self, q: Queries, k: Keys, scale: float, allowed: Tensor | None) -> Float[Tensor, "*#B #H N M"]:
         return expand(self.values, self.lines)
 
     def narrow(self, queries: slice, keys: slice) -> LineBias:
@@ -78,6 +74,7 @@ class LowRank(Term):
         key: `[1 or H, M, R]` or `[1 or B, 1 or H, M, R]`.
     """
 
+    meets_plain = False
     query: Float[Tensor, "*#B #H N R"]
     key: Float[Tensor, "*#B #H M R"]
 
@@ -96,9 +93,7 @@ class LowRank(Term):
             wanted = ((1, q.shape[0]), (1, q.shape[1]), (other.shape[2],), (self.query.shape[-1],))
             check_shape(x, f"LowRank {side}", wanted[4 - x.dim() :])
 
-    def scores(
-        self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H M D"], scale: float, allowed: Tensor | None
-    ) -> Float[Tensor, "*#B #H N M"]:
+    def scores(self, q: Queries, k: Keys, scale: float, allowed: Tensor | None) -> Float[Tensor, "*#B #H N M"]:
         return self.query.to(q.dtype) @ self.key.to(q.dtype).mT
 
     def narrow(self, queries: slice, keys: slice) -> LowRank:
@@ -114,6 +109,7 @@ class DenseBias(Term):
         bias: `[1 or B, 1 or H, N, M]`.
     """
 
+    meets_plain = False
     bias: Float[Tensor, "#B #H N M"]
 
     def __post_init__(self) -> None:
@@ -125,9 +121,7 @@ class DenseBias(Term):
         check_device(self.bias, "DenseBias", q)
         check_shape(self.bias, "DenseBias", ((1, q.shape[0]), (1, q.shape[1]), (q.shape[2],), (k.shape[2],)))
 
-    def scores(
-        self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H M D"], scale: float, allowed: Tensor | None
-    ) -> Float[Tensor, "#B #H N M"]:
+    def scores(self, q: Queries, k: Keys, scale: float, allowed: Tensor | None) -> Float[Tensor, "#B #H N M"]:
         return self.bias
 
     def narrow(self, queries: slice, keys: slice) -> DenseBias:
@@ -167,12 +161,8 @@ class RowRule(Term):
         for parameter in self.parameters:
             check_device(parameter, "RowRule parameters", q)
 
-    def scores(
-        self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H M D"], scale: float, allowed: Tensor | None
-    ) -> Float[Tensor, "#B #H N M"]:
-        n, m = q.shape[2], k.shape[2]
-        seen = torch.ones(1, 1, n, m, dtype=torch.bool, device=q.device) if allowed is None else allowed
-        return self(q, k, seen, slice(0, n))
+    def scores(self, q: Queries, k: Keys, scale: float, allowed: Tensor | None) -> Float[Tensor, "#B #H N M"]:
+        return self(q, k, allowed, slice(0, q.shape[2]))
 
     def narrow(self, queries: slice, keys: slice) -> RowRule:
         """Only rows can be cut: the rule sees all keys."""
@@ -181,17 +171,15 @@ class RowRule(Term):
         return replace(self, offset=self.offset + (queries.start or 0))
 
     def __call__(
-        self, q: Float[Tensor, "B H n D"], k: Float[Tensor, "B H M D"], allowed: Bool[Tensor, "#B #H n M"], rows: slice
-    ) -> Float[Tensor, "#B #H n M"]:
-        """The bias of the rows."""
-        shifted = slice(rows.start + self.offset, rows.stop + self.offset)
-        bias = self.rule(q, k, allowed, shifted, *self.parameters)
+        self, q: Queries, k: Keys, allowed: Bool[Tensor, "#B #H N M"] | None, rows: slice
+    ) -> Float[Tensor, "#B #H N M"]:
+        """The bias of the rows; every pair is allowed where nothing says which."""
         (batch, heads, n, _), m = q.shape, k.shape[2]
+        seen = torch.ones(1, 1, n, m, dtype=torch.bool, device=q.device) if allowed is None else allowed
+        shifted = slice(rows.start + self.offset, rows.stop + self.offset)
+        bias = self.rule(q, k, seen, shifted, *self.parameters)
         fits = isinstance(bias, Tensor) and bias.dim() == 4 and bias.shape[2] == n and bias.shape[3] == m
         if not fits or not broadcasts(bias.shape[0], batch) or not broadcasts(bias.shape[1], heads):
-            fail(
-                f"a RowRule's rule to return [1 or {batch}, 1 or {heads}, {n}, {m}]",
-                shape_of(bias),
-                "Return one number for each of the rows and every key.",
-            )
+            wanted = f"a RowRule's rule to return [1 or {batch}, 1 or {heads}, {n}, {m}]"
+            fail(wanted, shape_of(bias), "Return one number for each of the rows and every key.")
         return bias

@@ -27,7 +27,7 @@ from relpos.core.rotation import rotate as plain_rotate
 from relpos.core.terms.fitting import check_device, check_shape, heads_first
 from relpos.core.tree import changed, register, static
 
-Side = Literal["query", "key"]
+RotatedSide = Literal["query", "key"]
 
 
 class Whole(tuple[Any, ...]):
@@ -54,6 +54,7 @@ class Rotation(Single):
         width: the head width that the angles were made for, R or more; attention refuses another. None for any.
     """
 
+    adds_scores = meets_plain = False
     query: Float[Tensor, "#B #H N P"]
     key: Float[Tensor, "#B #H M P"] | None
     layout: RotationLayout = static()
@@ -73,11 +74,8 @@ class Rotation(Single):
             why = "Half precision rounds a position of 1995 to 1992; compute angles in float32."
             require_wide(x, f"Rotation {name}", why)
             if x.shape[3] != self.query.shape[3]:
-                fail(
-                    f"Rotation {name} with {self.query.shape[3]} angles per token, as the query has",
-                    shape_of(x),
-                    "Queries and keys rotate the same dimensions.",
-                )
+                wanted = f"Rotation {name} with {self.query.shape[3]} angles per token, as the query has"
+                fail(wanted, shape_of(x), "Queries and keys rotate the same dimensions.")
         if self.key is None and self.key_magnitude is not None:
             fail("no key magnitude where keys come rotated", shape_of(self.key_magnitude), "Apply it with rotate().")
         if self.width is not None:
@@ -106,7 +104,11 @@ class Rotation(Single):
             fail(f"at most {width // 2} angles for a head width of {width}", str(pairs), "Rotate fewer dimensions.")
 
     def _turned(
-        self, x: Tensor, side: Side, rotate: Callable[..., Tensor] | None = None, into: RotationLayout | None = None
+        self,
+        x: Tensor,
+        side: RotatedSide,
+        rotate: Callable[..., Tensor] | None = None,
+        into: RotationLayout | None = None,
     ) -> Tensor:
         """Queries or keys, turned; by `rotate`, where an engine has its own. `into`: see `core.rotation.turn`."""
         if rotate is None and (known := self._factors(side, torch.promote_types(x.dtype, torch.float32))) is not None:
@@ -114,7 +116,7 @@ class Rotation(Single):
         angles, magnitude = self._of(side)
         return (rotate or plain_rotate)(x, angles, layout=self.layout, magnitude=magnitude)
 
-    def _of(self, side: Side) -> tuple[Tensor, float | Tensor]:
+    def _of(self, side: RotatedSide) -> tuple[Tensor, float | Tensor]:
         angles, own = (self.query, self.query_magnitude) if side == "query" else (self.key, self.key_magnitude)
         assert angles is not None
         return angles, self.magnitude if own is None else own * self.magnitude
@@ -124,7 +126,7 @@ class Rotation(Single):
         """Whether `fixed` was told so of it, or it was cut from such a term, and what is kept may be read."""
         return bool(self.__dict__.get("_whole")) and may_keep(self.query.device)
 
-    def _factors(self, side: Side, dtype: torch.dtype) -> Complex[Tensor, "#B #H N P"] | None:
+    def _factors(self, side: RotatedSide, dtype: torch.dtype) -> Complex[Tensor, "#B #H N P"] | None:
         """What `turn` takes, if the angles are fixed; of a part of a term that was fixed, a part of what that keeps."""
         if not self._is_fixed:
             return None
@@ -136,7 +138,7 @@ class Rotation(Single):
         found: Tensor = whole._factors(side, dtype)
         return found[..., cuts[side == "key"], :]
 
-    def _made(self, side: Side, dtype: torch.dtype) -> Complex[Tensor, "#B #H N P"]:
+    def _made(self, side: RotatedSide, dtype: torch.dtype) -> Complex[Tensor, "#B #H N P"]:
         angles, magnitude = self._of(side)
         return torch.complex((angles.cos() * magnitude).to(dtype), (angles.sin() * magnitude).to(dtype))
 
@@ -176,6 +178,7 @@ class QueryBias(Term):
         u: `[1 or H, D]`.
     """
 
+    adds_scores = meets_plain = False
     u: Float[Tensor, "H D"]
 
     def __post_init__(self) -> None:
@@ -191,6 +194,7 @@ class QueryBias(Term):
 class Scale(Term):
     """Sets the factor on the content product (1 for T5). An argument `scale=` of attention beats it."""
 
+    adds_scores = meets_plain = False
     value: float = static()
 
     def __post_init__(self) -> None:
@@ -199,11 +203,8 @@ class Scale(Term):
     def join(self, other: Self) -> Scale:
         """Equal scales are one; different ones contradict each other."""
         if self.value != other.value:
-            fail(
-                "one scale",
-                f"{self.value} and {other.value} from two terms",
-                "Keep one of the two mechanisms that set a scale.",
-            )
+            came = f"{self.value} and {other.value} from two terms"
+            fail("one scale", came, "Keep one of the two mechanisms that set a scale.")
         return self
 
 
@@ -212,6 +213,7 @@ class Scale(Term):
 class Softcap(Single):
     """Bounds the scaled content product: `cap * tanh(x / cap)` (Gemma 2). At most one."""
 
+    adds_scores = meets_plain = False
     cap: float = static()
 
     def __post_init__(self) -> None:
@@ -229,6 +231,7 @@ class Sinks(Single):
         logits: `[H]`.
     """
 
+    meets_plain = False
     logits: Float[Tensor, " H"]
 
     def __post_init__(self) -> None:

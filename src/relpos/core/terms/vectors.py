@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from relpos.core.algebra import Term
+from relpos.core.algebra import Keys, Queries, Term
 from relpos.core.checks import fail, require_choice, require_flag, shape_of
 from relpos.core.gather import lookup, segment_sum
 from relpos.core.line import Lines
@@ -62,11 +62,8 @@ class LineVectors(Term):
         if self.index is not None:
             whole = isinstance(self.index, Tensor) and not self.index.is_floating_point()
             if not whole or self.index.dtype == torch.bool or self.index.shape != (self.lines.length,):
-                fail(
-                    f"LineVectors index of integers of shape [{self.lines.length}]",
-                    shape_of(self.index),
-                    "Give one row number for each entry of the line.",
-                )
+                wanted = f"LineVectors index of integers of shape [{self.lines.length}]"
+                fail(wanted, shape_of(self.index), "Give one row number for each entry of the line.")
         if self.bias is not None:
             if self.side == "value":
                 fail("no bias beside value vectors", shape_of(self.bias), "A bias meets queries or keys only.")
@@ -87,9 +84,7 @@ class LineVectors(Term):
         """The row of `vectors` that each pair reads; R, one past the last, means a row of zeros."""
         return rows_read(self.lines, self.vectors.shape[1], self.index)
 
-    def scores(
-        self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H M D"], scale: float, allowed: Tensor | None
-    ) -> Float[Tensor, "B H N M"] | None:
+    def scores(self, q: Queries, k: Keys, scale: float, allowed: Tensor | None) -> Float[Tensor, "B H N M"] | None:
         if self.side == "value":
             return None
         if self.side == "query":
@@ -144,9 +139,7 @@ class AxisVectors(Term):
         for vectors, lines in zip(self.vectors, self.lines, strict=True):
             yield rows_read(lines, vectors.shape[1])
 
-    def scores(
-        self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H M D"], scale: float, allowed: Tensor | None
-    ) -> Float[Tensor, "B H N M"]:
+    def scores(self, q: Queries, k: Keys, scale: float, allowed: Tensor | None) -> Float[Tensor, "B H N M"]:
         parts = (meet(q, None, vectors, rows) for vectors, rows in zip(self.vectors, self.rows(), strict=True))
         return reduce(torch.add, parts)
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from relpos.core import AxisVectors, DenseBias, LineBias, LineVectors, LowRank, Term, Terms, contract
+from relpos.core import AxisVectors, DenseBias, LineBias, LineVectors, LowRank, Sinks, Softcap, Term, Terms, contract
 from relpos.core.terms.vectors import meet, sum_rows
 from relpos.engines import dense
 from relpos.engines.call import Call
@@ -177,6 +177,10 @@ class DensePlan(Plan):
                     _add(d_key, score.mT @ query.to(self.dtype))
                 case DenseBias(), DenseBias(bias=into):
                     _add(into, score)
+                case ((LineVectors() | Sinks() | Softcap()), _):  # whose gradients do not come from here
+                    pass
+                case term, _:
+                    raise NotImplementedError(f"DensePlan.collect has no gradient for {type(term).__name__}")
 
     def _meet_backward(
         self,
@@ -201,8 +205,7 @@ class DensePlan(Plan):
     def _sum_rows(self, x: Float[Tensor, "B H n m"], rows: Int[Tensor, "*B n m"], vectors: Tensor) -> Tensor:
         """`[B, H, n, R]`: for each query and row of the vectors, the sum over the pairs that read it."""
         count = vectors.shape[1]
-        wide = rows.expand(x.shape[0], -1, -1) if rows.dim() == 3 else rows
-        return sum_rows(x, wide, count + 1)[..., :count]
+        return sum_rows(x, rows, count + 1)[..., :count]
 
 
 def _add(into: Tensor, gradient: Tensor) -> None:

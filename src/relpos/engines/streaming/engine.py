@@ -10,12 +10,26 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from relpos.core import AxisVectors, DenseBias, LineVectors, RowRule, Term, at_least_float32, lookup
+from relpos.core import (
+    AxisVectors,
+    DenseBias,
+    LineBias,
+    LineVectors,
+    LowRank,
+    QueryBias,
+    Rotation,
+    RowRule,
+    Scale,
+    Sinks,
+    Softcap,
+    Term,
+    at_least_float32,
+    lookup,
+)
 from relpos.engines import dense
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 from relpos.engines.operators import Gradients, lacks_transform, make_operator
-from relpos.engines.packing import pack
 from relpos.engines.streaming import cpu_kernel
 from relpos.engines.streaming.backward import Backward
 from relpos.engines.streaming.forward import Forward
@@ -55,16 +69,19 @@ def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor
                 add(gradients.buffer(x), gradient)
 
 
-_operator = make_operator("streaming", _forward, _backward)
+_attend = make_operator("streaming", _forward, _backward)
 
 
 class Streaming(Engine):
     name = "streaming"
     summary = "blocks of rows in O(N) memory, with an exact gradient; every term, any device; fastest on CPU"
     serves_any_size = True
+    served = (
+        LineBias, LineVectors, AxisVectors, LowRank, DenseBias, RowRule, Rotation, QueryBias, Scale, Softcap, Sinks,
+    )  # fmt: skip
 
     def unsupported(self, call: Call) -> str | None:
-        return lacks_transform()
+        return self.unknown(call) or lacks_transform()
 
     def not_preferred(self, call: Call) -> str | None:
         return slower(call)
@@ -76,11 +93,6 @@ class Streaming(Engine):
 
 
 STREAMING = Streaming()
-
-
-def _attend(call: Call) -> tuple[Tensor, Tensor]:
-    out, lse = _operator(*pack(call))
-    return out, lse
 
 
 def _one_row_per_entry(term: Term) -> Term:
@@ -103,7 +115,7 @@ def _by_rules(call: Call) -> tuple[Tensor, Tensor]:
     wide_k = at_least_float32(call.k if call.plain_k is None else call.plain_k)
     wide_k = wide_k.repeat_interleave(wide_q.shape[1] // wide_k.shape[1], dim=1)
     call = replace(call, terms=call.terms.without(RowRule))
-    if not call.terms.of(LineVectors) and not call.terms.of(AxisVectors):
+    if not any(term.meets_plain for term in call.terms):
         call = replace(call, plain_q=None, plain_k=None)
     count = max(1, dense.PAIRS_AT_ONCE // max(1, m))
     if call.mask is not None and call.mask.blocks is not None:
@@ -113,9 +125,7 @@ def _by_rules(call: Call) -> tuple[Tensor, Tensor]:
     def attend(start: int, stop: int) -> tuple[Tensor, Tensor]:
         rows = slice(start, stop)
         mask = None if call.mask is None else call.mask.narrow(rows, everything, call.q.device)
-        seen = torch.ones(1, 1, stop - start, m, dtype=torch.bool, device=call.q.device)
-        if mask is not None:
-            seen = mask.dense(stop - start, m, call.q.device)
+        seen = None if mask is None else mask.dense(stop - start, m, call.q.device)
         bias = sum(rule(wide_q[:, :, rows], wide_k, seen, rows) for rule in rules)
         assert isinstance(bias, Tensor)
         plain_q = None if call.plain_q is None else call.plain_q[:, :, rows]

@@ -12,10 +12,8 @@ from relpos.core import LineBias, QueryBias, Rotation, Scale, Sinks
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 from relpos.engines.operators import Gradients, lacks_transform, make_operator
-from relpos.engines.packing import pack
 from relpos.engines.triton import limits
 
-_SERVED = (LineBias, Rotation, QueryBias, Scale, Sinks)
 _WIDEST = 256
 _SHORT = 512
 
@@ -35,13 +33,14 @@ def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor
 
 
 _INSTALLED = importlib.util.find_spec("triton") is not None
-_operator = make_operator("triton", _forward, _backward)
+_attend = make_operator("triton", _forward, _backward)
 
 
 class Triton(Engine):
     name = "triton"
     summary = "fused kernels for a line bias on GPU, with a gradient in a fixed order"
     serves_any_size = True
+    served = (LineBias, Rotation, QueryBias, Scale, Sinks)
     checked_on = ("cuda",)
 
     def unsupported(self, call: Call) -> str | None:
@@ -55,9 +54,8 @@ class Triton(Engine):
             return f"{limits.AMPLE // 1024} KiB of shared memory for a program, which wide heads and float64 take"
         if not _INSTALLED:
             return "Triton, which is not installed"
-        for term in call.terms:
-            if not isinstance(term, _SERVED):
-                return type(term).__name__
+        if (unknown := self.unknown(call)) is not None:
+            return unknown
         if max(q.shape[3], call.v.shape[3]) > _WIDEST:
             return f"head widths above {_WIDEST}"
         if mask is not None and mask.has_globals:
@@ -91,8 +89,7 @@ class Triton(Engine):
         """Output and log-sum-exp."""
         from relpos.engines.triton.rotation import rotate
 
-        out, lse = _operator(*pack(call.rotated(rotate)))
-        return out, lse
+        return _attend(call.rotated(rotate))
 
 
 TRITON = Triton()
