@@ -50,7 +50,9 @@ class _Attend(torch.autograd.Function):
         return d_q, d_k, d_v, d_bias, None, None
 
 
-def _of_values(d_scores: Float[Tensor, "B H N M"], values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "H L"]:
+def _of_values(
+    d_scores: Float[Tensor, "B H N M"], values: Float[Tensor, "#H L"], lines: Lines
+) -> Float[Tensor, "#H L"]:
     whole = d_scores.sum_to_size(1, values.shape[0], *d_scores.shape[2:])[0]
     return contract(whole, lines)
 

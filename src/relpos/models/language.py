@@ -33,8 +33,8 @@ from relpos.models.attending import AttentionChoice, kind_of, pattern
 from relpos.models.positions import PositionChoice
 from relpos.models.sampling import require_sampling, sample
 from relpos.models.transformer import Transformer
-from relpos.position.decoding import decoding
 from relpos.position.mechanism import AS_IS
+from relpos.position.scope import decoding
 
 
 class LanguageModel(Transformer):

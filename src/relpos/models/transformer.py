@@ -22,7 +22,7 @@ from relpos.layers.block import BlockConfig
 from relpos.models.attending import ATTENTIONS, AttentionChoice
 from relpos.models.positions import LayerPositions, PositionChoice
 from relpos.position import Site, Sum
-from relpos.position.mechanism import require_std
+from relpos.position.tables import require_std
 
 
 class Transformer(nn.Module):

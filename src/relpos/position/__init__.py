@@ -4,7 +4,6 @@ from relpos.position.alibi import ALiBi, alibi_slopes
 from relpos.position.clipped import ClippedBias
 from relpos.position.cope import CoPE
 from relpos.position.deberta import DisentangledPosition
-from relpos.position.decoding import decoding
 from relpos.position.decomposed import DecomposedPosition
 from relpos.position.factored import FactoredBias
 from relpos.position.fire import FIREBias
@@ -12,9 +11,10 @@ from relpos.position.irpe import ImageRelativePosition
 from relpos.position.kerple import Kerple
 from relpos.position.learned import LearnedPositionEmbedding
 from relpos.position.log_cpb import LogContinuousBias
-from relpos.position.mechanism import Mechanism, OffsetBias, Site, Sum
+from relpos.position.mechanism import Mechanism, Site, Sum
 from relpos.position.multi_axis import MultimodalRotary
 from relpos.position.none import NoPosition
+from relpos.position.offset_bias import OffsetBias
 from relpos.position.preset import Preset, find, presets
 from relpos.position.relative import (
     RelativePositionBias,
@@ -25,6 +25,7 @@ from relpos.position.rotary import RotaryEmbedding
 from relpos.position.rotary_mixed import RotaryMixed
 from relpos.position.sandwich import Sandwich
 from relpos.position.scaling import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, NTKScaling, YaRN
+from relpos.position.scope import decoding
 from relpos.position.shaw import ShawPosition
 from relpos.position.sinusoidal import SinusoidalPositionEmbedding
 from relpos.position.t5 import T5Bias

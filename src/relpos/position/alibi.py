@@ -31,7 +31,8 @@ from torch import Tensor, nn
 
 from relpos.core import Offsets, at_least_float32, constant
 from relpos.core.checks import fail, require_choice, require_flag, require_int
-from relpos.position.mechanism import AS_IS, OffsetBias, Site
+from relpos.position.mechanism import AS_IS, Site
+from relpos.position.offset_bias import OffsetBias
 from relpos.position.preset import Preset
 
 Distance = Literal["euclidean", "manhattan", "axes"]

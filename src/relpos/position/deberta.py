@@ -27,8 +27,9 @@ from torch import Tensor, nn
 
 from relpos.core import Coordinates, Kind, LineVectors, Scale, Terms, at_least_float32, constant
 from relpos.core.checks import fail, require_flag, require_int, without_autocast
-from relpos.position.mechanism import AS_IS, Mechanism, Site, raster_lines, require_std, start_table
+from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
+from relpos.position.tables import require_std, start_table
 
 
 def _log_edges(buckets: int, max_distance: int) -> tuple[int, ...]:
@@ -100,7 +101,7 @@ class DisentangledPosition(Mechanism):
         return (bucket + self.span).clamp(0, 2 * self.span - 1)
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        line = raster_lines(queries, keys, self.device)
+        line = self._raster_lines(queries, keys)
         offsets = line.offsets()
         rows = torch.where(offsets.kind == int(Kind.TOKENS), self.bucket(offsets.axes[:, 0]), -1)
         parts = 1 + (self.pos_key is not None) + (self.pos_query is not None)

@@ -37,8 +37,9 @@ from relpos.core import (
     require_coordinates,
 )
 from relpos.core.checks import fail, require_int, without_autocast
-from relpos.position.mechanism import AS_IS, Mechanism, Site, require_std, require_window, start_table
+from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
+from relpos.position.tables import require_std, require_window, start_table
 
 
 class DecomposedPosition(Mechanism):

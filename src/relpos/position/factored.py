@@ -21,9 +21,11 @@ from torch import Tensor, nn
 
 from relpos.core import Coordinates, Grid, Offsets, at_least_float32, lookup
 from relpos.core.checks import fail, require_choice, require_int, shape_of
-from relpos.position.mechanism import Mechanism, OffsetBias, Site, require_std, require_window, start_table
+from relpos.position.mechanism import Mechanism, Site
+from relpos.position.offset_bias import OffsetBias
 from relpos.position.preset import Preset
 from relpos.position.relative import covering
+from relpos.position.tables import require_std, require_window, start_table
 
 
 class FactoredBias(OffsetBias):

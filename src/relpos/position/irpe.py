@@ -42,13 +42,13 @@ from relpos.core import (
     Terms,
     at_least_float32,
     constant,
-    lines,
     lookup,
     require_coordinates,
 )
 from relpos.core.checks import fail, require_choice, require_int, require_number
-from relpos.position.mechanism import AS_IS, Mechanism, Site, require_std, start_table
+from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
+from relpos.position.tables import require_std, start_table
 
 Method = Literal["product", "euclidean", "quantization", "rows", "columns"]
 
@@ -146,7 +146,7 @@ class ImageRelativePosition(Mechanism):
         require_coordinates(keys, "keys")
         if queries.axes != 2 or keys.axes != 2:
             fail("coordinates with rows and columns", f"{queries!r} and {keys!r}", "Use a Grid(rows, columns).")
-        line = lines(queries, keys, device=self.device)
+        line = self._lines(queries, keys)
         bucket = self.bucket(line.offsets())
         table = at_least_float32(self.table)
         if table.dim() == 3:

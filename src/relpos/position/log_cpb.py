@@ -24,8 +24,10 @@ from torch import Tensor, nn
 
 from relpos.core import Grid, Offsets, at_least_float32, constant
 from relpos.core.checks import fail, require_int
-from relpos.position.mechanism import AS_IS, OffsetBias, Site, require_window
+from relpos.position.mechanism import AS_IS, Site
+from relpos.position.offset_bias import OffsetBias
 from relpos.position.preset import Preset
+from relpos.position.tables import require_window
 
 
 class LogContinuousBias(OffsetBias):

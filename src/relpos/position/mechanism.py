@@ -9,10 +9,9 @@ CONTRIBUTING.md for a whole example.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float
@@ -21,16 +20,11 @@ from torch import Tensor, nn
 from relpos.core import (
     Coordinates,
     Grid,
-    Kind,
-    LineBias,
     Lines,
-    Offsets,
     Sequence,
     Terms,
-    at_least_float32,
     keep,
     lines,
-    may_keep,
     require_coordinates,
 )
 from relpos.core.checks import (
@@ -39,10 +33,9 @@ from relpos.core.checks import (
     require_device,
     require_flag,
     require_int,
-    require_number,
     shape_of,
-    without_autocast,
 )
+from relpos.position.tables import require_std
 
 
 @dataclass(frozen=True)
@@ -79,45 +72,10 @@ class Site:
         require_flag(self.trainable, "Site trainable")
 
 
-def require_std(x: object, name: str = "init_std") -> None:
-    """Raise unless `x` can be the standard deviation that a learned table starts from."""
-    require_number(x, name, "of at least 0", "Pass 0.0 to start from zeros.")
-
-
-def require_window(window_size: object) -> tuple[int, ...]:
-    """The cells along each axis of a window, one or more; raises where they are no such thing."""
-    if not isinstance(window_size, tuple | list) or not window_size:
-        fail("window_size to be (rows, columns)", shape_of(window_size), "Pass one integer per axis.")
-    return Grid(*window_size).sizes
-
-
-def raster_lines(queries: Coordinates, keys: Coordinates | None, device: torch.device) -> Lines:
-    """The lines of queries and keys (None: the queries) as a one-axis mechanism sees them, checked."""
-    require_coordinates(queries, "queries")
-    if keys is not None:
-        require_coordinates(keys, "keys")
-    return lines(queries.raster(), None if keys is None else keys.raster(), device=device)
-
-
-@torch.no_grad()
-def start_table(table: nn.Parameter, std: float) -> None:
-    """Fill a learned table from a normal of this standard deviation; with zeros for 0.
-
-    Cut at 2 as timm and Swin cut (far out for their 0.02), or at two standard deviations where those are more.
-    """
-    if std == 0:
-        table.zero_()
-    else:
-        cut = max(2.0, 2 * std)
-        nn.init.trunc_normal_(table, std=std, a=-cut, b=cut)
-
-
 AS_IS = "as is"
 """The growth rule of mechanisms that are defined at any coordinates and need nothing."""
 
 
-_HELD, _LAST = 256, "last"
-"""Tokens of the shortest sequence whose terms a mechanism holds while it decodes; and under what it holds the last."""
 _FEW_TOKENS = 2**13
 """Queries and keys together up to which a mechanism keeps their lines."""
 
@@ -129,7 +87,7 @@ class Mechanism(nn.Module):
         super().__init__()
         self.register_buffer("_here", torch.empty(0), persistent=False)  # moves with .to(device)
 
-    _held: dict[Any, Any] | None = None
+    _held: dict[Any, Terms] | None = None
     """Within `relpos.decoding`, what was made of its weights; else None."""
 
     @property
@@ -138,6 +96,13 @@ class Mechanism(nn.Module):
         here = self._here
         assert isinstance(here, Tensor)
         return here.device
+
+    def _raster_lines(self, queries: Coordinates, keys: Coordinates | None) -> Lines:
+        """The lines as a one-axis mechanism sees the tokens, checked."""
+        require_coordinates(queries, "queries")
+        if keys is not None:
+            require_coordinates(keys, "keys")
+        return self._lines(queries.raster(), None if keys is None else keys.raster())
 
     def __setattr__(self, name: str, value: Any) -> None:
         self.__dict__.pop("_kept", None)  # it may not follow from the new setting
@@ -360,82 +325,3 @@ def _wrapped_as_is(part: nn.Module, suffices: bool) -> Any:
     if not suffices:
         fail("a mechanism to grow", f"{type(part).__name__}, which wraps one", "Merge the adapter into it first.")
     return part
-
-
-class OffsetBias(Mechanism):
-    """A bias that depends on query - key alone: subclasses write `bias`, and `prefix_bias` where they have one."""
-
-    axes: ClassVar[int | None] = 1
-    """Axes it understands, others raise: 1 sees a grid in raster order; None takes coordinates as they come."""
-
-    _answers_for_prefix: bool = False
-    """Whether `bias` itself has what `prefix_bias` says at the pairs with a prefix."""
-
-    @abstractmethod
-    def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
-        """The bias of each head at each offset, float32 or wider. Pairs with a prefix come as offset 0 and are
-        replaced."""
-
-    def prefix_bias(self) -> Float[Tensor, "H 3"] | None:
-        """The bias prefix to token, token to prefix, prefix to prefix; None for 0."""
-        return None
-
-    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        require_coordinates(queries, "queries")
-        if keys is not None:
-            require_coordinates(keys, "keys")
-        if self.axes == 1:
-            queries, keys = queries.raster(), None if keys is None else keys.raster()
-        for side, coordinates in (("queries", queries), ("keys", keys)):
-            if self.axes is not None and coordinates is not None and coordinates.axes != self.axes:
-                wanted = f"{side} with {self.axes} axes for {type(self).__name__}"
-                fail(wanted, repr(coordinates), "Give coordinates with as many axes, or use another mechanism.")
-        if self._held is None or torch.is_grad_enabled() or not may_keep(self.device):
-            line = self._lines(queries, keys)
-            return Terms(LineBias(self._values(line), line))
-        asked = (queries, keys, self.device)
-        last, terms = self._held.get(_LAST, (None, None))
-        if last != asked:
-            terms = self._part_of_held(queries, keys)
-            self._held[_LAST] = asked, terms
-        return terms
-
-    def _part_of_held(self, queries: Coordinates, keys: Coordinates | None) -> Terms:
-        """A part of the terms of a long sequence, which are held, where that is the same; else made anew."""
-        assert self._held is not None
-        sides = [side for side in (queries, keys) if side is not None]
-        anywhere = self.axes == 1 and AS_IS in self.growth
-        if not anywhere or not all(isinstance(side, Sequence) and side.start >= side.prefix == 0 for side in sides):
-            line = self._lines(queries, keys)
-            return Terms(LineBias(self._values(line), line))
-        reach = max(side.high[0] for side in sides) + 1
-        key = (max(_HELD, 1 << (reach - 1).bit_length()), self.device)
-        if key not in self._held:
-            line = lines(Sequence(key[0]), device=self.device)
-            self._held[key] = Terms(LineBias(self._values(line), line))
-        parts = (slice(side.low[0], side.high[0] + 1) for side in (sides[0], sides[-1]))
-        return self._held[key].narrow(*parts)
-
-    def _values(self, line: Lines) -> Float[Tensor, "H L"]:
-        """What it says at every entry of a line, in float32 or wider."""
-        offsets = line.offsets()
-        with without_autocast(line.query.device):  # values are computed in float32, also there
-            values = self.bias(offsets)
-            if not isinstance(values, Tensor) or values.dim() != 2 or values.shape[1] != line.length:
-                fail(
-                    f"{type(self).__name__}.bias to return [heads, {line.length}]",
-                    shape_of(values),
-                    "Return one value per head for each entry of offsets.kind.",
-                )
-            if line.length != line.layout.tokens and not self._answers_for_prefix:
-                own = self.prefix_bias()
-                three = values.new_zeros(values.shape[0], 3) if own is None else own
-                by_kind = torch.cat([values.new_zeros(values.shape[0], 1), three], dim=1)
-                values = torch.where(offsets.kind == int(Kind.TOKENS), values, spread(by_kind, offsets))
-        return at_least_float32(values)
-
-
-def spread(by_kind: Float[Tensor, "H 4"], offsets: Offsets) -> Float[Tensor, "H L"]:
-    """One number a kind at every entry of the line. A product, so that its gradient is a sum in a fixed order."""
-    kinds = torch.arange(len(Kind), device=offsets.kind.device)
-    return by_kind @ (offsets.kind == kinds[:, None]).to(by_kind.dtype)

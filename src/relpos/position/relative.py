@@ -41,8 +41,10 @@ from relpos.core import (
     require_coordinates,
 )
 from relpos.core.checks import fail, require_choice, require_int, shape_of
-from relpos.position.mechanism import Mechanism, OffsetBias, Site, require_std, start_table
+from relpos.position.mechanism import Mechanism, Site
+from relpos.position.offset_bias import OffsetBias
 from relpos.position.preset import Preset
+from relpos.position.tables import require_std, start_table
 
 
 def get_relative_position_index_1d(seq_len: int) -> Int[Tensor, "N N"]:

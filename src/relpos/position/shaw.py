@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from relpos.core import Coordinates, Kind, Lines, LineVectors, Terms, at_least_float32
 from relpos.core.checks import require_flag, require_int
-from relpos.position.mechanism import AS_IS, Mechanism, Site, raster_lines, require_std, start_table
+from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
+from relpos.position.tables import require_std, start_table
 
 
 class ShawPosition(Mechanism):
@@ -63,7 +64,7 @@ class ShawPosition(Mechanism):
         return f"{self.key_vectors.shape[1]}, max_distance={self.max_distance}, values={self.value_vectors is not None}"
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        line = raster_lines(queries, keys, self.device)
+        line = self._raster_lines(queries, keys)
         rows = self._rows(line)
         terms = Terms(LineVectors(at_least_float32(self.key_vectors)[None], rows, line, side="query"))
         if self.value_vectors is not None:

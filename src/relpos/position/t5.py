@@ -30,8 +30,10 @@ from torch import Tensor, nn
 
 from relpos.core import Coordinates, Offsets, Rows, Scale, Terms, at_least_float32, constant, keep, read
 from relpos.core.checks import fail, require_flag, require_int
-from relpos.position.mechanism import AS_IS, OffsetBias, Site, require_std, start_table
+from relpos.position.mechanism import AS_IS, Site
+from relpos.position.offset_bias import OffsetBias
 from relpos.position.preset import Preset
+from relpos.position.tables import require_std, start_table
 
 
 def _edges(buckets: int, max_distance: int) -> tuple[int, ...]:

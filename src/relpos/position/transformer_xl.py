@@ -22,8 +22,9 @@ from torch import nn
 from relpos.core import Coordinates, LineVectors, QueryBias, Terms, at_least_float32
 from relpos.core.checks import fail, require_choice, require_int, require_number, without_autocast
 from relpos.position.angles import WaveLayout, frequencies, turned, waves
-from relpos.position.mechanism import AS_IS, Mechanism, Site, raster_lines, require_std, start_table
+from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
+from relpos.position.tables import require_std, start_table
 
 
 class TransformerXLPosition(Mechanism):
@@ -74,7 +75,7 @@ class TransformerXLPosition(Mechanism):
         return cls(site.num_heads, site.head_dim, 2 * (site.embed_dim // 2), init_std=site.init_std)
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        line = raster_lines(queries, keys, self.device)
+        line = self._raster_lines(queries, keys)
         distance = line.offsets().axes[: line.layout.tokens].double()
         bands = frequencies(self.projection.in_features // 2, self.base)
         weight = at_least_float32(self.projection.weight)

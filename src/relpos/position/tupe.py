@@ -35,12 +35,12 @@ from relpos.core import (
     Scale,
     Terms,
     at_least_float32,
-    lines,
     require_coordinates,
 )
 from relpos.core.checks import require_int, without_autocast
 from relpos.position.learned import LearnedPositionEmbedding
-from relpos.position.mechanism import Mechanism, Site, spread
+from relpos.position.mechanism import Mechanism, Site
+from relpos.position.offset_bias import spread
 from relpos.position.preset import Preset
 
 UNTIED = 2
@@ -107,7 +107,7 @@ class TUPEPosition(Mechanism):
         )
         if not queries.prefix and not keys.prefix:
             return terms
-        line = lines(queries.raster(), keys.raster(), device=self.device)
+        line = self._lines(queries.raster(), keys.raster())
         first, second = theta.unbind(dim=1)
         by_kind = torch.stack([torch.zeros_like(first), first, second, first], dim=1)
         with without_autocast(self.device):

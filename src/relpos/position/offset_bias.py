@@ -1,0 +1,110 @@
+"""A bias that is a function of the offset: what most mechanisms subclass, with one function to write."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.core import (
+    Coordinates,
+    Kind,
+    LineBias,
+    Lines,
+    Offsets,
+    Sequence,
+    Terms,
+    at_least_float32,
+    lines,
+    may_keep,
+    require_coordinates,
+)
+from relpos.core.checks import fail, shape_of, without_autocast
+from relpos.position.mechanism import AS_IS, Mechanism
+
+_HELD = 256
+"""Tokens of the shortest sequence whose terms a mechanism holds while it decodes."""
+
+
+class OffsetBias(Mechanism):
+    """A bias that depends on query - key alone: subclasses write `bias`, and `prefix_bias` where they have one."""
+
+    axes: ClassVar[int | None] = 1
+    """Axes it understands, others raise: 1 sees a grid in raster order; None takes coordinates as they come."""
+
+    _answers_for_prefix: bool = False
+    """Whether `bias` itself has what `prefix_bias` says at the pairs with a prefix."""
+
+    @abstractmethod
+    def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
+        """The bias of each head at each offset, float32 or wider. Pairs with a prefix come as offset 0 and are
+        replaced."""
+
+    def prefix_bias(self) -> Float[Tensor, "H 3"] | None:
+        """The bias prefix to token, token to prefix, prefix to prefix; None for 0."""
+        return None
+
+    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        require_coordinates(queries, "queries")
+        if keys is not None:
+            require_coordinates(keys, "keys")
+        if self.axes == 1:
+            queries, keys = queries.raster(), None if keys is None else keys.raster()
+        for side, coordinates in (("queries", queries), ("keys", keys)):
+            if self.axes is not None and coordinates is not None and coordinates.axes != self.axes:
+                wanted = f"{side} with {self.axes} axes for {type(self).__name__}"
+                fail(wanted, repr(coordinates), "Give coordinates with as many axes, or use another mechanism.")
+        if self._held is None or torch.is_grad_enabled() or not may_keep(self.device):
+            line = self._lines(queries, keys)
+            return Terms(LineBias(self._values(line), line))
+        asked = (queries, keys, self.device)
+        held = self._held
+        terms = held.get(asked)
+        if terms is None:
+            terms = self._part_of_held(queries, keys, held)
+            for before in [key for key in held if len(key) == len(asked)]:  # the last call's alone is of use again
+                held.pop(before, None)
+            held[asked] = terms
+        return terms
+
+    def _part_of_held(self, queries: Coordinates, keys: Coordinates | None, held: dict[Any, Terms]) -> Terms:
+        """A part of the terms of a long sequence, which are held, where that is the same; else made anew."""
+        sides = [side for side in (queries, keys) if side is not None]
+        anywhere = self.axes == 1 and AS_IS in self.growth
+        if not anywhere or not all(isinstance(side, Sequence) and side.start >= side.prefix == 0 for side in sides):
+            line = self._lines(queries, keys)
+            return Terms(LineBias(self._values(line), line))
+        reach = max(side.high[0] for side in sides) + 1
+        long = max(_HELD, 1 << (reach - 1).bit_length()), self.device
+        if long not in held:
+            line = lines(Sequence(long[0]), device=self.device)
+            held[long] = Terms(LineBias(self._values(line), line))
+        parts = (slice(side.low[0], side.high[0] + 1) for side in (sides[0], sides[-1]))
+        return held[long].narrow(*parts)
+
+    def _values(self, line: Lines) -> Float[Tensor, "H L"]:
+        """What it says at every entry of a line, in float32 or wider."""
+        offsets = line.offsets()
+        with without_autocast(line.query.device):  # values are computed in float32, also there
+            values = self.bias(offsets)
+            if not isinstance(values, Tensor) or values.dim() != 2 or values.shape[1] != line.length:
+                fail(
+                    f"{type(self).__name__}.bias to return [heads, {line.length}]",
+                    shape_of(values),
+                    "Return one value per head for each entry of offsets.kind.",
+                )
+            if line.length != line.layout.tokens and not self._answers_for_prefix:
+                own = self.prefix_bias()
+                three = values.new_zeros(values.shape[0], 3) if own is None else own
+                by_kind = torch.cat([values.new_zeros(values.shape[0], 1), three], dim=1)
+                values = torch.where(offsets.kind == int(Kind.TOKENS), values, spread(by_kind, offsets))
+        return at_least_float32(values)
+
+
+def spread(by_kind: Float[Tensor, "H 4"], offsets: Offsets) -> Float[Tensor, "H L"]:
+    """One number a kind at every entry of the line. A product, so that its gradient is a sum in a fixed order."""
+    kinds = torch.arange(len(Kind), device=offsets.kind.device)
+    return by_kind @ (offsets.kind == kinds[:, None]).to(by_kind.dtype)
