@@ -15,6 +15,7 @@ from relpos import (
     SinusoidalPositionEmbedding,
     T5Bias,
     alibi_slopes,
+    decoding,
 )
 
 CELLS = Positions(torch.zeros(6, 2, dtype=torch.long), low=(0, 0), high=(1, 2))
@@ -215,4 +216,7 @@ CASES: list[Case] = [
     ("RotaryEmbedding: grow", ValueError,
      lambda: RotaryEmbedding(8).grow(Grid(3, 3), "stretched"),
      "a growth rule of RotaryEmbedding (it has as is)", "'stretched'", "A mechanism without one stays at the"),
+    ("decoding: no module", ValueError,
+     lambda: decoding("model").__enter__(),
+     "modules to decode with", "str 'model'", "Pass the model."),
 ]
