@@ -1,0 +1,155 @@
+"""Two trees of relpos against each other: is the change slower, and how sure is that?
+
+    git worktree add ../before COMMIT
+    python benchmarks/paired.py ../before [.] [--cases target] [--seconds 60] [--threads 2] [--into FILE.json]
+
+Each tree has one process, which lives as long as the run and holds a case's inputs. The two compute in turn, a short
+call as often as makes twenty milliseconds, the order turning from round to round, so that both sides of a ratio meet the
+same machine. Printed are the median of after / before and its 95% bounds, from the order of the ratios alone (no
+assumption on how times are distributed); and each side's peak memory above its inputs, of a process for itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import runpy
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+SHORTEST_MS, FEWEST = 20.0, 12
+
+
+def worker() -> None:
+    """Answer lines of JSON: `build` a case, `run` it some times, `peak` memory of a run."""
+    import torch
+
+    from relpos.bench.cases import Case
+    from relpos.bench.inputs import make
+    from relpos.bench.modules import peers_of
+
+    memory_py = Path(__file__).parents[1] / "src/relpos/comparison/memory.py"  # ours, for both trees
+    peak_memory = runpy.run_path(str(memory_py))["PeakMemory"]
+    work: Any = None
+    for line in sys.stdin:
+        asked = json.loads(line)
+        answer: object = None
+        match asked["do"]:
+            case "threads":
+                torch.set_num_threads(asked["threads"])
+            case "build":
+                case_of = Case(**(asked["case"] | {"sizes": tuple(asked["case"]["sizes"])}))
+                (peer,) = (peer for peer in peers_of(case_of, ("auto",)) if peer.name == "relpos-auto")
+                work = peer.build(make(case_of))
+            case "run":
+                started = time.perf_counter()
+                for _ in range(asked["times"]):
+                    work()
+                answer = (time.perf_counter() - started) * 1e3
+            case "peak":
+                memory = peak_memory(torch.device("cpu"))
+                work()
+                answer = memory.mib()
+        print(json.dumps(answer), flush=True)
+
+
+class Side:
+    """A tree's process."""
+
+    def __init__(self, tree: Path, threads: int) -> None:
+        environment = os.environ | {"PYTHONPATH": str(tree / "src")}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--worker"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+        self.ask(do="threads", threads=threads)
+
+    def ask(self, **what: object) -> Any:
+        """Send a line and wait for its answer."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"a worker ended with {self.process.wait()} at {what}")
+        return json.loads(answer)
+
+
+def bounds(ratios: list[float]) -> tuple[float, float]:
+    """95% bounds of the median: the order statistics that binomial signs put it between."""
+    from scipy.stats import binom
+
+    ordered = sorted(ratios)
+    low = int(binom.ppf(0.025, len(ordered), 0.5))
+    return ordered[max(0, low - 1)], ordered[min(len(ordered) - 1, len(ordered) - low)]
+
+
+def compare(sides: tuple[Side, Side], case: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Ratios of one case."""
+    for side in sides:
+        side.ask(do="build", case=case)
+        once = [side.ask(do="run", times=1) for _ in range(3)][-1]
+    times = max(1, round(SHORTEST_MS / once))
+    ratios: list[float] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or len(ratios) < FEWEST:
+        order = (0, 1) if len(ratios) % 2 else (1, 0)
+        took = {number: sides[number].ask(do="run", times=times) for number in order}
+        ratios.append(took[1] / took[0])
+    low, high = bounds(ratios)
+    return {"rounds": len(ratios), "calls": times, "ratio": statistics.median(ratios), "low": low, "high": high}
+
+
+def peaks(trees: list[Path], case: dict[str, Any], threads: int) -> list[float]:
+    """MiB of one run in a fresh process, after a run on few tokens."""
+    found = []
+    for tree in trees:
+        side = Side(tree, threads)
+        side.ask(do="build", case=case | {"sizes": [min(8, size) for size in case["sizes"]], "batch": 1})
+        side.ask(do="run", times=1)
+        side.ask(do="build", case=case)
+        found.append(side.ask(do="peak"))
+        side.process.kill()
+    return found
+
+
+def main() -> None:
+    """Compare and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("before", type=Path, help="a tree of relpos, such as a git worktree")
+    parser.add_argument("after", type=Path, nargs="?", default=Path(__file__).parents[1])
+    parser.add_argument("--cases", default="target", help="names and families of relpos bench, of the tree after")
+    parser.add_argument("--seconds", type=float, default=60, help="for each case")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--into", type=Path, help="a JSON file for the results")
+    args = parser.parse_args()
+    trees = [args.before.resolve(), args.after.resolve()]
+    from relpos.bench.cases import find_cases
+    from relpos.bench.run import surroundings
+
+    sides = (Side(trees[0], args.threads), Side(trees[1], args.threads))
+    rows = []
+    for case in find_cases(args.cases):
+        fields = asdict(case)
+        row = {"case": case.name, **compare(sides, fields, args.seconds)}
+        row["peak_mib"] = peaks(trees, fields, args.threads)
+        rows.append(row)
+        peak = " -> ".join(f"{mib:.0f}" for mib in row["peak_mib"])
+        ratio = f"{row['ratio']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+        print(f"{case.name:42} {ratio}  {row['rounds']} rounds of {row['calls']}, peak MiB {peak}", flush=True)
+        if args.into is not None:
+            names = [subprocess.run(["git", "-C", tree, "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
+                                    check=False).stdout.strip() for tree in trees]  # fmt: skip
+            made = {"before": names[0], "after": names[1], "threads": args.threads, "machine": surroundings("cpu")}
+            args.into.write_text(json.dumps(made | {"rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    worker() if sys.argv[1:] == ["--worker"] else main()
