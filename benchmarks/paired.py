@@ -4,8 +4,8 @@
     python benchmarks/paired.py ../before [.] [--cases target] [--seconds 60] [--threads 2] [--into FILE.json]
 
 Each tree has one process, which lives as long as the run and holds a case's inputs. The two compute in turn, a short
-call as often as makes twenty milliseconds, the order turning from round to round, so that both sides of a ratio meet the
-same machine. Printed are the median of after / before and its 95% bounds, from the order of the ratios alone (no
+call as often as makes twenty milliseconds, the order turning from round to round, so that both sides of a ratio meet
+the same machine. Printed are the median of after / before and its 95% bounds, from the order of the ratios alone (no
 assumption on how times are distributed); and each side's peak memory above its inputs, of a process for itself.
 """
 
