@@ -41,7 +41,7 @@ class Term(Movable):
         k: Float[Tensor, "B H M D"],
         scale: float,
         allowed: Bool[Tensor, "#B #H N M"] | None,
-    ) -> Float[Tensor, "*#B #H N M"] | None:
+    ) -> Float[Tensor, "*#B #H #N #M"] | None:
         """What it adds to the score of every pair: its dense meaning.
 
         Args:
