@@ -37,6 +37,7 @@ TERMS = (
     "AxisVectors",
     "LowRank",
     "DenseBias",
+    "DenseBias of keys",
     "RowRule",
     "Scale",
     "Softcap",

@@ -253,6 +253,9 @@ CASES: dict[str, Case] = {
     "LowRank, batched on one side": Case([(B, H, N, 2), (1, M, 2)], LowRank, batched_low_rank),
     "LowRank, one for all": Case([(1, N, 2), (1, 1, M, 2)], LowRank, batched_low_rank),
     "DenseBias": Case([(B, 1, N, M)], DenseBias, lambda q, k, v, bias: oracle.attention(q, k, v, bias=bias)),
+    "DenseBias of keys": Case(
+        [(B, 1, 1, M)], DenseBias, lambda q, k, v, bias: oracle.attention(q, k, v, bias=bias.expand(-1, -1, N, -1))
+    ),
     "RowRule": Case([(H,)], lambda weight: RowRule(rule, (weight,)), ruled),
     "Scale": Case([], lambda: Scale(1.0), lambda q, k, v: oracle.attention(q, k, v, scale=1.0)),
     "Softcap": Case(

@@ -59,7 +59,7 @@ CASES: list[Case] = [
      "a tensor of shape (6, 6) and dtype float32", "Reshape relative_position_bias before the"),
     ("ScaledDotProductAttention: bias shape", ValueError,
      lambda: ScaledDotProductAttention()(x(), x(), x(), torch.zeros(4, 6, 7)),
-     "DenseBias of shape [1 or 2, 1 or 4, 6, 6]",
+     "DenseBias of shape [1 or 2, 1 or 4, 1 or 6, 1 or 6]",
      "a tensor of shape (1, 4, 6, 7) and dtype float32", "Build it for the same q, k and v."),
     ("MultiHeadAttention: heads", ValueError,
      lambda: MultiHeadAttention(30, 4),

@@ -157,7 +157,11 @@ class TermBuilder(Numbers):
         return [LowRank(*made)]
 
     def _densebias(self, part: Part) -> list[Term]:
-        shape = (self._batch(part), self._heads(part), *self.call.counts)
+        rows, columns = (
+            count if part.options.get(axis, True) else min(count, 1)
+            for axis, count in zip(("rows", "columns"), self.call.counts, strict=True)
+        )
+        shape = (self._batch(part), self._heads(part), rows, columns)
         bias = self.floats(f"{part.name}.bias", shape, part.options.get("gain", 1.0), self._dtype(part))
         self.entries.append(("dense", {"bias": f"{part.name}.bias"}))
         return [DenseBias(bias)]

@@ -115,7 +115,7 @@ class Builder(MechanismBuilder, MaskBuilder):
         for kind, entry in self.entries:
             if kind == "dense":
                 bias = self.named[self.alias.get(entry["bias"], entry["bias"])]
-                own = tuple(axis for axis in (0, 1) if bias.shape[axis] == 1)
+                own = tuple(axis for axis in range(4) if bias.shape[axis] == 1)
                 unseen[self.names[id(bias)]] = ~allowed.any(dim=own, keepdim=True) if own else ~allowed
         for name, where in unseen.items():
             numbers[name] = torch.where(where, 0.0, numbers[name])

@@ -43,6 +43,20 @@ def test_calls_agree_with_the_oracle_in_every_engine(first: int) -> None:
     assert not failures
 
 
+@pytest.mark.parametrize("axes", [("rows",), ("columns",), ("rows", "columns")], ids=" and ".join)
+def test_dense_biases_of_one_row_or_column(axes: tuple[str, ...]) -> None:
+    """Calls of the seeds that have a dense bias, with axes of it of size 1; frozen calls keep what seeds draw."""
+    calls = (draw(seed) for seed in itertools.count())
+    failures = {}
+    for call in itertools.islice((x for x in calls if any(part.kind == "DenseBias" for part in x.terms)), 30):
+        terms = tuple(
+            replace(part, options={**part.options, **dict.fromkeys(axes, False)}) if part.kind == "DenseBias" else part
+            for part in call.terms
+        )
+        failures |= {(call.seed, engine): wrong for engine, wrong in check(replace(call, terms=terms)).failures.items()}
+    assert not failures
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 12, 3))
 def test_calls_agree_in_tritons_kernels(first: int) -> None:

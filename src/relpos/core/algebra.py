@@ -54,7 +54,7 @@ class Term(Movable):
         k: Keys,
         scale: float,
         allowed: Bool[Tensor, "#B #H N M"] | None,
-    ) -> Float[Tensor, "*#B #H N M"] | None:
+    ) -> Float[Tensor, "*#B #H #N #M"] | None:
         """What it adds to the score of every pair: its dense meaning.
 
         Args:

@@ -41,6 +41,12 @@ def may_keep(device: torch.device) -> bool:
     return device.type == "cpu" or not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
+def share(owner: object) -> _Kept:
+    """Where `keep` keeps what follows from an object. A shallow copy made from now on keeps it in the same place."""
+    kept: _Kept = owner.__dict__.setdefault("_kept", _Kept())  # a frozen data class has no other way
+    return kept
+
+
 def keep(owner: object, key: Hashable, device: torch.device, make: Callable[[], T]) -> T:
     """What `make` returns, from the second time on what it returned the first time.
 
@@ -50,9 +56,7 @@ def keep(owner: object, key: Hashable, device: torch.device, make: Callable[[], 
     """
     if not may_keep(device):
         return make()
-    kept: _Kept | None = owner.__dict__.get("_kept")
-    if kept is None:
-        kept = owner.__dict__.setdefault("_kept", _Kept())  # a frozen data class has no other way
+    kept: _Kept = owner.__dict__.get("_kept") or share(owner)
     found = kept.get(key, kept)
     if found is not kept:
         return found  # type: ignore[no-any-return]

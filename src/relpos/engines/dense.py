@@ -22,8 +22,9 @@ def scores(
     k: Keys,
     scale: float,
     allowed: Bool[Tensor, "#B #H N M"] | None,
-) -> Float[Tensor, "#B #H N M"] | None:
-    """What is added to the content score, in the order of the terms; None where nothing is. See `Term.scores`."""
+) -> Float[Tensor, "#B #H #N #M"] | None:
+    """What is added to the content score, in the order of the terms; None where nothing is. See `Term.scores`. Rows or
+    columns that are all alike may be one."""
     found = [
         _in_blocks(term, q, k, scale, allowed) if isinstance(term, RowRule) else term.scores(q, k, scale, allowed)
         for term in terms

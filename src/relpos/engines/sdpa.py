@@ -66,6 +66,8 @@ class DenseSDPA(Engine):
         masked_on_cuda = bias is not None and q.is_cuda
         if bias is not None and masked_on_cuda and bias.is_floating_point():
             bias = bias.to(q.dtype)
+            if bias.shape[3] == 1:  # kernels there read keys side by side
+                bias = bias.expand(-1, -1, -1, k.shape[2]).contiguous()
         with sdpa_kernel(_UNDER_A_MASK) if masked_on_cuda else nullcontext():
             output = F.scaled_dot_product_attention(
                 q,

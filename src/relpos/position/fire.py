@@ -72,7 +72,8 @@ class FIREBias(Mechanism):
         keys = queries if keys is None else keys
         require_coordinates(keys, "keys")
         reach = at_least_float32(self.multiplier).abs() * self.threshold
-        learned = (at_least_float32(self.c).abs(), reach, *(at_least_float32(x) for x in self.mlp.parameters()))
+        network = (x for layer in (self.mlp[0], self.mlp[2]) for x in (layer.weight, layer.bias))
+        learned = (at_least_float32(self.c).abs(), reach, *(at_least_float32(x) for x in network))  # type: ignore[arg-type]
         return Terms(RowRule(_rule, (*_places(queries, self.device), *_places(keys, self.device), *learned)))
 
 

@@ -1,7 +1,8 @@
 """What a position mechanism is, and how mechanisms are summed.
 
-    mechanism.terms(queries, keys)      what happens inside attention
-    mechanism.embed(x, coordinates)     what is added to tokens before it (absolute mechanisms)
+    mechanism.terms(queries, keys)                  what happens inside attention
+    mechanism.terms_from(tensors, queries, keys)    the same with other numbers for its parameters
+    mechanism.embed(x, coordinates)                 what is added to tokens before it (absolute mechanisms)
 
 An author of a relative bias subclasses `OffsetBias` and writes one function, from offsets to values; see
 CONTRIBUTING.md for a whole example.
@@ -9,7 +10,7 @@ CONTRIBUTING.md for a whole example.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -35,7 +36,9 @@ from relpos.core.checks import (
     require_int,
     shape_of,
 )
+from relpos.core.kept import share
 from relpos.position.tables import require_std
+from relpos.position.twins import twin
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,37 @@ class Mechanism(nn.Module):
         """What the mechanism says to attention between queries and keys (the queries themselves by default)."""
         return Terms()
 
+    def terms_from(self, tensors: Mapping[str, Tensor], queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        """The terms it would have if its parameters were these tensors: `terms` in functional form.
+
+        The mechanism itself stays as it is, all the while, so that threads may share it. Gradients reach the tensors.
+        It may be called inside a transform of `torch.func` and under `torch.compile`, and inside `relpos.decoding`,
+        where nothing of these tensors is held.
+
+        Args:
+            tensors: by their names in `named_parameters()` (or in the state dict, where those are buffers), any of
+                them: the rest are its own. Each has the shape and device of what it stands for, and any floating-point
+                dtype; half precision is computed in float32, as it is in the mechanism.
+            queries, keys: coordinates of N queries and M keys, as for `terms`.
+
+        Raises:
+            ValueError: a name that it does not have, or what is no tensor of that shape.
+
+        Example:
+            >>> bias = relpos.RelativePositionBias(num_heads=8, window_size=(7, 7))
+            >>> table = torch.zeros(169, 8, requires_grad=True)
+            >>> terms = bias.terms_from({"relative_position_bias_table": table}, relpos.Grid(7, 7))
+        """
+        return _twin_of(self, tensors).terms(queries, keys)
+
+    def forward(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        """`terms`, for what calls modules: `torch.func.functional_call(mechanism, tensors, (queries, keys))`.
+
+        That swaps the parameters of the mechanism itself until it returns. `terms_from` does not, and also serves
+        mechanisms whose `forward` is another (that of `RelativePositionBias` is its dense bias).
+        """
+        return self.terms(queries, keys)
+
     def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
         """Tokens with the mechanism's absolute position added; unchanged where it has none."""
         return x
@@ -197,6 +231,25 @@ class Mechanism(nn.Module):
         if not is_mechanism(other):
             fail("a mechanism on both sides of +", shape_of(other), "Build the mechanism first.")
         return Sum([self, other])
+
+
+def _twin_of(mechanism: Mechanism, tensors: Mapping[str, Tensor]) -> Mechanism:
+    """The mechanism with these tensors. It shares what is kept, which follows from shapes, and not what is held."""
+    if may_keep(mechanism.device):
+        for part in _mechanisms_in(mechanism):
+            share(part)
+    other = twin(mechanism, tensors)
+    structural = tensors.keys() <= dict(mechanism.named_parameters()).keys()
+    for part in _mechanisms_in(other):
+        part.__dict__.pop("_held", None)
+        if not structural:  # what is kept may follow from a buffer
+            part.__dict__.pop("_kept", None)
+    return other
+
+
+def _mechanisms_in(mechanism: Mechanism) -> Iterator[Mechanism]:
+    """Itself and the mechanisms inside."""
+    return (part for part in mechanism.modules() if isinstance(part, Mechanism))
 
 
 def is_mechanism(x: object) -> bool:

@@ -264,7 +264,7 @@ class RelativePositionBias(OffsetBias):
                 )
         return super().terms(queries, keys)
 
-    def forward(self) -> Float[Tensor, "H N N"]:
+    def forward(self) -> Float[Tensor, "H N N"]:  # type: ignore[override]  # as in Swin's module of this name
         """The dense bias of the window the table was built for, prefix first."""
         coordinates = self._coordinates()
         term = self.terms(coordinates).items[0]

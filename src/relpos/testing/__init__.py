@@ -24,6 +24,7 @@ pytest.register_assert_rewrite(
             "base",
             "calls",
             "decoding_tests",
+            "functional_tests",
             "invariance_tests",
             "mask_tests",
             "module_tests",

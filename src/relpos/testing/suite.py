@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from relpos.testing.decoding_tests import DecodingTests
+from relpos.testing.functional_tests import FunctionalTests
 from relpos.testing.invariance_tests import InvarianceTests
 from relpos.testing.mask_tests import MaskTests
 from relpos.testing.module_tests import ModuleTests
@@ -10,7 +11,7 @@ from relpos.testing.sum_tests import SumTests
 from relpos.testing.value_tests import ValueTests
 
 
-class MechanismSuite(ValueTests, MaskTests, DecodingTests, SumTests, InvarianceTests, ModuleTests):
+class MechanismSuite(ValueTests, MaskTests, DecodingTests, SumTests, InvarianceTests, ModuleTests, FunctionalTests):
     """Base class of a position mechanism's test. It brings the tests; a subclass gives a constructor and an oracle:
 
         class TestMyBias(MechanismSuite):
@@ -30,8 +31,9 @@ class MechanismSuite(ValueTests, MaskTests, DecodingTests, SumTests, InvarianceT
 
     The tests compare values and all gradients with the oracle, for sequences and grids, offsets and starts, prefixes,
     and unequal queries and keys. They also ask that results agree when they are padded, packed or batched, decoded with
-    a cache, on longer sequences, under masks, in a sum with another mechanism, after a state dict, after a cast and
-    under autocast. pytest collects the tests that the class attributes ask for, so none is skipped.
+    a cache, on longer sequences, under masks, in a sum with another mechanism, after a state dict, after a cast, under
+    autocast and with parameters handed in. pytest collects the tests that the class attributes ask for, so none is
+    skipped.
 
     Attributes:
         axes: numbers of axes of the coordinates it takes: 1 sequences, 2 grids, 3 video. Default: (1, 2, 3).

@@ -105,12 +105,22 @@ class LowRank(Term):
 class DenseBias(Term):
     """Adds `bias[b, h, i, j]`: the user's own N x M numbers (pair bias, a published model's dense matrix).
 
+    An axis of size 1 stands for all: a bias of keys is `[B, 1, 1, M]`, as other libraries have it for their padding,
+    one of queries `[B, 1, N, 1]`. It stays of that size, in `narrow` and in engines that compute in blocks.
+
     Attributes:
-        bias: `[1 or B, 1 or H, N, M]`.
+        bias: `[1 or B, 1 or H, 1 or N, 1 or M]`, floating point, in units of the score: it is not scaled.
+
+    Raises:
+        ValueError: no floating-point tensor of 4 dimensions; in attention, another shape or device than q and k need.
+
+    Example:
+        >>> unlikely = DenseBias(-penalty[:, None, None, :])  # penalty [B, M], one number a key
+        >>> out = relpos.attention(q, k, v, position=unlikely)
     """
 
     meets_plain = False
-    bias: Float[Tensor, "#B #H N M"]
+    bias: Float[Tensor, "#B #H #N #M"]
 
     def __post_init__(self) -> None:
         require_tensor(self.bias, "DenseBias bias", dims=4)
@@ -119,12 +129,16 @@ class DenseBias(Term):
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         check_device(self.bias, "DenseBias", q)
-        check_shape(self.bias, "DenseBias", ((1, q.shape[0]), (1, q.shape[1]), (q.shape[2],), (k.shape[2],)))
+        check_shape(self.bias, "DenseBias", tuple((1, size) for size in (*q.shape[:3], k.shape[2])))
 
-    def scores(self, q: Queries, k: Keys, scale: float, allowed: Tensor | None) -> Float[Tensor, "#B #H N M"]:
+    def scores(self, q: Queries, k: Keys, scale: float, allowed: Tensor | None) -> Float[Tensor, "#B #H #N #M"]:
         return self.bias
 
     def narrow(self, queries: slice, keys: slice) -> DenseBias:
+        """Axes of size 1 stand for all and stay."""
+        rows, columns = self.bias.shape[2:]
+        queries = slice(None) if rows == 1 else queries
+        keys = slice(None) if columns == 1 else keys
         return replace(self, bias=self.bias[:, :, queries, keys])
 
 

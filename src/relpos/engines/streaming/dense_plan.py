@@ -82,15 +82,15 @@ class DensePlan(Plan):
         """The queries and keys that vectors are multiplied with."""
         return chunk.plain_q.unflatten(0, self.shape), chunk.heads.plain_k[:, tile.keys].unflatten(0, self.shape)
 
-    def _bias(self, chunk: Chunk, tile: Tile) -> Float[Tensor, "BH n m"] | None:
-        """The terms' scores, which the tile keeps."""
+    def _bias(self, chunk: Chunk, tile: Tile) -> Float[Tensor, "BH _ _"] | None:
+        """The terms' scores, which the tile keeps; one row for all where all are alike, and so with keys."""
         if tile.bias is None:
             natural = dense.scores(self._narrow(chunk, tile), *self._qk(chunk, tile), self.call.scale, None)
             if natural is not None:
                 tile.bias = (natural * self.unit).expand(*self.shape, -1, -1).flatten(0, 1)
         return tile.bias
 
-    def highest_bias(self, chunk: Chunk) -> Float[Tensor, "BH n 1"] | None:
+    def highest_bias(self, chunk: Chunk) -> Float[Tensor, "BH _ 1"] | None:
         biases = (self._bias(chunk, tile) for tile in chunk.block.tiles)
         highest = [bias.amax(dim=-1, keepdim=True) for bias in biases if bias is not None]
         return torch.stack(highest).amax(dim=0) if highest else None
