@@ -26,6 +26,7 @@ from relpos.core import (
     Terms,
     keep,
     lines,
+    may_keep,
     require_coordinates,
 )
 from relpos.core.checks import (
