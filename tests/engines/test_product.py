@@ -44,7 +44,11 @@ def results(backend: str, where: Sequence | Grid, batch: int, dtype: torch.dtype
 @pytest.mark.parametrize("mask", [None, Mask.causal(), Mask.window(1, 2)], ids=["all", "causal", "window"])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("where", PLACES, ids=str)
-def test_equals_the_reference(where: Any, batch: int, mask: Mask | None, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("at_once", [product.AT_ONCE, 300, 1], ids=["at once", "by elements", "by heads"])
+def test_equals_the_reference(
+    at_once: int, where: Any, batch: int, mask: Mask | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product, "AT_ONCE", at_once)
     with mock.patch.object(product, "attend", wraps=product.attend) as taken:
         got = results("sdpa", where, batch, dtype, mask)
     assert taken.call_count == 1
@@ -53,7 +57,9 @@ def test_equals_the_reference(where: Any, batch: int, mask: Mask | None, dtype: 
 
 
 @pytest.mark.parametrize("where", [Sequence(4), Grid(2, 2, prefix=1)], ids=str)
-def test_gradcheck_also_twice(where: Any) -> None:
+@pytest.mark.parametrize("at_once", [product.AT_ONCE, 1])
+def test_gradcheck_also_twice(at_once: int, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "AT_ONCE", at_once)
     position = bias_of(where).double()
     (table,) = position.parameters()
     q, k, v = (torch.randn(1, 2, where.count, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
@@ -98,3 +104,18 @@ def test_strides_do_not_matter() -> None:
         out.square().sum().backward()
     for one, other in zip((q, k, v), plain, strict=True):
         torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 1), (1, 2), (3, 2)])
+def test_a_dense_bias_of_some_elements_and_heads(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is read, and its gradient summed, by the parts that a call is cut into."""
+    monkeypatch.setattr(product, "AT_ONCE", 1)
+    bias = torch.randn(*size, 5, 5, requires_grad=True)
+    q, k, v = torch.randn(3, 3, 2, 5, 8).unbind()
+    found = {}
+    for backend in ("sdpa", "reference"):
+        out = relpos.attention(q, k, v, position=relpos.DenseBias(bias), backend=backend)
+        assert isinstance(out, Tensor)
+        found[backend] = [out, *torch.autograd.grad(out.square().sum(), bias)]
+    for got, wanted in zip(*found.values(), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)

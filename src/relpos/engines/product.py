@@ -1,12 +1,14 @@
 """Attention under a dense bias that is learned, with its gradient written out, for float32 and wider on CPU.
 
 PyTorch's `scaled_dot_product_attention` has no fused backward for a mask that requires a gradient and takes its math
-path: some twenty nodes of autograd, which at the sizes of windows and short sequences are much of the time. Here it is
-one node with six matrix products. Stored for the gradient: the weights, as there.
+path: some twenty nodes of autograd, and several tensors of all scores that come fresh from the system in every step.
+Here it is one node, and a few heads are computed at a time, so that their scores stay in the cache. Where all are
+computed at once their weights are stored for the gradient; else these are computed again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,44 +19,91 @@ from relpos.core import Lines, contract, expand
 from relpos.core.densify import written_out
 from relpos.core.private import softmax_backward
 
+AT_ONCE = 2**18
+"""Scores that are computed at once: 1 MiB in float32."""
+
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, lines: Lines | None, scale: float) -> Tensor:
-        dense = bias if lines is None else written_out(bias, lines)
-        weights = torch.softmax(((q * scale) @ k.mT).add_(dense), dim=-1)
+        dense = bias if lines is None else written_out(bias, lines)[None]
         ctx.scale, ctx.lines = scale, lines
-        ctx.save_for_backward(q, k, v, bias, weights)
-        return weights @ v
+        if len(parts := list(_parts(q, k))) == 1:
+            weights = _weights(q, k, dense, scale)
+            ctx.save_for_backward(q, k, v, bias, weights)
+            return weights @ v
+        ctx.save_for_backward(q, k, v, bias)
+        out = q.new_empty(*q.shape[:3], v.shape[3])
+        for part in parts:
+            torch.matmul(_weights(q[part], k[part], _of(dense, part), scale), v[part], out=out[part])
+        return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, weights = ctx.saved_tensors
+        q, k, v, bias, *stored = ctx.saved_tensors
         (d_out,), scale, lines = gradients, ctx.scale, ctx.lines
-        need_q, need_k, need_v, need_bias = ctx.needs_input_grad[:4]
-        again = torch.is_grad_enabled()  # a second derivative is wanted, of the weights too
-        if again:
-            weights = torch.softmax((q * scale) @ k.mT + (bias if lines is None else expand(bias, lines)), dim=-1)
-        d_weights = d_out @ v.mT
-        fused = None if again else softmax_backward()
-        if fused is None:
-            d_scores = weights * (d_weights - (d_weights * weights).sum(dim=-1, keepdim=True))
+        if torch.is_grad_enabled():  # a second derivative is wanted, of operations that autograd knows
+            dense = bias if lines is None else expand(bias, lines)[None]
+            weights = torch.softmax((q * scale) @ k.mT + dense, dim=-1)
+            d_q, d_k, d_v, d_scores = _gradients(q, k, v, weights, d_out, scale)
+            d_dense = d_scores.sum_to_size(dense.shape)
+        elif stored:
+            d_q, d_k, d_v, d_scores = _gradients(q, k, v, stored[0], d_out, scale)
+            d_dense = d_scores.sum_to_size(bias.shape if lines is None else (1, *d_scores.shape[1:]))
         else:
-            d_scores = fused(d_weights, weights, -1, weights.dtype)
-        d_q = (d_scores @ k) * scale if need_q else None
-        d_k = d_scores.mT @ (q * scale) if need_k else None
-        d_v = weights.mT @ d_out if need_v else None
-        d_bias = None
-        if need_bias:
-            d_bias = d_scores.sum_to_size(bias.shape) if lines is None else _of_values(d_scores, bias, lines)
-        return d_q, d_k, d_v, d_bias, None, None
+            dense = bias if lines is None else written_out(bias, lines)[None]
+            d_q, d_k, d_v = (x.new_empty(x.shape) for x in (q, k, v))
+            d_dense = torch.zeros_like(dense)
+            for part in _parts(q, k):
+                weights = _weights(q[part], k[part], _of(dense, part), scale)
+                d_q[part], d_k[part], d_v[part], d_scores = _gradients(
+                    q[part], k[part], v[part], weights, d_out[part], scale
+                )
+                of_part = _of(d_dense, part)
+                of_part += d_scores.sum_to_size(of_part.shape)
+        return d_q, d_k, d_v, d_dense if lines is None else _of_values(d_dense, bias, lines), None, None
 
 
-def _of_values(
-    d_scores: Float[Tensor, "B H N M"], values: Float[Tensor, "#H L"], lines: Lines
-) -> Float[Tensor, "#H L"]:
-    whole = d_scores.sum_to_size(1, values.shape[0], *d_scores.shape[2:])[0]
-    return contract(whole, lines)
+Part = tuple[slice, slice]
+"""Some elements of the batch, and heads."""
+
+
+def _parts(q: Tensor, k: Tensor) -> Iterator[Part]:
+    """As many heads together as make up `AT_ONCE`, of several elements of the batch where all heads of one do not."""
+    batch, heads, n = q.shape[:3]
+    most = max(1, AT_ONCE // max(1, n * k.shape[2]))
+    elements, own = max(1, most // heads), min(most, heads)
+    for start in range(0, batch, elements):
+        for first in range(0, heads, own):
+            yield slice(start, start + elements), slice(first, first + own)
+
+
+def _of(dense: Tensor, part: Part) -> Tensor:
+    """A dense bias of some elements and heads, as a view."""
+    elements, heads = (slice(None) if size == 1 else own for size, own in zip(dense.shape, part, strict=False))
+    return dense[elements, heads]
+
+
+def _weights(q: Tensor, k: Tensor, dense: Tensor, scale: float) -> Float[Tensor, "B H N M"]:
+    return torch.softmax(((q * scale) @ k.mT).add_(dense), dim=-1)
+
+
+def _gradients(
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, d_out: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Those of q, k, v and the scores."""
+    d_weights = d_out @ v.mT
+    fused = None if torch.is_grad_enabled() else softmax_backward()
+    if fused is None:
+        d_scores = weights * (d_weights - (d_weights * weights).sum(dim=-1, keepdim=True))
+    else:
+        d_scores = fused(d_weights, weights, -1, weights.dtype)
+    return (d_scores @ k) * scale, d_scores.mT @ (q * scale), weights.mT @ d_out, d_scores
+
+
+def _of_values(d_dense: Float[Tensor, "_ H N M"], values: Float[Tensor, "#H L"], lines: Lines) -> Tensor:
+    """The gradient of the values of lines, `[1 or H, L]`."""
+    return contract(d_dense.sum_to_size(1, values.shape[0], *d_dense.shape[2:])[0], lines)
 
 
 def attend(
@@ -65,7 +114,7 @@ def attend(
     lines: Lines | None,
     scale: float,
 ) -> Float[Tensor, "B H N V"]:
-    """Output under a bias that broadcasts to `[B, H, N, M]`, or where there are regular lines, their values `[H, L]`.
+    """Output under a bias of four axes that broadcasts to `[B, H, N, M]`, or with regular lines their values `[H, L]`.
 
     A dense bias may hold -inf, but not in a whole row.
     """

@@ -89,5 +89,6 @@ def _border(call: Call) -> tuple[int | None, str]:
     if not any(term.values.requires_grad for term in biases):
         return (_WINDOW if call.mask is not None else _NOT_LEARNED), "a bias that is not learned"
     border, kind = (_GRID, "a learned bias on a grid") if grid else (_SEQUENCE, "a learned line bias")
-    many = batch * call.q.shape[2] * call.k.shape[2] >= _MANY
+    alone = call.mask is None and call.groups == 1 and call.q.dtype in (torch.float32, torch.float64)
+    many = not alone and batch * call.q.shape[2] * call.k.shape[2] >= _MANY  # alone, a few heads at a time are dense
     return (_OF_MANY if many else border), kind
