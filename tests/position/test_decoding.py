@@ -98,3 +98,14 @@ def test_scopes_nest_and_close_after_an_error() -> None:
         with relpos.decoding(position):
             pass
         assert position._held is not None
+
+
+def test_positions_that_are_written_to() -> None:
+    position, q, places = relpos.T5Bias(H, init_std=1.0), torch.randn(1, H, 3, D), torch.tensor([0, 1, 2])
+    where = relpos.Positions(places, low=0, high=90)
+    with torch.no_grad(), relpos.decoding(position):
+        relpos.attention(q, q, q, position=position, queries=where)
+        places.copy_(torch.tensor([0, 9, 90]))
+        held = relpos.attention(q, q, q, position=position, queries=where)
+    with torch.no_grad():
+        assert torch.equal(held, relpos.attention(q, q, q, position=position, queries=where))

@@ -15,6 +15,7 @@ from relpos.core import (
     LineBias,
     Lines,
     Offsets,
+    Positions,
     Sequence,
     Terms,
     at_least_float32,
@@ -57,11 +58,12 @@ class OffsetBias(Mechanism):
             if self.axes is not None and coordinates is not None and coordinates.axes != self.axes:
                 wanted = f"{side} with {self.axes} axes for {type(self).__name__}"
                 fail(wanted, repr(coordinates), "Give coordinates with as many axes, or use another mechanism.")
-        if self._held is None or torch.is_grad_enabled() or not may_keep(self.device):
+        held = self._held
+        changing = isinstance(queries, Positions) or isinstance(keys, Positions)  # their tensor may be written to
+        if held is None or changing or torch.is_grad_enabled() or not may_keep(self.device):
             line = self._lines(queries, keys)
             return Terms(LineBias(self._values(line), line))
         asked = (queries, keys, self.device)
-        held = self._held
         terms = held.get(asked)
         if terms is None:
             terms = self._part_of_held(queries, keys, held)
