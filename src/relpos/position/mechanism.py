@@ -121,7 +121,11 @@ class Mechanism(nn.Module):
         """`relpos.lines` on its device; where tokens are regular and few, the same object in the next call."""
         device = self.device
         regular = isinstance(queries, Sequence | Grid) and isinstance(keys, Sequence | Grid | None)
-        if not regular or queries.count + (queries if keys is None else keys).count > _FEW_TOKENS:
+        if (
+            not regular
+            or not may_keep(device)
+            or queries.count + (queries if keys is None else keys).count > _FEW_TOKENS
+        ):
             return lines(queries, keys, device=device)
         return keep(self, (queries, keys, device), device, lambda: lines(queries, keys, device=device))
 

@@ -37,6 +37,7 @@ from relpos.core import (
     expand,
     keep,
     lines,
+    may_keep,
     read,
     require_coordinates,
 )
@@ -216,7 +217,7 @@ class RelativePositionBias(OffsetBias):
 
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
         table = at_least_float32(self.relative_position_bias_table)
-        if len(offsets.kind) == len(table) and self._is_own(offsets) and not self.prefix:
+        if not self.prefix and may_keep(table.device) and self._is_own(offsets):
             return table.T  # row by row as it is
         key = (self.sizes, self.beyond, self.prefix > 0)
         return read(table, keep(offsets, key, table.device, lambda: Rows(self._rows(offsets), len(table)))).T

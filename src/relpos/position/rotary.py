@@ -38,6 +38,7 @@ from relpos.core import (
     constant,
     keep,
     keeps,
+    may_keep,
     passing,
     require_coordinates,
 )
@@ -198,7 +199,12 @@ class RotaryEmbedding(Mechanism):
         sides = [self._own(queries, "queries")] + ([] if keys is None else [self._own(keys, "keys")])
         length = context_length(*sides)
         plain = self.scaling is None or isinstance(self.scaling, OF_FEW_LISTS)
-        if not plain or length > _KEPT[-1] or not all(isinstance(side, Sequence | Grid) for side in sides):
+        if (
+            not plain
+            or not may_keep(self.device)
+            or length > _KEPT[-1]
+            or not all(isinstance(side, Sequence | Grid) for side in sides)
+        ):
             return Terms(self._rotation(sides, length))
         bands = None if self.scaling is None else self.bands(length)
         if not all(isinstance(side, Sequence) and side.start >= side.prefix == 0 for side in sides):
