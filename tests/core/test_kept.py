@@ -154,6 +154,7 @@ def test_a_file_holds_no_more_than_before() -> None:
 
 COMPILED = """
 import torch, relpos
+from torch._dynamo.testing import CompileCounter
 for position in (relpos.RotaryEmbedding(16), relpos.T5Bias(2), relpos.RelativePositionBias(2, seq_len=300)):
     counter = CompileCounter()
     torch._dynamo.reset()
