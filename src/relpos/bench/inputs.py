@@ -26,15 +26,16 @@ class Inputs:
     """What a case computes with.
 
     Attributes:
-        q, k, v: `[B, H, N, D]`, or None for a layer. x: tokens `[B, N, E]` of a layer, else None.
+        q, k, v: `[B, H, N, D]`, or None for a layer; of `case.queries` N is fewer in q.
+        x: tokens `[B, N, E]` of a layer, else None.
         gradient: of the output, of a step.
         tokens: where the tokens are. position: the mechanism, None for none. mask: causal, or None.
     """
 
     case: Case
     q: Float[Tensor, "B H N D"] | None
-    k: Float[Tensor, "B H N D"] | None
-    v: Float[Tensor, "B H N D"] | None
+    k: Float[Tensor, "B H M D"] | None
+    v: Float[Tensor, "B H M D"] | None
     x: Float[Tensor, "B N E"] | None
     gradient: Tensor
     tokens: Sequence | Grid

@@ -247,7 +247,7 @@ def _cold(inputs: Inputs) -> Workload:
     work = engine_peer("auto").build(replace(inputs, position=position))
 
     def forward() -> Tensor:
-        position.training = True  # any setting drops what is kept
+        position.__dict__.pop("_kept", None)
         return work.forward()
 
     return replace(work, forward=forward)

@@ -73,7 +73,6 @@ class _Expand(torch.autograd.Function):
         ctx.save_for_backward(query, key)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key = ctx.saved_tensors
         return _gradient(gradients[0], query, key, *ctx.plain), None, None, None, None, None
@@ -88,7 +87,6 @@ class _Read(torch.autograd.Function):
         return written_out(values, lines)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return contract(gradients[0], ctx.lines), None
 
@@ -154,7 +152,7 @@ def contract(gradient: Float[Tensor, "*B H N M"], lines: Lines) -> Float[Tensor,
     whole = gradient.sum(dim=0) if gradient.dim() == 4 else gradient
     pairs = whole.shape[1] * whole.shape[2]
     if pairs <= _FEW_PAIRS and whole.device.type == "cpu":  # one after another there, and so in a fixed order
-        wide, index = at_least_float32(whole).flatten(1), lines.index().view(1, -1)
+        wide, index = at_least_float32(whole).reshape(whole.shape[0], pairs), lines.index().view(1, -1)
         sums = wide.new_zeros(whole.shape[0], lines.length).scatter_add_(1, index.expand_as(wide), wide)
         return sums.to(gradient.dtype)
     return _gradient(whole, lines.query, lines.key, lines.origin, lines.length, lines.layout)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from relpos.core.private import inside_transform
+from relpos.core.private import inside_forward_mode, inside_transform
 
 T = TypeVar("T")
 
@@ -25,18 +25,24 @@ FEW_BYTES = 2**20
 
 
 class _Kept(dict[Hashable, Any]):
-    """Entries that no copy and no file takes along."""
+    """Entries that no copy takes along."""
 
     def __deepcopy__(self, memo: object) -> _Kept:
         return _Kept()
 
-    def __reduce__(self) -> tuple[type[_Kept], tuple[()]]:
-        return _Kept, ()
+
+NOT_COPIED = ("_kept", "_held", "_whole")
+"""Attributes that follow from others; no copy and no file has them."""
+
+
+def state_of(owner: object) -> dict[str, Any]:
+    """What `__getstate__` is to return."""
+    return {name: x for name, x in owner.__dict__.items() if name not in NOT_COPIED}
 
 
 def may_keep(device: torch.device) -> bool:
     """Whether what is made now may be read again later."""
-    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or inside_transform():
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or inside_transform() or inside_forward_mode():
         return False
     return device.type == "cpu" or not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 

@@ -164,7 +164,7 @@ class Lines(Movable):
     def index(self) -> Int[Tensor, "*B N M"]:
         """`query[i] - key[j] + origin` for every pair: the dense meaning of the lines."""
         device = self.query.device  # asked first: questions about sizes guard a compiled graph
-        if may_keep(device) and 8 * self.query.numel() * self.key.shape[-1] <= FEW_BYTES:
+        if may_keep(device) and 8 * self.query.numel() * self.key.numel() <= FEW_BYTES:
             return keep(self, "index", device, self._index)
         return self._index()
 

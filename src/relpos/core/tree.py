@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from relpos.core.checks import fail, shape_of
+from relpos.core.kept import state_of
 
 T = TypeVar("T")
 
@@ -64,17 +65,15 @@ def changed(node: T, **fields: Any) -> T:
     """A frozen data class with other values in some fields, like `dataclasses.replace`, where the new values are known
     to fit: nothing is checked. What the old one keeps stays behind."""
     made = object.__new__(type(node))
-    made.__dict__.update((name, x) for name, x in node.__dict__.items() if name not in KEPT)
-    made.__dict__.update(fields)
+    made.__dict__.update(state_of(node) | fields)
     return made
-
-
-KEPT = ("_kept", "_whole")
-"""Attributes of a node that are no fields of it."""
 
 
 class Movable:
     """Base of trees that `to` takes to another device."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return state_of(self)
 
     def to(self, device: torch.device | str) -> Self:
         """The same with every tensor on `device`. A tensor that is used twice is moved once and stays shared."""

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core import Lines, contract, expand
+from relpos.core.checks import without_autocast
 from relpos.core.densify import written_out
 from relpos.core.private import softmax_backward
 
@@ -40,28 +41,37 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, *stored = ctx.saved_tensors
-        (d_out,), scale, lines = gradients, ctx.scale, ctx.lines
-        if torch.is_grad_enabled():  # a second derivative is wanted, of operations that autograd knows
-            dense = bias if lines is None else expand(bias, lines)[None]
-            weights = torch.softmax((q * scale) @ k.mT + dense, dim=-1)
-            d_q, d_k, d_v, d_scores = _gradients(q, k, v, weights, d_out, scale)
-            d_dense = d_scores.sum_to_size(dense.shape)
-        elif stored:
-            d_q, d_k, d_v, d_scores = _gradients(q, k, v, stored[0], d_out, scale)
-            d_dense = d_scores.sum_to_size(bias.shape if lines is None else (1, *d_scores.shape[1:]))
-        else:
-            dense = bias if lines is None else written_out(bias, lines)[None]
-            d_q, d_k, d_v = (x.new_empty(x.shape) for x in (q, k, v))
-            d_dense = torch.zeros_like(dense)
-            for part in _parts(q, k):
-                weights = _weights(q[part], k[part], _of(dense, part), scale)
-                d_q[part], d_k[part], d_v[part], d_scores = _gradients(
-                    q[part], k[part], v[part], weights, d_out[part], scale
-                )
+        with without_autocast(gradients[0].device):
+            return *_backward(ctx, *gradients), None, None
+
+
+def _backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of q, k, v and the bias, those that are wanted."""
+    q, k, v, bias, *stored = ctx.saved_tensors
+    scale, lines, wanted = ctx.scale, ctx.lines, ctx.needs_input_grad[:4]
+    again = torch.is_grad_enabled()  # a second derivative is wanted, of operations that autograd knows
+    dense = bias
+    if lines is not None and (again or not stored):
+        dense = (expand if again else written_out)(bias, lines)[None]
+    if again or stored:
+        weights = torch.softmax((q * scale) @ k.mT + dense, dim=-1) if again else stored[0]
+        *found, d_scores = _gradients(q, k, v, weights, d_out, scale, wanted)
+        d_dense = d_scores if lines is not None else d_scores.sum_to_size(bias.shape)
+    else:
+        found = [x.new_empty(x.shape) if asked else None for x, asked in zip((q, k, v), wanted, strict=False)]
+        d_dense = torch.zeros_like(dense)
+        for part in _parts(q, k):
+            weights = _weights(q[part], k[part], _of(dense, part), scale)
+            *own, d_scores = _gradients(q[part], k[part], v[part], weights, d_out[part], scale, wanted)
+            for whole, x in zip(found, own, strict=True):
+                if whole is not None and x is not None:
+                    whole[part] = x
+            if wanted[3]:
                 of_part = _of(d_dense, part)
                 of_part += d_scores.sum_to_size(of_part.shape)
-        return d_q, d_k, d_v, d_dense if lines is None else _of_values(d_dense, bias, lines), None, None
+    if not wanted[3]:
+        return *found, None
+    return *found, d_dense if lines is None else _of_values(d_dense, bias, lines)
 
 
 Part = tuple[slice, slice]
@@ -89,16 +99,18 @@ def _weights(q: Tensor, k: Tensor, dense: Tensor, scale: float) -> Float[Tensor,
 
 
 def _gradients(
-    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, d_out: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Those of q, k, v and the scores."""
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, d_out: Tensor, scale: float, wanted: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor]:
+    """Those of q, k and v, where they are wanted, and of the scores."""
     d_weights = d_out @ v.mT
     fused = None if torch.is_grad_enabled() else softmax_backward()
     if fused is None:
         d_scores = weights * (d_weights - (d_weights * weights).sum(dim=-1, keepdim=True))
     else:
         d_scores = fused(d_weights, weights, -1, weights.dtype)
-    return (d_scores @ k) * scale, d_scores.mT @ (q * scale), weights.mT @ d_out, d_scores
+    d_q = (d_scores @ k) * scale if wanted[0] else None
+    d_k = d_scores.mT @ (q * scale) if wanted[1] else None
+    return d_q, d_k, weights.mT @ d_out if wanted[2] else None, d_scores
 
 
 def _of_values(d_dense: Float[Tensor, "_ H N M"], values: Float[Tensor, "#H L"], lines: Lines) -> Tensor:

@@ -50,8 +50,8 @@ class DenseSDPA(Engine):
         if fused and call.mask is None and (line := _alone(call)) is not None:
             call = _turned(call)
             return product.attend(call.q, call.k, call.v, line.values, line.lines, call.scale), None
-        causal = call.mask is not None and call.mask.is_plain_causal and not _adds(call)
-        causal = causal and call.q.shape[2] == call.k.shape[2]
+        square = call.mask is not None and call.q.shape[2] == call.k.shape[2]
+        causal = square and call.mask is not None and call.mask.is_plain_causal and not _adds(call)
         bias = blank = None
         if not causal:
             bias, blank = _mask(call)

@@ -37,7 +37,7 @@ from relpos.core.checks import (
     require_int,
     shape_of,
 )
-from relpos.core.kept import share
+from relpos.core.kept import share, state_of
 from relpos.position.tables import require_std
 from relpos.position.twins import twin
 
@@ -108,8 +108,12 @@ class Mechanism(nn.Module):
             require_coordinates(keys, "keys")
         return self._lines(queries.raster(), None if keys is None else keys.raster())
 
+    def __getstate__(self) -> dict[str, Any]:
+        return state_of(self)
+
     def __setattr__(self, name: str, value: Any) -> None:
-        self.__dict__.pop("_kept", None)  # it may not follow from the new setting
+        if name != "training":
+            self.__dict__.pop("_kept", None)  # it may not follow from the new setting
         super().__setattr__(name, value)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:

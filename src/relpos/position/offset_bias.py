@@ -42,7 +42,7 @@ class OffsetBias(Mechanism):
     @abstractmethod
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
         """The bias of each head at each offset, float32 or wider. Pairs with a prefix come as offset 0 and are
-        replaced."""
+        replaced. Inside `relpos.decoding` it may be asked about more offsets than those of the call."""
 
     def prefix_bias(self) -> Float[Tensor, "H 3"] | None:
         """The bias prefix to token, token to prefix, prefix to prefix; None for 0."""
@@ -67,7 +67,9 @@ class OffsetBias(Mechanism):
         terms = held.get(asked)
         if terms is None:
             terms = self._part_of_held(queries, keys, held)
-            for before in [key for key in held if len(key) == len(asked)]:  # the last call's alone is of use again
+            for before in [
+                key for key in list(held) if len(key) == len(asked)
+            ]:  # the last call's alone is of use again
                 held.pop(before, None)
             held[asked] = terms
         return terms
@@ -76,15 +78,16 @@ class OffsetBias(Mechanism):
         """A part of the terms of a long sequence, which are held, where that is the same; else made anew."""
         sides = [side for side in (queries, keys) if side is not None]
         anywhere = self.axes == 1 and AS_IS in self.growth
-        if not anywhere or not all(isinstance(side, Sequence) and side.start >= side.prefix == 0 for side in sides):
+        if not anywhere or not all(isinstance(side, Sequence) and side.prefix == 0 for side in sides):
             line = self._lines(queries, keys)
             return Terms(LineBias(self._values(line), line))
-        reach = max(side.high[0] for side in sides) + 1
+        first = min(side.low[0] for side in sides)  # only differences count
+        reach = max(side.high[0] for side in sides) - first + 1
         long = max(_HELD, 1 << (reach - 1).bit_length()), self.device
         if long not in held:
             line = lines(Sequence(long[0]), device=self.device)
             held[long] = Terms(LineBias(self._values(line), line))
-        parts = (slice(side.low[0], side.high[0] + 1) for side in (sides[0], sides[-1]))
+        parts = (slice(side.low[0] - first, side.high[0] - first + 1) for side in (sides[0], sides[-1]))
         return held[long].narrow(*parts)
 
     def _values(self, line: Lines) -> Float[Tensor, "H L"]:

@@ -218,7 +218,7 @@ class RelativePositionBias(OffsetBias):
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
         table = at_least_float32(self.relative_position_bias_table)
         if not self.prefix and may_keep(table.device) and self._is_own(offsets):
-            return table.T  # row by row as it is
+            return table.T.clone(memory_format=torch.contiguous_format)  # row by row as it is
         key = (self.sizes, self.beyond, self.prefix > 0)
         return read(table, keep(offsets, key, table.device, lambda: Rows(self._rows(offsets), len(table)))).T
 

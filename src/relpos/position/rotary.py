@@ -31,7 +31,7 @@ from torch import Tensor
 
 from relpos.core import (
     Coordinates,
-    Grid,
+    Positions,
     Rotation,
     Sequence,
     Terms,
@@ -43,6 +43,7 @@ from relpos.core import (
     require_coordinates,
 )
 from relpos.core.checks import fail, require_choice, require_int, require_number, shape_of
+from relpos.core.kept import FEW_BYTES
 from relpos.core.terms.of_content import fixed
 from relpos.position.angles import frequencies, places
 from relpos.position.mechanism import AS_IS, Mechanism, Site
@@ -198,22 +199,28 @@ class RotaryEmbedding(Mechanism):
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         sides = [self._own(queries, "queries")] + ([] if keys is None else [self._own(keys, "keys")])
         length = context_length(*sides)
-        plain = self.scaling is None or isinstance(self.scaling, OF_FEW_LISTS)
-        if (
-            not plain
-            or not may_keep(self.device)
-            or length > _KEPT[-1]
-            or not all(isinstance(side, Sequence | Grid) for side in sides)
-        ):
+        if not self._keeps or length > _KEPT[-1] or any(isinstance(side, Positions) for side in sides):
             return Terms(self._rotation(sides, length))
         bands = None if self.scaling is None else self.bands(length)
-        if not all(isinstance(side, Sequence) and side.start >= side.prefix == 0 for side in sides):
-            whole = keep(self, (*sides, bands), self.device, lambda: fixed(self._rotation(sides, length)))
-            return Terms(whole)
-        longest = Sequence(next(count for count in _KEPT if count >= length))
-        whole = keep(self, (longest, bands), self.device, lambda: fixed(self._rotation([longest], length)))
-        parts = (slice(side.low[0], side.high[0] + 1) for side in (sides[0], sides[-1]))
-        return Terms(whole.narrow(*parts))
+        if all(isinstance(side, Sequence) and side.start >= side.prefix == 0 for side in sides):
+            longest = Sequence(next(count for count in _KEPT if count >= length))
+            whole = keep(
+                self, (longest, bands, self.device), self.device, lambda: fixed(self._rotation([longest], length))
+            )
+            return Terms(whole.narrow(*(slice(side.low[0], side.high[0] + 1) for side in (sides[0], sides[-1]))))
+        few = all(4 * side.count * self.rotary_dim <= FEW_BYTES for side in sides)
+        if not few or any(isinstance(side, Sequence) and side.start for side in sides):  # which comes once
+            return Terms(self._rotation(sides, length))
+        key = (*sides, bands, self.device)
+        return Terms(keep(self, key, self.device, lambda: fixed(self._rotation(sides, length))))
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether its angles follow from coordinates and settings alone: a scaling or a subclass may know more."""
+        plain = self.scaling is None or isinstance(self.scaling, OF_FEW_LISTS)
+        names = ("angles", "bands", "_bands_here")
+        own = all(getattr(type(self), name) is getattr(RotaryEmbedding, name) for name in names)
+        return plain and own and may_keep(self.device)
 
     def _rotation(self, sides: list[Coordinates], length: int) -> Rotation:
         turns = [self.angles(side, length) for side in sides]

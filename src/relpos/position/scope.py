@@ -31,9 +31,9 @@ def decoding(*modules: nn.Module) -> Iterator[None]:
     inside = [part for module in modules for part in module.modules() if isinstance(part, Mechanism)]
     entered = [part for part in inside if part._held is None]  # of scopes inside one another the outer one counts
     for part in entered:
-        part._held = {}
+        part.__dict__["_held"] = {}
     try:
         yield
     finally:
         for part in entered:
-            part._held = None
+            part.__dict__.pop("_held", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 from jaxtyping import Complex, Float
@@ -28,16 +28,6 @@ from relpos.core.terms.fitting import check_device, check_shape, heads_first
 from relpos.core.tree import changed, register, static
 
 RotatedSide = Literal["query", "key"]
-
-
-class Whole(tuple[Any, ...]):
-    """The term that a part was cut from, and the cuts. No copy and no file takes it along."""
-
-    def __deepcopy__(self, memo: object) -> Whole:
-        return Whole()
-
-    def __reduce__(self) -> tuple[type[Whole], tuple[()]]:
-        return Whole, ()
 
 
 @register("relpos.core.terms.Rotation")
@@ -124,14 +114,14 @@ class Rotation(Single):
     @property
     def _is_fixed(self) -> bool:
         """Whether `fixed` was told so of it, or it was cut from such a term, and what is kept may be read."""
-        return bool(self.__dict__.get("_whole")) and may_keep(self.query.device)
+        return "_whole" in self.__dict__ and may_keep(self.query.device)
 
     def _factors(self, side: RotatedSide, dtype: torch.dtype) -> Complex[Tensor, "#B #H N P"] | None:
         """What `turn` takes, if the angles are fixed; of a part of a term that was fixed, a part of what that keeps."""
         if not self._is_fixed:
             return None
         whole, *cuts = self.__dict__["_whole"]
-        if whole is self:
+        if whole is None:
             side = "query" if self.key is self.query else side
             made: Tensor = keep(self, (side, dtype), self.query.device, lambda: self._made(side, dtype))
             return made
@@ -158,14 +148,14 @@ class Rotation(Single):
             query_magnitude=cut(self.query_magnitude, queries),
             key_magnitude=cut(self.key_magnitude, keys),
         )
-        if (self.__dict__.get("_whole") or (None,))[0] is self:
-            narrowed.__dict__["_whole"] = Whole((self, queries, keys))
+        if self.__dict__.get("_whole") == (None,):
+            narrowed.__dict__["_whole"] = (self, queries, keys)
         return narrowed
 
 
 def fixed(rotation: Rotation) -> Rotation:
     """A rotation that from now on keeps what it computes of its angles, which never change."""
-    rotation.__dict__["_whole"] = Whole((rotation, slice(None), slice(None)))
+    rotation.__dict__["_whole"] = (None,)  # parts refer to what they were cut from
     return rotation
 
 
