@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import subprocess
 import sys
-import threading
 from typing import Any
 
 import pytest
@@ -56,28 +56,30 @@ def test_a_subclass_may_learn_its_angles(where: Any) -> None:
     assert not torch.equal(position.terms(where).items[0].query, before.query)
 
 
-def test_threads_may_decode_with_one_model() -> None:
-    bias, errors = relpos.T5Bias(2), []
-
-    def decode() -> None:
-        try:
-            for step in range(200):
-                with torch.no_grad(), relpos.decoding(bias):
-                    bias.terms(Sequence(1, start=step), Sequence(step + 1))
-        except Exception as error:
-            errors.append(error)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
+THREADS = """
+import sys, threading, torch, relpos
+bias, errors = relpos.T5Bias(2), []
+def decode():
     try:
-        threads = [threading.Thread(target=decode) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert not errors
+        for step in range(200):
+            with torch.no_grad(), relpos.decoding(bias):
+                bias.terms(relpos.Sequence(1, start=step), relpos.Sequence(step + 1))
+    except Exception as error:
+        errors.append(error)
+sys.setswitchinterval(1e-6)
+threads = [threading.Thread(target=decode) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(errors)
+"""
+
+
+def test_threads_may_decode_with_one_model() -> None:
+    """In a process of its own: the checker of shapes in tests is not made for threads that interrupt each other."""
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_decoding_far_out_takes_no_line_from_the_beginning() -> None:
