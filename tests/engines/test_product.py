@@ -49,6 +49,7 @@ def test_equals_the_reference(
     at_once: int, where: Any, batch: int, mask: Mask | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(product, "AT_ONCE", at_once)
+    monkeypatch.setattr(product, "STORED", 0)
     with mock.patch.object(product, "attend", wraps=product.attend) as taken:
         got = results("sdpa", where, batch, dtype, mask)
     assert taken.call_count == 1
@@ -60,6 +61,7 @@ def test_equals_the_reference(
 @pytest.mark.parametrize("at_once", [product.AT_ONCE, 1])
 def test_gradcheck_also_twice(at_once: int, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "AT_ONCE", at_once)
+    monkeypatch.setattr(product, "STORED", 0)
     position = bias_of(where).double()
     (table,) = position.parameters()
     q, k, v = (torch.randn(1, 2, where.count, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
@@ -110,6 +112,7 @@ def test_strides_do_not_matter() -> None:
 def test_a_dense_bias_of_some_elements_and_heads(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is read, and its gradient summed, by the parts that a call is cut into."""
     monkeypatch.setattr(product, "AT_ONCE", 1)
+    monkeypatch.setattr(product, "STORED", 0)
     bias = torch.randn(*size, 5, 5, requires_grad=True)
     q, k, v = torch.randn(3, 3, 2, 5, 8).unbind()
     found = {}

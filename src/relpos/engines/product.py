@@ -2,8 +2,8 @@
 
 PyTorch's `scaled_dot_product_attention` has no fused backward for a mask that requires a gradient and takes its math
 path: some twenty nodes of autograd, and several tensors of all scores that come fresh from the system in every step.
-Here it is one node, and a few heads are computed at a time, so that their scores stay in the cache. Where all are
-computed at once their weights are stored for the gradient; else these are computed again.
+Here it is one node. The weights of a small call are stored for the gradient. Of a large one a few heads are computed at
+a time, so that their scores stay in the cache, and again for the gradient.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from relpos.core.private import softmax_backward
 
 AT_ONCE = 2**18
 """Scores that are computed at once: 1 MiB in float32."""
+STORED = 2**22
+"""Scores of a call up to which weights are stored, which is faster than computing them again."""
 
 
 class _Attend(torch.autograd.Function):
@@ -29,7 +31,8 @@ class _Attend(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, lines: Lines | None, scale: float) -> Tensor:
         dense = bias if lines is None else written_out(bias, lines)[None]
         ctx.scale, ctx.lines = scale, lines
-        if len(parts := list(_parts(q, k))) == 1:
+        scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+        if scores <= STORED or len(parts := list(_parts(q, k))) == 1:
             weights = _weights(q, k, dense, scale)
             ctx.save_for_backward(q, k, v, bias, weights)
             return weights @ v
