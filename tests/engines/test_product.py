@@ -19,16 +19,10 @@ PLACES = [Sequence(7), Sequence(6, prefix=1), Grid(3, 4), Grid(2, 3, prefix=2), 
 def bias_of(where: Sequence | Grid, heads: int = 2) -> relpos.Mechanism:
     if isinstance(where, Sequence):
         return relpos.RelativePositionBias(heads, seq_len=where.length, prefix=where.prefix, init_std=1.0)
-    return (
-        relpos.LogContinuousBias(heads, where.sizes)
-        if where.axes == 3
-        else relpos.RelativePositionBias(
-            heads,
-            where.sizes,
-            prefix=where.prefix,
-            init_std=1.0,  # type: ignore[arg-type]
-        )
-    )
+    if where.axes == 3:
+        return relpos.LogContinuousBias(heads, where.sizes)
+    rows, columns = where.sizes
+    return relpos.RelativePositionBias(heads, (rows, columns), prefix=where.prefix, init_std=1.0)
 
 
 def results(backend: str, where: Sequence | Grid, batch: int, dtype: torch.dtype, mask: Mask | None) -> list[Tensor]:
@@ -57,27 +51,44 @@ def test_equals_the_reference(
         torch.testing.assert_close(one, wanted, rtol=1e-5, atol=1e-5 if dtype == torch.float32 else 1e-12)
 
 
-@pytest.mark.parametrize("where", [Sequence(4), Grid(2, 2, prefix=1)], ids=str)
+@pytest.mark.parametrize("where", [Sequence(4), Grid(2, 2, prefix=1), None], ids=["line", "grid", "dense"])
 @pytest.mark.parametrize("at_once", [product.AT_ONCE, 1])
 def test_gradcheck_also_twice(at_once: int, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "AT_ONCE", at_once)
     monkeypatch.setattr(product, "STORED", 0)
-    position = bias_of(where).double()
-    (table,) = position.parameters()
-    q, k, v = (torch.randn(1, 2, where.count, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    line = None if where is None else relpos.lines(where)
+    count = 4 if where is None else where.count
+    shape = (1, 2, count, count) if line is None else (2, line.length)
+    q, k, v = (torch.randn(1, 2, count, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    bias = torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
-    def attended(q: Tensor, k: Tensor, v: Tensor, own: Tensor) -> Any:
-        table.data = own.data
-        values = position.terms(where).items[0]
-        line = values.lines
-        read = own[: line.length] if where.prefix == 0 else None
-        if read is None:
-            return product.attend(q, k, v, own.sum() * torch.ones(1, 2, where.count, where.count).double(), None, 0.5)
-        return product.attend(q, k, v, read.T, line, 0.5)
+    def attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Any:
+        return product.attend(q, k, v, bias, line, 0.5)
 
-    own = table.detach().clone().requires_grad_()
-    assert torch.autograd.gradcheck(attended, (q, k, v, own))
-    assert torch.autograd.gradgradcheck(attended, (q, k, v, own))
+    assert torch.autograd.gradcheck(attended, (q, k, v, bias))
+    assert torch.autograd.gradgradcheck(attended, (q, k, v, bias))
+
+
+@pytest.mark.parametrize("stored", [product.STORED, 0], ids=["stored", "again"])
+@pytest.mark.parametrize("frozen", range(4), ids=["q", "k", "v", "bias"])
+def test_what_is_frozen_has_no_gradient_and_changes_none(
+    frozen: int, stored: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of views, whose memory lies otherwise."""
+    monkeypatch.setattr(product, "AT_ONCE", 1)
+    monkeypatch.setattr(product, "STORED", stored)
+    x = torch.randn(2, 6, 3, 2, 8)
+    bias = torch.randn(2, 6, 6)[:, None].transpose(2, 3)
+    found = []
+    for some in (True, False):
+        leaves = [part.transpose(1, 2).detach() for part in x.unbind(2)] + [bias.detach()]
+        asked = [place for place in range(4) if not (some and place == frozen)]
+        for place in asked:
+            leaves[place].requires_grad_()
+        out = product.attend(*leaves, None, 0.5)
+        found.append(dict(zip(asked, torch.autograd.grad(out.square().sum(), [leaves[p] for p in asked]), strict=True)))
+    for place, gradient in found[0].items():
+        assert torch.equal(gradient, found[1][place])
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])

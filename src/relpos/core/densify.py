@@ -48,8 +48,7 @@ def _gradient(
         for axis in range(axes):
             sums = sum_over_offsets(sums.movedim((1, 1 + axes - axis), (-2, -1)))
         sums = sums.flatten(1)
-        last = sum((size - 1) * stride for size, stride in zip(layout.key.sizes, layout.key.strides, strict=True))
-        lowest = layout.query.start - (layout.key.start + last) + origin  # above 0 in a part of the lines
+        lowest = layout.query.start - (layout.key.start + layout.key.extent) + origin  # above 0 in a part of the lines
         result[:, lowest : lowest + sums.shape[1]] = sums
     if rows and cells.shape[2]:
         result[:, query[0] - key[columns:] + origin] = wide[:, :rows, columns:].sum(dim=1)
@@ -109,13 +108,10 @@ def written_out(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "H 
     if query.prefix or key.prefix:
         few = lines.query.shape[0] * lines.key.shape[0] <= _FEW_PAIRS
         return values[:, lines.index()] if few else _read_with_prefix(values, lines, query, key)
-    last = query.start + sum((size - 1) * stride for size, stride in zip(query.sizes, query.strides, strict=True))
-    begin = lines.length - 1 - lines.origin + key.start - last  # where the last query reads the first key
-    reach = (
-        last - query.start + 1 + sum((size - 1) * stride for size, stride in zip(key.sizes, key.strides, strict=True))
-    )
-    end = lines.length - begin
-    turned = values[:, end - reach : end].flip(-1).contiguous()  # `values` may be a table with heads last
+    end = 1 + lines.origin - key.start + query.start + query.extent  # the last query reads the first key before it
+    turned = (
+        values[:, end - query.extent - key.extent - 1 : end].flip(-1).contiguous()
+    )  # `values` may be a table with heads last
     if lines.query.shape[0] == 1:
         view = turned.as_strided((values.shape[0], 1, *key.sizes), (turned.stride(0), 0, *key.strides))
         return view if len(key.sizes) == 1 else view.flatten(2)

@@ -58,7 +58,8 @@ def keep(owner: object, key: Hashable, device: torch.device, make: Callable[[], 
 
     Args:
         owner: what it follows from; it is kept there. key: of plain values, all else that it depends on.
-        device: of the result. make: makes it, out of nothing that can change and at most `FEW_BYTES` large.
+        device: of the result. make: makes it, out of nothing that can change, and small: callers hold themselves to
+            `FEW_BYTES`, but for the angles of sequences.
     """
     if not may_keep(device):
         return make()

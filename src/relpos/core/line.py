@@ -88,6 +88,11 @@ class Ramp:
         """Whether this side is consecutive integers."""
         return self.prefix == 0 and len(self.sizes) == 1
 
+    @property
+    def extent(self) -> int:
+        """How far the last token after the prefix is from the first."""
+        return sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True))
+
     def narrow(self, start: int, stop: int) -> Ramp | None:
         """The ramp of tokens `start` to `stop - 1`; None where they are no whole rows of the first axis."""
         row = math.prod(self.sizes[1:])

@@ -150,12 +150,8 @@ def _turn(x: Tensor, by: Tensor, layout: RotationLayout, into: RotationLayout) -
         pairs = torch.complex(*first.chunk(2, dim=-1)).mul_(by)
     else:
         fits = first.stride(-1) == 1 and not any(step % 2 for step in (*first.stride()[:-1], first.storage_offset()))
-        pairs = (
-            torch.view_as_complex(
-                (first if fits else first.clone(memory_format=torch.contiguous_format)).unflatten(-1, (-1, 2))
-            )
-            * by
-        )
+        first = first if fits else first.clone(memory_format=torch.contiguous_format)
+        pairs = torch.view_as_complex(first.unflatten(-1, (-1, 2))) * by
     turned = torch.cat([pairs.real, pairs.imag], -1) if into == "half" else torch.view_as_real(pairs).flatten(-2)
     if width < x.shape[-1]:
         turned = torch.cat([turned, wide[..., width:]], dim=-1)

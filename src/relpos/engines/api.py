@@ -93,14 +93,19 @@ def _choose(call: Call, backend: str, passed_over: dict[str, str]) -> Engine:
 
 
 def _explain(call: Call, backend: str) -> Explanation:
+    """The choice, and a reason for every other engine."""
     passed_over: dict[str, str] = {}
     chosen = _choose(call, backend, passed_over)
     passed_over.pop(chosen.name, None)
     for engine in ENGINES:
-        if engine is not chosen and engine.name not in passed_over:
-            lack = engine.unsupported(call) if backend == "auto" else None
-            comes_first = f"{chosen.name} comes first and can compute it" if lack is None else f"it lacks {lack}"
-            passed_over[engine.name] = comes_first if backend == "auto" else "not asked for"
+        if engine is chosen or engine.name in passed_over:
+            continue
+        if backend != "auto":
+            passed_over[engine.name] = "not asked for"
+        elif (lack := engine.unsupported(call)) is not None:
+            passed_over[engine.name] = f"it lacks {lack}"
+        else:
+            passed_over[engine.name] = f"{chosen.name} comes first and can compute it"
     return Explanation(chosen.name, passed_over)
 
 

@@ -61,8 +61,7 @@ class OffsetBias(Mechanism):
         held = self._held
         changing = isinstance(queries, Positions) or isinstance(keys, Positions)  # their tensor may be written to
         if held is None or changing or torch.is_grad_enabled() or not may_keep(self.device):
-            line = self._lines(queries, keys)
-            return Terms(LineBias(self._values(line), line))
+            return self._on(self._lines(queries, keys))
         asked = (queries, keys, self.device)
         terms = held.get(asked)
         if terms is None:
@@ -79,19 +78,17 @@ class OffsetBias(Mechanism):
         sides = [side for side in (queries, keys) if side is not None]
         anywhere = self.axes == 1 and AS_IS in self.growth
         if not anywhere or not all(isinstance(side, Sequence) and side.prefix == 0 for side in sides):
-            line = self._lines(queries, keys)
-            return Terms(LineBias(self._values(line), line))
+            return self._on(self._lines(queries, keys))
         first = min(side.low[0] for side in sides)  # only differences count
         reach = max(side.high[0] for side in sides) - first + 1
         long = max(_HELD, 1 << (reach - 1).bit_length()), self.device
         if long not in held:
-            line = lines(Sequence(long[0]), device=self.device)
-            held[long] = Terms(LineBias(self._values(line), line))
+            held[long] = self._on(lines(Sequence(long[0]), device=self.device))
         parts = (slice(side.low[0] - first, side.high[0] - first + 1) for side in (sides[0], sides[-1]))
         return held[long].narrow(*parts)
 
-    def _values(self, line: Lines) -> Float[Tensor, "H L"]:
-        """What it says at every entry of a line, in float32 or wider."""
+    def _on(self, line: Lines) -> Terms:
+        """Its terms on a line."""
         offsets = line.offsets()
         with without_autocast(line.query.device):  # values are computed in float32, also there
             values = self.bias(offsets)
@@ -106,7 +103,7 @@ class OffsetBias(Mechanism):
                 three = values.new_zeros(values.shape[0], 3) if own is None else own
                 by_kind = torch.cat([values.new_zeros(values.shape[0], 1), three], dim=1)
                 values = torch.where(offsets.kind == int(Kind.TOKENS), values, spread(by_kind, offsets))
-        return at_least_float32(values)
+        return Terms(LineBias(at_least_float32(values), line))
 
 
 def spread(by_kind: Float[Tensor, "H 4"], offsets: Offsets) -> Float[Tensor, "H L"]:
