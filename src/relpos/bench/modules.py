@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from relpos.adapters.libraries import imported
 from relpos.bench.cases import VECTORS, Case
 from relpos.bench.inputs import Inputs
 from relpos.bench.peers import FREE, Peer, Workload, dense_bytes, engine_peer, op_peers, pairs, taken
@@ -94,7 +95,7 @@ def _missing(name: str) -> Callable[[], str | None]:
 
     def missing() -> str | None:
         try:
-            _imported(name)
+            imported(name)
         except Exception as error:  # also what a library's own parts raise
             what = (str(error).strip().splitlines() or ["no message"])[0]
             return f"{name.split('.')[0]} cannot be imported: {what}"
@@ -103,22 +104,6 @@ def _missing(name: str) -> Callable[[], str | None]:
     return missing
 
 
-@cache
-def _imported(name: str) -> Any:
-    """A module; where torchvision lacks two operators (a CUDA build beside a CPU torch), with their schemas."""
-    try:
-        importlib.import_module("torchvision")  # both import it where it is installed
-    except ImportError:
-        pass
-    except RuntimeError:
-        schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        for operator in ("nms", "qnms"):
-            _KEPT.append(torch.library.Library("torchvision", "FRAGMENT"))
-            _KEPT[-1].define(f"{operator}{schema}")
-    return importlib.import_module(name)
-
-
-_KEPT: list[torch.library.Library] = []  # a library that is collected takes its schemas with it
 _DEBERTA = "transformers.models.deberta_v2.modeling_deberta_v2"
 _T5 = "transformers.models.t5.modeling_t5"
 _TIMM = "timm.models.vision_transformer_relpos"
@@ -130,7 +115,7 @@ def _with_vectors(case: Case) -> bool:
 
 def _deberta(inputs: Inputs) -> Workload:
     case = inputs.case
-    modeling = _imported(_DEBERTA)
+    modeling = imported(_DEBERTA)
     config = modeling.DebertaV2Config(
         hidden_size=case.width, num_attention_heads=case.heads, attention_probs_dropout_prob=0.0,
         hidden_dropout_prob=0.0, relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=256,
@@ -156,7 +141,7 @@ def _with_buckets(case: Case) -> bool:
 
 def _t5(inputs: Inputs) -> Workload:
     case = inputs.case
-    modeling = _imported(_T5)
+    modeling = imported(_T5)
     config = modeling.T5Config(
         d_model=case.width, d_kv=case.head_dim, num_heads=case.heads, dropout_rate=0.0, is_decoder=case.causal
     )
@@ -180,8 +165,8 @@ def _on_a_grid(case: Case) -> bool:
 
 def _timm(inputs: Inputs) -> Workload:
     case = inputs.case
-    bias = partial(_imported("timm.layers").RelPosBias, window_size=case.sizes, prefix_tokens=case.prefix)
-    timm = _imported(_TIMM)
+    bias = partial(imported("timm.layers").RelPosBias, window_size=case.sizes, prefix_tokens=case.prefix)
+    timm = imported(_TIMM)
     module = timm.RelPosAttention(case.width, case.heads, qkv_bias=True, rel_pos_cls=bias).to(**_as_tokens(inputs))
     return _work(inputs, module, module)
 

@@ -1,0 +1,42 @@
+"""Random inputs for a module that is run several times: every run draws the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Draws:
+    """Seeded inputs of a run, in the order in which the run asks for them.
+
+    Args:
+        batch, tokens: the size of the run that is wanted; a run may round `tokens` to what its module takes.
+        dtype, device: of floating-point inputs.
+        replay: inputs to hand out instead of new ones, for a second run whose inputs are another's.
+    """
+
+    def __init__(
+        self, batch: int, tokens: int, dtype: torch.dtype, device: torch.device, replay: Sequence[Tensor] | None = None
+    ) -> None:
+        self.batch, self.tokens, self.dtype, self.device = batch, tokens, dtype, device
+        self.inputs: list[Tensor] = []
+        """What was drawn by `normal`: leaves that require a gradient."""
+        self._replay = None if replay is None else list(replay)
+        self._generator = torch.Generator().manual_seed(0)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal numbers, an input whose gradient is compared."""
+        if self._replay is not None:
+            return self._replay.pop(0)
+        # drawn in float32, so that runs in several dtypes have the same inputs
+        x = torch.randn(*shape, generator=self._generator).to(self.device, self.dtype).requires_grad_()
+        self.inputs.append(x)
+        return x
+
+    def padding(self, batch: int, tokens: int) -> Tensor:
+        """`[batch, tokens]` of int64, 1 at real tokens: the first row is whole, each further one is padded at the
+        right by more."""
+        lengths = torch.tensor([max(1, tokens - row * max(1, tokens // 4)) for row in range(batch)])
+        return (torch.arange(tokens) < lengths[:, None]).long().to(self.device)

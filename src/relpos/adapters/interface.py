@@ -1,0 +1,229 @@
+"""transformers' attention interface: masks that stay one number a token, biases that stay one number an offset.
+
+transformers builds the mask once a model, `[B, 1, N, M]`, by the function registered under `_attn_implementation`, and
+each layer calls the attention function of that name. Ours are registered as "relpos_sdpa" and "relpos_eager", after the
+implementation that a model had. They always come together: an attention function without a mask function would be
+given no mask at all, and ignore padding without a word.
+
+    mask        None, or [B, M], True at real tokens             expanded to the published one for published layers
+    bias        [1, H, 1, N + M - 1], one number an offset       relpos.attention
+                anything else                                    the published attention function
+
+A bias crosses the borders of layers as that tensor, since activation checkpointing follows tensors alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from relpos.adapters.retrofitted import Retrofitted
+from relpos.core import LineBias, Lines, Mask, Sequence, Terms, lines
+from relpos.core.checks import fail
+from relpos.core.densify import written_out
+from relpos.engines import attention
+
+SERVED = ("sdpa", "eager")
+_PREFIX = "relpos_"
+
+
+def switch(config: Any) -> None:
+    """Let the models of a configuration use our functions, in front of those they had."""
+    own = _implementation(config)
+    if own not in SERVED:
+        fail(f"attn_implementation to be one of {', '.join(SERVED)}", str(own), 'Load with attn_implementation="sdpa".')
+    _register()
+    config._attn_implementation_internal = _PREFIX + own  # the property's setter would change sub-configurations too
+
+
+def switch_back(config: Any) -> None:
+    """Give a configuration back what it had."""
+    if is_switched(config):
+        config._attn_implementation_internal = config._attn_implementation_internal.removeprefix(_PREFIX)
+
+
+def is_switched(config: Any) -> bool:
+    """Whether our functions are in use."""
+    return str(getattr(config, "_attn_implementation_internal", None)).startswith(_PREFIX)
+
+
+def _implementation(config: Any) -> str:
+    return str(config._attn_implementation_internal or "eager")
+
+
+def _register() -> None:
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    for own in SERVED:
+        if _PREFIX + own not in ALL_ATTENTION_FUNCTIONS.valid_keys():
+            ALL_ATTENTION_FUNCTIONS.register(_PREFIX + own, partial(_attention, own))
+            ALL_MASK_ATTENTION_FUNCTIONS.register(_PREFIX + own, partial(_mask, own))
+
+
+def _mask(
+    own: str,
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Any = None,
+    attention_mask: Tensor | None = None,
+    **more: Any,
+) -> Tensor | None:
+    """A mask as `[B, M]`, or None where nothing is hidden but the future; other patterns as published."""
+    from transformers.masking_utils import (
+        ALL_MASK_ATTENTION_FUNCTIONS,
+        bidirectional_mask_function,
+        causal_mask_function,
+    )
+
+    plain = mask_function in (causal_mask_function, bidirectional_mask_function)
+    at_end = isinstance(q_offset, int) and q_offset + q_length == kv_length + kv_offset
+    if not plain or (mask_function is causal_mask_function and not at_end):
+        published: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS[own](
+            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **more
+        )
+        return published
+    if attention_mask is None:
+        return None
+    valid = attention_mask[:, kv_offset : kv_offset + kv_length]
+    if not torch.compiler.is_compiling() and bool(valid.all()):
+        return None
+    return valid
+
+
+def _attention(
+    own: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **more: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The attention function of a switched configuration."""
+    _refuse_weights()
+    queries, keys = query.shape[2], key.shape[2]
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    by_offset = position_bias is not None and is_by_offset(position_bias, queries, keys)
+    if by_offset and (attention_mask is None or attention_mask.dim() == 2):
+        assert position_bias is not None
+        bias = LineBias(position_bias[0, :, 0], _lines(queries, keys, position_bias.device))
+        attend = module.attend if isinstance(module, Retrofitted) else attention
+        out = attend(
+            query,
+            key,
+            value,
+            position=Terms(bias),
+            mask=mask_of(attention_mask, queries, keys, causal=causal),
+            scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+            dropout=dropout,
+        )
+        return out.transpose(1, 2), None
+    if by_offset:
+        assert position_bias is not None
+        warnings.warn(
+            f"a mask of shape {tuple(attention_mask.shape)} came to a retrofitted layer: its bias is written out as "  # type: ignore[union-attr]
+            "N x M numbers, as published. Pass the mask as [batch, tokens] to save them.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        position_bias = dense_by_offset(position_bias, queries, keys).to(query.dtype)
+    return _published(own, module)(
+        module,
+        query,
+        key,
+        value,
+        _published_mask(own, attention_mask, query, keys, causal),
+        dropout=dropout,
+        scaling=scaling,
+        **({} if is_causal is None else {"is_causal": is_causal}),
+        **({} if position_bias is None else {"position_bias": position_bias}),
+        **more,
+    )
+
+
+def _published(own: str, module: nn.Module) -> Any:
+    """The function that a layer would have called."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    return sys.modules[type(module).__module__].eager_attention_forward if own == "eager" else ALL_ATTENTION_FUNCTIONS[own]
+
+
+def _published_mask(own: str, mask: Tensor | None, query: Tensor, keys: int, causal: bool) -> Tensor | None:
+    """A mask of ours as the published functions take it."""
+    queries = query.shape[2]
+    hides_future = causal and queries > 1
+    if mask is not None and mask.dim() != 2:
+        return mask
+    if mask is None and (not hides_future or own == "sdpa"):
+        return None  # sdpa knows by itself that it is causal
+    allowed = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=query.device) if mask is None else mask[:, None, None]
+    if hides_future:
+        order = torch.arange(keys, device=query.device)
+        allowed = allowed & (order <= order[keys - queries :, None])
+    allowed = allowed.expand(-1, -1, queries, -1)
+    if own == "sdpa":
+        return allowed
+    zero = torch.zeros((), dtype=query.dtype, device=query.device)
+    return torch.where(allowed, zero, torch.finfo(query.dtype).min)
+
+
+def mask_of(valid: Tensor | None, queries: int, keys: int, *, causal: bool = False) -> Mask | None:
+    """The mask of `[B, M]`, True (or 1) at real keys. Padded queries attend like others, as in transformers."""
+    mask = None
+    if causal:
+        order = torch.arange(keys) if queries != keys else None
+        mask = Mask.causal() if order is None else Mask.causal(order[keys - queries :], order)
+    if valid is not None:
+        everyone = torch.ones(valid.shape[0], queries, dtype=torch.bool, device=valid.device)
+        padding = Mask.padding(valid.bool(), queries=everyone)
+        mask = padding if mask is None else mask & padding
+    return mask
+
+
+def is_by_offset(bias: Tensor, queries: int, keys: int) -> bool:
+    """Whether a bias holds one number an offset."""
+    return bias.dim() == 4 and queries > 1 and bias.shape[2] == 1 and bias.shape[3] == queries + keys - 1
+
+
+def dense_by_offset(bias: Tensor, queries: int, keys: int) -> Tensor:
+    """A bias of one number an offset, `[1, H, 1, N + M - 1]`, as `[1, H, N, M]`."""
+    return written_out(bias[0, :, 0], _lines(queries, keys, bias.device))[None]
+
+
+def _lines(queries: int, keys: int, device: torch.device) -> Lines:
+    """The last queries of a sequence of keys."""
+    return lines(Sequence(queries, start=keys - queries), Sequence(keys), device=device)
+
+
+def _refuse_weights() -> None:
+    """Raise where the caller waits for attention weights."""
+    if torch.compiler.is_compiling():
+        return
+    from transformers.utils import output_capturing
+
+    collector = output_capturing._active_collector.get()
+    if collector is not None and any("attentions" in key for key in collector):
+        refuse_weights(True)
+
+
+def refuse_weights(asked: bool | None) -> None:
+    """Raise where attention weights are asked for, `output_attentions=True`."""
+    if asked:
+        fail(
+            "output_attentions=False after relpos.retrofit, which makes no weights",
+            "True",
+            "Call relpos.restore(model) first.",
+        )

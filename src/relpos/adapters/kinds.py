@@ -1,0 +1,118 @@
+"""What a kind of position says of the architectures that have it, and the list of kinds.
+
+A file a kind. It names classes of other libraries and imports none of them: a module is matched by the full name of its
+class, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor, nn
+
+from relpos.adapters.draws import Draws
+from relpos.adapters.retrofitted import Retrofitted
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A class of another library that relpos computes.
+
+    Attributes:
+        architecture: as the library names it, "t5".
+        path: the class, "transformers.models.t5.modeling_t5.T5Attention".
+        mixin: what is put in front of it.
+        reads: its methods, and functions of its file, that the mixin overrides or stands on; their source has a
+            fingerprint, and another source is refused.
+        unfit: says why one module of this class cannot be served (a setting), or None.
+        tokens: tokens of a module that has a fixed number, a window; None where a call decides.
+    """
+
+    architecture: str
+    path: str
+    mixin: type[Retrofitted]
+    reads: tuple[str, ...] = ("forward",)
+    unfit: Callable[[Any], str | None] = lambda module: None
+    tokens: Callable[[Any], int | None] = lambda module: None
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A class whose modules are run as published and by relpos, side by side; it is, or holds, replaced ones.
+
+    Attributes:
+        path: the class.
+        run: calls a module (either one) on what it draws, and returns all outputs that must agree. Every call draws
+            the same, so masks are made here, by what the library makes them with.
+        tables: ends of the names of parameters that hold position. They are perturbed first: some start at zero,
+            where nothing could be seen.
+        exact: largest difference in float64, of the largest value; 1e-6 where the library has a float32 softmax.
+    """
+
+    path: str
+    run: Callable[[Any, Draws], tuple[Tensor, ...]]
+    tables: tuple[str, ...]
+    exact: float = 1e-10
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A class with a relative position that is left as it is, and why."""
+
+    architecture: str
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of position.
+
+    Attributes:
+        name: one or two words, "T5 buckets".
+        library: what is imported, "transformers" or "timm".
+        switches: whether the modules' `config` selects the attention function, and is switched to ours.
+    """
+
+    name: str
+    library: str
+    replaced: tuple[Replaced, ...]
+    verified: tuple[Verified, ...]
+    refused: tuple[Refused, ...] = ()
+    switches: bool = False
+
+
+_FILES = ("t5",)
+
+
+@cache
+def kinds() -> tuple[Kind, ...]:
+    """All kinds, in the order of the page."""
+    return tuple(kind for file in _FILES for kind in import_module(f"relpos.adapters.{file}").KINDS)
+
+
+@cache
+def replaced_classes() -> dict[str, tuple[Kind, Replaced]]:
+    """The classes that are replaced, by full name."""
+    return {one.path: (kind, one) for kind in kinds() for one in kind.replaced}
+
+
+@cache
+def refused_classes() -> dict[str, tuple[Kind, Refused]]:
+    """The classes that are refused, by full name."""
+    return {one.path: (kind, one) for kind in kinds() for one in kind.refused}
+
+
+@cache
+def verified_classes() -> dict[str, Verified]:
+    """The classes that are verified, by full name."""
+    return {one.path: one for kind in kinds() for one in kind.verified}
+
+
+def path_of(kind: type[nn.Module]) -> str:
+    """The full name of a class."""
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,93 @@
+"""The libraries whose models are retrofitted: which versions were run, and whether a source is one of those.
+
+`fingerprints.json` has, for every method that a mixin stands on, a digest of its source and the version that has it.
+`scripts/fingerprints` writes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+from collections.abc import Iterator
+from functools import cache
+from importlib import metadata, resources
+from typing import Any
+
+import torch
+
+from relpos.adapters.kinds import Kind, Replaced
+from relpos.core.checks import fail
+
+EXTRAS = {"transformers": "hf", "timm": "timm"}
+"""Library to the extra that installs it."""
+
+
+@cache
+def imported(name: str) -> Any:
+    """A module of transformers or timm, which both import torchvision.
+
+    torchvision from PyPI is a CUDA build: beside a CPU build of torch its import fails for want of two operators, and
+    takes the libraries with it. Their schemas are enough for the import. Where torchvision is whole or absent, nothing
+    is done.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except ImportError:
+        pass
+    except RuntimeError:
+        schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        for operator in ("nms", "qnms"):
+            _KEPT.append(torch.library.Library("torchvision", "FRAGMENT"))
+            _KEPT[-1].define(f"{operator}{schema}")
+    return importlib.import_module(name)
+
+
+_KEPT: list[torch.library.Library] = []  # a library that is collected takes its schemas with it
+
+
+def require_importable(library: str) -> None:
+    """Raise one line where a library cannot be imported, with the usual reason."""
+    try:
+        imported(library)
+    except Exception as error:  # torchvision for another torch raises RuntimeError, and transformers wraps it
+        reason = " ".join(str(error).split())[:200]
+        fail(
+            f"{library}, importable",
+            f"{type(error).__name__}: {reason}",
+            f"Run pip install 'relpos[{EXTRAS[library]}]'. Beside a CPU build of torch, install torchvision from the "
+            "same index: pip install torchvision --index-url https://download.pytorch.org/whl/cpu.",
+        )
+
+
+@cache
+def known() -> dict[str, dict[str, str]]:
+    """Full name of a method to digest to the library's version that has it."""
+    text = resources.files("relpos.adapters").joinpath("fingerprints.json").read_text("utf-8")
+    found: dict[str, dict[str, str]] = json.loads(text)
+    return found
+
+
+def digests(replaced: Replaced, kind: type | None = None) -> Iterator[tuple[str, str]]:
+    """The methods and functions that a mixin stands on and the digest of each one's source."""
+    file, _, name = replaced.path.rpartition(".")
+    module = imported(file)
+    owner = getattr(module, name) if kind is None else kind
+    for read in replaced.reads:
+        target: Any = owner if hasattr(owner, read) else module
+        source = inspect.getsource(getattr(target, read))
+        where = f"{replaced.path}.{read}" if target is owner else f"{file}.{read}"
+        yield where, hashlib.sha256(" ".join(source.split()).encode()).hexdigest()[:16]
+
+
+def strange(kind: Kind, replaced: Replaced) -> str | None:
+    """Why the installed source of a class is not one that was run, or None where it is."""
+    unknown = [where for where, digest in digests(replaced) if digest not in known().get(where, {})]
+    if not unknown:
+        return None
+    run = sorted({version for where, _ in digests(replaced) for version in known().get(where, {}).values()})
+    return (
+        f"{', '.join(unknown)} of {kind.library} {metadata.version(kind.library)} differs from the source that was "
+        f"run ({kind.library} {', '.join(run) or 'none'})"
+    )

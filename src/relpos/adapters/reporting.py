@@ -1,0 +1,65 @@
+"""What a retrofit did, as data and as the lines that people read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from relpos.adapters.verification import Verdict
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """A module that relpos computes: its name in the model, its class, its architecture."""
+
+    module: str
+    path: str
+    architecture: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """A module with a relative position that stays as published, and why."""
+
+    module: str
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RetrofitReport:
+    """What `relpos.retrofit` did to a model; printing it gives the lines."""
+
+    model: str
+    versions: dict[str, str]
+    replaced: tuple[Swapped, ...]
+    left: tuple[Left, ...]
+    verified: tuple[Verdict, ...]
+    border: int | None
+
+    def __str__(self) -> str:
+        libraries = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        lines = [f"{self.model} ({libraries})"]
+        for path, count in Counter(one.path for one in self.replaced).items():
+            first = next(one.module for one in self.replaced if one.path == path)
+            lines.append(f"  replaced  {_short(path)} x {count}, from {first or 'the model itself'}; {self._from(path)}")
+        for (path, reason), count in Counter((one.path, one.reason) for one in self.left).items():
+            lines.append(f"  left      {_short(path)} x {count}: {reason}")
+        lines += [f"  verified  {verdict}" for verdict in self.verified]
+        if not self.verified:
+            lines.append("  verified  nothing: verify=False")
+        return "\n".join(lines)
+
+    def _from(self, path: str) -> str:
+        from relpos.adapters.kinds import replaced_classes
+
+        if self.border is not None:
+            return f"relpos computes from {self.border} tokens on, as asked"
+        mixin = replaced_classes()[path][1].mixin
+        if mixin.border == mixin.training_border:
+            return f"relpos computes from {mixin.border} tokens on"
+        return f"relpos computes from {mixin.training_border} tokens on in training, {mixin.border} without gradients"
+
+
+def _short(path: str) -> str:
+    return path.rpartition(".")[2]

@@ -1,0 +1,115 @@
+"""A module of another library whose class is swapped: its own forward or relpos's, chosen by the size of the call.
+
+A mixin is put in front of a module's own class, and the module is given the class that results. Nothing else about it
+changes: `isinstance`, its class's name, parameters, buffers, hooks and `state_dict` stay, and so do `deepcopy`, pickle
+and `save_pretrained`. `restored` gives the class back.
+
+    class T5Attention(Retrofitted):          mixin: overrides what computes the position
+        def compute_bias(self, ...):
+            if not self.takes(queries, keys):
+                return super().compute_bias(...)     the published method
+            ...                                      relpos
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from relpos.engines import attention
+
+M = TypeVar("M", bound=nn.Module)
+
+_ROUTE = "_relpos_route"
+
+
+@dataclass
+class Route:
+    """Which calls of a module relpos computes: those of at least `border` tokens.
+
+    Attributes:
+        border: tokens, the geometric mean of queries and keys; None for the mixin's own, measured border.
+        forced: take every call of more than one query, as a verification does.
+        taken: calls that relpos computed while forced.
+    """
+
+    border: int | None = None
+    forced: bool = False
+    taken: int = 0
+
+
+class Retrofitted(nn.Module):
+    """What a mixin has in common with others. Its class attributes are measured, see `docs/retrofit.md`."""
+
+    border: ClassVar[int] = 512
+    """Tokens from which relpos is no slower in a forward pass without gradients."""
+
+    training_border: ClassVar[int] = 512
+    """Tokens from which it is no slower in a training step."""
+
+    def takes(self, queries: int, keys: int) -> bool:
+        """Whether relpos computes a call of this many tokens. One query is always left to the published method."""
+        route: Route = self.__dict__[_ROUTE]
+        if queries < 2 or keys < 2:
+            return False
+        own = self.training_border if torch.is_grad_enabled() else self.border
+        border = own if route.border is None else route.border
+        return route.forced or queries * keys >= border * border
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Tensor:
+        """`relpos.attention`, `[B, H, N, V]`, counted while a verification forces it."""
+        route: Route = self.__dict__[_ROUTE]
+        if route.forced:
+            route.taken += 1
+        out = attention(q, k, v, **more)
+        assert isinstance(out, Tensor)
+        return out
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _, _, *state = super().__reduce_ex__(protocol)  # by the class's name it would be the published class
+        mixin, published = type(self).__bases__
+        return _empty, (mixin, published), *state
+
+
+@cache
+def _swapped_class(mixin: type[Retrofitted], published: type[nn.Module]) -> type[nn.Module]:
+    names = {name: getattr(published, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(published.__name__, (mixin, published), names)
+
+
+def _empty(mixin: type[Retrofitted], published: type[nn.Module]) -> nn.Module:
+    """A module without its state, for `pickle` and `deepcopy`."""
+    return object.__new__(_swapped_class(mixin, published))
+
+
+def swap(module: nn.Module, mixin: type[Retrofitted], border: int | None = None) -> None:
+    """Put the mixin in front of a module's class."""
+    module.__class__ = _swapped_class(mixin, type(module))
+    module.__dict__[_ROUTE] = Route(border)
+
+
+def unswap(module: nn.Module) -> None:
+    """Give a swapped module its own class again."""
+    module.__class__ = published_class(module)
+    del module.__dict__[_ROUTE]
+
+
+def is_swapped(module: nn.Module) -> bool:
+    """Whether the class of a module has been swapped."""
+    return isinstance(module, Retrofitted)
+
+
+def published_class(module: nn.Module) -> type[nn.Module]:
+    """The class of a module as its library has it."""
+    kind: type[nn.Module] = next(one for one in type(module).__mro__[1:] if not issubclass(one, Retrofitted))
+    return kind if is_swapped(module) else type(module)
+
+
+def route(module: nn.Module) -> Route:
+    """Which calls of a swapped module relpos computes."""
+    found: Route = module.__dict__[_ROUTE]
+    return found

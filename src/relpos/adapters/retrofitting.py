@@ -1,0 +1,168 @@
+"""`relpos.retrofit(model)`: others' models with the same numbers, in less time and memory from some length on.
+
+    report = relpos.retrofit(model)         in place; the report says what was replaced, what was left and why
+    relpos.restore(model)                   as if nothing had been
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Any
+
+from torch import nn
+
+from relpos.adapters import interface
+from relpos.adapters.kinds import Kind, Replaced, path_of, refused_classes, replaced_classes
+from relpos.adapters.libraries import require_importable, strange
+from relpos.adapters.reporting import Left, RetrofitReport, Swapped
+from relpos.adapters.retrofitted import is_swapped, published_class, swap, unswap
+from relpos.adapters.verification import Verdict, verify_model
+from relpos.core.checks import fail, require_flag, require_int, shape_of
+
+
+def retrofit(
+    model: nn.Module,
+    *,
+    verify: bool = True,
+    force: bool = False,
+    border: int | None = None,
+    progress: Callable[[str], object] | None = None,
+) -> RetrofitReport:
+    """Let a model of transformers or timm compute its own relative position with relpos, in place.
+
+    Outputs and gradients are the published ones up to rounding, without N x N numbers. Weights, their names, hooks,
+    configuration files and the random state stay. Calls below a measured number of tokens run as published, as does a
+    single query of a cached decoder. Dropout inside attention draws other numbers of the same probability.
+
+    Args:
+        model: changed in place; `relpos.restore` undoes it. Retrofitting it again is an error.
+        verify: run a copy of one module of each kind, published and retrofitted, and compare outputs and gradients.
+        force: also serve a version of the library whose source was not run; it is verified all the same.
+        border: tokens from which relpos computes, in place of the measured number; 0 for always.
+        progress: called with the name of what is being verified.
+
+    Returns:
+        What was replaced, what was left and why, and how it was verified. Print it.
+
+    Raises:
+        ValueError: there is nothing to replace, or something that cannot be served; nothing was changed.
+        RuntimeError: the verification found a difference; everything was restored.
+    """
+    if not isinstance(model, nn.Module):
+        fail("a model, an nn.Module", shape_of(model), "Pass the model itself.")
+    for name, flag in (("verify", verify), ("force", force)):
+        require_flag(flag, name)
+    if border is not None:
+        require_int(border, "border", at_least=0)
+    if any(is_swapped(module) for module in model.modules()):
+        fail("a model that is not retrofitted", "one that is", "Call relpos.restore(model) first.")
+    found, left = _found(model, border)
+    _require_served(model, found, force)
+    chosen = [(name, module, replaced) for name, module, _, replaced in found]
+    with _undone_on_error(model):
+        _swap(found, border)
+        verdicts = verify_model(model, progress) if verify or force else []
+        _require_agreement(verdicts)
+    versions = {kind.library: metadata.version(kind.library) for _, _, kind, _ in found}
+    rows = tuple(Swapped(name, path_of(published_class(module)), one.architecture) for name, module, one in chosen)
+    return RetrofitReport(type(model).__name__, versions, rows, tuple(left), tuple(verdicts), border)
+
+
+def restore(model: nn.Module) -> None:
+    """Undo `relpos.retrofit`, bit for bit; a model that is not retrofitted stays as it is.
+
+    Raises:
+        ValueError: it is no module.
+    """
+    if not isinstance(model, nn.Module):
+        fail("a model, an nn.Module", shape_of(model), "Pass the model itself.")
+    for module in model.modules():
+        if is_swapped(module):
+            unswap(module)
+    for module in model.modules():
+        interface.switch_back(getattr(module, "config", None))
+
+
+def _found(
+    model: nn.Module, border: int | None
+) -> tuple[list[tuple[str, nn.Module, Kind, Replaced]], list[Left]]:
+    """The modules that are to be replaced, and those that are left, with the reason."""
+    found: list[tuple[str, nn.Module, Kind, Replaced]] = []
+    left: list[Left] = []
+    for name, module in model.named_modules():
+        path = path_of(type(module))
+        if path in refused_classes():
+            left.append(Left(name, path, refused_classes()[path][1].reason))
+        if path not in replaced_classes():
+            continue
+        kind, replaced = replaced_classes()[path]
+        reason = replaced.unfit(module)
+        tokens = replaced.tokens(module)
+        least = min(replaced.mixin.border, replaced.mixin.training_border) if border is None else border
+        if reason is None and tokens is not None and tokens < least:
+            reason = f"windows of {tokens} tokens run as fast as published; relpos pays from {least} on"
+        if reason is not None:
+            left.append(Left(name, path, reason))
+        else:
+            found.append((name, module, kind, replaced))
+    return found, left
+
+
+def _require_served(model: nn.Module, found: list[tuple[str, nn.Module, Kind, Replaced]], force: bool) -> None:
+    """Raise one line where nothing can be replaced, or something is in the way; before anything changes."""
+    if not found:
+        _, left = _found(model, None)
+        reasons = sorted({f"{one.path.rpartition('.')[2]}: {one.reason}" for one in left})
+        served = sorted({one.architecture for _, one in replaced_classes().values()})
+        if reasons:
+            fail("a position that relpos.retrofit can serve", f"{type(model).__name__} ({'; '.join(reasons)})", _SEE)
+        fail(
+            "a model of transformers or timm with a relative position of its own",
+            f"{type(model).__name__}, which has none that is known",
+            f"Known are {', '.join(served)}. To give a model another position, call relpos.replace_position.",
+        )
+    for library in sorted({kind.library for _, _, kind, _ in found}):
+        require_importable(library)
+    config = getattr(model, "config", None)
+    if getattr(config, "output_attentions", False):
+        fail("a model that returns no attention weights", "config.output_attentions=True", "Set it to False.")
+    for path in sorted({path_of(type(module)) for _, module, _, _ in found}):
+        kind, replaced = replaced_classes()[path]
+        reason = strange(kind, replaced)
+        if reason and not force:
+            fail("a library whose source was run", reason, "Install that version, or pass force=True to verify it.")
+    for _, module, kind, _ in found:
+        own = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        if kind.switches and (own or "eager") not in interface.SERVED:
+            fail("attn_implementation sdpa or eager", str(own), 'Load the model with attn_implementation="sdpa".')
+
+
+_SEE = "docs/retrofit.md lists what is served."
+
+
+def _swap(found: list[tuple[str, nn.Module, Kind, Replaced]], border: int | None) -> None:
+    configs: dict[int, Any] = {}
+    for _, module, kind, replaced in found:
+        swap(module, replaced.mixin, border)
+        if kind.switches:
+            configs[id(module.config)] = module.config
+    for config in configs.values():
+        interface.switch(config)
+
+
+@contextmanager
+def _undone_on_error(model: nn.Module) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        restore(model)
+        raise
+
+
+def _require_agreement(verdicts: list[Verdict]) -> None:
+    wrong = [verdict for verdict in verdicts if verdict.fault is not None]
+    if wrong:
+        lines = "; ".join(f"{verdict.module} ({verdict.path.rpartition('.')[2]}): {verdict.fault}" for verdict in wrong)
+        raise RuntimeError(f"expected a retrofit that computes the published numbers; got {lines}. The model is restored.")

@@ -1,0 +1,228 @@
+"""Is a retrofit right? A copy of a module is run as published and by relpos, on the same inputs, in `eval()`.
+
+Position tables are perturbed first, since some start at zero; the batch is padded; relpos's path is forced and counted,
+for a small batch would run as published and agree with itself. Outputs and gradients are held against the published
+ones in float64. In float32 relpos may be at most four times as far from those as the published module is. One run under
+reentrant checkpointing shows that gradients find their way through it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from relpos.adapters import interface
+from relpos.adapters.draws import Draws
+from relpos.adapters.kinds import Verified, path_of, verified_classes
+from relpos.adapters.retrofitted import is_swapped, published_class, route, unswap
+
+BATCH, TOKENS = 2, 24
+_OF_FLOAT32 = 4.0
+"""How much further from float64 than the published module relpos may be, in float32."""
+_FLOOR = 1e-3
+"""Gradients are compared relative to their own size, or to this part of the largest of all where that is more: rounding
+of large ones cancels in small ones."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a module agreed. Differences are the largest, relative to the largest value.
+
+    Attributes:
+        module: its name in the model. path: its class.
+        output, gradient: differences in float64.
+        output32, gradient32: in float32, relpos's error over the published module's own.
+        fault: what is wrong, or None.
+    """
+
+    module: str
+    path: str
+    output: float = 0.0
+    gradient: float = 0.0
+    output32: float = 0.0
+    gradient32: float = 0.0
+    fault: str | None = None
+
+    def __str__(self) -> str:
+        name = self.path.rpartition(".")[2]
+        return (
+            f"{name} ({self.module or 'the model itself'}): float64 output {self.output:.0e}, gradient "
+            f"{self.gradient:.0e}; float32 {self.output32:.1f} and {self.gradient32:.1f} times the published error"
+        )
+
+
+Result = tuple[tuple[Tensor, ...], dict[str, Tensor | None]]
+"""Outputs, and gradients by name."""
+
+
+def verify_model(model: nn.Module, progress: Callable[[str], object] | None = None) -> list[Verdict]:
+    """Verify one module of each class and shape of a retrofitted model; the model itself is not run."""
+    verdicts = []
+    for name, module, verified in _representatives(model):
+        if progress is not None:
+            progress(name)
+        verdicts.append(verify_module(module, verified, name))
+    return verdicts
+
+
+def _representatives(model: nn.Module) -> Iterator[tuple[str, nn.Module, Verified]]:
+    """Modules to verify: the first of each class, shape of parameters and plain settings."""
+    seen = set()
+    for name, module in model.named_modules():
+        path = path_of(published_class(module))
+        if path not in verified_classes() or not any(is_swapped(one) for one in module.modules()):
+            continue
+        shapes = tuple((key, tuple(x.shape)) for key, x in module.named_parameters())
+        settings = tuple(
+            (key, value)
+            for key, value in sorted(vars(module).items())
+            if isinstance(value, bool | int | float | str) and key not in ("training", "layer_idx")
+        )
+        if (path, shapes, settings) not in seen:
+            seen.add((path, shapes, settings))
+            yield name, module, verified_classes()[path]
+
+
+def verify_module(module: nn.Module, verified: Verified, name: str = "") -> Verdict:
+    """Run copies of a retrofitted module, published and by relpos."""
+    path = path_of(published_class(module))
+    try:
+        with _alone(module):
+            return _compare(module, verified, name, path)
+    except Exception as error:  # a difference of versions shows as any error
+        return Verdict(name, path, fault=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
+def _compare(module: nn.Module, verified: Verified, name: str, path: str) -> Verdict:
+    exact = _run(_copy(module, verified, torch.float64, published=True), verified)
+    ours = _run(_copy(module, verified, torch.float64, published=False), verified)
+    saved = _run(_copy(module, verified, torch.float64, published=False), verified, checkpointed=True)
+    output, gradient = _differences(ours, exact)
+    found: dict[str, Any] = {"output": output, "gradient": gradient}
+    missing = _missing(ours, exact) or _missing(saved, exact)
+    if missing:
+        return Verdict(name, path, **found, fault=missing)
+    for what, difference in (
+        ("output differs", output),
+        ("gradient differs", gradient),
+        ("gradient under reentrant checkpointing differs", _differences(saved, exact)[1]),
+    ):
+        if not difference <= verified.exact:
+            return Verdict(name, path, **found, fault=f"{what} by {difference:.1e} in float64")
+    single = _run(_copy(module, verified, torch.float32, published=True), verified)
+    ours32 = _run(_copy(module, verified, torch.float32, published=False), verified)
+    for what, theirs, own in zip(
+        ("output", "gradient"), _differences(single, exact), _differences(ours32, exact), strict=True
+    ):
+        least = 4 * torch.finfo(torch.float32).eps  # a published error of 0 or 1 units in the last place is luck
+        found[f"{what}32"] = own / max(theirs, least)
+        if not found[f"{what}32"] <= _OF_FLOAT32:
+            fault = f"{what} is {found[f'{what}32']:.1f} times as far from float64 as the published one in float32"
+            return Verdict(name, path, **found, fault=fault)
+    return Verdict(name, path, **found)
+
+
+@contextmanager
+def _alone(module: nn.Module) -> Iterator[None]:
+    """The random state, the default of autocast and the gradient mode of the caller do not matter, and stay."""
+    device = next((x.device for x in module.parameters()), torch.device("cpu"))
+    kind = device.type
+    devices = [device] if kind == "cuda" else []
+    with torch.random.fork_rng(devices), torch.enable_grad(), torch.autocast(kind, enabled=False):
+        yield
+
+
+def _copy(module: nn.Module, verified: Verified, dtype: torch.dtype, *, published: bool) -> nn.Module:
+    """A copy with perturbed tables. Hooks do not come with it: they may record, or shard."""
+    other = copy.deepcopy(module).eval()
+    for one in other.modules():
+        one._forward_hooks.clear()
+        one._forward_pre_hooks.clear()
+        one._backward_hooks.clear()
+        if not is_swapped(one):
+            continue
+        if published:
+            unswap(one)
+        else:
+            route(one).forced = True
+    if published:
+        for one in other.modules():
+            interface.switch_back(getattr(one, "config", None))
+    other.float()
+    generator = torch.Generator().manual_seed(1)
+    for key, x in other.named_parameters():
+        x.requires_grad_(x.is_floating_point())
+        x.grad = None
+        if key.endswith(verified.tables):
+            noise = torch.randn(x.shape, generator=generator).to(x.device)
+            x.data += noise * max(0.5, float(x.detach().std()) if x.numel() > 1 else 0.5)
+    return other.to(dtype)
+
+
+def _run(module: nn.Module, verified: Verified, *, checkpointed: bool = False) -> Result:
+    """Outputs and gradients of one module; raises where relpos was to compute and did not."""
+    parameter = next(module.parameters())
+    draws = Draws(BATCH, TOKENS, parameter.dtype, parameter.device)
+    outputs = verified.run(module, draws)
+    if checkpointed:
+
+        def again(*inputs: Tensor) -> tuple[Tensor, ...]:
+            replayed = Draws(BATCH, TOKENS, parameter.dtype, parameter.device, replay=inputs)
+            return verified.run(module, replayed)
+
+        outputs = checkpoint(again, *draws.inputs, use_reentrant=True)
+    swapped = [one for one in module.modules() if is_swapped(one)]
+    if swapped and not any(route(one).taken for one in swapped):
+        raise RuntimeError("relpos was not asked to compute")
+    generator = torch.Generator().manual_seed(2)
+    total = sum(
+        (x * torch.randn(x.shape, generator=generator).to(x.device, x.dtype)).sum() for x in outputs
+    )
+    named = {f"input {index}": x for index, x in enumerate(draws.inputs)}
+    named |= {key: x for key, x in module.named_parameters() if x.requires_grad}
+    if checkpointed:
+        total.backward()  # type: ignore[union-attr]
+        gradients: list[Tensor | None] = [x.grad for x in named.values()]
+    else:
+        gradients = list(torch.autograd.grad(total, list(named.values()), allow_unused=True))  # type: ignore[arg-type]
+    return tuple(x.detach() for x in outputs), dict(zip(named, gradients, strict=True))
+
+
+def _missing(ours: Result, exact: Result) -> str | None:
+    """Shapes, or gradients that are there in one alone."""
+    shapes = [tuple(x.shape) for x in ours[0]], [tuple(x.shape) for x in exact[0]]
+    if shapes[0] != shapes[1]:
+        return f"outputs have shapes {shapes[0]}, not {shapes[1]}"
+    for key, theirs in exact[1].items():
+        if (ours[1][key] is None) != (theirs is None):
+            return f"the gradient of {key} is {'missing' if ours[1][key] is None else 'there, and None as published'}"
+    return None
+
+
+def _differences(ours: Result, exact: Result) -> tuple[float, float]:
+    """The largest differences of outputs and of gradients; NaN where there is one."""
+    output = max(_relative(own, theirs, 0.0) for own, theirs in zip(ours[0], exact[0], strict=True))
+    largest = max((float(x.abs().max()) for x in exact[1].values() if x is not None and x.numel()), default=0.0)
+    pairs = [(ours[1][key], theirs) for key, theirs in exact[1].items()]
+    gradient = max(
+        (_relative(own, theirs, _FLOOR * largest) for own, theirs in pairs if own is not None and theirs is not None),
+        default=0.0,
+    )
+    return output, gradient
+
+
+def _relative(own: Tensor, theirs: Tensor, floor: float) -> float:
+    own, theirs = own.double(), theirs.double()
+    if own.shape != theirs.shape or not torch.isfinite(own).all():
+        return float("nan")
+    if not own.numel():
+        return 0.0
+    size = max(float(theirs.abs().max()), floor, 1e-300)
+    return float((own - theirs).abs().max()) / size
