@@ -7,6 +7,7 @@
 `offset = query - key` everywhere. Shapes are PyTorch SDPA's: [batch, heads, tokens, width].
 """
 
+from relpos.adapters import restore, retrofit
 from relpos.compat import AdamW, ALiBiPositionalEmbedding, RotaryPositionalEmbedding
 from relpos.core import (
     AxisVectors,
@@ -186,6 +187,8 @@ __all__ = [
     "lines",
     "lookup",
     "parameter_groups",
+    "restore",
+    "retrofit",
     "rotate",
     "sampled_loss",
 ]

@@ -28,11 +28,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "comparison": BELOW_COMPARE | {"results", ""},  # the root for its version
     "viz": {"core", "position", "engines", "files", "results"},
     "report": {"files", "results", "viz"},
-    "bench": BELOW_LAYERS | {"layers", "files", "comparison", "viz", ""},  # compare for memory, workers and the folder
+    "bench": BELOW_LAYERS | {"layers", "adapters", "files", "comparison", "viz", ""},  # compare for memory, workers and the folder
     "cli": BELOW_COMPARE | {"bench", "comparison", "report", "results", "viz", ""},
+    "adapters": BELOW_TRAIN,
     "compat": BELOW_TRAIN,
     "testing": BELOW_LAYERS,  # and nothing imports it
-    "": BELOW_MODELS | {"models", "optim", "compat"},
+    "": BELOW_MODELS | {"models", "optim", "adapters", "compat"},
 }
 """Part to the parts below it that it may import, besides itself."""
 

@@ -1,0 +1,176 @@
+"""Retrofitted models of other libraries: the published outputs and gradients, and nothing else changed."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from models import Model, models
+from torch import Tensor, nn
+
+import relpos
+from relpos.adapters import retrofitted
+from relpos.adapters.retrofitted import is_swapped
+from relpos.core import AxisVectors, LineBias, LineVectors, Terms
+
+pytestmark = [pytest.mark.usefixtures("timm"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+ALL = list(models())
+
+
+@pytest.fixture(params=ALL)
+def model(request: pytest.FixtureRequest) -> Model:
+    return models()[request.param]
+
+
+def _step(model: Model, module: nn.Module) -> tuple[tuple[Tensor, ...], dict[str, Tensor | None]]:
+    """Outputs, and the gradients of a fixed combination of them."""
+    module.zero_grad(set_to_none=True)
+    outputs = model.called(module)
+    generator = torch.Generator().manual_seed(3)
+    total = sum((x * torch.randn(x.shape, generator=generator).to(x.dtype)).sum() for x in outputs)
+    assert isinstance(total, Tensor)
+    total.backward()
+    return tuple(x.detach() for x in outputs), {name: x.grad for name, x in module.named_parameters()}
+
+
+def _assert_same(
+    own: tuple[tuple[Tensor, ...], dict[str, Tensor | None]],
+    theirs: tuple[tuple[Tensor, ...], dict[str, Tensor | None]],
+    limit: float,
+) -> None:
+    for x, y in zip(own[0], theirs[0], strict=True):
+        assert x.shape == y.shape
+        assert float((x - y).abs().max()) <= limit * float(y.abs().max())
+    largest = max(float(x.abs().max()) for x in theirs[1].values() if x is not None)
+    for name, y_ in theirs[1].items():
+        x_ = own[1][name]
+        assert (x_ is None) == (y_ is None), name
+        if x_ is not None and y_ is not None:
+            assert float((x_ - y_).abs().max()) <= limit * max(float(y_.abs().max()), 1e-3 * largest), name
+
+
+def test_outputs_and_gradients_are_the_published_ones_and_restore_undoes_all(model: Model) -> None:
+    module = model.made()
+    before = {name: x.clone() for name, x in module.state_dict().items()}
+    classes = [type(one) for one in module.modules()]
+    published = _step(model, module)
+    state = torch.get_rng_state()
+    report = relpos.retrofit(module, border=0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert report.replaced
+    assert report.verified
+    assert all(verdict.fault is None for verdict in report.verified)
+    assert any(is_swapped(one) for one in module.modules())
+    own = _step(model, module)
+    _assert_same(own, published, model.exact)
+    assert [type(one).__name__ for one in module.modules()] == [one.__name__ for one in classes]
+    after = module.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], x) for name, x in before.items())
+    relpos.restore(module)
+    assert [type(one) for one in module.modules()] == classes
+    again = _step(model, module)
+    assert all(torch.equal(x, y) for x, y in zip(again[0], published[0], strict=True))
+
+
+def test_a_copy_and_a_pickled_one_are_retrofitted(model: Model) -> None:
+    module = model.made()
+    relpos.retrofit(module, border=0, verify=False)
+    wanted = model.called(module)
+    file = io.BytesIO()
+    pickle.dump(module, file)
+    for other in (copy.deepcopy(module), pickle.loads(file.getvalue())):
+        assert sum(map(is_swapped, other.modules())) == sum(map(is_swapped, module.modules()))
+        assert all(torch.equal(x, y) for x, y in zip(model.called(other), wanted, strict=True))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing(model: Model, reentrant: bool) -> None:
+    module = model.made()
+    for one in module.modules():  # training mode saves activations; dropout would differ
+        if isinstance(one, nn.Dropout):
+            one.p = 0.0
+        for name in ("dropout", "attention_dropout", "dropout_rate", "attn_drop_p", "drop_path_prob"):
+            if isinstance(getattr(one, name, None), float):
+                setattr(one, name, 0.0)
+    if hasattr(module, "gradient_checkpointing_enable"):
+        if not module.supports_gradient_checkpointing:
+            pytest.skip("the model has no gradient checkpointing")
+        enable: Callable[[], Any] = lambda: module.gradient_checkpointing_enable(  # noqa: E731
+            gradient_checkpointing_kwargs={"use_reentrant": reentrant}
+        )
+    elif reentrant:
+        pytest.skip("timm's is not reentrant")
+    else:
+        enable = module.set_grad_checkpointing  # type: ignore[assignment]
+    published = _step(model, module)
+    relpos.retrofit(module, border=0, verify=False)
+    enable()
+    module.train()
+    if hasattr(module, "enable_input_require_grads"):
+        module.enable_input_require_grads()
+    own = _step(model, module)
+    if "training differs" not in model.tags:
+        _assert_same(own, published, model.exact)
+
+
+def _damaged(position: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Terms whose learned tensors are changed along heads (first axis) or offsets (last, or rows of vectors)."""
+    if not isinstance(position, Terms):
+        return position
+    changed: list[Any] = []
+    for term in position:
+        if isinstance(term, LineBias):
+            changed.append(replace(term, values=change(term.values)))
+        elif isinstance(term, LineVectors | AxisVectors):
+            changed.append(_damaged_vectors(term, change))
+        else:
+            changed.append(term)
+    return Terms(*changed)
+
+
+def _damaged_vectors(term: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    turned = {
+        name: change(x.transpose(-1, -2)).transpose(-1, -2)
+        for name, x in vars(term).items()
+        if isinstance(x, Tensor) and x.is_floating_point() and x.dim() >= 2
+    }
+    return replace(term, **turned)
+
+
+FAULTS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "sign": lambda call: call.update(position=_damaged(call["position"], lambda x: -x)),
+    "off by one": lambda call: call.update(position=_damaged(call["position"], lambda x: x.roll(1, -1))),
+    "head order": lambda call: call.update(position=_damaged(call["position"], lambda x: x.flip(0))),
+    "padding": lambda call: call.update(mask=None),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_verification_catches_planted_faults(model: Model, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if f"no {fault}" in model.tags:
+        pytest.skip(f"the model has no {fault} to confuse")
+    module = model.made(torch.float32)
+    right = retrofitted.attention
+
+    def wrong(q: Tensor, k: Tensor, v: Tensor, **call: Any) -> Any:
+        FAULTS[fault](call)
+        return right(q, k, v, **call)
+
+    monkeypatch.setattr(retrofitted, "attention", wrong)
+    with pytest.raises(RuntimeError, match="The model is restored"):
+        relpos.retrofit(module, border=0)
+    assert not any(is_swapped(one) for one in module.modules())
+
+
+def test_short_calls_run_as_published(model: Model) -> None:
+    module = model.made(torch.float32)
+    published = model.called(module)
+    relpos.retrofit(module, border=10_000, verify=False)
+    assert all(torch.equal(x, y) for x, y in zip(model.called(module), published, strict=True))
