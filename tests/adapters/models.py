@@ -30,6 +30,8 @@ class Model:
         outputs: picks the tensors to compare from what it returns; at real tokens alone.
         exact: largest difference in float64, relative to the largest value; 1e-6 where a softmax or norm of the
             library is computed in float32.
+        tags: "alike" for a model that has code in common with one before it, and runs the first test alone; "no sign",
+            "no padding" and so on for a fault that it cannot have.
         tables: ends of the names of parameters that hold position and may start at zero.
     """
 
@@ -59,9 +61,7 @@ class Model:
         inputs = self.inputs()
         if isinstance(inputs, Tensor):
             return self.outputs(model(inputs.to(dtype)), inputs)
-        cast = {
-            key: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for key, x in inputs.items()
-        }
+        cast = {key: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for key, x in inputs.items()}
         return self.outputs(model(**cast), inputs)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from relpos.adapters.libraries import imported
 
 SMALL = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+ALIKE = frozenset({"alike"})
 TABLES = ("relative_attention_bias.weight",)
 
 
@@ -47,6 +48,7 @@ def _pix2struct() -> nn.Module:
     text = transformers.Pix2StructTextConfig(
         vocab_size=99, hidden_size=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, is_decoder=True
     )
+    text.initializer_range = 0.02  # the whole model's configuration sets it
     made: nn.Module = transformers.Pix2StructTextModel(text)
     return made
 
@@ -54,6 +56,15 @@ def _pix2struct() -> nn.Module:
 def _pop2piano() -> nn.Module:
     transformers = imported("transformers")
     made: nn.Module = transformers.Pop2PianoForConditionalGeneration(transformers.Pop2PianoConfig(**SMALL))
+    return made
+
+
+def _mpnet() -> nn.Module:
+    transformers = imported("transformers")
+    config = transformers.MPNetConfig(
+        vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
+    )
+    made: nn.Module = transformers.MPNetModel(config)
     return made
 
 
@@ -68,17 +79,17 @@ MODELS = [
         1e-6,
         TABLES,
     ),
-    Model("mt5", lambda: _build("MT5Config", "MT5Model"), _translation, _translated, 1e-6, TABLES),
+    Model("mt5", lambda: _build("MT5Config", "MT5Model"), _translation, _translated, 1e-6, TABLES, tags=ALIKE),
     Model("umt5", lambda: _build("UMT5Config", "UMT5Model"), _translation, _translated, 1e-6, TABLES),
     Model(
         "switch_transformers",
-        lambda: _build("SwitchTransformersConfig", "SwitchTransformersModel", num_experts=2),
+        lambda: _build("SwitchTransformersConfig", "SwitchTransformersModel", num_experts=2, router_jitter_noise=0.0),
         _translation,
         _translated,
         1e-6,
         TABLES,
     ),
-    Model("longt5", lambda: _build("LongT5Config", "LongT5Model"), _translation, _translated, 1e-6, TABLES),
+    Model("longt5", lambda: _build("LongT5Config", "LongT5Model"), _translation, _translated, 1e-6, TABLES, tags=ALIKE),
     Model(
         "pix2struct",
         _pix2struct,
@@ -87,5 +98,6 @@ MODELS = [
         1e-6,
         TABLES,
     ),
+    Model("mpnet", _mpnet, _text, _encoded, tables=TABLES),
     Model("pop2piano", _pop2piano, _translation, lambda out, inputs: (out.encoder_last_hidden_state,), 1e-6, TABLES),
 ]

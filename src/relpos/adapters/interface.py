@@ -6,6 +6,7 @@ implementation that a model had. They always come together: an attention functio
 given no mask at all, and ignore padding without a word.
 
     mask        None, or [B, M], True at real tokens             expanded to the published one for published layers
+                [B, 1, 1, M] of the model's own making           as it is
     bias        [1, H, 1, N + M - 1], one number an offset       relpos.attention
                 anything else                                    the published attention function
 
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from relpos.adapters.retrofitted import Retrofitted
-from relpos.core import LineBias, Lines, Mask, Sequence, Terms, lines
+from relpos.core import DenseBias, LineBias, Lines, Mask, Sequence, Terms, lines
 from relpos.core.checks import fail
 from relpos.core.densify import written_out
 from relpos.engines import attention
@@ -110,27 +111,39 @@ def _attention(
     scaling: float | None = None,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
+    by_token: bool = False,
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The attention function of a switched configuration."""
+    """The attention function of a switched configuration. With `by_token` a mask `[B, 1, 1, M]` is one of ours."""
     _refuse_weights()
     queries, keys = query.shape[2], key.shape[2]
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if by_token and attention_mask is not None and attention_mask.dim() == 4:
+        attention_mask = attention_mask[:, 0, 0]  # a layer that reads its mask was given one with four dimensions
+    if attention_mask is not None and attention_mask.dim() == 4:
+        causal = False  # such a mask says all
     by_offset = position_bias is not None and is_by_offset(position_bias, queries, keys)
-    if by_offset and (attention_mask is None or attention_mask.dim() == 2):
+    if by_offset and (attention_mask is None or attention_mask.dim() == 2 or is_by_key(attention_mask)):
         assert position_bias is not None
-        bias = LineBias(position_bias[0, :, 0], _lines(queries, keys, position_bias.device))
+        bias = Terms(LineBias(position_bias[0, :, 0], _lines(queries, keys, position_bias.device)))
+        if attention_mask is not None and attention_mask.dim() == 4:
+            if attention_mask.dtype == torch.bool:
+                attention_mask = attention_mask[:, 0, 0]
+            else:  # numbers that are added, not all of them 0 or the least there is
+                bias, attention_mask = bias + DenseBias(attention_mask.to(position_bias.dtype)), None
         attend = module.attend if isinstance(module, Retrofitted) else attention
         out = attend(
             query,
             key,
             value,
-            position=Terms(bias),
+            position=bias,
             mask=mask_of(attention_mask, queries, keys, causal=causal),
             scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
             dropout=dropout,
         )
         return out.transpose(1, 2), None
+    if position_bias is not None and position_bias.shape[2:] == (1, 1):
+        position_bias = None  # the same number everywhere is no bias
     if by_offset:
         assert position_bias is not None
         warnings.warn(
@@ -145,7 +158,7 @@ def _attention(
         query,
         key,
         value,
-        _published_mask(own, attention_mask, query, keys, causal),
+        published_mask(own, attention_mask, query, keys, causal=causal),
         dropout=dropout,
         scaling=scaling,
         **({} if is_causal is None else {"is_causal": is_causal}),
@@ -158,11 +171,13 @@ def _published(own: str, module: nn.Module) -> Any:
     """The function that a layer would have called."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    return sys.modules[type(module).__module__].eager_attention_forward if own == "eager" else ALL_ATTENTION_FUNCTIONS[own]
+    return (
+        sys.modules[type(module).__module__].eager_attention_forward if own == "eager" else ALL_ATTENTION_FUNCTIONS[own]
+    )
 
 
-def _published_mask(own: str, mask: Tensor | None, query: Tensor, keys: int, causal: bool) -> Tensor | None:
-    """A mask of ours as the published functions take it."""
+def published_mask(own: str, mask: Tensor | None, query: Tensor, keys: int, *, causal: bool = False) -> Tensor | None:
+    """A mask of ours as the published functions of "sdpa" or "eager" take it; others pass through."""
     queries = query.shape[2]
     hides_future = causal and queries > 1
     if mask is not None and mask.dim() != 2:
@@ -196,6 +211,11 @@ def mask_of(valid: Tensor | None, queries: int, keys: int, *, causal: bool = Fal
 def is_by_offset(bias: Tensor, queries: int, keys: int) -> bool:
     """Whether a bias holds one number an offset."""
     return bias.dim() == 4 and queries > 1 and bias.shape[2] == 1 and bias.shape[3] == queries + keys - 1
+
+
+def is_by_key(mask: Tensor) -> bool:
+    """Whether a mask of four dimensions says one thing a key, for all queries."""
+    return mask.dim() == 4 and mask.shape[1:3] == (1, 1)
 
 
 def dense_by_offset(bias: Tensor, queries: int, keys: int) -> Tensor:

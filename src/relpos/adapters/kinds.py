@@ -51,12 +51,14 @@ class Verified:
         tables: ends of the names of parameters that hold position. They are perturbed first: some start at zero,
             where nothing could be seen.
         exact: largest difference in float64, of the largest value; 1e-6 where the library has a float32 softmax.
+        without: children that the copies do not need, such as the layers of an encoder that makes a bias for them.
     """
 
     path: str
     run: Callable[[Any, Draws], tuple[Tensor, ...]]
     tables: tuple[str, ...]
     exact: float = 1e-10
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

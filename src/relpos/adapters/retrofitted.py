@@ -60,11 +60,15 @@ class Retrofitted(nn.Module):
         border = own if route.border is None else route.border
         return route.forced or queries * keys >= border * border
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Tensor:
-        """`relpos.attention`, `[B, H, N, V]`, counted while a verification forces it."""
+    def count(self) -> None:
+        """Say that relpos computes a call; `attend` says it by itself."""
         route: Route = self.__dict__[_ROUTE]
         if route.forced:
             route.taken += 1
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Tensor:
+        """`relpos.attention`, `[B, H, N, V]`, counted while a verification forces it."""
+        self.count()
         out = attention(q, k, v, **more)
         assert isinstance(out, Tensor)
         return out

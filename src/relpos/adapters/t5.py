@@ -14,12 +14,26 @@ from typing import Any
 from torch import Tensor
 
 from relpos.adapters.draws import Draws
-from relpos.adapters.interface import dense_by_offset, refuse_weights
+from relpos.adapters.interface import dense_by_offset, is_by_offset, mask_of, published_mask, refuse_weights
 from relpos.adapters.kinds import Kind, Refused, Replaced, Verified
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
-from relpos.core import LineBias, Sequence
+from relpos.core import LineBias, Sequence, Terms, lines
 from relpos.core.checks import fail
 from relpos.position import T5Bias
+
+
+def by_offset(table: Tensor, queries: int, keys: int, *, max_distance: int, bidirectional: bool) -> Tensor:
+    """The bias of the last `queries` tokens of `keys`, one number an offset: `[1, H, 1, N + M - 1]`."""
+    bias = T5Bias(
+        table.shape[1],
+        num_buckets=table.shape[0],
+        max_distance=max_distance,
+        bidirectional=bidirectional,
+        init_std=0.0,
+    )
+    terms = bias.terms_from({"relative_attention_bias": table}, Sequence(queries, start=keys - queries), Sequence(keys))
+    values = next(term for term in terms if isinstance(term, LineBias)).values
+    return values[None, :, None]
 
 
 class T5Attention(Retrofitted):
@@ -28,42 +42,126 @@ class T5Attention(Retrofitted):
     border = 512
     training_border = 256
 
-    def compute_bias(
-        self, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0
-    ) -> Tensor:
+    def compute_bias(self, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0) -> Tensor:
         """The bias: one number an offset where relpos attends."""
         at_end = isinstance(past_seen_tokens, int) and past_seen_tokens + query_length == key_length
         if not (at_end and self.takes(query_length, key_length)):
             published: Tensor = super().compute_bias(query_length, key_length, device, past_seen_tokens)  # type: ignore[misc]
             return published
-        table: Tensor = self.relative_attention_bias.weight  # type: ignore[union-attr, assignment]
-        bias = T5Bias(
-            table.shape[1],
-            num_buckets=table.shape[0],
+        return by_offset(
+            self.relative_attention_bias.weight,  # type: ignore[union-attr, arg-type]
+            query_length,
+            key_length,
             max_distance=self.relative_attention_max_distance,  # type: ignore[arg-type]
-            bidirectional=not getattr(self, "is_decoder", True),  # pix2struct's text model is a decoder, and says nothing
-            init_std=0.0,
+            bidirectional=not getattr(
+                self, "is_decoder", True
+            ),  # pix2struct's text model is a decoder, and says nothing
         )
-        terms = bias.terms_from(
-            {"relative_attention_bias": table}, Sequence(query_length, start=past_seen_tokens), Sequence(key_length)
-        )
-        values = next(term for term in terms if isinstance(term, LineBias)).values
-        return values[None, :, None]
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The published forward, without its N x M zeros where there is no position."""
         names = ("mask", "key_value_states", "position_bias", "past_key_values")
         kwargs = dict(zip(names, args, strict=False)) | kwargs
-        refuse_weights(kwargs.get("output_attentions"))
-        if getattr(kwargs.get("past_key_values"), "is_compileable", False):
-            fail(
-                "a cache that grows, after relpos.retrofit",
-                type(kwargs["past_key_values"]).__name__,
-                'Generate with cache_implementation="dynamic", or call relpos.restore(model) first.',
-            )
+        _refuse(kwargs)
         if kwargs.get("position_bias") is None and not self.has_relative_attention_bias:
             kwargs["position_bias"] = hidden_states.new_zeros(1, self.n_heads, 1, 1)  # type: ignore[arg-type]
         return super().forward(hidden_states, **kwargs)
+
+
+class Pix2StructTextAttention(T5Attention):
+    """A layer that cuts its mask to the number of keys, and so wants it with four dimensions."""
+
+    def forward(self, hidden_states: Tensor, mask: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """The published forward."""
+        if mask is not None and mask.dim() == 2:
+            mask, kwargs["by_token"] = mask[:, None, None], True
+        return super().forward(hidden_states, mask, *args, **kwargs)
+
+
+class UMT5Attention(T5Attention):
+    """Every layer has a table of its own, and none takes the bias of another."""
+
+    has_relative_attention_bias = property(lambda self: True)  # so that `compute_bias` is asked, and no zeros are made
+
+    def compute_bias(self, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0) -> Tensor:
+        """The bias; one zero where the layer attends to other tokens."""
+        if "relative_attention_bias" not in self._modules:
+            self.count()
+            return next(self.parameters()).new_zeros(1, self.n_heads, 1, 1)  # type: ignore[arg-type]
+        return super().compute_bias(query_length, key_length, device, past_seen_tokens)
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The published forward."""
+        names = ("encoder_hidden_states", "past_key_values", "attention_mask")
+        kwargs = dict(zip(names, args, strict=False)) | kwargs
+        _refuse(kwargs)
+        return super(T5Attention, self).forward(hidden_states, **kwargs)
+
+
+def _refuse(kwargs: dict[str, Any]) -> None:
+    """Raise one line on what is not served."""
+    refuse_weights(kwargs.get("output_attentions"))
+    if getattr(kwargs.get("past_key_values"), "is_compileable", False):
+        fail(
+            "a cache that grows, after relpos.retrofit",
+            type(kwargs["past_key_values"]).__name__,
+            'Generate with cache_implementation="dynamic", or call relpos.restore(model) first.',
+        )
+
+
+class MPNetEncoder(Retrofitted):
+    """MPNet makes the bias in its encoder, for all layers."""
+
+    border = T5Attention.border
+    training_border = T5Attention.training_border
+
+    def compute_position_bias(self, x: Tensor, position_ids: Any = None, num_buckets: int = 32) -> Tensor:
+        """The bias: one number an offset where relpos attends."""
+        tokens = x.shape[1]
+        table: Tensor = self.relative_attention_bias.weight  # type: ignore[union-attr, assignment]
+        if position_ids is not None or num_buckets != table.shape[0] or not self.takes(tokens, tokens):
+            published: Tensor = super().compute_position_bias(x, position_ids, num_buckets)  # type: ignore[misc]
+            return published
+        self.count()
+        return by_offset(table, tokens, tokens, max_distance=128, bidirectional=True)
+
+
+class MPNetSelfAttention(Retrofitted):
+    """A layer that is handed the bias."""
+
+    border = T5Attention.border
+    training_border = T5Attention.training_border
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        output_attentions: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Tensor, ...]:
+        """Attention by relpos where the bias is by offset, else as published."""
+        refuse_weights(output_attentions)
+        batch, tokens = hidden_states.shape[:2]
+        by_token = attention_mask is None or attention_mask.dim() == 2
+        if position_bias is None or not by_token or not is_by_offset(position_bias, tokens, tokens):
+            mask = published_mask("eager", attention_mask, hidden_states[:, None], tokens)
+            published: tuple[Tensor, ...] = super().forward(hidden_states, mask, position_bias)
+            return published
+        q, k, v = (
+            part(hidden_states).view(batch, tokens, self.num_attention_heads, -1).transpose(1, 2)  # type: ignore[operator]
+            for part in (self.q, self.k, self.v)
+        )
+        bias = LineBias(position_bias[0, :, 0], lines(Sequence(tokens), device=q.device))
+        dropout: float = self.dropout.p if self.training else 0.0  # type: ignore[union-attr, assignment]
+        mask_ = mask_of(attention_mask, tokens, tokens)
+        attended = self.attend(q, k, v, position=Terms(bias), mask=mask_, dropout=dropout)
+        return (self.o(attended.transpose(1, 2).flatten(2)),)  # type: ignore[operator]
+
+
+def _width(module: Any) -> int:
+    """The width of tokens; the first parameter projects them to queries."""
+    return int(next(module.parameters()).shape[1])
 
 
 def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
@@ -72,7 +170,7 @@ def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
 
     config, tokens = module.config, draws.tokens
     padding = draws.padding(draws.batch, tokens)
-    x, y = (draws.normal(draws.batch, tokens, module.q.in_features) for _ in range(2))
+    x, y = (draws.normal(draws.batch, tokens, _width(module)) for _ in range(2))
     if module.is_causal:
         mask = create_causal_mask(config, x, padding, past_key_values=None)
     else:
@@ -89,20 +187,57 @@ def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
     return tuple(outputs)
 
 
-_LIKE_T5 = {
-    "t5": "T5Attention",
-    "mt5": "MT5Attention",
-    "umt5": "UMT5Attention",
-    "switch_transformers": "SwitchTransformersAttention",
-    "pix2struct": "Pix2StructTextAttention",
-    "pop2piano": "Pop2PianoAttention",
-    "longt5": "LongT5Attention",
+def _run_umt5(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+    """A layer on its own tokens, or on others."""
+    from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+
+    config, tokens = module.config, draws.tokens
+    padding = draws.padding(draws.batch, tokens)
+    x, y = (draws.normal(draws.batch, tokens, _width(module)) for _ in range(2))
+    if "relative_attention_bias" not in module._modules:
+        mask = create_bidirectional_mask(config, x, padding, encoder_hidden_states=y)
+        return (module(x, encoder_hidden_states=y, attention_mask=mask)[0],)
+    if module.is_causal:
+        mask = create_causal_mask(config, x, padding, past_key_values=None)
+    else:
+        mask = create_bidirectional_mask(config, x, padding)
+    return (module(x, attention_mask=mask)[0],)
+
+
+def _run_mpnet_encoder(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+    """The bias of all layers, written out."""
+    x = draws.normal(draws.batch, draws.tokens, 4)
+    bias = module.compute_position_bias(x) + 0 * x.sum()
+    bias = dense_by_offset(bias, draws.tokens, draws.tokens) if is_swapped(module) else bias[:1]
+    return (bias,)
+
+
+def _run_mpnet(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+    """A layer that is handed the bias."""
+    tokens = draws.tokens
+    x = draws.normal(draws.batch, tokens, module.q.in_features)
+    bias = draws.normal(1, module.num_attention_heads, 1, 2 * tokens - 1)
+    mask: Tensor | None = draws.padding(draws.batch, tokens).bool()
+    if not is_swapped(module):
+        mask, bias = published_mask("eager", mask, x[:, None], tokens), dense_by_offset(bias, tokens, tokens)
+    return (module(x, mask, bias)[0],)
+
+
+_LIKE_T5: dict[str, tuple[str, type[Retrofitted]]] = {
+    "t5": ("T5Attention", T5Attention),
+    "mt5": ("MT5Attention", T5Attention),
+    "switch_transformers": ("SwitchTransformersAttention", T5Attention),
+    "pix2struct": ("Pix2StructTextAttention", Pix2StructTextAttention),
+    "pop2piano": ("Pop2PianoAttention", T5Attention),
+    "longt5": ("LongT5Attention", T5Attention),
 }
 
 
 def _path(architecture: str, name: str) -> str:
     return f"transformers.models.{architecture}.modeling_{architecture}.{name}"
 
+
+_UMT5 = _path("umt5", "UMT5Attention")
 
 KINDS = (
     Kind(
@@ -113,14 +248,34 @@ KINDS = (
             Replaced(
                 architecture,
                 _path(architecture, name),
-                T5Attention,
+                mixin,
                 reads=("forward", "compute_bias", "_relative_position_bucket"),
             )
-            for architecture, name in _LIKE_T5.items()
+            for architecture, (name, mixin) in _LIKE_T5.items()
+        )
+        + (
+            Replaced("umt5", _UMT5, UMT5Attention, reads=("forward", "compute_bias", "_relative_position_bucket")),
+            Replaced(
+                "mpnet",
+                _path("mpnet", "MPNetEncoder"),
+                MPNetEncoder,
+                ("compute_position_bias", "relative_position_bucket"),
+            ),
+            Replaced("mpnet", _path("mpnet", "MPNetSelfAttention"), MPNetSelfAttention),
         ),
         verified=tuple(
             Verified(_path(architecture, name), _run, tables=("relative_attention_bias.weight",))
-            for architecture, name in _LIKE_T5.items()
+            for architecture, (name, _) in _LIKE_T5.items()
+        )
+        + (
+            Verified(_UMT5, _run_umt5, tables=("relative_attention_bias.weight",)),
+            Verified(
+                _path("mpnet", "MPNetEncoder"),
+                _run_mpnet_encoder,
+                tables=("relative_attention_bias.weight",),
+                without=("layer",),
+            ),
+            Verified(_path("mpnet", "MPNetSelfAttention"), _run_mpnet, tables=()),
         ),
         refused=(
             Refused("longt5", _path("longt5", "LongT5LocalAttention"), "it attends within blocks, in O(N) as it is"),

@@ -141,7 +141,10 @@ def _alone(module: nn.Module) -> Iterator[None]:
 
 def _copy(module: nn.Module, verified: Verified, dtype: torch.dtype, *, published: bool) -> nn.Module:
     """A copy with perturbed tables. Hooks do not come with it: they may record, or shard."""
-    other = copy.deepcopy(module).eval()
+    kept = {name: part for name, part in module._modules.items() if name not in verified.without}
+    shallow = copy.copy(module)
+    shallow.__dict__["_modules"] = kept
+    other = copy.deepcopy(shallow).eval()
     for one in other.modules():
         one._forward_hooks.clear()
         one._forward_pre_hooks.clear()
@@ -182,9 +185,7 @@ def _run(module: nn.Module, verified: Verified, *, checkpointed: bool = False) -
     if swapped and not any(route(one).taken for one in swapped):
         raise RuntimeError("relpos was not asked to compute")
     generator = torch.Generator().manual_seed(2)
-    total = sum(
-        (x * torch.randn(x.shape, generator=generator).to(x.device, x.dtype)).sum() for x in outputs
-    )
+    total = sum((x * torch.randn(x.shape, generator=generator).to(x.device, x.dtype)).sum() for x in outputs)
     named = {f"input {index}": x for index, x in enumerate(draws.inputs)}
     named |= {key: x for key, x in module.named_parameters() if x.requires_grad}
     if checkpointed:
