@@ -1,0 +1,58 @@
+"""What a whole model of another library is called with, at a length that is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from relpos.core.checks import fail
+
+Inputs = dict[str, Tensor]
+
+
+def takes_images(model: nn.Module) -> bool:
+    """Whether a model's input is an image, whose size is the model's own."""
+    return getattr(model, "main_input_name", "pixel_values") == "pixel_values"
+
+
+def inputs_for(model: Any, length: int | None, batch: int = 1) -> Inputs:
+    """Random inputs: tokens or frames of a length, or images of the size that the model is built for.
+
+    Raises:
+        ValueError: the model wants something else.
+    """
+    generator = torch.Generator().manual_seed(0)
+    device = next(model.parameters()).device
+    if not hasattr(model, "main_input_name"):  # timm
+        size = model.pretrained_cfg.get("input_size", (3, 224, 224))
+        embed = getattr(model, "patch_embed", None)
+        if getattr(embed, "img_size", None) is not None:
+            size = (size[0], *embed.img_size)
+        return {"x": torch.randn(batch, *size, generator=generator).to(device)}
+    name, config = model.main_input_name, model.config
+    if name == "pixel_values":
+        vision = getattr(config, "vision_config", config)
+        side = vision.image_size
+        height, width = side if isinstance(side, list | tuple) else (side, side)
+        channels = getattr(vision, "num_channels", 3)
+        return {name: torch.randn(batch, channels, height, width, generator=generator).to(device)}
+    assert length is not None
+    if name == "input_ids":
+        ids = torch.randint(3, config.vocab_size, (batch, length), generator=generator).to(device)
+        inputs = {name: ids}
+        if config.is_encoder_decoder:
+            inputs["decoder_input_ids"] = ids
+        return inputs
+    if name == "input_features":
+        width = next((getattr(config, key) for key in _FEATURES if getattr(config, key, None)), None)
+        encoder = getattr(config, "encoder_config", None)
+        width = getattr(encoder, "num_mel_bins", 80) if width is None else width
+        return {name: torch.randn(batch, length, width, generator=generator).to(device)}
+    if name == "input_values":
+        return {name: torch.randn(batch, length, generator=generator).to(device)}
+    fail("a model of tokens, images or audio", f"{type(model).__name__}, which takes {name}", "Time it by hand.")
+
+
+_FEATURES = ("feature_projection_input_dim", "num_mel_bins", "input_dim")

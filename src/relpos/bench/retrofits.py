@@ -1,0 +1,105 @@
+"""A model as published and retrofitted, timed in turns: the time and memory of a step, at each length."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from relpos.adapters.inputs import Inputs, inputs_for, takes_images
+from relpos.adapters.reporting import RetrofitReport
+from relpos.adapters.retrofitting import retrofit
+from relpos.comparison.memory import PeakMemory
+
+
+@dataclass(frozen=True)
+class RetrofitTiming:
+    """One size.
+
+    Attributes:
+        length: tokens, frames or samples; None for images, which have the model's own size.
+        published_ms, retrofit_ms: medians.
+        ratio: median of published over retrofit, round by round: above 1 the retrofit is faster.
+        published_mib, retrofit_mib: peak memory above what stood before.
+    """
+
+    length: int | None
+    published_ms: float
+    retrofit_ms: float
+    ratio: float
+    published_mib: float
+    retrofit_mib: float
+
+
+def compare_retrofit(
+    model: nn.Module,
+    lengths: Sequence[int],
+    *,
+    train: bool,
+    rounds: int = 5,
+    batch: int = 1,
+    border: int | None = None,
+    progress: Callable[[str], object] = lambda what: None,
+) -> tuple[RetrofitReport, list[RetrofitTiming]]:
+    """Retrofit a copy of a model, verified, and time both in turns.
+
+    Args:
+        lengths: ignored for a model of images.
+        train: forward and backward, else a forward pass without gradients.
+    """
+    other = copy.deepcopy(model)
+    report = retrofit(other, border=border, progress=lambda name: progress(f"verify {name}"))
+    for one in (model, other):
+        one.train(train)
+    timings = []
+    for length in [None] if takes_images(model) else lengths:
+        inputs = inputs_for(model, length, batch)
+        pair = (model, other)
+        memory = []
+        for index, one in enumerate(pair):  # the first call of each is not timed: here its memory is read
+            progress(f"{'images' if length is None else length}, memory, {('published', 'retrofit')[index]}")
+            peak = PeakMemory(next(one.parameters()).device)
+            _step(one, inputs, train)
+            memory.append(peak.mib())
+        times: tuple[list[float], list[float]] = [], []
+        for turn in range(rounds):
+            progress(f"{'images' if length is None else length}, round {turn + 1} of {rounds}")
+            for index in (0, 1) if turn % 2 == 0 else (1, 0):
+                times[index].append(_timed(pair[index], inputs, train))
+        ratio = statistics.median(theirs / own for theirs, own in zip(*times, strict=True))
+        medians = [statistics.median(one) for one in times]
+        timings.append(RetrofitTiming(length, medians[0], medians[1], ratio, memory[0], memory[1]))
+    return report, timings
+
+
+def _timed(model: nn.Module, inputs: Inputs, train: bool) -> float:
+    """Milliseconds of a step."""
+    device = next(model.parameters()).device
+    start = time.perf_counter()
+    _step(model, inputs, train)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - start) * 1e3
+
+
+def _step(model: nn.Module, inputs: Inputs, train: bool) -> None:
+    """A forward pass, and the gradients of all parameters where it trains."""
+    with torch.set_grad_enabled(train):
+        output = model(**inputs)
+        if train:
+            sum(x.float().square().mean() for x in _tensors(output) if x.requires_grad).backward()  # type: ignore[union-attr]
+            model.zero_grad(set_to_none=True)
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    """The floating-point tensors of an output, whatever holds them; caches are not searched."""
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() else []
+    parts = output.values() if isinstance(output, dict) else output if isinstance(output, tuple | list) else ()
+    return [x for part in parts for x in _tensors(part)]
