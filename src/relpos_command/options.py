@@ -202,11 +202,34 @@ def _list(parser: ArgumentParser) -> None:
     parser.add_argument("--long", action="store_true", help="with a description and the source of each")
 
 
+def _retrofit(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", type=words, help="hf:FOLDER (its weights, or random ones of its config.json) or timm:NAME")
+    add(
+        "--lengths",
+        type=words,
+        metavar="NUMBERS",
+        help="tokens, frames or samples to time, joined by commas; images have the model's size. "
+        "Default: 512,1024,2048",
+    )
+    add("--train", action="store_true", help="time a training step; the default")
+    add("--forward", action="store_true", help="time a forward pass without gradients")
+    rounds = whole(at_least=1, at_most=1000)
+    add("--rounds", type=rounds, default=5, metavar="N", help="times that each takes its turn. Default: 5")
+    sizes = whole(at_least=1, at_most=65_536)
+    add("--batch-size", type=sizes, default=1, metavar="N", help="texts, images or recordings in a batch. Default: 1")
+    what = "tokens from which relpos computes; 0: always. Default: as measured, see docs/retrofit.md"
+    add("--border", type=whole(at_least=0, at_most=10**9), metavar="N", help=what)
+    add("--threads", type=_THREADS, metavar="N", help="CPU threads. Default: PyTorch's own choice")
+    add("--device", type=words, default="cpu", help="cpu, cuda or cuda:0. Default: cpu")
+
+
 VERBS = {
     "compare": Verb("train the same model with each position mechanism and show what each is good for", _compare),
     "train": Verb("train one model and save its weights", _train),
     "show": Verb("draw a position mechanism, or what a trained model's position learned", _show),
     "bench": Verb("time the attention engines beside PyTorch's own and other libraries', and measure memory", _bench),
+    "retrofit": Verb("verify that a model of transformers or timm computes the same by relpos, and time both", _retrofit),
     "check": Verb("hold every attention engine of this machine against the definition; a table to report", _check),
     "list": Verb("list positions, tasks or backends", _list),
 }

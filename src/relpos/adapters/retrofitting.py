@@ -119,7 +119,7 @@ def _require_served(model: nn.Module, found: list[tuple[str, nn.Module, Kind, Re
         fail(
             "a model of transformers or timm with a relative position of its own",
             f"{type(model).__name__}, which has none that is known",
-            f"Known are {', '.join(served)}. To give a model another position, call relpos.replace_position.",
+            f"Known are {', '.join(served)}; {_SEE}",
         )
     for library in sorted({kind.library for _, _, kind, _ in found}):
         require_importable(library)

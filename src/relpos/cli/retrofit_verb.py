@@ -1,0 +1,128 @@
+"""`relpos retrofit`: verify a retrofit of a model of transformers or timm, and time it beside the model as published."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jsonargparse import Namespace
+    from rich.table import Table
+
+    from relpos.bench.retrofits import RetrofitTiming
+
+LIBRARIES = ("relpos.bench.retrofits",)
+LENGTHS = (512, 1024, 2048)
+_LONGEST = 2**20
+
+
+def run(arguments: Namespace) -> None:
+    """Carry the verb out."""
+    import torch
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from relpos.bench.retrofits import compare_retrofit
+    from relpos.core.checks import fail
+
+    if arguments.train and arguments.forward:
+        fail("one of --train and --forward", "both", "Leave one out.")
+    lengths = LENGTHS if arguments.lengths is None else _lengths(arguments.lengths)
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    console = Console()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:  # the table alone may be piped
+        bar = bars.add_task(f"load {arguments.model}")
+        model = _model(arguments.model).to(arguments.device)
+        try:
+            report, timings = compare_retrofit(
+                model,
+                lengths,
+                train=not arguments.forward,
+                rounds=arguments.rounds,
+                batch=arguments.batch_size,
+                border=arguments.border,
+                progress=lambda what: bars.update(bar, description=what),
+            )
+        except RuntimeError as error:
+            if "The model is restored" in str(error):
+                raise ValueError(str(error)) from error
+            raise
+    console.print(str(report), highlight=False, markup=False, soft_wrap=True)
+    console.print()
+    console.print(_table(timings, forward=arguments.forward))
+    console.print(_pays(timings), highlight=False, soft_wrap=True)
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    """Lengths joined by commas, shortest first."""
+    from relpos.core.checks import fail
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and part.isascii() and len(part) < 9 and 2 <= int(part) <= _LONGEST for part in parts):
+        fail(f"--lengths from 2 to {_LONGEST:,}, joined by commas", repr(text), "Write --lengths 512,2048.")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _model(name: str) -> Any:
+    """The model of `hf:FOLDER`, or `timm:NAME` with random weights."""
+    from relpos.adapters.libraries import imported, require_importable
+    from relpos.core.checks import fail
+
+    source, _, rest = name.partition(":")
+    if source == "timm" and rest:
+        require_importable("timm")
+        timm = imported("timm")
+        if rest not in timm.list_models():  # there are a thousand
+            near = difflib.get_close_matches(rest, timm.list_models(), n=3, cutoff=0.5)
+            remedy = f"Did you mean {', '.join(near)}?" if near else "timm.list_models() has their names."
+            fail("the name of a model of timm", repr(rest), remedy)
+        return timm.create_model(rest, pretrained=False)
+    if source == "hf" and rest:
+        require_importable("transformers")
+        transformers = imported("transformers")
+        folder = Path(rest)
+        if not (folder / "config.json").is_file():
+            fail("a folder with config.json after hf:", rest, "Save a model there with model.save_pretrained(FOLDER).")
+        if any(folder.glob("*.safetensors")):
+            return transformers.AutoModel.from_pretrained(folder, local_files_only=True)
+        return transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(folder))
+    fail("hf:FOLDER or timm:NAME", repr(name), "Write relpos retrofit timm:beit_base_patch16_224.")
+
+
+def _table(timings: list[RetrofitTiming], *, forward: bool) -> Table:
+    """A line a length."""
+    from rich import box
+    from rich.table import Table
+
+    what = "forward pass without gradients" if forward else "training step"
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, title=what.capitalize(), title_justify="left")
+    for heading in ("length", "published ms", "retrofit ms", "speedup", "published MiB", "retrofit MiB"):
+        table.add_column(heading, justify="right")
+    for one in timings:
+        table.add_row(
+            "image" if one.length is None else f"{one.length:,}",
+            f"{one.published_ms:,.1f}",
+            f"{one.retrofit_ms:,.1f}",
+            f"{one.ratio:.2f}",
+            f"{one.published_mib:,.0f}",
+            f"{one.retrofit_mib:,.0f}",
+        )
+    return table
+
+
+def _pays(timings: list[RetrofitTiming]) -> str:
+    """From which length on the retrofit is at least as fast."""
+    paying: list[RetrofitTiming] = []
+    for one in reversed(timings):
+        if one.ratio < 1.0:
+            break
+        paying.append(one)
+    memory = "MiB is the peak of a step above what stood before it."
+    if not paying:
+        return f"Measured here it is not faster at these sizes. {memory}"
+    first = paying[-1].length
+    where = "at this size" if first is None else f"from {first:,} on"
+    return f"Measured here it pays {where}. {memory}"
