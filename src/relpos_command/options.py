@@ -229,7 +229,9 @@ VERBS = {
     "train": Verb("train one model and save its weights", _train),
     "show": Verb("draw a position mechanism, or what a trained model's position learned", _show),
     "bench": Verb("time the attention engines beside PyTorch's own and other libraries', and measure memory", _bench),
-    "retrofit": Verb("verify that a model of transformers or timm computes the same by relpos, and time both", _retrofit),
+    "retrofit": Verb(
+        "verify that a model of transformers or timm computes the same by relpos, and time both", _retrofit
+    ),
     "check": Verb("hold every attention engine of this machine against the definition; a table to report", _check),
     "list": Verb("list positions, tasks or backends", _list),
 }

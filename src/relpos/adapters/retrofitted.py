@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from relpos.engines import attention
+from relpos.position import Mechanism
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -35,11 +36,13 @@ class Route:
         border: tokens, the geometric mean of queries and keys; None for the mixin's own, measured border.
         forced: take every call of more than one query, as a verification does.
         taken: calls that relpos computed while forced.
+        mechanism: what the mixin's `mechanism` made for the module; it reads the module's own weights by `terms_from`.
     """
 
     border: int | None = None
     forced: bool = False
     taken: int = 0
+    mechanism: Any = None
 
 
 class Retrofitted(nn.Module):
@@ -50,6 +53,15 @@ class Retrofitted(nn.Module):
 
     training_border: ClassVar[int] = 512
     """Tokens from which it is no slower in a training step."""
+
+    def mechanism(self) -> Mechanism | None:
+        """The position as one of relpos's mechanisms, for the settings of the module; made once, on the meta device."""
+        return None
+
+    @property
+    def position(self) -> Any:
+        """The mechanism that was made."""
+        return self.__dict__[_ROUTE].mechanism
 
     def takes(self, queries: int, keys: int) -> bool:
         """Whether relpos computes a call of this many tokens. One query is always left to the published method."""
@@ -93,7 +105,9 @@ def _empty(mixin: type[Retrofitted], published: type[nn.Module]) -> nn.Module:
 def swap(module: nn.Module, mixin: type[Retrofitted], border: int | None = None) -> None:
     """Put the mixin in front of a module's class."""
     module.__class__ = _swapped_class(mixin, type(module))
-    module.__dict__[_ROUTE] = Route(border)
+    assert isinstance(module, Retrofitted)
+    with torch.device("meta"):  # its own parameters are never read
+        module.__dict__[_ROUTE] = Route(border, mechanism=module.mechanism())
 
 
 def unswap(module: nn.Module) -> None:

@@ -22,15 +22,8 @@ from relpos.core.checks import fail
 from relpos.position import T5Bias
 
 
-def by_offset(table: Tensor, queries: int, keys: int, *, max_distance: int, bidirectional: bool) -> Tensor:
+def by_offset(bias: T5Bias, table: Tensor, queries: int, keys: int) -> Tensor:
     """The bias of the last `queries` tokens of `keys`, one number an offset: `[1, H, 1, N + M - 1]`."""
-    bias = T5Bias(
-        table.shape[1],
-        num_buckets=table.shape[0],
-        max_distance=max_distance,
-        bidirectional=bidirectional,
-        init_std=0.0,
-    )
     terms = bias.terms_from({"relative_attention_bias": table}, Sequence(queries, start=keys - queries), Sequence(keys))
     values = next(term for term in terms if isinstance(term, LineBias)).values
     return values[None, :, None]
@@ -42,21 +35,28 @@ class T5Attention(Retrofitted):
     border = 512
     training_border = 256
 
+    def mechanism(self) -> T5Bias | None:
+        """T5's bias, in a layer that has a table."""
+        if "relative_attention_bias" not in self._modules:
+            return None
+        buckets, heads = self.relative_attention_bias.weight.shape  # type: ignore[union-attr, misc]
+        return T5Bias(
+            heads,
+            num_buckets=buckets,
+            max_distance=self.relative_attention_max_distance,  # type: ignore[arg-type]
+            bidirectional=not getattr(
+                self, "is_decoder", True
+            ),  # pix2struct's text model is a decoder, and says nothing
+            init_std=0.0,
+        )
+
     def compute_bias(self, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0) -> Tensor:
         """The bias: one number an offset where relpos attends."""
         at_end = isinstance(past_seen_tokens, int) and past_seen_tokens + query_length == key_length
         if not (at_end and self.takes(query_length, key_length)):
             published: Tensor = super().compute_bias(query_length, key_length, device, past_seen_tokens)  # type: ignore[misc]
             return published
-        return by_offset(
-            self.relative_attention_bias.weight,  # type: ignore[union-attr, arg-type]
-            query_length,
-            key_length,
-            max_distance=self.relative_attention_max_distance,  # type: ignore[arg-type]
-            bidirectional=not getattr(
-                self, "is_decoder", True
-            ),  # pix2struct's text model is a decoder, and says nothing
-        )
+        return by_offset(self.position, self.relative_attention_bias.weight, query_length, key_length)  # type: ignore[arg-type, union-attr]
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The published forward, without its N x M zeros where there is no position."""
@@ -115,6 +115,11 @@ class MPNetEncoder(Retrofitted):
     border = T5Attention.border
     training_border = T5Attention.training_border
 
+    def mechanism(self) -> T5Bias:
+        """T5's bias with MPNet's sizes."""
+        buckets, heads = self.relative_attention_bias.weight.shape  # type: ignore[union-attr, misc]
+        return T5Bias(heads, num_buckets=buckets, max_distance=128, init_std=0.0)
+
     def compute_position_bias(self, x: Tensor, position_ids: Any = None, num_buckets: int = 32) -> Tensor:
         """The bias: one number an offset where relpos attends."""
         tokens = x.shape[1]
@@ -123,7 +128,7 @@ class MPNetEncoder(Retrofitted):
             published: Tensor = super().compute_position_bias(x, position_ids, num_buckets)  # type: ignore[misc]
             return published
         self.count()
-        return by_offset(table, tokens, tokens, max_distance=128, bidirectional=True)
+        return by_offset(self.position, table, tokens, tokens)
 
 
 class MPNetSelfAttention(Retrofitted):

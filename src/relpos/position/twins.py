@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from relpos.core.checks import fail, require_device, require_name, shape_of
@@ -26,7 +27,8 @@ def twin(module: M, tensors: Mapping[str, Tensor]) -> M:
             modules share has one name and is replaced in all of them.
 
     Raises:
-        ValueError: no such name, or no tensor of the same shape and device that is floating point where that is.
+        ValueError: no such name, or no tensor of the same shape and device that is floating point where that is. A module on the meta device takes
+            tensors of any device.
     """
     named = dict(module.named_parameters()) | _persistent_buffers(module)
     if not isinstance(tensors, Mapping):
@@ -39,6 +41,9 @@ def twin(module: M, tensors: Mapping[str, Tensor]) -> M:
         require_name(name, named, f"the name of a parameter of {own}")
         _require_fit(x, f"{name} of {own}", named[name])
     given = {id(named[name]): x for name, x in tensors.items()}
+    device = next((x.device for name, x in tensors.items() if named[name].is_meta), None)
+    if device is not None:  # what only says where the module is
+        given |= {id(x): torch.empty(0, device=device) for x in module.buffers() if x.is_meta and not x.numel()}
     return _twin(module, given)
 
 
@@ -57,7 +62,8 @@ def _require_fit(x: object, name: str, own: Tensor) -> None:
     if not isinstance(x, Tensor) or x.shape != own.shape or x.is_floating_point() != own.is_floating_point():
         kind = "floating-point" if own.is_floating_point() else str(own.dtype).removeprefix("torch.")
         fail(f"{name} as a {kind} tensor of shape {tuple(own.shape)}", shape_of(x), "Shape it like the parameter.")
-    require_device(x, name, own.device, "Move it, or the mechanism, with .to(device).")
+    if not own.is_meta:  # a module on the meta device is a form without numbers, for tensors anywhere
+        require_device(x, name, own.device, "Move it, or the mechanism, with .to(device).")
 
 
 def _twin(module: M, given: dict[int, Tensor]) -> M:

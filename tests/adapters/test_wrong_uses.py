@@ -1,0 +1,118 @@
+"""Wrong uses of a retrofit: each is one line, and changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from models import models, tokens
+from models_t5 import SMALL
+from torch import nn
+
+import relpos
+from relpos.adapters import libraries
+from relpos.adapters.libraries import imported
+from relpos.adapters.retrofitted import is_swapped
+
+pytestmark = pytest.mark.usefixtures("timm")
+
+
+def _t5(**more: Any) -> Any:
+    transformers = imported("transformers")
+    torch.manual_seed(0)
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(**SMALL, decoder_start_token_id=0, **more)
+    ).eval()
+
+
+def _refused(model: Any, match: str, **options: Any) -> None:
+    with pytest.raises(ValueError, match=match) as caught:
+        relpos.retrofit(model, **options)
+    assert "\n" not in str(caught.value)
+    if isinstance(model, nn.Module):
+        assert not any(map(is_swapped, model.modules()))
+
+
+def test_what_is_no_model(unchecked: None) -> None:
+    _refused("t5-small", "expected a model, an nn.Module; got str")
+    with pytest.raises(ValueError, match="expected a model"):
+        relpos.restore(None)  # type: ignore[arg-type]
+
+
+def test_a_model_without_a_relative_position_of_its_own() -> None:
+    _refused(nn.Linear(2, 2), r"got Linear, which has none that is known\. Known are .*t5")
+
+
+def test_twice() -> None:
+    model = _t5()
+    relpos.retrofit(model, verify=False)
+    with pytest.raises(ValueError, match=r"Call relpos\.restore\(model\) first"):
+        relpos.retrofit(model)
+    relpos.restore(model)
+    relpos.restore(model)
+    relpos.retrofit(model, verify=False)
+
+
+def test_options(unchecked: None) -> None:
+    model = _t5()
+    _refused(model, "border to be an integer of at least 0", border=-1)
+    _refused(model, "verify to be True or False", verify="yes")
+
+
+def test_another_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _t5()
+    monkeypatch.setattr(libraries, "known", dict)
+    _refused(model, r"T5Attention\.forward.* of transformers 5\.\d+\.\d+ differs from the source that was run")
+    report = relpos.retrofit(model, force=True, verify=False)
+    assert report.verified, "force verifies all the same"
+
+
+def test_another_implementation_of_attention() -> None:
+    model = _t5()
+    model.encoder.config._attn_implementation_internal = "flex_attention"
+    _refused(model, 'Load the model with attn_implementation="sdpa"')
+
+
+def test_attention_weights() -> None:
+    model = _t5(attn_implementation="eager")
+    inputs = {"input_ids": tokens(1, 5), "decoder_input_ids": tokens(1, 3)}
+    relpos.retrofit(model, verify=False)
+    with pytest.raises(ValueError, match=r"Call relpos\.restore\(model\) first"):
+        model(**inputs, output_attentions=True)
+    model(**inputs)
+    relpos.restore(model)
+    assert model(**inputs, output_attentions=True).encoder_attentions[0].shape == (1, 4, 5, 5)
+    model.config.output_attentions = True
+    _refused(model, r"config\.output_attentions=True")
+
+
+def test_a_static_cache() -> None:
+    model = _t5()
+    relpos.retrofit(model, verify=False)
+    with pytest.raises(ValueError, match='cache_implementation="dynamic"'):
+        model.generate(input_ids=tokens(1, 5), max_new_tokens=3, cache_implementation="static")
+
+
+def test_a_library_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> Any:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(libraries, "imported", broken)
+    with pytest.raises(ValueError, match=r"transformers, importable; got RuntimeError.*relpos\[hf\].*torchvision"):
+        libraries.require_importable("transformers")
+
+
+def test_a_known_architecture_that_is_refused() -> None:
+    transformers = imported("transformers")
+    config = transformers.LongT5Config(**SMALL, local_radius=4)
+    encoder = transformers.LongT5EncoderModel(config)
+    _refused(encoder, "LongT5LocalAttention: it attends within blocks")
+
+
+@pytest.mark.parametrize("name", sorted(models()))
+def test_every_architecture_has_a_row(name: str) -> None:
+    from relpos.adapters.kinds import kinds
+
+    rows = {one.architecture for kind in kinds() for one in kind.replaced}
+    assert name.split(",")[0].split()[-1 if name.startswith("timm") else 0] in rows or name.split()[0] in rows
