@@ -52,6 +52,7 @@ class Verified:
             where nothing could be seen.
         exact: largest difference in float64, of the largest value; 1e-6 where the library has a float32 softmax.
         without: children that the copies do not need, such as the layers of an encoder that makes a bias for them.
+        first: lists of children of which the copies need the first alone.
     """
 
     path: str
@@ -59,6 +60,7 @@ class Verified:
     tables: tuple[str, ...]
     exact: float = 1e-10
     without: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Kind:
     switches: bool = False
 
 
-_FILES = ("t5",)
+_FILES = ("t5", "boxes")
 
 
 @cache

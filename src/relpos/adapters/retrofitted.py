@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from relpos.engines import attention
-from relpos.position import Mechanism
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -54,8 +53,8 @@ class Retrofitted(nn.Module):
     training_border: ClassVar[int] = 512
     """Tokens from which it is no slower in a training step."""
 
-    def mechanism(self) -> Mechanism | None:
-        """The position as one of relpos's mechanisms, for the settings of the module; made once, on the meta device."""
+    def mechanism(self) -> Any:
+        """The position as mechanisms of relpos for the settings of the module; made once, on the meta device."""
         return None
 
     @property

@@ -142,6 +142,7 @@ def _alone(module: nn.Module) -> Iterator[None]:
 def _copy(module: nn.Module, verified: Verified, dtype: torch.dtype, *, published: bool) -> nn.Module:
     """A copy with perturbed tables. Hooks do not come with it: they may record, or shard."""
     kept = {name: part for name, part in module._modules.items() if name not in verified.without}
+    kept |= {name: nn.ModuleList([part[0]]) for name, part in kept.items() if name in verified.first}  # type: ignore[index]
     shallow = copy.copy(module)
     shallow.__dict__["_modules"] = kept
     other = copy.deepcopy(shallow).eval()
