@@ -27,12 +27,22 @@ _FINDERS = tuple(sys.meta_path)  # pytest's, which makes asserts explain themsel
 jaxtyping.install_import_hook("relpos", "typechecker.check")
 
 
+_LEFT_OUT = (
+    "relpos.engines.triton.",
+    "relpos.engines.flex",
+    "relpos.core.pairs",
+    "relpos.results.typed",
+    "relpos.testing",
+)
+
+
 class _AsTheyAre(importlib.abc.MetaPathFinder):
-    """Left without the checks: Triton's kernels and FlexAttention's functions, which compilers read as text, and the
-    conformance suite, whose loops call a function for every pair of tokens."""
+    """Left without the checks: Triton's kernels and FlexAttention's functions, which compilers read as text, the
+    conformance suite, whose loops call a function for every pair of tokens, and the reader of results, which calls one
+    for every number of a file and checks types for a living."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name.startswith(("relpos.engines.triton.", "relpos.engines.flex", "relpos.core.pairs", "relpos.testing")):
+        if name.startswith(_LEFT_OUT):
             found = (finder.find_spec(name, path, target) for finder in _FINDERS)
             return next((spec for spec in found if spec is not None), None)
         return None

@@ -124,6 +124,7 @@ def test_without_skip_the_broken_ones_are_named(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_it_goes_on_with_the_same_images_and_refuses_others(
     photographs: Path, finished: tuple[Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

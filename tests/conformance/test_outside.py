@@ -103,10 +103,12 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, st
     return found
 
 
+@pytest.mark.slow
 def test_a_right_mechanism_passes(outcomes: dict[str, dict[str, str | None]]) -> None:
     assert not {name: message for name, message in outcomes["TestBehind"].items() if message is not None}
 
 
+@pytest.mark.slow
 def test_the_suite_is_short_and_leaves_nothing_out_that_it_declares(
     outcomes: dict[str, dict[str, str | None]],
 ) -> None:
@@ -126,6 +128,7 @@ def test_the_suite_is_short_and_leaves_nothing_out_that_it_declares(
     assert len(outcomes["TestBehind"]) < 120
 
 
+@pytest.mark.slow
 def test_a_wrong_sign_fails_and_is_said(outcomes: dict[str, dict[str, str | None]]) -> None:
     """By the oracle alone: the mechanism agrees with itself."""
     failed = {name: message for name, message in outcomes["TestAhead"].items() if message is not None}

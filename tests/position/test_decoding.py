@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -23,9 +23,11 @@ BIASES: dict[str, Callable[[], relpos.Mechanism]] = {
 }
 
 
-def decoded(position: relpos.Mechanism, tokens: Tensor) -> Tensor:
+def decoded(
+    position: relpos.Mechanism, tokens: Tensor, places: Iterable[int] = (0, 1, 2, 255, 256, 257, 299)
+) -> Tensor:
     outs = []
-    for last in (0, 1, 2, 255, 256, 257, 299):
+    for last in places:
         q, k = tokens[:, :, last : last + 1], tokens[:, :, : last + 1]
         outs.append(
             relpos.attention(q, k, k, position=position, queries=Sequence(1, start=last), keys=Sequence(last + 1))
@@ -109,3 +111,26 @@ def test_positions_that_are_written_to() -> None:
         held = relpos.attention(q, q, q, position=position, queries=where)
     with torch.no_grad():
         assert torch.equal(held, relpos.attention(q, q, q, position=position, queries=where))
+
+
+class Asked(nn.Module):
+    """A module around a mechanism, as a model is."""
+
+    def __init__(self, position: relpos.Mechanism) -> None:
+        super().__init__()
+        self.position = position
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return decoded(self.position, tokens, places=(LENGTH - 1,))
+
+
+@pytest.mark.parametrize("name", [name for name in BIASES if list(BIASES[name]().parameters())])
+def test_weights_that_are_handed_in_are_read(name: str) -> None:
+    model, tokens = Asked(BIASES[name]()), torch.randn(1, H, LENGTH, D)
+    other = {name: torch.randn_like(x) for name, x in model.named_parameters()}
+    with torch.no_grad():
+        wanted, own = torch.func.functional_call(model, other, tokens), model(tokens)
+        with relpos.decoding(model):
+            for _ in range(2):  # what the one is held for is not read by the other
+                torch.testing.assert_close(model(tokens), own, rtol=0, atol=1e-6)
+                torch.testing.assert_close(torch.func.functional_call(model, other, tokens), wanted)

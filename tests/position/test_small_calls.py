@@ -140,10 +140,22 @@ def test_forward_mode_through_a_rotation() -> None:
     torch.testing.assert_close(tangent, relpos.rotate(along, angles, layout="half"))
 
 
-def test_a_jacobian_of_all_rows_at_once() -> None:
-    bias, x = relpos.T5Bias(2), torch.randn(1, 2, 4, 8)
+@pytest.mark.parametrize(
+    "position",
+    [
+        relpos.T5Bias(2),
+        relpos.RotaryEmbedding(8),
+        relpos.RotaryEmbedding(8, layout="interleaved"),
+        relpos.RotaryEmbedding(8, layout="interleaved", rotary_dim=4),
+    ],
+    ids=["bias", "half", "interleaved", "partial"],
+)
+def test_a_jacobian_of_all_rows_at_once(position: relpos.Mechanism) -> None:
+    x = torch.randn(1, 2, 4, 8)
     one, all_at_once = (
-        torch.autograd.functional.jacobian(lambda q: total(bias, Sequence(4), q), x, vectorize=how)
+        torch.autograd.functional.jacobian(
+            lambda q: relpos.attention(q, x, x, position=position, queries=Sequence(4)), x, vectorize=how
+        )
         for how in (False, True)
     )
     torch.testing.assert_close(one, all_at_once)

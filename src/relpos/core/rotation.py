@@ -145,15 +145,19 @@ class _Turn(torch.autograd.Function):
 
 def _turn(x: Tensor, by: Tensor, layout: RotationLayout, into: RotationLayout) -> Tensor:
     wide, width = at_least_float32(x), 2 * by.shape[-1]
-    first = wide[..., :width]
+    partial, front = width < x.shape[-1], x.shape[:-1]
+    first = wide[..., :width] if partial else wide  # a slice of all is an alias, for which the old vmap has no rule,
     if layout == "half":
         pairs = torch.complex(*first.chunk(2, dim=-1)).mul_(by)
     else:
         fits = first.stride(-1) == 1 and not any(step % 2 for step in (*first.stride()[:-1], first.storage_offset()))
         first = first if fits else first.clone(memory_format=torch.contiguous_format)
-        pairs = torch.view_as_complex(first.unflatten(-1, (-1, 2))) * by
-    turned = torch.cat([pairs.real, pairs.imag], -1) if into == "half" else torch.view_as_real(pairs).flatten(-2)
-    if width < x.shape[-1]:
+        pairs = torch.view_as_complex(first.view(*front, width // 2, 2)) * by  # nor has it for unflatten
+    if into == "half":
+        turned = torch.cat([pairs.real, pairs.imag], dim=-1)
+    else:
+        turned = torch.view_as_real(pairs).reshape(*front, width)
+    if partial:
         turned = torch.cat([turned, wide[..., width:]], dim=-1)
     return turned.to(x.dtype)
 

@@ -38,6 +38,7 @@ from relpos.core.checks import (
     shape_of,
 )
 from relpos.core.kept import share, state_of
+from relpos.position.held import Held
 from relpos.position.tables import require_std
 from relpos.position.twins import twin
 
@@ -91,7 +92,7 @@ class Mechanism(nn.Module):
         super().__init__()
         self.register_buffer("_here", torch.empty(0), persistent=False)  # moves with .to(device)
 
-    _held: dict[Any, Terms] | None = None
+    _held: Held | None = None
     """Within `relpos.decoding`, what was made of its weights; else None."""
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -24,6 +24,7 @@ from relpos.core import (
     require_coordinates,
 )
 from relpos.core.checks import fail, shape_of, without_autocast
+from relpos.position.held import Held
 from relpos.position.mechanism import AS_IS, Mechanism
 
 _HELD = 256
@@ -59,10 +60,13 @@ class OffsetBias(Mechanism):
                 wanted = f"{side} with {self.axes} axes for {type(self).__name__}"
                 fail(wanted, repr(coordinates), "Give coordinates with as many axes, or use another mechanism.")
         held = self._held
-        changing = isinstance(queries, Positions) or isinstance(keys, Positions)  # their tensor may be written to
-        if held is None or changing or torch.is_grad_enabled() or not may_keep(self.device):
+        if held is None or torch.is_grad_enabled() or not held.counts():
             return self._on(self._lines(queries, keys))
-        asked = (queries, keys, self.device)
+        changing = isinstance(queries, Positions) or isinstance(keys, Positions)  # their tensor may be written to
+        device = self.device
+        if changing or not may_keep(device):
+            return self._on(self._lines(queries, keys))
+        asked = (queries, keys, device)
         terms = held.get(asked)
         if terms is None:
             terms = self._part_of_held(queries, keys, held)
@@ -73,7 +77,7 @@ class OffsetBias(Mechanism):
             held[asked] = terms
         return terms
 
-    def _part_of_held(self, queries: Coordinates, keys: Coordinates | None, held: dict[Any, Terms]) -> Terms:
+    def _part_of_held(self, queries: Coordinates, keys: Coordinates | None, held: Held) -> Terms:
         """A part of the terms of a long sequence, which are held, where that is the same; else made anew."""
         sides = [side for side in (queries, keys) if side is not None]
         anywhere = self.axes == 1 and AS_IS in self.growth

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from relpos.core.checks import fail, shape_of
+from relpos.position.held import Held
 from relpos.position.mechanism import Mechanism
 
 
@@ -15,8 +16,8 @@ from relpos.position.mechanism import Mechanism
 def decoding(*modules: nn.Module) -> Iterator[None]:
     """While tokens are decoded one by one, biases of these modules are read from what was made for the first token.
 
-    `LanguageModel.generate` is in such a scope. Inside it no weight of a position mechanism may change; where gradients
-    are taken nothing is kept.
+    `LanguageModel.generate` is in such a scope. Inside it no weight of a position mechanism may change in place; where
+    gradients are taken, and where `torch.func.functional_call` hands in other weights, nothing is kept.
 
     Args:
         modules: models or mechanisms.
@@ -31,7 +32,7 @@ def decoding(*modules: nn.Module) -> Iterator[None]:
     inside = [part for module in modules for part in module.modules() if isinstance(part, Mechanism)]
     entered = [part for part in inside if part._held is None]  # of scopes inside one another the outer one counts
     for part in entered:
-        part.__dict__["_held"] = {}
+        part.__dict__["_held"] = Held(part)
     try:
         yield
     finally:

@@ -49,7 +49,7 @@ class MechanismSuite(ValueTests, MaskTests, DecodingTests, SumTests, InvarianceT
         lacks: engine to a word of its NotImplementedError, for engines that cannot run this mechanism. Default: {}.
         preset: its `Preset`, or the name of one in relpos. Default: None.
 
-    Every case is compared in the reference in float64; a test that is not about values runs in one case of four, which
-    differ from class to class. Override `takes(case)` to leave out single cases, `cases()` to thin them out,
-    `engines()` to choose engines, and `compared(...)` to record figures.
+    Every case is compared in the reference in float64; a test that is not about values runs in one case of four, one
+    of `terms_from` in one of eight; which these are differs from class to class. Override `takes(case)` to leave out
+    single cases, `cases()` to thin them out, `engines()` to choose engines, and `compared(...)` to record figures.
     """
