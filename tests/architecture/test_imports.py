@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "viz": {"core", "position", "engines", "files", "results"},
     "report": {"files", "results", "viz"},
     "bench": BELOW_LAYERS | {"layers", "adapters", "files", "comparison", "viz", ""},  # compare for memory, workers and the folder
-    "cli": BELOW_COMPARE | {"bench", "comparison", "report", "results", "viz", ""},
+    "cli": BELOW_COMPARE | {"adapters", "bench", "comparison", "report", "results", "viz", ""},
     "adapters": BELOW_TRAIN,
     "compat": BELOW_TRAIN,
     "testing": BELOW_LAYERS,  # and nothing imports it

@@ -131,7 +131,7 @@ def test_help_names_every_default() -> None:
     from relpos_command.parsing import parse
 
     for verb in VERBS:
-        words = {"train": ["--position", "none", "--out", "x"], "list": ["tasks"]}.get(verb, [])
+        words = {"train": ["--position", "none", "--out", "x"], "list": ["tasks"], "retrofit": ["hf:x"]}.get(verb, [])
         values = parse([verb, *words]).arguments.as_dict()
         for option, said in _helps(verb).items():
             value = values[option.removeprefix("--").replace("-", "_")]

@@ -36,8 +36,8 @@ class Replaced:
     path: str
     mixin: type[Retrofitted]
     reads: tuple[str, ...] = ("forward",)
-    unfit: Callable[[Any], str | None] = lambda module: None
-    tokens: Callable[[Any], int | None] = lambda module: None
+    unfit: Callable[[Any], str | None] | None = None
+    tokens: Callable[[Any], int | None] | None = None
 
 
 @dataclass(frozen=True)

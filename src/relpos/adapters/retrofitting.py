@@ -96,8 +96,8 @@ def _found(model: nn.Module, border: int | None) -> tuple[list[tuple[str, nn.Mod
         if path not in replaced_classes():
             continue
         kind, replaced = replaced_classes()[path]
-        reason = replaced.unfit(module)
-        tokens = replaced.tokens(module)
+        reason = None if replaced.unfit is None else replaced.unfit(module)
+        tokens = None if replaced.tokens is None else replaced.tokens(module)
         least = min(replaced.mixin.border, replaced.mixin.training_border) if border is None else border
         if reason is None and tokens is not None and tokens < least:
             reason = f"windows of {tokens} tokens run as fast as published; relpos pays from {least} on"

@@ -81,7 +81,10 @@ class Pix2StructTextAttention(T5Attention):
 class UMT5Attention(T5Attention):
     """Every layer has a table of its own, and none takes the bias of another."""
 
-    has_relative_attention_bias = property(lambda self: True)  # so that `compute_bias` is asked, and no zeros are made
+    @property
+    def has_relative_attention_bias(self) -> bool:
+        """True, so that `compute_bias` is asked everywhere, and makes no N x M zeros."""
+        return True
 
     def compute_bias(self, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0) -> Tensor:
         """The bias; one zero where the layer attends to other tokens."""

@@ -1,0 +1,116 @@
+"""Models of other libraries as published and retrofitted: how they agree, and time and memory at three sizes.
+
+    python benchmarks/retrofit.py [--threads 2] [--rounds 5] [--only NAMES] [--agreement]
+
+Writes `benchmarks/results/retrofit-cpu.json`; with --only what is there for others stays. It takes a quarter of an hour
+on two cores and wants them for itself. `scripts/retrofit_page` then writes docs/retrofit.md. Weights are random, layers
+one, unless a line says otherwise: what a layer costs is what a model pays each layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "adapters"))
+
+import relpos  # noqa: E402
+from relpos.adapters.libraries import imported  # noqa: E402
+from relpos.bench.retrofits import compare_retrofit  # noqa: E402
+
+RESULT = Path(__file__).parent / "results" / "retrofit-cpu.json"
+
+
+def _transformers(config: str, model: str, **settings: Any) -> nn.Module:
+    library = imported("transformers")
+    made: nn.Module = getattr(library, model)(getattr(library, config)(**settings))
+    return made
+
+
+def _timm(name: str, **settings: Any) -> nn.Module:
+    made: nn.Module = imported("timm").create_model(name, **settings)
+    return made
+
+
+_BERT = {"vocab_size": 1000, "num_hidden_layers": 1}
+SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "t5-small, encoder": (
+        lambda: _transformers("T5Config", "T5EncoderModel", vocab_size=1000, num_layers=1),
+        (512, 2048, 4096),
+    ),
+    "mpnet-base": (lambda: _transformers("MPNetConfig", "MPNetModel", **_BERT, max_position_embeddings=2056), (256, 512, 2048)),
+    "layoutlmv3-base": (
+        lambda: _transformers(
+            "LayoutLMv3Config", "LayoutLMv3Model", **_BERT, visual_embed=False, max_position_embeddings=2056
+        ),
+        (512, 1024, 2048),
+    ),
+}
+"""Name to how a model is made, and lengths; images have the model's own size."""
+
+
+def agreements() -> dict[str, list[dict[str, Any]]]:
+    """How every model of the tests agrees: by name, the verdicts of its modules."""
+    from models import models
+
+    found = {}
+    for name, model in models().items():
+        print("verify", name, flush=True)
+        report = relpos.retrofit(model.made(torch.float32), border=0)
+        found[name] = [dataclasses.asdict(verdict) for verdict in report.verified]
+    return found
+
+
+def main() -> None:
+    """Run what was asked for, and write it beside what was there."""
+    parser = argparse.ArgumentParser(description="models as published and retrofitted")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default=None, help="names of shapes, separated by semicolons")
+    parser.add_argument("--agreement", action="store_true", help="also verify the models of the tests")
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    result = json.loads(RESULT.read_text("utf-8")) if RESULT.exists() else {"timings": {}, "agreement": {}}
+    result["versions"] = {
+        "torch": torch.__version__,
+        "transformers": imported("transformers").__version__,
+        "timm": imported("timm").__version__,
+        "python": platform.python_version(),
+    }
+    result["threads"], result["processor"] = asked.threads, _processor()
+    wanted = list(SHAPES) if asked.only is None else [name for name in asked.only.split(";") if name]
+    for name in wanted:
+        build, lengths = SHAPES[name]
+        rows = {}
+        for train in (True, False):
+            torch.manual_seed(0)
+            _, timings = compare_retrofit(build(), lengths, train=train, rounds=asked.rounds)
+            rows["train" if train else "forward"] = [dataclasses.asdict(one) for one in timings]
+            for one in timings:
+                print(f"{name:32} {'step' if train else 'forward':8} {one}", flush=True)
+        result["timings"][name] = rows
+        RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    if asked.agreement:
+        result["agreement"] = agreements()
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+if __name__ == "__main__":
+    main()
