@@ -96,6 +96,8 @@ def test_a_copy_and_a_pickled_one_are_retrofitted(model: Model) -> None:
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing(model: Model, reentrant: bool) -> None:
+    if reentrant and "no reentrant" in model.tags:
+        pytest.skip("the published model fails")
     module = model.made()
     for one in module.modules():  # training mode saves activations; dropout would differ
         if isinstance(one, nn.Dropout):
