@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import relpos
 from relpos.adapters import retrofitted
-from relpos.adapters.retrofitted import is_swapped
+from relpos.adapters.retrofitted import is_swapped, route
 from relpos.core import AxisVectors, LineBias, LineVectors, Terms
 
 pytestmark = [pytest.mark.usefixtures("timm"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -142,12 +142,12 @@ def _damaged(position: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _damaged_vectors(term: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    turned = {
-        name: change(x.transpose(-1, -2)).transpose(-1, -2)
-        for name, x in vars(term).items()
-        if isinstance(x, Tensor) and x.is_floating_point() and x.dim() >= 2
-    }
-    return replace(term, **turned)
+    def turned(x: Tensor) -> Tensor:
+        return change(x.transpose(-1, -2)).transpose(-1, -2)
+
+    if isinstance(term, AxisVectors):
+        return replace(term, vectors=tuple(map(turned, term.vectors)))
+    return replace(term, vectors=turned(term.vectors))
 
 
 FAULTS: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -178,5 +178,8 @@ def test_verification_catches_planted_faults(model: Model, fault: str, monkeypat
 def test_short_calls_run_as_published(model: Model) -> None:
     module = model.made(torch.float32)
     published = model.called(module)
-    relpos.retrofit(module, border=10_000, verify=False)
+    relpos.retrofit(module, border=0, verify=False)
+    for one in module.modules():
+        if is_swapped(one):
+            route(one).border = 10_000  # asked for at once, it would leave small windows alone
     assert all(torch.equal(x, y) for x, y in zip(model.called(module), published, strict=True))

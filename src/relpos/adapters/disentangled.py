@@ -24,7 +24,7 @@ from relpos.adapters.draws import Draws
 from relpos.adapters.interface import mask_of, refuse_recorded_weights, refuse_weights
 from relpos.adapters.kinds import Kind, Replaced, Verified
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
-from relpos.core import Lines, LineVectors, Sequence, Terms, lines
+from relpos.core import LineVectors, Sequence, Terms, lines
 
 
 class DisentangledEncoder(Retrofitted):
@@ -81,7 +81,8 @@ class DisentangledAttention(Retrofitted):
         """What the layer returns, `[B, N, E]`."""
         q, k, v = self.projected(hidden_states)
         rows = (offsets + self.span()).clamp(0, 2 * self.span() - 1)
-        line = _lines(q.shape[2], q.device)
+        tokens, device = q.shape[2], q.device
+        line = self.kept(tokens, device, lambda: lines(Sequence(tokens), device=device))
         table = self.pos_dropout(table)[: 2 * self.span()]  # type: ignore[operator]
         met_by = {"query": self.position_of_keys(table), "key": self.position_of_queries(table)}
         parts = [
@@ -203,10 +204,6 @@ def _by_offset(module: Any, tokens: int, device: torch.device) -> Tensor:
         offsets, buckets, module.max_relative_positions
     )
     return made.long()
-
-
-def _lines(tokens: int, device: torch.device) -> Lines:
-    return lines(Sequence(tokens), device=device)
 
 
 def _scale(width: int, products: int) -> float:
