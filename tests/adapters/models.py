@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from relpos.adapters.libraries import imported
 
-FILES = ("models_t5", "models_boxes", "models_disentangled", "models_decomposed")
+FILES = ("models_t5", "models_boxes", "models_disentangled", "models_decomposed", "models_slopes")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import relpos
 from relpos.adapters import retrofitted
 from relpos.adapters.retrofitted import is_swapped, route
-from relpos.core import AxisVectors, LineBias, LineVectors, Terms
+from relpos.core import AxisVectors, DenseBias, LineBias, LineVectors, Terms
 
 pytestmark = [pytest.mark.usefixtures("timm"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 ALL = list(models())
@@ -136,6 +136,8 @@ def _damaged(position: Any, change: Callable[[Tensor], Tensor]) -> Any:
             changed.append(replace(term, values=change(term.values)))
         elif isinstance(term, LineVectors | AxisVectors):
             changed.append(_damaged_vectors(term, change))
+        elif isinstance(term, DenseBias):
+            changed.append(replace(term, bias=torch.stack([change(one) for one in term.bias])))
         else:
             changed.append(term)
     return Terms(*changed)

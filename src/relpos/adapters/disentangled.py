@@ -23,7 +23,7 @@ from torch import Tensor
 from relpos.adapters.draws import Draws
 from relpos.adapters.interface import mask_of, refuse_recorded_weights, refuse_weights
 from relpos.adapters.kinds import Kind, Replaced, Verified
-from relpos.adapters.retrofitted import Retrofitted, is_swapped
+from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import LineVectors, Sequence, Terms, lines
 
 
@@ -228,17 +228,10 @@ def _unfit(module: Any) -> str | None:
 
 
 def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
-    """A layer on what its encoder hands on."""
-    batch, tokens = draws.batch, draws.tokens
-    first = hasattr(module, "in_proj")
-    padding = draws.padding(batch, tokens)
-    span = module.max_relative_positions if first else module.pos_ebd_size
-    width = (module.in_proj if first else module.query_proj).in_features
-    x, table = draws.normal(batch, tokens, width), draws.normal(2 * span, width)
-    offsets = _by_offset(module, tokens, x.device)
-    if not is_swapped(module):
-        offsets = _dense(offsets)
-    out: Tensor = module(x, padding[:, None, None], relative_pos=offsets, rel_embeddings=table)[0]
+    """The encoder, with its first layer, on padded tokens."""
+    padding = draws.padding(draws.batch, draws.tokens)
+    x = draws.normal(draws.batch, draws.tokens, module.rel_embeddings.embedding_dim)
+    out: Tensor = module(x, padding)[0]
     return (out[padding.bool()],)
 
 
@@ -287,8 +280,15 @@ KINDS = (
             )
         ),
         verified=tuple(
-            Verified(_path(architecture, "DisentangledSelfAttention"), _run, tables=())
-            for architecture, *_ in _ARCHITECTURES
+            # DeBERTa has a norm in float32
+            Verified(
+                _path(architecture, encoder),
+                _run,
+                tables=("rel_embeddings.weight",),
+                exact=1e-6 if architecture == "deberta" else 1e-10,
+                first=("layer",),
+            )
+            for architecture, encoder, *_ in _ARCHITECTURES
         ),
     ),
 )
