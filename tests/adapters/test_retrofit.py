@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import relpos
 from relpos.adapters import retrofitted
-from relpos.adapters.retrofitted import is_swapped
-from relpos.core import AxisVectors, LineBias, LineVectors, Terms
+from relpos.adapters.retrofitted import is_swapped, route
+from relpos.core import AxisVectors, DenseBias, LineBias, LineVectors, Terms
 
 pytestmark = [pytest.mark.usefixtures("timm"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 ALL = list(models())
@@ -96,6 +96,8 @@ def test_a_copy_and_a_pickled_one_are_retrofitted(model: Model) -> None:
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing(model: Model, reentrant: bool) -> None:
+    if reentrant and "no reentrant" in model.tags:
+        pytest.skip("the published model fails")
     module = model.made()
     for one in module.modules():  # training mode saves activations; dropout would differ
         if isinstance(one, nn.Dropout):
@@ -134,18 +136,20 @@ def _damaged(position: Any, change: Callable[[Tensor], Tensor]) -> Any:
             changed.append(replace(term, values=change(term.values)))
         elif isinstance(term, LineVectors | AxisVectors):
             changed.append(_damaged_vectors(term, change))
+        elif isinstance(term, DenseBias):
+            changed.append(replace(term, bias=torch.stack([change(one) for one in term.bias])))
         else:
             changed.append(term)
     return Terms(*changed)
 
 
 def _damaged_vectors(term: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    turned = {
-        name: change(x.transpose(-1, -2)).transpose(-1, -2)
-        for name, x in vars(term).items()
-        if isinstance(x, Tensor) and x.is_floating_point() and x.dim() >= 2
-    }
-    return replace(term, **turned)
+    def turned(x: Tensor) -> Tensor:
+        return change(x.transpose(-1, -2)).transpose(-1, -2)
+
+    if isinstance(term, AxisVectors):
+        return replace(term, vectors=tuple(map(turned, term.vectors)))
+    return replace(term, vectors=turned(term.vectors))
 
 
 FAULTS: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -176,5 +180,8 @@ def test_verification_catches_planted_faults(model: Model, fault: str, monkeypat
 def test_short_calls_run_as_published(model: Model) -> None:
     module = model.made(torch.float32)
     published = model.called(module)
-    relpos.retrofit(module, border=10_000, verify=False)
+    relpos.retrofit(module, border=0, verify=False)
+    for one in module.modules():
+        if is_swapped(one):
+            route(one).border = 10_000  # asked for at once, it would leave small windows alone
     assert all(torch.equal(x, y) for x, y in zip(model.called(module), published, strict=True))

@@ -115,7 +115,7 @@ def _attention(
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function of a switched configuration. With `by_token` a mask `[B, 1, 1, M]` is one of ours."""
-    _refuse_weights()
+    refuse_recorded_weights()
     queries, keys = query.shape[2], key.shape[2]
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if by_token and attention_mask is not None and attention_mask.dim() == 4:
@@ -228,8 +228,8 @@ def _lines(queries: int, keys: int, device: torch.device) -> Lines:
     return lines(Sequence(queries, start=keys - queries), Sequence(keys), device=device)
 
 
-def _refuse_weights() -> None:
-    """Raise where the caller waits for attention weights."""
+def refuse_recorded_weights() -> None:
+    """Raise where the caller waits for attention weights, which transformers records as modules return them."""
     if torch.compiler.is_compiling():
         return
     from transformers.utils import output_capturing

@@ -13,6 +13,7 @@ and `save_pretrained`. `restored` gives the class back.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeVar
@@ -20,9 +21,11 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from relpos.core.kept import NOT_COPIED, keep
 from relpos.engines import attention
 
 M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
 
 _ROUTE = "_relpos_route"
 
@@ -84,10 +87,16 @@ class Retrofitted(nn.Module):
         assert isinstance(out, Tensor)
         return out
 
+    def kept(self, key: Hashable, device: torch.device, make: Callable[[], T]) -> T:
+        """What `make` returns, made once: what follows from shapes, a device and plain settings alone, all in the key."""
+        return keep(self, (key, device), device, make)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        _, _, *state = super().__reduce_ex__(protocol)  # by the class's name it would be the published class
+        _, _, state, *more = super().__reduce_ex__(protocol)  # by the class's name it would be the published class
         mixin, published = type(self).__bases__
-        return _empty, (mixin, published), *state
+        if isinstance(state, dict):
+            state = {name: x for name, x in state.items() if name not in NOT_COPIED}
+        return _empty, (mixin, published), state, *more
 
 
 @cache
@@ -112,7 +121,8 @@ def swap(module: nn.Module, mixin: type[Retrofitted], border: int | None = None)
 def unswap(module: nn.Module) -> None:
     """Give a swapped module its own class again."""
     module.__class__ = published_class(module)
-    del module.__dict__[_ROUTE]
+    for name in (_ROUTE, *NOT_COPIED):
+        module.__dict__.pop(name, None)
 
 
 def is_swapped(module: nn.Module) -> bool:

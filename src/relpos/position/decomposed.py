@@ -30,6 +30,7 @@ from relpos.core import (
     AxisVectors,
     Coordinates,
     Grid,
+    Lines,
     Positions,
     Terms,
     at_least_float32,
@@ -37,9 +38,13 @@ from relpos.core import (
     require_coordinates,
 )
 from relpos.core.checks import fail, require_int, without_autocast
+from relpos.core.kept import keep
 from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
 from relpos.position.tables import require_std, require_window, start_table
+
+_FEW_CELLS = 2**13
+"""Of queries and keys together, whose lines are kept."""
 
 
 class DecomposedPosition(Mechanism):
@@ -81,14 +86,25 @@ class DecomposedPosition(Mechanism):
         if queries.axes != len(self.sizes) or keys.axes != len(self.sizes):
             fail(f"grids with {len(self.sizes)} axes", f"{queries!r} and {keys!r}", "Build it for as many.")
         larger = _larger(queries, keys)
-        if queries.sizes != keys.sizes:
-            queries, keys = _stretched(queries, larger, keys=False), _stretched(keys, larger, keys=True)
-        lines = axis_lines(queries, keys, device=self.device)
+        lines = self._axis_lines(queries, keys)
         vectors = tuple(  # those that no pair of tokens reads are left out: prefixes stand there
             self._fitted(at_least_float32(x), 2 * size - 1)[:, : line.layout.tokens]
             for x, size, line in zip(self.rel_pos, larger, lines, strict=True)
         )
         return Terms(AxisVectors(vectors, lines))
+
+    def _axis_lines(self, queries: Grid, keys: Grid) -> tuple[Lines, ...]:
+        """A line an axis; where cells are few, the same objects in the next call."""
+        larger, device = _larger(queries, keys), self.device
+
+        def make() -> tuple[Lines, ...]:
+            if queries.sizes == keys.sizes:
+                return axis_lines(queries, keys, device=device)
+            return axis_lines(_stretched(queries, larger, keys=False), _stretched(keys, larger, keys=True), device=device)
+
+        if queries.count + keys.count > _FEW_CELLS:
+            return make()
+        return keep(self, (queries, keys, device), device, make)
 
     def _fitted(self, vectors: Float[Tensor, "R D"], rows: int) -> Float[Tensor, "1 R2 D"]:
         """The table with so many rows. A product, so that its gradient is a sum in a fixed order."""

@@ -1,0 +1,282 @@
+"""A vector an offset along each axis, met by the query: SAM and its encoders in other models, ViTDet, MViTv2.
+
+    score[h, i, j] += <q[i], rel_pos_h[row i - row j]> + <q[i], rel_pos_w[column i - column j]>      q unscaled
+
+Served by a forward of the module's own projections. Tables for another size are interpolated as published, and keys
+that MViTv2 pools to a coarser grid are stretched to the queries' one.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import Tensor
+
+from relpos.adapters.draws import Draws
+from relpos.adapters.interface import refuse_recorded_weights, refuse_weights
+from relpos.adapters.kinds import Kind, Refused, Replaced, Verified
+from relpos.adapters.retrofitted import Retrofitted
+from relpos.core import Grid, Terms
+from relpos.position import DecomposedPosition
+
+
+class DecomposedAttention(Retrofitted):
+    """What the mixins of this file have in common."""
+
+    border = 512
+    training_border = 512
+
+    def mechanism(self) -> DecomposedPosition:
+        """The position for tables of the module's sizes."""
+        tables: list[Tensor] = [self.rel_pos_h, self.rel_pos_w]  # type: ignore[list-item]
+        sizes = tuple((len(x) + 1) // 2 for x in tables)
+        return DecomposedPosition(tables[0].shape[1], sizes, init_std=0.0)
+
+    def decomposed(self, queries: Grid, keys: Grid) -> Terms:
+        """The terms of the module's own tables."""
+        terms: Terms = self.position.terms_from({"rel_pos.0": self.rel_pos_h, "rel_pos.1": self.rel_pos_w}, queries, keys)
+        return terms
+
+    def on_a_grid(self, x: Tensor, heads: int, dropout: float) -> Tensor:
+        """Attention among the cells of `[B, H, W, E]`, before the projection of the output."""
+        batch, height, width, _ = x.shape
+        q, k, v = self.qkv(x).view(batch, height * width, 3, heads, -1).permute(2, 0, 3, 1, 4)  # type: ignore[operator]
+        q, k = self.normed(q), self.normed(k, keys=True)
+        grid = Grid(height, width)
+        out = self.attend(
+            q, k, v, position=self.decomposed(grid, grid), scale=float(self.scale), dropout=dropout  # type: ignore[arg-type]
+        )
+        return out.transpose(1, 2).reshape(batch, height, width, -1)
+
+    def normed(self, x: Tensor, *, keys: bool = False) -> Tensor:
+        """Queries or keys as they attend."""
+        return x
+
+
+class SamAttention(DecomposedAttention):
+    """`SamVisionAttention` and its copies."""
+
+    drops = True
+
+    def forward(self, hidden_states: Tensor, output_attentions: Any = None) -> Any:
+        """Attention of a window, or of the whole image."""
+        refuse_weights(output_attentions)
+        refuse_recorded_weights()
+        tokens = hidden_states.shape[1] * hidden_states.shape[2]
+        if not self.takes(tokens, tokens):
+            return super().forward(hidden_states)
+        dropout = float(self.dropout) if self.drops and self.training else 0.0  # type: ignore[arg-type]
+        out = self.on_a_grid(hidden_states, self.num_attention_heads, dropout)  # type: ignore[arg-type]
+        return self.proj(out), None  # type: ignore[operator]
+
+
+class SamSdpaAttention(SamAttention):
+    """`SamVisionSdpaAttention`, which has no dropout, and its copies."""
+
+    drops = False
+
+
+class SegGptAttention(SamAttention):
+    """`SegGptAttention`, which has no dropout either."""
+
+    drops = False
+
+
+class VitDetAttention(DecomposedAttention):
+    """`VitDetAttention`."""
+
+    def forward(self, hidden_state: Tensor, output_attentions: Any = False) -> Any:
+        """Attention of a window, or of the whole image."""
+        refuse_weights(output_attentions)
+        tokens = hidden_state.shape[1] * hidden_state.shape[2]
+        if not self.takes(tokens, tokens):
+            return super().forward(hidden_state)
+        out = self.on_a_grid(hidden_state, self.num_heads, 0.0)  # type: ignore[arg-type]
+        return (self.proj(out),)  # type: ignore[operator]
+
+
+class TimmSamAttention(DecomposedAttention):
+    """`Attention` of timm's `vision_transformer_sam`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attention of a window, or of the whole image."""
+        tokens = x.shape[1] * x.shape[2]
+        if not self.takes(tokens, tokens):
+            published: Tensor = super().forward(x)
+            return published
+        dropout = float(self.attn_drop.p) if self.training else 0.0  # type: ignore[arg-type, union-attr]
+        out = self.proj(self.on_a_grid(x, self.num_heads, dropout))  # type: ignore[operator, arg-type]
+        dropped: Tensor = self.proj_drop(out)  # type: ignore[operator]
+        return dropped
+
+    def normed(self, x: Tensor, *, keys: bool = False) -> Tensor:
+        out: Tensor = self.k_norm(x) if keys else self.q_norm(x)  # type: ignore[operator]
+        return out
+
+
+class MultiScaleAttention(DecomposedAttention):
+    """MViTv2's `MultiScaleAttention`: queries and keys are pooled, each to a grid of its own."""
+
+    def forward(self, x: Tensor, feat_size: Any) -> Any:
+        """Attention of a class token, if there is one, and of the cells."""
+        sizes = [_pooled(pool, feat_size) for pool in (self.pool_q, self.pool_k)]
+        prefix = int(self.has_cls_token)  # type: ignore[arg-type]
+        queries, keys = (Grid(*size, prefix=prefix) for size in sizes)
+        tables = (self.rel_pos_h, self.rel_pos_w)
+        fit = all(_fits(*axis) for axis in zip(*sizes, tables, strict=True))
+        if not fit or not self.takes(queries.count, keys.count):
+            return super().forward(x, feat_size)
+        parts = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # type: ignore[operator]
+        q, k, v = (self.pooled(side, one, feat_size) for side, one in zip("qkv", parts, strict=True))
+        out = self.attend(q, k, v, position=self.decomposed(queries, keys), scale=float(self.scale))  # type: ignore[arg-type]
+        if self.residual_pooling:
+            out = out + q
+        return self.proj(out.transpose(1, 2).flatten(2)), list(sizes[0])  # type: ignore[operator]
+
+    def pooled(self, side: str, x: Tensor, feat_size: Any) -> Tensor:
+        """Queries, keys or values, `[B, H, N, D]`, pooled and normed."""
+        pool, norm = getattr(self, f"pool_{side}"), getattr(self, f"norm_{side}")
+        if pool is not None:
+            library = sys.modules[type(self).__module__]
+            x, token = library.reshape_pre_pool(x, feat_size, self.has_cls_token)
+            x, _ = library.reshape_post_pool(pool(x), self.num_heads, token)
+        return x if norm is None else norm(x)
+
+
+def _pooled(pool: Any, size: Any) -> tuple[int, ...]:
+    """Cells along each axis behind a pooling."""
+    if pool is None:
+        return tuple(size)
+    pairs = ((x, x) if isinstance(x, int) else x for x in (pool.kernel_size, pool.stride, pool.padding))
+    return tuple((n + 2 * p - k) // s + 1 for n, k, s, p in zip(size, *pairs, strict=True))
+
+
+def _fits(queries: int, keys: int, table: Any) -> bool:
+    """Whether a table is for these cells: MViTv2 interpolates none. And whether the rows read are whole numbers, which
+    the published products of floating point may miss."""
+    return 2 * max(queries, keys) - 1 == len(table) and max(queries, keys) % min(queries, keys) == 0
+
+
+def _unfit(module: Any) -> str | None:
+    if getattr(module, "rel_pos_type", "spatial") != "spatial" or not hasattr(module, "rel_pos_h"):
+        return "it is built without relative positions"
+    return None
+
+
+def _window(module: Any) -> int | None:
+    """Tokens of the window, or of the image, that a module is built for; its images have one size."""
+    return (len(module.rel_pos_h) + 1) // 2 * ((len(module.rel_pos_w) + 1) // 2) if _unfit(module) is None else None
+
+
+def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+    """On the grid that the tables are for where it is small, and on one that is no square and needs other tables."""
+    height, width = ((len(x) + 1) // 2 for x in (module.rel_pos_h, module.rel_pos_w))
+    sizes = [(4, 6)]
+    if height * width <= 64:
+        sizes.append((height, width))
+    outputs = (module(draws.normal(draws.batch, *size, module.qkv.in_features)) for size in sizes)
+    return tuple(out if isinstance(out, Tensor) else out[0] for out in outputs)
+
+
+def _run_pooled(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+    """On the grid that the tables are for, which are those of the larger of the two."""
+    strides = (getattr(pool, "stride", 1) for pool in (module.pool_q, module.pool_k))
+    finer = min(x if isinstance(x, int) else x[0] for x in strides)
+    size = (len(module.rel_pos_h) + 1) // 2 * finer
+    tokens = size * size + int(module.has_cls_token)
+    return (module(draws.normal(draws.batch, tokens, module.qkv.in_features), (size, size))[0],)
+
+
+_TABLES = ("rel_pos_h", "rel_pos_w")
+_SAM = {
+    "sam": ("SamVisionAttention", "SamVisionSdpaAttention"),
+    "sam_hq": ("SamHQVisionAttention", "SamHQVisionSdpaAttention"),
+    "deepseek_ocr2": ("DeepseekOcr2SamVisionAttention", "DeepseekOcr2SamVisionSdpaAttention"),
+    "unlimited_ocr": ("UnlimitedOcrSamVisionAttention", "UnlimitedOcrSamVisionSdpaAttention"),
+    "got_ocr2": ("GotOcr2VisionAttention",),
+    "pp_formulanet": ("PPFormulaNetVisionAttention",),
+    "slanext": ("SLANeXtVisionAttention",),
+}
+
+
+def _path(architecture: str, name: str) -> str:
+    return f"transformers.models.{architecture}.modeling_{architecture}.{name}"
+
+
+_LIKE_SAM = tuple(
+    Replaced(
+        architecture,
+        _path(architecture, name),
+        SamSdpaAttention if "Sdpa" in name else SamAttention,
+        reads=("forward", "get_rel_pos", "get_decomposed_rel_pos"),
+        unfit=_unfit,
+        tokens=_window,
+    )
+    for architecture, names in _SAM.items()
+    for name in names
+)
+
+KINDS = (
+    Kind(
+        name="a vector an axis",
+        library="transformers",
+        replaced=(
+            *_LIKE_SAM,
+            Replaced(
+                "vitdet",
+                _path("vitdet", "VitDetAttention"),
+                VitDetAttention,
+                reads=("forward", "get_rel_pos", "add_decomposed_relative_positions"),
+                unfit=_unfit,
+            ),
+            Replaced(
+                "seggpt",
+                _path("seggpt", "SegGptAttention"),
+                SegGptAttention,
+                reads=("forward", "get_rel_pos", "add_decomposed_rel_pos"),
+                unfit=_unfit,
+            ),
+        ),
+        verified=(
+            *(
+                # eager ones have a float32 softmax
+                Verified(one.path, _run, _TABLES, exact=1e-10 if "Sdpa" in one.path else 1e-6)
+                for one in _LIKE_SAM
+            ),
+            Verified(_path("vitdet", "VitDetAttention"), _run, _TABLES),
+            Verified(_path("seggpt", "SegGptAttention"), _run, _TABLES, exact=1e-6),
+        ),
+    ),
+    Kind(
+        name="a vector an axis",
+        library="timm",
+        replaced=(
+            Replaced(
+                "vision_transformer_sam",
+                "timm.models.vision_transformer_sam.Attention",
+                TimmSamAttention,
+                reads=("forward", "get_rel_pos", "get_decomposed_rel_pos_bias"),
+                unfit=_unfit,
+            ),
+            Replaced(
+                "mvitv2",
+                "timm.models.mvitv2.MultiScaleAttention",
+                MultiScaleAttention,
+                reads=("forward", "cal_rel_pos_type", "reshape_pre_pool", "reshape_post_pool"),
+                unfit=_unfit,
+            ),
+        ),
+        verified=(
+            Verified("timm.models.vision_transformer_sam.Attention", _run, _TABLES),
+            Verified("timm.models.mvitv2.MultiScaleAttention", _run_pooled, _TABLES),
+        ),
+        refused=(
+            Refused(
+                "mvitv2",
+                "timm.models.mvitv2.MultiScaleAttentionPoolFirst",
+                "its own forward fails: it multiplies queries with keys that are not transposed",
+            ),
+        ),
+    ),
+)

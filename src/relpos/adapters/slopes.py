@@ -1,0 +1,314 @@
+"""ALiBi's slopes: a bias that falls with the distance, by a factor of the head; in BLOOM, MPT and Falcon.
+
+    score[h, i, j] += slope[h] * j          which in a softmax over j is slope[h] * (j - i)
+
+As published it is a number a key, beside an N x N causal mask. BLOOM and MPT: the model makes no such mask where it is
+given one with four dimensions, so it is given the padding alone,
+
+    [B, 1, 1, M]    a number a key
+    [1, 1, M, 1]    nothing is padded
+
+and a layer attends with relpos where it gets one of these: to one number an offset, `slope * (j - i)`, where the keys of
+a sequence lie together, and otherwise, as in half precision, which rounds each key's number, to those numbers. Falcon
+rounds each one to bfloat16, always. It makes its own N x N mask with the bias in it out of one with four dimensions, and
+none of a switched configuration's.
+
+Padded queries see no key, or others than as published.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos.adapters.draws import Draws
+from relpos.adapters.interface import mask_of, published_mask, refuse_weights
+from relpos.adapters.kinds import Kind, Replaced, Verified
+from relpos.adapters.retrofitted import Retrofitted, is_swapped
+from relpos.core import DenseBias, LineBias, Sequence, Terms, at_least_float32, lines
+
+
+class AlibiModel(Retrofitted):
+    """`BloomModel` and `MptModel`: the mask that they hand to their layers."""
+
+    border = 256
+    training_border = 256
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        past_key_values: Any = None,
+        attention_mask: Any = None,
+        inputs_embeds: Any = None,
+        **more: Any,
+    ) -> Any:
+        """The published forward."""
+        refuse_weights(more.get("output_attentions"))
+        tokens = inputs_embeds if input_ids is None else input_ids
+        if tokens is not None:
+            attention_mask = self.handed_on(attention_mask, tokens, past_key_values)
+        return super().forward(input_ids, past_key_values, attention_mask, inputs_embeds, **more)
+
+    def handed_on(self, mask: Tensor | None, tokens: Tensor, cache: Any) -> Tensor | None:
+        """The mask with which the layers attend by relpos, or that of the caller."""
+        queries = tokens.shape[1]
+        keys = queries + (0 if cache is None else cache.get_seq_length())
+        if mask is not None and mask.dim() == 4:
+            return mask if mask.shape[2] != 1 else mask.expand(-1, -1, queries, -1)
+        if (
+            getattr(cache, "is_compileable", False)
+            or not getattr(self.config, "is_causal", True)
+            or not self.takes(queries, keys)
+            or (mask is not None and mask.shape != (tokens.shape[0], keys))
+        ):
+            return mask
+        if mask is None or (not torch.compiler.is_compiling() and bool(mask.all())):
+            return torch.zeros(1, 1, keys, 1, dtype=torch.bool, device=tokens.device)
+        return ~mask.bool()[:, None, None].to(tokens.device)
+
+
+class BloomModel(AlibiModel):
+    """`BloomModel`."""
+
+    def build_alibi_tensor(self, attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
+        """A number a key, or the slopes alone, `[H, 1, 1]`, where the keys of each sequence lie together."""
+        if attention_mask.dim() != 4:
+            return self._published(attention_mask, num_heads, dtype)
+        keys, padded = max(attention_mask.shape[2:]), attention_mask.shape[3] != 1
+        valid = ~attention_mask[:, 0, 0] if padded else attention_mask.new_ones(1, keys)
+        whole = not padded or bool((valid[:, 1:] != valid[:, :-1]).sum(1).add(valid[:, 0]).le(2).all())
+        if whole and dtype in (torch.float32, torch.float64):
+            return self._published(valid.new_ones(1, 2), num_heads, dtype)[:, :, 1:]
+        return self._published(valid.long(), num_heads, dtype)
+
+    def _published(self, mask: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+        made: Tensor = super().build_alibi_tensor(mask, heads, dtype)  # type: ignore[misc]
+        return made
+
+
+class AlibiAttention(Retrofitted):
+    """What the attention of BLOOM and MPT have in common."""
+
+    border = AlibiModel.border
+    training_border = AlibiModel.training_border
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Terms, scale: float, dropout: float) -> Tensor:
+        """What the layer's output projection is given, `[B, N, E]`."""
+        valid = ~mask[:, 0, 0] if mask.shape[3] != 1 else None
+        mask_ = mask_of(valid, q.shape[2], k.shape[2], causal=True)
+        out = self.attend(q, k, v, position=bias, mask=mask_, scale=scale, dropout=dropout if self.training else 0.0)
+        return out.transpose(1, 2).flatten(2)
+
+    def slope(self, slopes: Tensor, queries: int, keys: int) -> Terms:
+        """The bias of slopes `[H]`, one number an offset."""
+        device = slopes.device
+        line = self.kept(
+            (queries, keys), device, lambda: lines(Sequence(queries, start=keys - queries), Sequence(keys), device=device)
+        )
+        return Terms(LineBias(-at_least_float32(slopes)[:, None] * line.offsets().axes[:, 0], line))
+
+
+class BloomAttention(AlibiAttention):
+    """`BloomAttention`."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        residual: Tensor,
+        alibi: Tensor,
+        attention_mask: Any,
+        layer_past: Any = None,
+        **more: Any,
+    ) -> Any:
+        """The published forward, or relpos where the model has left the mask for it."""
+        if not _is_for_relpos(attention_mask, hidden_states.shape[1]):
+            return super().forward(hidden_states, residual, alibi, attention_mask, layer_past, **more)
+        q, k, v = self._reshape(self.query_key_value(hidden_states))  # type: ignore[operator]
+        if layer_past is not None:
+            k, v = layer_past.update(k, v, self.layer_idx)
+        if alibi.shape[-1] == 1:
+            bias = self.slope(alibi[:, 0, 0], q.shape[2], k.shape[2])
+        else:
+            bias = Terms(DenseBias(alibi.view(-1, q.shape[1], 1, k.shape[2])))
+        out = self.attended(
+            q,
+            k,
+            v,
+            attention_mask,
+            bias,
+            float(self.inv_norm_factor),  # type: ignore[arg-type]
+            float(self.attention_dropout.p),  # type: ignore[arg-type, union-attr]
+        )
+        out = torch.nn.functional.dropout(self.dense(out), p=self.hidden_dropout, training=self.training)  # type: ignore[operator, arg-type]
+        return residual + out, None
+
+
+class MptAttention(AlibiAttention):
+    """`MptAttention`."""
+
+    def forward(
+        self, hidden_states: Tensor, position_bias: Any, past_key_values: Any = None, attention_mask: Any = None, **more: Any
+    ) -> Any:
+        """The published forward, or relpos where the model has left the mask for it."""
+        if not _is_for_relpos(attention_mask, hidden_states.shape[1]):
+            return super().forward(hidden_states, position_bias, past_key_values, attention_mask, **more)
+        mixed = self.Wqkv(hidden_states)  # type: ignore[operator]
+        if self.clip_qkv:
+            mixed = mixed.clamp(min=-self.clip_qkv, max=self.clip_qkv)  # type: ignore[operator]
+        q, k, v = mixed.unflatten(-1, (3, self.n_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        bias = self.slope(-position_bias[:, 0, -2], q.shape[2], k.shape[2])  # the last key but one is at -1
+        out = self.attended(q, k, v, attention_mask, bias, float(self.softmax_scale), float(self.attn_dropout_p))  # type: ignore[arg-type]
+        return self.out_proj(out), None  # type: ignore[operator]
+
+
+class MptModel(AlibiModel):
+    """`MptModel`, whose biases reach back for `max_seq_len` keys."""
+
+    def handed_on(self, mask: Tensor | None, tokens: Tensor, cache: Any) -> Tensor | None:
+        keys = tokens.shape[1] + (0 if cache is None else cache.get_seq_length())
+        if keys > self.config.max_seq_len:  # type: ignore[union-attr, operator]
+            return mask  # fails, as published
+        return super().handed_on(mask, tokens, cache)
+
+
+class FalconModel(Retrofitted):
+    """`FalconModel`: its configuration is switched, and with it the mask. Its layers attend."""
+
+    border = 256
+    training_border = 256
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The published forward."""
+        refuse_weights(kwargs.get("output_attentions"))
+        return super().forward(*args, **kwargs)
+
+
+class FalconAttention(Retrofitted):
+    """`FalconAttention` with `alibi=True`."""
+
+    border = FalconModel.border
+    training_border = FalconModel.training_border
+
+    def forward(
+        self, hidden_states: Tensor, alibi: Tensor, attention_mask: Any, *args: Any, layer_past: Any = None, **more: Any
+    ) -> Any:
+        """Attention with relpos, or as published on what the published model hands on."""
+        batch, queries, _ = hidden_states.shape
+        keys, by_key = alibi.shape[-1], attention_mask is None or attention_mask.dim() == 2
+        own = str(self.config._attn_implementation_internal).removeprefix("relpos_")  # type: ignore[union-attr]
+        alibi = alibi.view(batch, self.num_heads, 1, keys)  # type: ignore[call-overload]
+        bias = alibi / math.sqrt(self.head_dim)  # type: ignore[arg-type]
+        ours = by_key and self.takes(queries, keys)
+        if by_key and not ours:
+            dense = published_mask("eager", attention_mask, hidden_states[:, None], keys, causal=True)
+            least = torch.finfo(hidden_states.dtype).min
+            attention_mask = bias if dense is None else bias.masked_fill(dense < -1, least)
+        if own != "sdpa" and not ours:
+            return super().forward(hidden_states, alibi, attention_mask, *args, layer_past=layer_past, **more)
+        fused = self._split_heads(self.query_key_value(hidden_states))  # type: ignore[operator]
+        q, k, v = (x.transpose(1, 2) for x in fused)
+        if layer_past is not None:
+            k, v = layer_past.update(k, v, self.layer_idx)
+        dropout = float(self.attention_dropout.p) if self.training else 0.0  # type: ignore[arg-type, union-attr]
+        if ours:
+            k, v = (x.expand(-1, q.shape[1], -1, -1) for x in (k, v))
+            out = self.attend(
+                q,
+                k,
+                v,
+                # without sdpa the published layer adds the bias twice: it stands in the mask as well
+                position=Terms(DenseBias(bias if own == "sdpa" else 2 * bias)),
+                mask=mask_of(attention_mask, queries, keys, causal=True),
+                scale=float(self.inv_norm_factor),  # type: ignore[arg-type]
+                dropout=dropout,
+            )
+        else:  # as published, where the configuration is asked for its implementation, which is switched
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask, dropout_p=dropout)
+        return self.dense(out.transpose(1, 2).flatten(2)), None  # type: ignore[operator]
+
+
+def _is_for_relpos(mask: Any, queries: int) -> bool:
+    """Whether the model has handed on the padding alone."""
+    if mask is None or mask.dim() != 4 or queries < 2 or mask.shape[1] != 1:
+        return False
+    return bool(mask.shape[2] == 1 or mask.shape[3] == 1)
+
+
+def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+    """The model on padded tokens, and where one in the middle is hidden as well."""
+    padding = draws.padding(draws.batch, draws.tokens)
+    holed = padding.clone()
+    holed[0, draws.tokens // 2] = 0
+    outputs = []
+    for mask in (padding, holed):
+        x = draws.normal(draws.batch, draws.tokens, module.config.hidden_size)
+        outputs.append(module(inputs_embeds=x, attention_mask=mask, use_cache=False)[0][mask.bool()])
+    return tuple(outputs)
+
+
+def _unfit(module: Any) -> str | None:
+    return None if module.config.alibi else "alibi=False: it rotates, which costs nothing of N x N"
+
+
+def _path(architecture: str, name: str) -> str:
+    return f"transformers.models.{architecture}.modeling_{architecture}.{name}"
+
+
+def _verified(architecture: str, name: str, embedding: str, layers: str) -> Verified:
+    # the softmax is computed in float32
+    return Verified(_path(architecture, name), _run, (), exact=1e-6, without=(embedding,), first=(layers,))
+
+
+KINDS = (
+    Kind(
+        name="slopes",
+        library="transformers",
+        replaced=(
+            Replaced(
+                "bloom",
+                _path("bloom", "BloomModel"),
+                BloomModel,
+                reads=("forward", "build_alibi_tensor", "_get_alibi_slopes"),
+            ),
+            Replaced(
+                "bloom",
+                _path("bloom", "BloomAttention"),
+                BloomAttention,
+                reads=("forward", "_reshape", "_merge_heads", "dropout_add"),
+            ),
+            Replaced("mpt", _path("mpt", "MptModel"), MptModel, reads=("forward", "build_mpt_alibi_tensor")),
+            Replaced("mpt", _path("mpt", "MptAttention"), MptAttention),
+        ),
+        verified=(
+            _verified("bloom", "BloomModel", "word_embeddings", "h"),
+            _verified("mpt", "MptModel", "wte", "blocks"),
+        ),
+    ),
+    Kind(
+        name="slopes",
+        library="transformers",
+        switches=True,
+        replaced=(
+            Replaced(
+                "falcon",
+                _path("falcon", "FalconModel"),
+                FalconModel,
+                reads=("forward", "build_alibi_tensor"),
+                unfit=_unfit,
+            ),
+            Replaced(
+                "falcon",
+                _path("falcon", "FalconAttention"),
+                FalconAttention,
+                reads=("forward", "_split_heads", "_merge_heads"),
+                unfit=_unfit,
+            ),
+        ),
+        verified=(_verified("falcon", "FalconModel", "word_embeddings", "h"),),
+    ),
+)
