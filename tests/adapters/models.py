@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from relpos.adapters.libraries import imported
 
-FILES = ("models_t5",)
+FILES = ("models_t5", "models_transformer_xl", "models_shaw")
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,7 @@ class Model:
         inputs = self.inputs()
         if isinstance(inputs, Tensor):
             return self.outputs(model(inputs.to(dtype)), inputs)
-        cast = {
-            key: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for key, x in inputs.items()
-        }
+        cast = {key: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for key, x in inputs.items()}
         return self.outputs(model(**cast), inputs)
 
 

@@ -19,7 +19,10 @@ from relpos.adapters import retrofitted
 from relpos.adapters.retrofitted import is_swapped
 from relpos.core import AxisVectors, LineBias, LineVectors, Terms
 
-pytestmark = [pytest.mark.usefixtures("timm"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("timm"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:`gradient_checkpointing_enable`:FutureWarning"),
+]
 ALL = list(models())
 
 
@@ -83,9 +86,12 @@ def test_a_copy_and_a_pickled_one_are_retrofitted(model: Model) -> None:
     module = model.made()
     relpos.retrofit(module, border=0, verify=False)
     wanted = model.called(module)
-    file = io.BytesIO()
-    pickle.dump(module, file)
-    for other in (copy.deepcopy(module), pickle.loads(file.getvalue())):
+    others = [copy.deepcopy(module)]
+    if "no pickle" not in model.tags:  # PyTorch refuses parametrized modules
+        file = io.BytesIO()
+        pickle.dump(module, file)
+        others.append(pickle.loads(file.getvalue()))
+    for other in others:
         assert sum(map(is_swapped, other.modules())) == sum(map(is_swapped, module.modules()))
         assert all(torch.equal(x, y) for x, y in zip(model.called(other), wanted, strict=True))
 
@@ -105,8 +111,8 @@ def test_gradient_checkpointing(model: Model, reentrant: bool) -> None:
         enable: Callable[[], Any] = lambda: module.gradient_checkpointing_enable(  # noqa: E731
             gradient_checkpointing_kwargs={"use_reentrant": reentrant}
         )
-    elif reentrant:
-        pytest.skip("timm's is not reentrant")
+    elif reentrant or not hasattr(module, "set_grad_checkpointing"):
+        pytest.skip("timm's is not reentrant; a part of a model has none")
     else:
         enable = module.set_grad_checkpointing  # type: ignore[assignment]
     published = _step(model, module)
@@ -170,6 +176,8 @@ def test_verification_catches_planted_faults(model: Model, fault: str, monkeypat
 
 
 def test_short_calls_run_as_published(model: Model) -> None:
+    if "windows" in model.tags:
+        pytest.skip("it has a fixed number of tokens, and is left as a whole")
     module = model.made(torch.float32)
     published = model.called(module)
     relpos.retrofit(module, border=10_000, verify=False)

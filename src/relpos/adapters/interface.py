@@ -113,7 +113,7 @@ def _attention(
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function of a switched configuration."""
-    _refuse_weights()
+    refuse_recorded_weights()
     queries, keys = query.shape[2], key.shape[2]
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     by_offset = position_bias is not None and is_by_offset(position_bias, queries, keys)
@@ -158,7 +158,9 @@ def _published(own: str, module: nn.Module) -> Any:
     """The function that a layer would have called."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    return sys.modules[type(module).__module__].eager_attention_forward if own == "eager" else ALL_ATTENTION_FUNCTIONS[own]
+    return (
+        sys.modules[type(module).__module__].eager_attention_forward if own == "eager" else ALL_ATTENTION_FUNCTIONS[own]
+    )
 
 
 def _published_mask(own: str, mask: Tensor | None, query: Tensor, keys: int, causal: bool) -> Tensor | None:
@@ -208,15 +210,19 @@ def _lines(queries: int, keys: int, device: torch.device) -> Lines:
     return lines(Sequence(queries, start=keys - queries), Sequence(keys), device=device)
 
 
-def _refuse_weights() -> None:
-    """Raise where the caller waits for attention weights."""
+def weights_are_recorded() -> bool:
+    """Whether the caller of a model waits for attention weights, which hooks record."""
     if torch.compiler.is_compiling():
-        return
+        return False
     from transformers.utils import output_capturing
 
     collector = output_capturing._active_collector.get()
-    if collector is not None and any("attentions" in key for key in collector):
-        refuse_weights(True)
+    return collector is not None and any("attentions" in key for key in collector)
+
+
+def refuse_recorded_weights() -> None:
+    """Raise where the caller of a model waits for attention weights."""
+    refuse_weights(weights_are_recorded())
 
 
 def refuse_weights(asked: bool | None) -> None:

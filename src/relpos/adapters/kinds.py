@@ -86,7 +86,7 @@ class Kind:
     switches: bool = False
 
 
-_FILES = ("t5",)
+_FILES = ("t5", "transformer_xl", "shaw")
 
 
 @cache
