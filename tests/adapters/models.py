@@ -59,7 +59,9 @@ class Model:
         inputs = self.inputs()
         if isinstance(inputs, Tensor):
             return self.outputs(model(inputs.to(dtype)), inputs)
-        cast = {key: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for key, x in inputs.items()}
+        cast = {
+            key: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for key, x in inputs.items()
+        }
         return self.outputs(model(**cast), inputs)
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from models import Model, at_tokens, padding, tokens
 from models_transformer_xl import (
-    BATCH_NORM,
     SEAMLESS,
     UV,
     adapted,
@@ -17,6 +15,7 @@ from models_transformer_xl import (
 )
 from torch import Tensor, nn
 
+from models import Model, at_tokens, padding, tokens
 from relpos.adapters.libraries import imported
 
 _BERT = {
@@ -143,17 +142,17 @@ def _granite5() -> nn.Module:
 
 ONE_TABLE = frozenset({"no head order"})
 """All heads share a table."""
-WINDOWS = BATCH_NORM | ONE_TABLE | {"windows"}
+WINDOWS = ONE_TABLE | {"windows"}
 
 MODELS = [
-    Model("wav2vec2_bert", _bert, spoken, at_frames, tags=BATCH_NORM | ONE_TABLE),
+    Model("wav2vec2_bert", _bert, spoken, at_frames, tags=ONE_TABLE),
     Model(
         "wav2vec2_bert, relative",
         lambda: _bert(position_embeddings_type="relative", attn_implementation="eager"),
         spoken,
         at_frames,
         tables=UV,
-        tags=BATCH_NORM | ONE_TABLE | {"alike"},
+        tags=ONE_TABLE | frozenset({"alike"}),
     ),
     Model(
         "seamless_m4t_v2",
@@ -162,7 +161,7 @@ MODELS = [
         ),
         spoken,
         adapted,
-        tags=BATCH_NORM | ONE_TABLE,
+        tags=ONE_TABLE,
     ),
     Model("speecht5", _speecht5, _translation, _translated),
     Model("vits", _vits, _text, at_frames, tags=ONE_TABLE),
@@ -178,7 +177,7 @@ MODELS = [
         lambda: _granite("GraniteSpeechPlus"),
         lambda: {"hidden_states": sounds(2, 21, 10)},
         lambda out, inputs: (out[0],),
-        tags=WINDOWS | {"alike"},
+        tags=WINDOWS | frozenset({"alike"}),
     ),
     Model(
         "granite_speech5",

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from models import Model, at_tokens, padding, tokens
 from torch import Tensor, nn
 
+from models import Model, at_tokens, padding, tokens
 from relpos.adapters.libraries import imported
 
 NO_DROPOUT = {"dropout": 0.0, "activation_dropout": 0.0, "layerdrop": 0.0}
 UV = ("pos_bias_u", "pos_bias_v")
-BATCH_NORM = frozenset({"training differs"})
-"""Batch norm has other statistics in training."""
 _PARAKEET = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -163,7 +161,7 @@ def _fastspeech2() -> nn.Module:
 
 _PARAKEET_TABLES = ("bias_u", "bias_v")
 MODELS = [
-    Model("parakeet", _parakeet, _frames, _subsampled, tables=_PARAKEET_TABLES, tags=BATCH_NORM),
+    Model("parakeet", _parakeet, _frames, _subsampled, tables=_PARAKEET_TABLES),
     Model(
         "parakeet, eager",
         lambda: _parakeet(attn_implementation="eager"),
@@ -171,10 +169,10 @@ MODELS = [
         lambda out, inputs: (out[0],),
         1e-6,
         tables=_PARAKEET_TABLES,
-        tags=BATCH_NORM | {"alike"},
+        tags=frozenset({"alike"}),
     ),
     Model("nemotron_asr_streaming", _nemotron, _frames, _subsampled, tables=_PARAKEET_TABLES),
-    Model("wav2vec2_conformer", _wav2vec, _samples, _heard, tables=UV, tags=BATCH_NORM | {"no pickle"}),
+    Model("wav2vec2_conformer", _wav2vec, _samples, _heard, tables=UV, tags=frozenset({"no pickle"})),
     Model(
         "seamless_m4t",
         lambda: encoder_of_speech(
@@ -183,7 +181,6 @@ MODELS = [
         spoken,
         adapted,
         tables=UV,
-        tags=BATCH_NORM,
     ),
     Model(
         "fastspeech2_conformer",
@@ -191,6 +188,5 @@ MODELS = [
         lambda: {"input_ids": tokens(3, 21, 30), "attention_mask": padding(3, 21)},
         at_frames,
         tables=UV,
-        tags=BATCH_NORM,
     ),
 ]

@@ -158,9 +158,7 @@ def _published(own: str, module: nn.Module) -> Any:
     """The function that a layer would have called."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    return (
-        sys.modules[type(module).__module__].eager_attention_forward if own == "eager" else ALL_ATTENTION_FUNCTIONS[own]
-    )
+    return sys.modules[type(module).__module__].eager_attention_forward if own == "eager" else ALL_ATTENTION_FUNCTIONS[own]
 
 
 def _published_mask(own: str, mask: Tensor | None, query: Tensor, keys: int, causal: bool) -> Tensor | None:

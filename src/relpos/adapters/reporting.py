@@ -42,9 +42,7 @@ class RetrofitReport:
         lines = [f"{self.model} ({libraries})"]
         for path, count in Counter(one.path for one in self.replaced).items():
             first = next(one.module for one in self.replaced if one.path == path)
-            lines.append(
-                f"  replaced  {_short(path)} x {count}, from {first or 'the model itself'}; {self._from(path)}"
-            )
+            lines.append(f"  replaced  {_short(path)} x {count}, from {first or 'the model itself'}; {self._from(path)}")
         for (path, reason), count in Counter((one.path, one.reason) for one in self.left).items():
             lines.append(f"  left      {_short(path)} x {count}: {reason}")
         lines += [f"  verified  {verdict}" for verdict in self.verified]

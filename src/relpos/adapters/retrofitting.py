@@ -1,7 +1,7 @@
 """`relpos.retrofit(model)`: others' models with the same numbers, in less time and memory from some length on.
 
-report = relpos.retrofit(model)         in place; the report says what was replaced, what was left and why
-relpos.restore(model)                   as if nothing had been
+    report = relpos.retrofit(model)         in place; the report says what was replaced, what was left and why
+    relpos.restore(model)                   as if nothing had been
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def restore(model: nn.Module) -> None:
         interface.switch_back(getattr(module, "config", None))
 
 
-def _found(model: nn.Module, border: int | None) -> tuple[list[tuple[str, nn.Module, Kind, Replaced]], list[Left]]:
+def _found(
+    model: nn.Module, border: int | None
+) -> tuple[list[tuple[str, nn.Module, Kind, Replaced]], list[Left]]:
     """The modules that are to be replaced, and those that are left, with the reason."""
     found: list[tuple[str, nn.Module, Kind, Replaced]] = []
     left: list[Left] = []
@@ -163,6 +165,4 @@ def _require_agreement(verdicts: list[Verdict]) -> None:
     wrong = [verdict for verdict in verdicts if verdict.fault is not None]
     if wrong:
         lines = "; ".join(f"{verdict.module} ({verdict.path.rpartition('.')[2]}): {verdict.fault}" for verdict in wrong)
-        raise RuntimeError(
-            f"expected a retrofit that computes the published numbers; got {lines}. The model is restored."
-        )
+        raise RuntimeError(f"expected a retrofit that computes the published numbers; got {lines}. The model is restored.")

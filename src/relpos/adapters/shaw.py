@@ -1,6 +1,7 @@
 """Shaw's positions: queries meet a learned vector of the clipped distance; in VITS the values have vectors too.
 
-    score[h, i, j] = scale * <q[i], k[j] + a[clip(i - j)]>         output[h, i] = sum over j of p[i, j] * (v[j] + b[i - j])
+    score[h, i, j] = scale * <q[i], k[j] + a[clip(i - j)]>
+    output[h, i]   = sum over j of p[i, j] * (v[j] + b[i - j])
 
 The libraries look up the vectors of all pairs, N x M x D numbers, or skew the products; here queries meet each vector
 once. How the tables lie:
@@ -22,8 +23,8 @@ import torch
 from torch import Tensor
 
 from relpos.adapters.draws import Draws
-from relpos.adapters.interface import mask_of, refuse_recorded_weights, weights_are_recorded
-from relpos.adapters.kinds import Kind, Refused, Replaced, Verified
+from relpos.adapters.interface import mask_of, weights_are_recorded
+from relpos.adapters.kinds import Kind, Replaced, Verified
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
 from relpos.adapters.transformer_xl import ConformerAttention, by_head, other_position, path, run_conformer
 from relpos.core import LineVectors, Sequence, Terms, at_least_float32, lines

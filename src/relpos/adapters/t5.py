@@ -28,7 +28,9 @@ class T5Attention(Retrofitted):
     border = 512
     training_border = 256
 
-    def compute_bias(self, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0) -> Tensor:
+    def compute_bias(
+        self, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0
+    ) -> Tensor:
         """The bias: one number an offset where relpos attends."""
         at_end = isinstance(past_seen_tokens, int) and past_seen_tokens + query_length == key_length
         if not (at_end and self.takes(query_length, key_length)):
@@ -39,9 +41,7 @@ class T5Attention(Retrofitted):
             table.shape[1],
             num_buckets=table.shape[0],
             max_distance=self.relative_attention_max_distance,  # type: ignore[arg-type]
-            bidirectional=not getattr(
-                self, "is_decoder", True
-            ),  # pix2struct's text model is a decoder, and says nothing
+            bidirectional=not getattr(self, "is_decoder", True),  # pix2struct's text model is a decoder, and says nothing
             init_std=0.0,
         )
         terms = bias.terms_from(

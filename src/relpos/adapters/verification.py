@@ -182,7 +182,9 @@ def _run(module: nn.Module, verified: Verified, *, checkpointed: bool = False) -
     if swapped and not any(route(one).taken for one in swapped):
         raise RuntimeError("relpos was not asked to compute")
     generator = torch.Generator().manual_seed(2)
-    total = sum((x * torch.randn(x.shape, generator=generator).to(x.device, x.dtype)).sum() for x in outputs)
+    total = sum(
+        (x * torch.randn(x.shape, generator=generator).to(x.device, x.dtype)).sum() for x in outputs
+    )
     named = {f"input {index}": x for index, x in enumerate(draws.inputs)}
     named |= {key: x for key, x in module.named_parameters() if x.requires_grad}
     if checkpointed:
