@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from relpos.adapters.libraries import imported
 
-FILES = ("models_t5", "models_transformer_xl", "models_shaw")
+FILES = ("models_t5", "models_transformer_xl", "models_shaw", "models_gated_bias")
 
 
 @dataclass(frozen=True)

@@ -96,12 +96,14 @@ def _wav2vec(**more: Any) -> nn.Module:
     return made
 
 
-def _samples() -> dict[str, Tensor]:
+def samples() -> dict[str, Tensor]:
+    """Sound of which a model of wav2vec 2.0's kin hears a frame every eight samples."""
     mask = (torch.arange(8 * 23) < torch.tensor([8 * 23, 8 * 17, 8 * 11])[:, None]).long()
     return {"input_values": sounds(3, 8 * 23), "attention_mask": mask}
 
 
-def _heard(out: Any, inputs: Any) -> tuple[Tensor, ...]:
+def heard(out: Any, inputs: Any) -> tuple[Tensor, ...]:
+    """Its real frames."""
     return (at_tokens(out[0], inputs["attention_mask"][:, ::8]),)
 
 
@@ -172,7 +174,7 @@ MODELS = [
         tags=frozenset({"alike"}),
     ),
     Model("nemotron_asr_streaming", _nemotron, _frames, _subsampled, tables=_PARAKEET_TABLES),
-    Model("wav2vec2_conformer", _wav2vec, _samples, _heard, tables=UV, tags=frozenset({"no pickle"})),
+    Model("wav2vec2_conformer", _wav2vec, samples, heard, tables=UV, tags=frozenset({"no pickle"})),
     Model(
         "seamless_m4t",
         lambda: encoder_of_speech(

@@ -21,7 +21,11 @@ from relpos.core import AxisVectors, LineBias, LineVectors, Terms
 
 pytestmark = [
     pytest.mark.usefixtures("timm"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:`gradient_checkpointing_enable`:FutureWarning"),
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning",
+        "ignore:`gradient_checkpointing_enable`:FutureWarning",
+        "ignore:Support for mismatched key_padding_mask:UserWarning",
+    ),
 ]
 ALL = list(models())
 
@@ -98,6 +102,8 @@ def test_a_copy_and_a_pickled_one_are_retrofitted(model: Model) -> None:
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing(model: Model, reentrant: bool) -> None:
+    if reentrant and "not reentrant" in model.tags:
+        pytest.skip("as published it never ends: a bias goes from layer to layer by keyword")
     module = model.made()
     for one in module.modules():  # training mode saves activations; dropout would differ
         if isinstance(one, nn.Dropout):

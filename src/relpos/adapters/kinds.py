@@ -86,7 +86,7 @@ class Kind:
     switches: bool = False
 
 
-_FILES = ("t5", "transformer_xl", "shaw")
+_FILES = ("t5", "transformer_xl", "shaw", "gated_bias")
 
 
 @cache
