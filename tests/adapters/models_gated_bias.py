@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from models_transformer_xl import heard, samples
 from torch import nn
 
 from models import Model
-from models_transformer_xl import heard, samples
 from relpos.adapters.libraries import imported
 
 _WAVLM = {

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from relpos.adapters.draws import Draws
 from relpos.adapters.interface import dense_by_offset, is_by_offset, mask_of, weights_are_recorded
-from relpos.adapters.kinds import Kind, Replaced, Verified
+from relpos.adapters.kinds import Kind, Refused, Replaced, Verified
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
 from relpos.adapters.transformer_xl import by_head, path
 from relpos.core import LineVectors, Sequence, Terms, at_least_float32, lines
@@ -114,5 +114,24 @@ KINDS = (
             ),
         ),
         verified=(Verified(_WAVLM, _run, tables=("rel_attn_embed.weight", "gru_rel_pos_const")),),
+        refused=(
+            Refused(
+                "prophetnet",
+                path("prophetnet", "ProphetNetNgramSelfAttention"),
+                "its tokens make a bias of their own for each bucket, in streams that attend to one another",
+            ),
+            *(
+                Refused(
+                    architecture,
+                    path(architecture, name),
+                    "its distances meet states of their own beside the queries, behind a causal mask and a cache",
+                )
+                for architecture, name in (
+                    ("inkling", "InklingAttention"),
+                    ("inkling2", "Inkling2SlidingAttention"),
+                    ("inkling2", "Inkling2FullAttention"),
+                )
+            ),
+        ),
     ),
 )

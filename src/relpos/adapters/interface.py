@@ -214,7 +214,7 @@ def weights_are_recorded() -> bool:
         return False
     from transformers.utils import output_capturing
 
-    collector = output_capturing._active_collector.get()
+    collector = output_capturing._active_collector.get()  # type: ignore[no-untyped-call]
     return collector is not None and any("attentions" in key for key in collector)
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from relpos.adapters.draws import Draws
 from relpos.adapters.interface import mask_of, weights_are_recorded
-from relpos.adapters.kinds import Kind, Replaced, Verified
+from relpos.adapters.kinds import Kind, Refused, Replaced, Verified
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
 from relpos.adapters.transformer_xl import ConformerAttention, by_head, other_position, path, run_conformer
 from relpos.core import LineVectors, Sequence, Terms, at_least_float32, lines
@@ -406,6 +406,12 @@ KINDS = (
             ),
             Verified(_GRANITE5, _run_granite5, tables=("rel_pos_emb.weight",)),
         ),
-        refused=(),
+        refused=(
+            Refused(
+                "esmfold2",
+                path("esmfold2", "EsmFold2RelativePositionEncoding"),
+                "its vectors are an input of the pair representation, and of no attention",
+            ),
+        ),
     ),
 )

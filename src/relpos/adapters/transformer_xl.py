@@ -47,7 +47,8 @@ def transformer_xl_terms(projected: Tensor, u: Tensor, v: Tensor) -> Terms:
 
 def by_head(x: Tensor, width: int) -> Tensor:
     """`[B, N, H D]` as `[B, H, N, D]`."""
-    return x.unflatten(-1, (-1, width)).transpose(1, 2)
+    parts: Tensor = x.unflatten(-1, (-1, width))
+    return parts.transpose(1, 2)
 
 
 class ConformerAttention(Retrofitted):
@@ -182,7 +183,7 @@ def _captured(forward: Callable[..., Any]) -> Callable[..., Any]:
     from transformers.utils.generic import merge_with_config_defaults
     from transformers.utils.output_capturing import capture_outputs
 
-    captured: Callable[..., Any] = merge_with_config_defaults(capture_outputs(forward))
+    captured: Callable[..., Any] = merge_with_config_defaults(capture_outputs(forward))  # type: ignore[no-untyped-call]
     return captured
 
 
@@ -228,7 +229,7 @@ class NemotronEncoder(Retrofitted):
     def forward(self, input_features: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """The published forward, which hands on the first and the last key of each query; with a cache as published."""
         cached = any(kwargs.get(name) for name in ("use_cache", "past_key_values", "padding_cache"))
-        if args or cached or getattr(self.config, "use_cache", False):  # type: ignore[union-attr]
+        if args or cached or getattr(self.config, "use_cache", False):
             return super().forward(input_features, attention_mask, *args, **kwargs)
         return _captured(_encode_nemotron)(self, input_features, attention_mask, **kwargs)
 
@@ -425,6 +426,16 @@ KINDS = (
             ),
         ),
         refused=(
+            Refused(
+                "xlnet",
+                path("xlnet", "XLNetRelativeAttention"),
+                "its segments and its masks are N x N numbers that the model makes before any layer",
+            ),
+            Refused(
+                "funnel",
+                path("funnel", "FunnelRelMultiheadAttention"),
+                "its token types and its class token are N x N numbers that the model makes before any layer",
+            ),
             Refused("gemma3n", path("gemma3n", "Gemma3nAudioAttention"), _LOCAL),
             Refused("gemma4", path("gemma4", "Gemma4AudioAttention"), _LOCAL),
         ),
