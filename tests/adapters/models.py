@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from relpos.adapters.libraries import imported
 
-FILES = ("models_t5", "models_boxes", "models_disentangled", "models_decomposed", "models_slopes")
+FILES = ("models_t5", "models_boxes", "models_disentangled", "models_decomposed", "models_slopes", "models_transformer_xl", "models_shaw", "models_gated_bias")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Model:
         exact: largest difference in float64, relative to the largest value; 1e-6 where a softmax or norm of the
             library is computed in float32.
         tags: "alike" for a model that has code in common with one before it, and runs the first test alone; "no sign",
-            "no padding" and so on for a fault that it cannot have; "no reentrant" where the published model fails under
+            "no padding" and so on for a fault that it cannot have; "not reentrant" where the published model fails under
             reentrant checkpointing.
         tables: ends of the names of parameters that hold position and may start at zero.
     """

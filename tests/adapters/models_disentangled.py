@@ -76,7 +76,7 @@ def _sound() -> dict[str, Tensor]:
 
 
 # published and checkpointed, reentrant, these go back through the norm of the table once a layer, which PyTorch refuses
-NORMED = frozenset({"no reentrant"})
+NORMED = frozenset({"not reentrant"})
 
 MODELS = [
     Model("deberta_v2", _v3, _text, _encoded, tables=TABLES, tags=NORMED),

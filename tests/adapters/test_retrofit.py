@@ -19,7 +19,14 @@ from relpos.adapters import retrofitted
 from relpos.adapters.retrofitted import is_swapped, route
 from relpos.core import AxisVectors, DenseBias, LineBias, LineVectors, Terms
 
-pytestmark = [pytest.mark.usefixtures("timm"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("timm"),
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning",
+        "ignore:`gradient_checkpointing_enable`:FutureWarning",
+        "ignore:Support for mismatched key_padding_mask:UserWarning",
+    ),
+]
 ALL = list(models())
 DISTINCT = [name for name in ALL if "alike" not in models()[name].tags]
 
@@ -87,17 +94,20 @@ def test_a_copy_and_a_pickled_one_are_retrofitted(model: Model) -> None:
     module = model.made()
     relpos.retrofit(module, border=0, verify=False)
     wanted = model.called(module)
-    file = io.BytesIO()
-    pickle.dump(module, file)
-    for other in (copy.deepcopy(module), pickle.loads(file.getvalue())):
+    others = [copy.deepcopy(module)]
+    if "no pickle" not in model.tags:  # PyTorch refuses parametrized modules
+        file = io.BytesIO()
+        pickle.dump(module, file)
+        others.append(pickle.loads(file.getvalue()))
+    for other in others:
         assert sum(map(is_swapped, other.modules())) == sum(map(is_swapped, module.modules()))
         assert all(torch.equal(x, y) for x, y in zip(model.called(other), wanted, strict=True))
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing(model: Model, reentrant: bool) -> None:
-    if reentrant and "no reentrant" in model.tags:
-        pytest.skip("the published model fails")
+    if reentrant and "not reentrant" in model.tags:
+        pytest.skip("the published model fails, or never ends: it hands a bias on by keyword")
     module = model.made()
     for one in module.modules():  # training mode saves activations; dropout would differ
         if isinstance(one, nn.Dropout):
@@ -111,14 +121,17 @@ def test_gradient_checkpointing(model: Model, reentrant: bool) -> None:
         enable: Callable[[], Any] = lambda: module.activation_checkpointing_enable(  # noqa: E731
             {"use_reentrant": reentrant}
         )
-    elif reentrant:
-        pytest.skip("timm's is not reentrant")
+    elif reentrant or not hasattr(module, "set_grad_checkpointing"):
+        pytest.skip("timm's is not reentrant; a part of a model has none")
     else:
         enable = module.set_grad_checkpointing  # type: ignore[assignment]
     published = _step(model, module)
     relpos.retrofit(module, border=0, verify=False)
     enable()
     module.train()
+    for one in module.modules():
+        if isinstance(one, nn.BatchNorm1d):
+            one.eval()  # it has other statistics in training
     if hasattr(module, "enable_input_require_grads"):
         module.enable_input_require_grads()
     own = _step(model, module)
@@ -178,6 +191,8 @@ def test_verification_catches_planted_faults(model: Model, fault: str, monkeypat
 
 
 def test_short_calls_run_as_published(model: Model) -> None:
+    if "windows" in model.tags:
+        pytest.skip("it has a fixed number of tokens, and is left as a whole")
     module = model.made(torch.float32)
     published = model.called(module)
     relpos.retrofit(module, border=0, verify=False)

@@ -228,15 +228,19 @@ def _lines(queries: int, keys: int, device: torch.device) -> Lines:
     return lines(Sequence(queries, start=keys - queries), Sequence(keys), device=device)
 
 
-def refuse_recorded_weights() -> None:
-    """Raise where the caller waits for attention weights, which transformers records as modules return them."""
+def weights_are_recorded() -> bool:
+    """Whether the caller of a model waits for attention weights, which hooks record."""
     if torch.compiler.is_compiling():
-        return
+        return False
     from transformers.utils import output_capturing
 
-    collector = output_capturing._active_collector.get()
-    if collector is not None and any("attentions" in key for key in collector):
-        refuse_weights(True)
+    collector = output_capturing._active_collector.get()  # type: ignore[no-untyped-call]
+    return collector is not None and any("attentions" in key for key in collector)
+
+
+def refuse_recorded_weights() -> None:
+    """Raise where the caller of a model waits for attention weights."""
+    refuse_weights(weights_are_recorded())
 
 
 def refuse_weights(asked: bool | None) -> None:

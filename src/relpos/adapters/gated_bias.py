@@ -1,0 +1,137 @@
+"""WavLM's gated bias: buckets of distances, made by the first layer for all, times a gate of each query.
+
+    score[h, i, j] += gate[h, i] * rel_attn_embed[bucket(j - i), h]
+
+That is a vector of the distance that queries meet: the gate is one more number behind each query, which no key has, and
+the bias of a distance stands in that place of its vector. The first layer hands on one number an offset,
+`[1, H, 1, 2 N - 1]`, in place of `[B H, N, N]`. The mask is one number a key as published. What goes besides is the
+library's own attention, which computes weights for all pairs whether or not they are asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos.adapters.draws import Draws
+from relpos.adapters.interface import dense_by_offset, is_by_offset, mask_of, weights_are_recorded
+from relpos.adapters.kinds import Kind, Refused, Replaced, Verified
+from relpos.adapters.retrofitted import Retrofitted, is_swapped
+from relpos.adapters.transformer_xl import by_head, path
+from relpos.core import LineVectors, Sequence, Terms, at_least_float32, lines
+
+
+class GatedAttention(Retrofitted):
+    """WavLM's."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        index: int = 0,
+        **kwargs: Any,
+    ) -> Any:
+        """`(output, None, bias)`; where weights are recorded, or a bias of all pairs comes, as published."""
+        module: Any = self
+        tokens = hidden_states.shape[1]
+        handed_on = position_bias is not None and is_by_offset(position_bias, tokens, tokens)
+        plain = attention_mask is None or attention_mask.dim() == 2
+        known = (position_bias is None or handed_on) and plain and not weights_are_recorded()
+        if not (known and self.takes(tokens, tokens)):
+            if handed_on:
+                assert position_bias is not None
+                position_bias = _of_all_pairs(position_bias, hidden_states)
+            return super().forward(hidden_states, attention_mask, position_bias, index, **kwargs)
+        if position_bias is None:
+            offset = torch.arange(1 - tokens, tokens, device=hidden_states.device)
+            position_bias = module.rel_attn_embed(module._relative_positions_bucket(-offset)).T[None, :, None]
+        linears = module.q_proj, module.k_proj, module.v_proj
+        q, k, v = (by_head(linear(hidden_states), module.head_dim) for linear in linears)
+        values = at_least_float32(position_bias[0, :, 0])
+        out = self.attend(
+            torch.cat([q, _gate(module, hidden_states).to(q.dtype)], dim=-1),
+            torch.nn.functional.pad(k, (0, 1)),
+            v,
+            position=_terms(values, tokens, module.head_dim),
+            mask=mask_of(None if attention_mask is None else attention_mask.eq(1), tokens, tokens),
+            scale=module.scaling,
+            dropout=module.dropout if self.training else 0.0,
+        )
+        return module.out_proj(out.transpose(1, 2).flatten(2)), None, position_bias
+
+
+def _gate(module: Any, hidden_states: Tensor) -> Tensor:
+    """The gate of each query, `[B, H, N, 1]`."""
+    projected = module.gru_rel_pos_linear(by_head(hidden_states, module.head_dim))
+    first, second = torch.sigmoid(projected.unflatten(-1, (2, 4)).sum(-1)).chunk(2, dim=-1)
+    gate: Tensor = first * (second * module.gru_rel_pos_const - 1.0) + 2.0
+    return gate
+
+
+def _terms(values: Tensor, tokens: int, width: int) -> Terms:
+    """The bias as vectors that are 0 but in their last place."""
+    line = lines(Sequence(tokens), device=values.device)
+    vectors = torch.nn.functional.pad(values[..., None], (width, 0))
+    return Terms(LineVectors(vectors, None, line, side="query", scaled=False))
+
+
+def _of_all_pairs(bias: Tensor, hidden_states: Tensor) -> Tensor:
+    """A bias that was handed on, as the library has it, `[B H, N, N]`."""
+    batch, tokens, _ = hidden_states.shape
+    dense = dense_by_offset(bias, tokens, tokens).to(hidden_states.dtype)
+    return dense.repeat(batch, 1, 1, 1).flatten(0, 1)
+
+
+def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+    """A layer with the bias that a layer before it hands on, and one that makes its own."""
+    tokens = draws.tokens
+    mask = draws.padding(draws.batch, tokens)
+    x = draws.normal(draws.batch, tokens, module.embed_dim)
+    bias = draws.normal(1, module.num_heads, 1, 2 * tokens - 1)
+    handed_on = bias if is_swapped(module) else _of_all_pairs(bias, x)
+    outputs = [module(x, attention_mask=mask, position_bias=handed_on)[0]]
+    if hasattr(module, "rel_attn_embed"):
+        own, _, bias = module(x, attention_mask=mask)
+        outputs += [own, module(own, attention_mask=mask, position_bias=bias)[0]]
+    return tuple(outputs)
+
+
+_WAVLM = path("wavlm", "WavLMAttention")
+
+KINDS = (
+    Kind(
+        name="Gated bias",
+        library="transformers",
+        replaced=(
+            Replaced(
+                "wavlm",
+                _WAVLM,
+                GatedAttention,
+                reads=("forward", "torch_multi_head_self_attention", "compute_bias", "_relative_positions_bucket"),
+            ),
+        ),
+        verified=(Verified(_WAVLM, _run, tables=("rel_attn_embed.weight", "gru_rel_pos_const")),),
+        refused=(
+            Refused(
+                "prophetnet",
+                path("prophetnet", "ProphetNetNgramSelfAttention"),
+                "its tokens make a bias of their own for each bucket, in streams that attend to one another",
+            ),
+            *(
+                Refused(
+                    architecture,
+                    path(architecture, name),
+                    "its distances meet states of their own beside the queries, behind a causal mask and a cache",
+                )
+                for architecture, name in (
+                    ("inkling", "InklingAttention"),
+                    ("inkling2", "Inkling2SlidingAttention"),
+                    ("inkling2", "Inkling2FullAttention"),
+                )
+            ),
+        ),
+    ),
+)

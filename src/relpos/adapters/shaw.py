@@ -1,0 +1,417 @@
+"""Shaw's positions: queries meet a learned vector of the clipped distance; in VITS the values have vectors too.
+
+    score[h, i, j] = scale * <q[i], k[j] + a[clip(i - j)]>
+    output[h, i]   = sum over j of p[i, j] * (v[j] + b[i - j])
+
+The libraries look up the vectors of all pairs, N x M x D numbers, or skew the products; here queries meet each vector
+once. How the tables lie:
+
+    wav2vec2_bert, seamless_m4t_v2    key - query, from -left to right
+    speecht5                          query - key, from -max to max - 1
+    vits                              key - query, from -window to window; farther pairs have no vector
+    granite_speech and its kin        query - key, within blocks of `context_size` tokens
+
+Masks are one number a key. The encoders of SpeechT5 and VITS are replaced as well, and hand on `[B, 1, 1, M]` of bool.
+SpeechT5's layers get the table, `[2 max, D]`, in place of the vectors of all pairs, `[N, N, D]`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos.adapters.draws import Draws
+from relpos.adapters.interface import mask_of, weights_are_recorded
+from relpos.adapters.kinds import Kind, Refused, Replaced, Verified
+from relpos.adapters.retrofitted import Retrofitted, is_swapped
+from relpos.adapters.transformer_xl import ConformerAttention, by_head, other_position, path, run_conformer
+from relpos.core import LineVectors, Sequence, Terms, at_least_float32, lines
+
+
+def shaw_terms(
+    table: Tensor, tokens: int, low: int, high: int, *, turned: bool = False, values: Tensor | None = None
+) -> Terms:
+    """Vectors of distances query - key, clipped.
+
+    Args:
+        table: `[R, D]`; row 0 belongs to `low`, or to `high` if `turned`.
+        tokens: N, queries and keys.
+        low, high: the distances that are clipped to.
+        turned: whether the table counts key - query.
+        values: `[R, D]`, vectors that are added to the values. Pairs beyond `low` and `high` then have none at all.
+    """
+    line = lines(Sequence(tokens), device=table.device)
+    offset = torch.arange(1 - tokens, tokens, device=table.device)
+    near = offset.clamp(low, high)
+    rows = high - near if turned else near - low
+    if values is not None:
+        rows = torch.where(near == offset, rows, -1)
+    terms = Terms(LineVectors(at_least_float32(table)[None], rows, line, side="query"))
+    if values is None:
+        return terms
+    return terms + LineVectors(at_least_float32(values)[None], rows, line, side="value")
+
+
+class ConformerShawAttention(ConformerAttention):
+    """Conformers with "relative_key", and with Transformer-XL's "relative" where they have that too."""
+
+    def terms(self, tokens: int, relative: Tensor | None) -> Terms:
+        """The position of a call of this many tokens."""
+        module: Any = self
+        if module.position_embeddings_type != "relative_key":
+            return super().terms(tokens, relative)
+        left, right = module.left_max_position_embeddings, module.right_max_position_embeddings
+        return shaw_terms(module.distance_embedding.weight, tokens, -right, left, turned=True)
+
+
+class SeamlessEncoder(Retrofitted):
+    """SeamlessM4T v2's encoder, for its mask: by default one chunk holds all tokens, and says nothing."""
+
+    def _apply_chunk_attention(self, attention_mask: Tensor | None, hidden_states: Tensor) -> Tensor | None:
+        tokens = hidden_states.shape[1]
+        whole = tokens <= self.config.speech_encoder_chunk_size  # type: ignore[union-attr, operator]
+        if whole and self.takes(tokens, tokens):
+            return attention_mask
+        published: Tensor = super()._apply_chunk_attention(attention_mask, hidden_states)  # type: ignore[misc]
+        return published
+
+
+class SpeechT5Positions(Retrofitted):
+    """What makes SpeechT5's vectors, once for all layers."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """The table, `[2 max, D]`, in place of `[N, N, D]`."""
+        tokens = hidden_states.shape[1]
+        if not self.takes(tokens, tokens):
+            published: Tensor = super().forward(hidden_states)
+            return published
+        table: Tensor = self.pe_k.weight  # type: ignore[union-attr, assignment]
+        return table
+
+
+class MaskedByKeys(Retrofitted):
+    """An encoder that hands on a mask of one number a key, `[B, 1, 1, M]` of bool."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The published forward."""
+        tokens, mask = hidden_states.shape[1], kwargs.get("attention_mask")
+        asked = kwargs.get("output_attentions")
+        asked = self.config.output_attentions if asked is None else asked  # type: ignore[union-attr]
+        if mask is not None and mask.dim() == 2 and not args and not asked and self.takes(tokens, tokens):
+            kwargs["attention_mask"] = mask[:, None, None].bool()
+        return super().forward(hidden_states, *args, **kwargs)
+
+
+def _by_key(mask: Tensor | None, tokens: int) -> bool:
+    """Whether a mask is one that `MaskedByKeys` handed on."""
+    return mask is not None and mask.dtype == torch.bool and mask.shape[1:] == (1, 1, tokens)
+
+
+def _written_out(mask: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
+    """The same as the libraries add it to scores, `[B, 1, N, M]`."""
+    zero = torch.zeros((), dtype=dtype, device=mask.device)
+    return torch.where(mask.expand(-1, -1, tokens, -1), zero, torch.finfo(dtype).min)
+
+
+class SpeechT5Attention(Retrofitted):
+    """SpeechT5's, in its encoder."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None = None,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        output_attentions: bool | None = False,
+        **kwargs: Any,
+    ) -> Any:
+        """`(output, None)`; calls with attention weights, a cache or vectors of all pairs as published."""
+        module: Any = self
+        tokens = hidden_states.shape[1]
+        by_key, table = _by_key(attention_mask, tokens), position_bias is not None and position_bias.dim() == 2
+        alone = key_value_states is None and past_key_values is None and not output_attentions
+        served = alone and table and (attention_mask is None or by_key) and self.takes(tokens, tokens)
+        if not served:
+            if by_key:
+                assert attention_mask is not None
+                attention_mask = _written_out(attention_mask, tokens, hidden_states.dtype)
+            if table:
+                assert position_bias is not None
+                position_bias = _of_all_pairs(position_bias, tokens)
+            return super().forward(
+                hidden_states, key_value_states, past_key_values, attention_mask, position_bias, output_attentions
+            )
+        assert position_bias is not None
+        longest = position_bias.shape[0] // 2
+        linears = module.q_proj, module.k_proj, module.v_proj
+        q, k, v = (by_head(linear(hidden_states), module.head_dim) for linear in linears)
+        out = self.attend(
+            q,
+            k,
+            v,
+            position=shaw_terms(position_bias, tokens, -longest, longest - 1),
+            mask=mask_of(None if attention_mask is None else attention_mask[:, 0, 0], tokens, tokens),
+            scale=module.scaling,
+            dropout=module.dropout if self.training else 0.0,
+        )
+        return module.out_proj(out.transpose(1, 2).flatten(2)), None
+
+
+def _of_all_pairs(table: Tensor, tokens: int) -> Tensor:
+    """`[N, N, D]`, as SpeechT5 has it."""
+    order, longest = torch.arange(tokens, device=table.device), table.shape[0] // 2
+    return table[(order[:, None] - order).clamp(-longest, longest - 1) + longest]
+
+
+class VitsAttention(Retrofitted):
+    """VITS's text encoder."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool | None = False,
+    ) -> Any:
+        """`(output, None)`; with attention weights or a mask of all pairs as published."""
+        module: Any = self
+        tokens = hidden_states.shape[1]
+        by_key = _by_key(attention_mask, tokens)
+        if output_attentions or not (attention_mask is None or by_key) or not self.takes(tokens, tokens):
+            if by_key:
+                assert attention_mask is not None
+                attention_mask = _written_out(attention_mask, tokens, hidden_states.dtype)
+            return super().forward(hidden_states, key_value_states, attention_mask, output_attentions)
+        reach = module.window_size
+        linears = module.q_proj, module.k_proj, module.v_proj
+        q, k, v = (by_head(linear(hidden_states), module.head_dim) for linear in linears)
+        out = self.attend(
+            q,
+            k,
+            v,
+            position=shaw_terms(module.emb_rel_k[0], tokens, -reach, reach, turned=True, values=module.emb_rel_v[0]),
+            mask=mask_of(None if attention_mask is None else attention_mask[:, 0, 0], tokens, tokens),
+            scale=module.scaling,
+            dropout=module.dropout if self.training else 0.0,
+        )
+        return module.out_proj(out.transpose(1, 2).flatten(2)), None
+
+
+class GraniteAttention(Retrofitted):
+    """Granite Speech's, within blocks; the last one is filled up."""
+
+    border = 128
+    training_border = 128
+
+    def forward(self, hidden_states: Tensor, attention_dists: Tensor) -> Tensor:
+        """The output, `[B, N, E]`."""
+        module: Any = self
+        size, tokens = module.context_size, hidden_states.shape[1]
+        if not self.takes(size, size):
+            published: Tensor = super().forward(hidden_states, attention_dists)
+            return published
+        hidden_states = module.pre_norm(hidden_states)
+        padded = torch.nn.functional.pad(hidden_states, (0, 0, 0, -tokens % size))
+        key, value = module.to_kv(padded).chunk(2, dim=-1)
+        q, k, v = (_blocks(x, size, module.dim_head) for x in (module.to_q(padded), key, value))
+        valid = None if padded is hidden_states else _filled(padded, tokens, size)
+        longest = module.max_pos_emb
+        out = self.attend(
+            q,
+            k,
+            v,
+            position=shaw_terms(module.rel_pos_emb.weight, size, -longest, longest),
+            mask=mask_of(valid, size, size),
+            scale=module.scale,
+        )
+        out = out.transpose(1, 2).flatten(2).reshape(*padded.shape[:2], -1)
+        done: Tensor = module.dropout(module.to_out(out[:, :tokens]))
+        return done
+
+
+class Granite5Attention(Retrofitted):
+    """Granite Speech 5's, which takes a mask of tokens."""
+
+    border = 128
+    training_border = 128
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> Any:
+        """`(output, None)`."""
+        module: Any = self
+        size, tokens = module.context_size, hidden_states.shape[1]
+        if weights_are_recorded() or not self.takes(size, size):
+            return super().forward(hidden_states, position_embeddings, attention_mask, **kwargs)
+        padded = torch.nn.functional.pad(hidden_states, (0, 0, 0, -tokens % size))
+        linears = module.q_proj, module.k_proj, module.v_proj
+        q, k, v = (_blocks(linear(padded), size, module.head_dim) for linear in linears)
+        valid = None if tokens % size == 0 else _filled(padded, tokens, size)
+        if attention_mask is not None:
+            real = torch.nn.functional.pad(attention_mask.bool(), (0, -tokens % size), value=False)
+            valid = real.reshape(-1, size)
+        longest = module.rel_pos_emb.weight.shape[0] // 2
+        out = self.attend(
+            q,
+            k,
+            v,
+            position=shaw_terms(module.rel_pos_emb.weight, size, -longest, longest),
+            mask=mask_of(valid, size, size),
+            scale=module.scaling,
+            dropout=module.attention_dropout if self.training else 0.0,
+        )
+        out = out.transpose(1, 2).flatten(2).reshape(*padded.shape[:2], -1)
+        return module.o_proj(out[:, :tokens]), None
+
+
+def _blocks(x: Tensor, size: int, width: int) -> Tensor:
+    """`[B, N, H D]` as `[B N / size, H, size, D]`."""
+    return by_head(x.reshape(-1, size, x.shape[-1]), width)
+
+
+def _filled(padded: Tensor, tokens: int, size: int) -> Tensor:
+    """Which tokens of each block are no filling, `[B N / size, size]`."""
+    real = torch.arange(padded.shape[1], device=padded.device) < tokens
+    return real.expand(padded.shape[0], -1).reshape(-1, size)
+
+
+def _run_speecht5(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+    tokens = draws.tokens
+    x = draws.normal(draws.batch, tokens, module.embed_dim)
+    table = draws.normal(16, module.head_dim)  # shorter than the sequence
+    position = table if is_swapped(module) else _of_all_pairs(table, tokens)
+    return (module(x, attention_mask=_keys(module, draws), position_bias=position)[0],)
+
+
+def _run_vits(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+    x = draws.normal(draws.batch, draws.tokens, module.embed_dim)
+    return (module(x, attention_mask=_keys(module, draws))[0],)
+
+
+def _keys(module: Any, draws: Draws) -> Tensor:
+    mask = draws.padding(draws.batch, draws.tokens).bool()[:, None, None]
+    return mask if is_swapped(module) else _written_out(mask, draws.tokens, draws.dtype)
+
+
+def _distances(module: Any, longest: int, device: torch.device) -> Tensor:
+    order = torch.arange(module.context_size, device=device)
+    return order[:, None] - order + longest
+
+
+def _run_granite(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+    x = draws.normal(draws.batch, module.context_size * 3 // 2, module.to_q.in_features)
+    return (module(x, attention_dists=_distances(module, module.max_pos_emb, x.device)),)
+
+
+def _run_granite5(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+    tokens = module.context_size * 3 // 2
+    x = draws.normal(draws.batch, tokens, module.q_proj.in_features)
+    distances = _distances(module, module.rel_pos_emb.weight.shape[0] // 2, x.device)
+    mask = draws.padding(draws.batch, tokens).bool()
+    return (module(x, position_embeddings=distances, attention_mask=mask)[0],)
+
+
+def _no_window(module: Any) -> str | None:
+    return None if module.window_size else "it has no position (window_size)"
+
+
+def _in_decoder(module: Any) -> str | None:
+    return "it has no position: a decoder's" if module.is_decoder else None
+
+
+def _context(module: Any) -> int:
+    return int(module.context_size)
+
+
+_INTERFACE = {
+    "wav2vec2_bert": "Wav2Vec2BertSelfAttention",
+    "seamless_m4t_v2": "SeamlessM4Tv2ConformerSelfAttention",
+}
+_GRANITE = {
+    "granite_speech": "GraniteSpeechConformerAttention",
+    "granite_speech_plus": "GraniteSpeechPlusConformerAttention",
+}
+_GRANITE5 = path("granite_speech5", "GraniteSpeech5EncoderAttention")
+
+KINDS = (
+    Kind(
+        name="Shaw",
+        library="transformers",
+        switches=True,
+        replaced=(
+            Replaced(
+                "wav2vec2_bert",
+                path("wav2vec2_bert", "Wav2Vec2BertSelfAttention"),
+                ConformerShawAttention,
+                reads=("forward", "_apply_relative_position_encoding", "_apply_relative_key_position_encoding"),
+                unfit=other_position,
+            ),
+            Replaced(
+                "seamless_m4t_v2",
+                path("seamless_m4t_v2", "SeamlessM4Tv2ConformerSelfAttention"),
+                ConformerShawAttention,
+                unfit=other_position,
+            ),
+        ),
+        verified=tuple(
+            Verified(
+                path(architecture, name),
+                run_conformer,
+                tables=("distance_embedding.weight", "pos_bias_u", "pos_bias_v", "linear_pos.weight"),
+            )
+            for architecture, name in _INTERFACE.items()
+        ),
+    ),
+    Kind(
+        name="Shaw, masks of its own",
+        library="transformers",
+        replaced=(
+            Replaced(
+                "seamless_m4t_v2",
+                path("seamless_m4t_v2", "SeamlessM4Tv2ConformerEncoder"),
+                SeamlessEncoder,
+                reads=("forward", "_apply_chunk_attention"),
+            ),
+            Replaced("speecht5", path("speecht5", "SpeechT5RelativePositionalEncoding"), SpeechT5Positions),
+            Replaced("speecht5", path("speecht5", "SpeechT5Attention"), SpeechT5Attention, unfit=_in_decoder),
+            Replaced("speecht5", path("speecht5", "SpeechT5Encoder"), MaskedByKeys),
+            Replaced(
+                "vits",
+                path("vits", "VitsAttention"),
+                VitsAttention,
+                reads=(
+                    "forward",
+                    "_get_relative_embeddings",
+                    "_relative_position_to_absolute_position",
+                    "_absolute_position_to_relative_position",
+                ),
+                unfit=_no_window,
+            ),
+            Replaced("vits", path("vits", "VitsEncoder"), MaskedByKeys),
+            *(
+                Replaced(architecture, path(architecture, name), GraniteAttention, tokens=_context)
+                for architecture, name in _GRANITE.items()
+            ),
+            Replaced("granite_speech5", _GRANITE5, Granite5Attention, tokens=_context),
+        ),
+        verified=(
+            Verified(path("speecht5", "SpeechT5Attention"), _run_speecht5, tables=()),
+            Verified(path("vits", "VitsAttention"), _run_vits, tables=("emb_rel_k", "emb_rel_v")),
+            *(
+                Verified(path(architecture, name), _run_granite, tables=("rel_pos_emb.weight",))
+                for architecture, name in _GRANITE.items()
+            ),
+            Verified(_GRANITE5, _run_granite5, tables=("rel_pos_emb.weight",)),
+        ),
+        refused=(
+            Refused(
+                "esmfold2",
+                path("esmfold2", "EsmFold2RelativePositionEncoding"),
+                "its vectors are an input of the pair representation, and of no attention",
+            ),
+        ),
+    ),
+)
