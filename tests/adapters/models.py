@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from relpos.adapters.libraries import imported
 
-FILES = ("models_t5", "models_boxes")
+FILES = ("models_t5", "models_boxes", "models_windows", "models_beit", "models_rel_pos", "models_distances")
 
 
 @dataclass(frozen=True)

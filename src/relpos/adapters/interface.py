@@ -230,13 +230,17 @@ def _lines(queries: int, keys: int, device: torch.device) -> Lines:
 
 def _refuse_weights() -> None:
     """Raise where the caller waits for attention weights."""
+    refuse_weights(weights_asked())
+
+
+def weights_asked() -> bool:
+    """Whether the caller of a model waits for attention weights, `output_attentions=True`."""
     if torch.compiler.is_compiling():
-        return
+        return False
     from transformers.utils import output_capturing
 
     collector = output_capturing._active_collector.get()
-    if collector is not None and any("attentions" in key for key in collector):
-        refuse_weights(True)
+    return collector is not None and any("attentions" in key for key in collector)
 
 
 def refuse_weights(asked: bool | None) -> None:

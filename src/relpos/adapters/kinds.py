@@ -90,7 +90,7 @@ class Kind:
     switches: bool = False
 
 
-_FILES = ("t5", "boxes")
+_FILES = ("t5", "boxes", "windows", "beit", "rel_pos", "distances")
 
 
 @cache

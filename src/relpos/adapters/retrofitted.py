@@ -13,6 +13,7 @@ and `save_pretrained`. `restored` gives the class back.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeVar
@@ -20,9 +21,12 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from relpos.core import keep
+from relpos.core.kept import state_of
 from relpos.engines import attention
 
 M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
 
 _ROUTE = "_relpos_route"
 
@@ -42,6 +46,9 @@ class Route:
     forced: bool = False
     taken: int = 0
     mechanism: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return state_of(self)
 
 
 class Retrofitted(nn.Module):
@@ -83,6 +90,10 @@ class Retrofitted(nn.Module):
         out = attention(q, k, v, **more)
         assert isinstance(out, Tensor)
         return out
+
+    def kept(self, key: Hashable, device: torch.device, make: Callable[[], T]) -> T:
+        """What `make` makes out of `key` alone, lines say; the same object in the next call."""
+        return keep(self.__dict__[_ROUTE], key, device, make)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _, _, *state = super().__reduce_ex__(protocol)  # by the class's name it would be the published class
