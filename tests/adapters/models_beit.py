@@ -18,6 +18,7 @@ SMALL = {
     "num_attention_heads": 4,
     "intermediate_size": 48,
     "layer_scale_init_value": 0.5,
+    "drop_path_rate": 0.0,
 }
 UNPADDED = frozenset({"no padding"})
 LIKE = frozenset({"no padding", "alike"})

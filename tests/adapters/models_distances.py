@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from relpos.adapters.libraries import imported
 
 TABLES = ("attention_biases",)
-UNPADDED = frozenset({"no padding"})
-LIKE = frozenset({"no padding", "alike"})
+UNPADDED = frozenset({"no padding", "windows", "training differs"})  # by batch norm
+LIKE = UNPADDED | {"alike"}
 
 
 def _forget(module: nn.Module, inputs: Any) -> None:
@@ -132,6 +132,6 @@ MODELS = [
         1e-9,
         TABLES,
         "timm",
-        LIKE,
+        LIKE | {"no head order"},  # one head after another
     ),
 ]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from relpos.adapters.libraries import imported
 
 TABLES = ("relative_position_bias_table", "mlp.fc2.weight")
-UNPADDED = frozenset({"no padding"})
-LIKE = frozenset({"no padding", "alike"})
+UNPADDED = frozenset({"no padding", "windows", "training differs"})  # by batch norm
+LIKE = UNPADDED | {"alike"}
 
 
 def _vit(**more: Any) -> nn.Module:

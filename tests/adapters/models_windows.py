@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from relpos.adapters.libraries import imported
 
 TABLES = ("relative_position_bias_table", "mlp.2.weight", "meta_mlp.fc2.weight")
-SMALL = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 4], "window_size": 4}
-LIKE = frozenset({"no padding", "alike"})
-UNPADDED = frozenset({"no padding"})
+SMALL = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 4], "window_size": 4, "drop_path_rate": 0.0}
+LIKE = frozenset({"no padding", "windows", "alike"})
+UNPADDED = frozenset({"no padding", "windows"})
 
 
 def _build(config: str, model: str, **more: Any) -> nn.Module:
@@ -42,6 +42,7 @@ def _clap() -> nn.Module:
         depths=[2, 1],
         num_attention_heads=[2, 4],
         window_size=4,
+        drop_path_rate=0.0,
     )
     made: nn.Module = transformers.ClapAudioModel(config)
     return made
@@ -58,11 +59,10 @@ def _maskformer() -> nn.Module:
     return made
 
 
-def _timm(name: str, **more: Any) -> nn.Module:
+def _timm(file: str, kind: str, **more: Any) -> nn.Module:
     timm = imported("timm")
-    kind = getattr(getattr(timm.models, name[0]), name[1]) if isinstance(name, tuple) else None
-    made: nn.Module = kind(
-        img_size=32, patch_size=4, embed_dim=16, depths=(2, 1), num_heads=(2, 4), window_size=4, num_classes=5, **more
+    made: nn.Module = getattr(getattr(timm.models, file), kind)(
+        img_size=32, patch_size=4, embed_dim=16, depths=(2, 1), num_heads=(2, 4), window_size=4, num_classes=5, drop_path_rate=0.0, **more
     )
     return made
 
@@ -97,7 +97,7 @@ MODELS = [
     ),
     Model(
         "timm swin_transformer",
-        lambda: _timm(("swin_transformer", "SwinTransformer")),
+        lambda: _timm("swin_transformer", "SwinTransformer"),
         lambda: images(2, 32),
         _logits,
         1e-9,
@@ -107,7 +107,7 @@ MODELS = [
     ),
     Model(
         "timm swin_transformer_v2",
-        lambda: _timm(("swin_transformer_v2", "SwinTransformerV2")),
+        lambda: _timm("swin_transformer_v2", "SwinTransformerV2"),
         lambda: images(2, 32),
         _logits,
         1e-9,
@@ -117,7 +117,7 @@ MODELS = [
     ),
     Model(
         "timm swin_transformer_v2_cr",
-        lambda: _timm(("swin_transformer_v2_cr", "SwinTransformerV2Cr")),
+        lambda: _timm("swin_transformer_v2_cr", "SwinTransformerV2Cr"),
         lambda: images(2, 32),
         _logits,
         1e-9,
