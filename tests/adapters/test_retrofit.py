@@ -19,7 +19,11 @@ from relpos.adapters import retrofitted
 from relpos.adapters.retrofitted import is_swapped
 from relpos.core import AxisVectors, LineBias, LineVectors, Terms
 
-pytestmark = [pytest.mark.usefixtures("timm"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("timm"),
+    # the second where checkpoints are nested: the inner one runs first without gradients
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:None of the inputs have requires_grad"),
+]
 ALL = list(models())
 DISTINCT = [name for name in ALL if "alike" not in models()[name].tags]
 
@@ -117,7 +121,7 @@ def test_gradient_checkpointing(model: Model, reentrant: bool) -> None:
     relpos.retrofit(module, border=0, verify=False)
     enable()
     module.train()
-    if hasattr(module, "enable_input_require_grads"):
+    if getattr(module, "main_input_name", None) == "input_ids":  # of images it would need a tensor, and finds a tuple
         module.enable_input_require_grads()
     own = _step(model, module)
     if "training differs" not in model.tags:
@@ -175,6 +179,10 @@ def test_verification_catches_planted_faults(model: Model, fault: str, monkeypat
 
 def test_short_calls_run_as_published(model: Model) -> None:
     module = model.made(torch.float32)
+    if "windows" in model.tags:
+        with pytest.raises(ValueError, match="windows of .* tokens run as fast as published"):
+            relpos.retrofit(module, border=10_000, verify=False)
+        return
     published = model.called(module)
     relpos.retrofit(module, border=10_000, verify=False)
     assert all(torch.equal(x, y) for x, y in zip(model.called(module), published, strict=True))
