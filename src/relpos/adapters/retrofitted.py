@@ -21,7 +21,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from relpos.core.kept import NOT_COPIED, keep
+from relpos.core import keep
+from relpos.core.kept import state_of
 from relpos.engines import attention
 
 M = TypeVar("M", bound=nn.Module)
@@ -45,6 +46,9 @@ class Route:
     forced: bool = False
     taken: int = 0
     mechanism: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return state_of(self)
 
 
 class Retrofitted(nn.Module):
@@ -89,14 +93,12 @@ class Retrofitted(nn.Module):
 
     def kept(self, key: Hashable, device: torch.device, make: Callable[[], T]) -> T:
         """What `make` returns, made once: what follows from shapes, a device and plain settings alone, all in the key."""
-        return keep(self, (key, device), device, make)
+        return keep(self.__dict__[_ROUTE], (key, device), device, make)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        _, _, state, *more = super().__reduce_ex__(protocol)  # by the class's name it would be the published class
+        _, _, *state = super().__reduce_ex__(protocol)  # by the class's name it would be the published class
         mixin, published = type(self).__bases__
-        if isinstance(state, dict):
-            state = {name: x for name, x in state.items() if name not in NOT_COPIED}
-        return _empty, (mixin, published), state, *more
+        return _empty, (mixin, published), *state
 
 
 @cache

@@ -99,6 +99,8 @@ def _found(model: nn.Module, border: int | None) -> tuple[list[tuple[str, nn.Mod
         reason = None if replaced.unfit is None else replaced.unfit(module)
         tokens = None if replaced.tokens is None else replaced.tokens(module)
         least = min(replaced.mixin.border, replaced.mixin.training_border) if border is None else border
+        if reason is None and tokens == 1:
+            reason = "windows of one token have no position"
         if reason is None and tokens is not None and tokens < least:
             reason = f"windows of {tokens} tokens run as fast as published; relpos pays from {least} on"
         if reason is not None:

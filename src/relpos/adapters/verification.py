@@ -145,7 +145,8 @@ def _copy(module: nn.Module, verified: Verified, dtype: torch.dtype, *, publishe
     kept |= {name: nn.ModuleList([part[0]]) for name, part in kept.items() if name in verified.first}  # type: ignore[index]
     shallow = copy.copy(module)
     shallow.__dict__["_modules"] = kept
-    other = copy.deepcopy(shallow).eval()
+    other = copy.deepcopy(shallow)
+    other.eval()  # LeViT's returns None
     for one in other.modules():
         one._forward_hooks.clear()
         one._forward_pre_hooks.clear()

@@ -1,0 +1,308 @@
+"""Tables of Swin's windows: one number an offset and head, and Swin V2's network that makes them from offsets.
+
+    score[h, i, j] += table[row(i - j), h]                          Swin
+    score[h, i, j] += 16 * sigmoid(mlp(log of i - j))[h]            Swin V2, on queries and keys of length 1
+
+The published tables are the values on the lines of a window as they are. Windows that are cut by the shift have a mask
+of -100 (twice in some copies), which no line says; those calls run as published.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from relpos.adapters.draws import Draws
+from relpos.adapters.grids import terms_of_table, values
+from relpos.adapters.interface import weights_are_recorded
+from relpos.adapters.kinds import Kind, Refused, Replaced, Verified
+from relpos.adapters.retrofitted import Retrofitted
+from relpos.core import Grid, LineBias, Terms, lines
+
+
+class Window(Retrofitted):
+    """What attention within windows has in common."""
+
+    border = 144
+    training_border = 144
+
+    def takes_window(self, tokens: int, window: tuple[int, int], mask: Tensor | None) -> bool:
+        """Whether relpos computes a call of windows."""
+        return mask is None and tokens == window[0] * window[1] and self.takes(tokens, tokens)
+
+
+class SwinAttention(Window):
+    """`SwinAttention` of transformers, on its attention interface."""
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+        """Attention within windows `[B * windows, N, E]`."""
+        own: Any = self.relative_position_bias
+        tokens = hidden_states.shape[1]
+        if weights_are_recorded() or not self.takes_window(tokens, own.window_size, attention_mask):
+            return super().forward(hidden_states, attention_mask, **kwargs)
+        module: Any = self
+        shape = (*hidden_states.shape[:-1], -1, module.head_dim)
+        q, k, v = (
+            project(hidden_states).view(shape).transpose(1, 2)
+            for project in (module.q_proj, module.k_proj, module.v_proj)
+        )
+        out = self.attend(
+            q,
+            k,
+            v,
+            position=terms_of_table(self, own.relative_position_bias_table, own.window_size),
+            scale=module.scaling,
+            dropout=module.attention_dropout if self.training else 0.0,
+        )
+        return module.o_proj(out.transpose(1, 2).flatten(2)), None
+
+
+class SwinSelfAttention(Window):
+    """Copies of Swin's first class in transformers: queries, keys and values here, the projection elsewhere."""
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, output_attentions: bool | None = False
+    ) -> Any:
+        """Attention within windows `[B * windows, N, E]`."""
+        module: Any = self
+        tokens = hidden_states.shape[1]
+        if output_attentions or not self.takes_window(tokens, module.window_size, attention_mask):
+            return super().forward(hidden_states, attention_mask, output_attentions)
+        shape = (*hidden_states.shape[:-1], -1, module.attention_head_size)
+        q, k, v = (
+            project(hidden_states).view(shape).transpose(1, 2)
+            for project in (module.query, module.key, module.value)
+        )
+        q, k, scale = self.content(q, k)
+        out = self.attend(
+            q, k, v, position=self.terms(), scale=scale, dropout=module.dropout.p if self.training else 0.0
+        )
+        return (out.transpose(1, 2).flatten(2),)
+
+    def content(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Queries and keys whose product, scaled, is the score."""
+        return q, k, q.shape[-1] ** -0.5
+
+    def terms(self) -> Terms:
+        """The position of one window."""
+        module: Any = self
+        return terms_of_table(self, module.relative_position_bias_table, module.window_size)
+
+
+class Swinv2SelfAttention(SwinSelfAttention):
+    """`Swinv2SelfAttention` of transformers and its copies."""
+
+    def content(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Queries and keys of length 1, the learned scale of a head on the queries."""
+        return *_cosine(q, k, self.logit_scale), 1.0  # type: ignore[arg-type]
+
+    def terms(self) -> Terms:
+        """The position of one window."""
+        module: Any = self
+        made = module.continuous_position_bias_mlp(module.relative_coords_table).flatten(0, -2)
+        return terms_of_table(self, 16 * made.sigmoid(), module.window_size)
+
+
+def _cosine(q: Tensor, k: Tensor, logit_scale: Tensor) -> tuple[Tensor, Tensor]:
+    scale = logit_scale.clamp(max=math.log(100.0)).exp().view(-1, 1, 1)
+    return F.normalize(q, dim=-1) * scale, F.normalize(k, dim=-1)
+
+
+class TimmWindow(Window):
+    """`WindowAttention` of timm: one projection of queries, keys and values."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
+        """Attention within windows `[B * windows, N, E]`."""
+        module: Any = self
+        if not self.takes_window(x.shape[1], module.window_size, mask):
+            return super().forward(x, mask)
+        q, k, v = self.projected(x).unflatten(-1, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, scale = self.content(q, k)
+        out = self.attend(
+            q, k, v, position=self.terms(), scale=scale, dropout=module.attn_drop.p if self.training else 0.0
+        )
+        return module.proj_drop(module.proj(out.transpose(1, 2).flatten(2)))
+
+    def projected(self, x: Tensor) -> Tensor:
+        """Queries, keys and values side by side."""
+        projected: Tensor = self.qkv(x)  # type: ignore[operator]
+        return projected
+
+    def content(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Queries and keys whose product, scaled, is the score."""
+        return q, k, self.scale  # type: ignore[return-value]
+
+    def terms(self) -> Terms:
+        """The position of one window."""
+        module: Any = self
+        return terms_of_table(self, module.relative_position_bias_table, module.window_size)
+
+
+class TimmCosineWindow(TimmWindow):
+    """timm's Swin V2."""
+
+    def projected(self, x: Tensor) -> Tensor:
+        """Queries, keys and values side by side; keys have no bias that is learned."""
+        return projected_with_biases(self, x)
+
+    def content(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Queries and keys of length 1, the learned scale of a head on the queries."""
+        return *_cosine(q, k, self.logit_scale), 1.0  # type: ignore[arg-type]
+
+    def terms(self) -> Terms:
+        """The position of one window."""
+        module: Any = self
+        made = module.cpb_mlp(module.relative_coords_table).flatten(0, -2)
+        return terms_of_table(self, 16 * made.sigmoid(), module.window_size)
+
+
+class TimmLogWindow(TimmCosineWindow):
+    """timm's Swin V2 after Christoph Reich: a network of the signed logarithms, without a sigmoid."""
+
+    def takes_window(self, tokens: int, window: tuple[int, int], mask: Tensor | None) -> bool:
+        """Not where the network has dropout in training: the published one drops for each pair alone."""
+        module: Any = self
+        drops = self.training and (module.meta_mlp.drop1.p > 0 or module.meta_mlp.drop2.p > 0)
+        return not drops and super().takes_window(tokens, window, mask)
+
+    def projected(self, x: Tensor) -> Tensor:
+        """Queries, keys and values side by side."""
+        projected: Tensor = self.qkv(x)  # type: ignore[operator]
+        return projected
+
+    def terms(self) -> Terms:
+        """The position of one window: the network at one pair an offset."""
+        module: Any = self
+        pairs: Tensor = module.relative_coordinates_log
+        first = self.kept(("pairs", module.window_size), pairs.device, lambda: _first_pairs(module.window_size, pairs))
+        line = self.kept(Grid(*module.window_size), pairs.device, lambda: lines(Grid(*module.window_size), device=pairs.device))
+        return Terms(LineBias(values(module.meta_mlp(pairs[first]).T), line))
+
+
+def _first_pairs(window: tuple[int, int], pairs: Tensor) -> Tensor:
+    """A pair `i * N + j` of cells with each offset, in the order of lines."""
+    sides = [torch.arange(1 - size, size, device=pairs.device) for size in window]
+    down, right = torch.meshgrid(*sides, indexing="ij")
+    query = down.clamp(min=0) * window[1] + right.clamp(min=0)
+    key = (-down).clamp(min=0) * window[1] + (-right).clamp(min=0)
+    return (query * window[0] * window[1] + key).flatten()
+
+
+def projected_with_biases(module: Any, x: Tensor) -> Tensor:
+    """Queries, keys and values of timm's layers that hold the biases of queries and values apart."""
+    if module.q_bias is None:
+        out: Tensor = module.qkv(x)
+        return out
+    bias = torch.cat((module.q_bias, module.k_bias, module.v_bias))
+    if module.qkv_bias_separate:
+        separate: Tensor = module.qkv(x) + bias
+        return separate
+    return F.linear(x, module.qkv.weight, bias)
+
+
+def _area(module: Any) -> int:
+    rows, columns = module.window_size
+    return int(rows * columns)
+
+
+def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+    """Two windows, then two that the shift has cut."""
+    tokens = _area(module)
+    width = next(x.shape[1] for name, x in module.named_parameters() if name.endswith(("query.weight", "qkv.weight")))
+    x = draws.normal(draws.batch, tokens, width)
+    shifted = draws.normal(draws.batch, tokens, width)
+    first = module(x)
+    second = module(shifted, _cut(tokens, shifted))
+    return tuple(out if isinstance(out, Tensor) else out[0] for out in (first, second))
+
+
+def _cut(tokens: int, like: Tensor) -> Tensor:
+    """The mask of two windows, of which the second is cut."""
+    half = (torch.arange(tokens, device=like.device) >= tokens // 2).to(like.dtype)
+    apart = (half[:, None] != half).to(like.dtype) * -100.0
+    return torch.stack([torch.zeros_like(apart), apart])
+
+
+def _run_swin(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+    """The same, with sdpa: eager attention takes its softmax in float32."""
+    module.config._attn_implementation_internal = "sdpa"  # of a copy
+    rows, columns = module.relative_position_bias.window_size
+    tokens = rows * columns
+    x, shifted = (draws.normal(draws.batch, tokens, module.q_proj.in_features) for _ in range(2))
+    return module(x)[0], module(shifted, _cut(tokens, shifted))[0]
+
+
+def _transformers(architecture: str, file: str, name: str) -> str:
+    return f"transformers.models.{architecture}.modeling_{file}.{name}"
+
+
+_COPIES = {
+    "donut": _transformers("donut", "donut_swin", "DonutSwinSelfAttention"),
+    "maskformer": _transformers("maskformer", "maskformer_swin", "MaskFormerSwinSelfAttention"),
+    "clap": _transformers("clap", "clap", "ClapAudioSelfAttention"),
+}
+_COSINE = {
+    "swinv2": _transformers("swinv2", "swinv2", "Swinv2SelfAttention"),
+    "swin2sr": _transformers("swin2sr", "swin2sr", "Swin2SRSelfAttention"),
+}
+_SWIN = _transformers("swin", "swin", "SwinAttention")
+_TIMM: dict[str, tuple[type[TimmWindow], str, tuple[str, ...]]] = {
+    "swin_transformer": (TimmWindow, "WindowAttention", ("forward", "_get_rel_pos_bias")),
+    "swin_transformer_v2": (TimmCosineWindow, "WindowAttention", ("forward", "_make_pair_wise_relative_positions")),
+    "swin_transformer_v2_cr": (
+        TimmLogWindow,
+        "WindowMultiHeadAttention",
+        ("forward", "_relative_positional_encodings", "_make_pair_wise_relative_positions"),
+    ),
+}
+_TABLES = ("relative_position_bias_table", "mlp.2.weight", "meta_mlp.fc2.weight")
+
+KINDS = (
+    Kind(
+        name="window tables",
+        library="transformers",
+        replaced=(
+            Replaced(
+                "swin",
+                _SWIN,
+                SwinAttention,
+                reads=("forward", "SwinRelativePositionBias"),
+                tokens=lambda module: _area(module.relative_position_bias),
+            ),
+            *(
+                Replaced(architecture, path, SwinSelfAttention, ("forward", "create_relative_position_index"), tokens=_area)
+                for architecture, path in _COPIES.items()
+            ),
+            *(
+                Replaced(architecture, path, Swinv2SelfAttention, ("forward", "create_coords_table_and_index"), tokens=_area)
+                for architecture, path in _COSINE.items()
+            ),
+        ),
+        verified=(
+            Verified(_SWIN, _run_swin, tables=_TABLES),
+            *(Verified(path, _run, tables=_TABLES) for path in (*_COPIES.values(), *_COSINE.values())),
+        ),
+        refused=(
+            Refused(
+                "dinat",
+                _transformers("dinat", "dinat", "NeighborhoodAttention"),
+                "it attends to neighbourhoods by the kernels of natten, in O(N) as it is",
+            ),
+        ),
+    ),
+    Kind(
+        name="window tables",
+        library="timm",
+        replaced=tuple(
+            Replaced(file, f"timm.models.{file}.{name}", mixin, reads, tokens=_area)
+            for file, (mixin, name, reads) in _TIMM.items()
+        ),
+        verified=tuple(
+            Verified(f"timm.models.{file}.{name}", _run, tables=_TABLES) for file, (_, name, _) in _TIMM.items()
+        ),
+    ),
+)
