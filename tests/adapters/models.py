@@ -16,7 +16,20 @@ from torch import Tensor, nn
 
 from relpos.adapters.libraries import imported
 
-FILES = ("models_t5", "models_boxes", "models_disentangled", "models_decomposed", "models_slopes", "models_transformer_xl", "models_shaw", "models_gated_bias", "models_windows", "models_beit", "models_rel_pos", "models_distances")
+FILES = (
+    "models_t5",
+    "models_boxes",
+    "models_disentangled",
+    "models_decomposed",
+    "models_slopes",
+    "models_transformer_xl",
+    "models_shaw",
+    "models_gated_bias",
+    "models_windows",
+    "models_beit",
+    "models_rel_pos",
+    "models_distances",
+)
 
 
 @dataclass(frozen=True)

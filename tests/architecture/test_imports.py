@@ -28,7 +28,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "comparison": BELOW_COMPARE | {"results", ""},  # the root for its version
     "viz": {"core", "position", "engines", "files", "results"},
     "report": {"files", "results", "viz"},
-    "bench": BELOW_LAYERS | {"layers", "adapters", "files", "comparison", "viz", ""},  # compare for memory, workers and the folder
+    "bench": BELOW_LAYERS
+    | {"layers", "adapters", "files", "comparison", "viz", ""},  # compare for memory, workers and the folder
     "cli": BELOW_COMPARE | {"adapters", "bench", "comparison", "report", "results", "viz", ""},
     "adapters": BELOW_TRAIN,
     "compat": BELOW_TRAIN,

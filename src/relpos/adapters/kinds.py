@@ -90,7 +90,20 @@ class Kind:
     switches: bool = False
 
 
-_FILES = ("t5", "boxes", "disentangled", "decomposed", "slopes", "transformer_xl", "shaw", "gated_bias", "windows", "beit", "rel_pos", "distances")
+_FILES = (
+    "t5",
+    "boxes",
+    "disentangled",
+    "decomposed",
+    "slopes",
+    "transformer_xl",
+    "shaw",
+    "gated_bias",
+    "windows",
+    "beit",
+    "rel_pos",
+    "distances",
+)
 
 
 @cache

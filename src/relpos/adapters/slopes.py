@@ -95,7 +95,9 @@ class AlibiAttention(Retrofitted):
     border = AlibiModel.border
     training_border = AlibiModel.training_border
 
-    def attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Terms, scale: float, dropout: float) -> Tensor:
+    def attended(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Terms, scale: float, dropout: float
+    ) -> Tensor:
         """What the layer's output projection is given, `[B, N, E]`."""
         valid = ~mask[:, 0, 0] if mask.shape[3] != 1 else None
         mask_ = mask_of(valid, q.shape[2], k.shape[2], causal=True)
@@ -106,7 +108,9 @@ class AlibiAttention(Retrofitted):
         """The bias of slopes `[H]`, one number an offset."""
         device = slopes.device
         line = self.kept(
-            (queries, keys), device, lambda: lines(Sequence(queries, start=keys - queries), Sequence(keys), device=device)
+            (queries, keys),
+            device,
+            lambda: lines(Sequence(queries, start=keys - queries), Sequence(keys), device=device),
         )
         return Terms(LineBias(-at_least_float32(slopes)[:, None] * line.offsets().axes[:, 0], line))
 
@@ -150,7 +154,12 @@ class MptAttention(AlibiAttention):
     """`MptAttention`."""
 
     def forward(
-        self, hidden_states: Tensor, position_bias: Any, past_key_values: Any = None, attention_mask: Any = None, **more: Any
+        self,
+        hidden_states: Tensor,
+        position_bias: Any,
+        past_key_values: Any = None,
+        attention_mask: Any = None,
+        **more: Any,
     ) -> Any:
         """The published forward, or relpos where the model has left the mask for it."""
         if not _is_for_relpos(attention_mask, hidden_states.shape[1]):

@@ -74,8 +74,7 @@ class SwinSelfAttention(Window):
             return super().forward(hidden_states, attention_mask, output_attentions)
         shape = (*hidden_states.shape[:-1], -1, module.attention_head_size)
         q, k, v = (
-            project(hidden_states).view(shape).transpose(1, 2)
-            for project in (module.query, module.key, module.value)
+            project(hidden_states).view(shape).transpose(1, 2) for project in (module.query, module.key, module.value)
         )
         q, k, scale = self.content(q, k)
         out = self.attend(
@@ -179,7 +178,9 @@ class TimmLogWindow(TimmCosineWindow):
         module: Any = self
         pairs: Tensor = module.relative_coordinates_log
         first = self.kept(("pairs", module.window_size), pairs.device, lambda: _first_pairs(module.window_size, pairs))
-        line = self.kept(Grid(*module.window_size), pairs.device, lambda: lines(Grid(*module.window_size), device=pairs.device))
+        line = self.kept(
+            Grid(*module.window_size), pairs.device, lambda: lines(Grid(*module.window_size), device=pairs.device)
+        )
         return Terms(LineBias(values(module.meta_mlp(pairs[first]).T), line))
 
 
@@ -274,11 +275,15 @@ KINDS = (
                 tokens=lambda module: _area(module.relative_position_bias),
             ),
             *(
-                Replaced(architecture, path, SwinSelfAttention, ("forward", "create_relative_position_index"), tokens=_area)
+                Replaced(
+                    architecture, path, SwinSelfAttention, ("forward", "create_relative_position_index"), tokens=_area
+                )
                 for architecture, path in _COPIES.items()
             ),
             *(
-                Replaced(architecture, path, Swinv2SelfAttention, ("forward", "create_coords_table_and_index"), tokens=_area)
+                Replaced(
+                    architecture, path, Swinv2SelfAttention, ("forward", "create_coords_table_and_index"), tokens=_area
+                )
                 for architecture, path in _COSINE.items()
             ),
         ),
