@@ -53,7 +53,7 @@ class LayoutLMv3Encoder(Retrofitted):
             return torch.stack(
                 [
                     next(iter(bias.terms_from({"relative_attention_bias": layer.weight.t()}, anywhere))).values
-                    for bias, layer in list(zip(self.position, layers, strict=True))[parts]
+                    for bias, layer in list(zip(self.made, layers, strict=True))[parts]
                 ]
             )
 

@@ -35,7 +35,7 @@ class DecomposedAttention(Retrofitted):
 
     def decomposed(self, queries: Grid, keys: Grid) -> Terms:
         """The terms of the module's own tables."""
-        terms: Terms = self.position.terms_from(
+        terms: Terms = self.made.terms_from(
             {"rel_pos.0": self.rel_pos_h, "rel_pos.1": self.rel_pos_w}, queries, keys
         )
         return terms

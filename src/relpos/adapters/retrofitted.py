@@ -65,8 +65,8 @@ class Retrofitted(nn.Module):
         return None
 
     @property
-    def position(self) -> Any:
-        """The mechanism that was made."""
+    def made(self) -> Any:
+        """What `mechanism` returned."""
         return self.__dict__[_ROUTE].mechanism
 
     def takes(self, queries: int, keys: int) -> bool:
@@ -114,17 +114,23 @@ def _empty(mixin: type[Retrofitted], published: type[nn.Module]) -> nn.Module:
 
 def swap(module: nn.Module, mixin: type[Retrofitted], border: int | None = None) -> None:
     """Put the mixin in front of a module's class."""
+    taken = [name for name in vars(Retrofitted) if name[0] != "_" and name in _names(module)]
+    assert not taken, f"{type(module).__name__} has {', '.join(taken)} of its own"
     module.__class__ = _swapped_class(mixin, type(module))
     assert isinstance(module, Retrofitted)
     with torch.device("meta"):  # its own parameters are never read
         module.__dict__[_ROUTE] = Route(border, mechanism=module.mechanism())
 
 
+def _names(module: nn.Module) -> set[str]:
+    """What a module's own attributes, parameters, buffers and children are called."""
+    return {*vars(module), *module._parameters, *module._buffers, *module._modules}
+
+
 def unswap(module: nn.Module) -> None:
     """Give a swapped module its own class again."""
     module.__class__ = published_class(module)
-    for name in (_ROUTE, *NOT_COPIED):
-        module.__dict__.pop(name, None)
+    del module.__dict__[_ROUTE]
 
 
 def is_swapped(module: nn.Module) -> bool:

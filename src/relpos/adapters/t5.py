@@ -56,7 +56,7 @@ class T5Attention(Retrofitted):
         if not (at_end and self.takes(query_length, key_length)):
             published: Tensor = super().compute_bias(query_length, key_length, device, past_seen_tokens)  # type: ignore[misc]
             return published
-        return by_offset(self.position, self.relative_attention_bias.weight, query_length, key_length)  # type: ignore[arg-type, union-attr]
+        return by_offset(self.made, self.relative_attention_bias.weight, query_length, key_length)  # type: ignore[arg-type, union-attr]
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The published forward, without its N x M zeros where there is no position."""
@@ -131,7 +131,7 @@ class MPNetEncoder(Retrofitted):
             published: Tensor = super().compute_position_bias(x, position_ids, num_buckets)  # type: ignore[misc]
             return published
         self.count()
-        return by_offset(self.position, table, tokens, tokens)
+        return by_offset(self.made, table, tokens, tokens)
 
 
 class MPNetSelfAttention(Retrofitted):
