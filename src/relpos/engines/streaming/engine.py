@@ -57,16 +57,21 @@ def _forward_whole(call: Call) -> tuple[Tensor, Tensor]:
 def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
     groups = by_segments(call)
     if groups is None:
-        Backward(call, make_plan(call), out, lse, d_out, d_lse, gradients).run()
+        _backward_whole(call, out, lse, d_out, d_lse, gradients)
         return
     for group in groups:
         group_gradients = Gradients([part for x, part, _ in group.links if gradients.wants(x)])
         out_g, lse_g, d_out_g, d_lse_g = (group.take(x) for x in (out, lse, d_out, d_lse))
-        Backward(group.call, make_plan(group.call), out_g, lse_g, d_out_g, d_lse_g, group_gradients).run()
+        _backward_whole(group.call, out_g, lse_g, d_out_g, d_lse_g, group_gradients)
         for x, part, add in group.links:
             gradient = group_gradients.of(part)
             if gradient is not None:
                 add(gradients.buffer(x), gradient)
+
+
+def _backward_whole(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
+    natural = cpu_kernel.supports(call)  # scores then round as the kernel's did, and its log-sum-exp fits them
+    Backward(call, make_plan(call, natural=natural), out, lse, d_out, d_lse, gradients).run()
 
 
 _attend = make_operator("streaming", _forward, _backward)

@@ -30,9 +30,9 @@ def log_base(dtype: torch.dtype) -> float:
     return 1.0 if dtype == torch.float64 else math.log2(math.e)
 
 
-def make_plan(call: Call) -> Plan:
-    """The plan of a call."""
-    unit, bfloat16 = log_base(call.q.dtype), matmul.native(call.q)
+def make_plan(call: Call, *, natural: bool = False) -> Plan:
+    """The plan of a call; `natural` for scores in base e in every dtype."""
+    unit, bfloat16 = 1.0 if natural else log_base(call.q.dtype), matmul.native(call.q)
     if not HankelPlan.supports(call):
         return DensePlan(call, PAIRS, unit=unit, bfloat16=bfloat16)
     bfloat16 = bfloat16 and not call.terms.of(LineVectors)

@@ -88,6 +88,7 @@ class Workspace:
         self.scores = Buffer(dtype, device)
         self.gradient = Buffer(dtype, device)
         self.skewed_gradient = Buffer(dtype, device)
+        self.product = Buffer(dtype, device)
         self.bfloat16 = Buffer(torch.bfloat16, device)
 
     def rounded(self, x: Float[Tensor, "g n m"]) -> Float[Tensor, "g n m"]:
