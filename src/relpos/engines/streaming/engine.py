@@ -93,23 +93,10 @@ class Streaming(Engine):
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
         call = call.rotated()
-        call = replace(call, terms=call.terms.each(_one_row_per_entry))
         return _by_rules(call) if call.terms.one(RowRule) is not None else _attend(call)
 
 
 STREAMING = Streaming()
-
-
-def _one_row_per_entry(term: Term) -> Term:
-    """Vectors on a sequence as one row for each entry of the line, so that buckets and clipping are resolved once."""
-    if not isinstance(term, LineVectors) or term.lines.layout.kind != "affine":
-        return term
-    length, count = term.lines.length, term.vectors.shape[1]
-    if term.index is None:
-        return replace(term, vectors=F.pad(term.vectors[:, :length], (0, 0, 0, max(0, length - count))))
-    rows = F.pad(term.vectors, (0, 0, 0, 1)).transpose(0, 1)
-    inside = (term.index >= 0) & (term.index < count)
-    return replace(term, vectors=lookup(rows, torch.where(inside, term.index, count)).transpose(0, 1), index=None)
 
 
 def _by_rules(call: Call) -> tuple[Tensor, Tensor]:
