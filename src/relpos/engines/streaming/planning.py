@@ -14,7 +14,7 @@ from relpos.engines.streaming.hankel import HankelPlan
 from relpos.engines.streaming.plan import Plan
 
 ROWS, WIDTH = 256, 8192
-"""The most rows and keys of a tile."""
+"""The most rows and keys of a tile. Vectors, which come with many small products, take twice the rows of half the keys."""
 _NATIVE_ROWS, _NATIVE_WIDTH = 512, 2048
 """The same in bfloat16, whose products are so fast that the fixed cost of each needs more rows to pay off."""
 PAIRS = 2**18
@@ -35,6 +35,9 @@ def make_plan(call: Call, *, natural: bool = False) -> Plan:
     unit, bfloat16 = 1.0 if natural else log_base(call.q.dtype), matmul.native(call.q)
     if not HankelPlan.supports(call):
         return DensePlan(call, PAIRS, unit=unit, bfloat16=bfloat16)
-    bfloat16 = bfloat16 and not call.terms.of(LineVectors)
+    vectors = bool(call.terms.of(LineVectors))
+    bfloat16 = bfloat16 and not vectors
     rows, keys = (_NATIVE_ROWS, _NATIVE_WIDTH) if bfloat16 else (ROWS, WIDTH)
+    if vectors and call.k.shape[2] <= WIDTH // 2:
+        rows *= 2
     return HankelPlan(call, rows, keys, PAIRS, unit=unit, bfloat16=bfloat16)

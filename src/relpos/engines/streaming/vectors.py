@@ -40,6 +40,8 @@ from relpos.engines.streaming.workspace import Buffer, whole
 
 _KEYS_AT_ONCE = 128
 """Keys of a band: with more, more products beside the diagonals are wasted; with fewer, products are small."""
+_ROWS_AT_ONCE = 256
+"""The same for rows, which read only their own part of the window."""
 _LEAST_ALIKE = 64
 """The fewest entries that read one row, at an end of a window, that are taken together."""
 
@@ -91,30 +93,39 @@ class _VectorTerm:
         first, last = max(self.low - 1, 0), min(self.high + 1, d.shape[1])
         d[:, first] += d[:, :first].sum(dim=1)
         d[:, last - 1] += d[:, last:].sum(dim=1)
-        return ordered_segment_sum(d[:, first:last].transpose(0, 1), self.index[first:last], count + 1)[:count].transpose(0, 1)
+        rows, index = d[:, first:last].transpose(0, 1), self.index[first:last]
+        if d.device.type == "cpu":  # one after another, and several times faster
+            return d.new_zeros(count + 1, *d.shape[::2]).index_add_(0, index, rows)[:count].transpose(0, 1)
+        return ordered_segment_sum(rows, index, count + 1)[:count].transpose(0, 1)
 
     def of_head(self, x: Tensor, chunk: Chunk) -> Tensor:
         """The part of the chunk's only head in a tensor with all query heads, or with one for all of them."""
         return x[chunk.head_slice.start % self.heads if x.shape[0] > 1 else 0]
 
-    def parts(self, chunk: Chunk, tile: Tile) -> Iterator[tuple[slice, slice]]:
-        """The window of a tile in parts: their entries of it, and the rows of `vectors` that they read, one or as many."""
-        start = self.origin - (chunk.block.first_coordinate - tile.keys.start)
-        stop = start + tile.window_length
-        low, high = (min(max(x, start), stop) for x in (self.low, self.high))
+    def parts(self, chunk: Chunk, tile: Tile, rows: slice) -> Iterator[tuple[slice, slice]]:
+        """What some rows of a tile read of its window, in parts: the entries, and the vectors of these, or their only one."""
+        window = self.origin - (chunk.block.first_coordinate - tile.keys.start)
+        start, stop = window + rows.start, window + rows.stop - 1 + tile.count
+        low, high = (min(max(x, start), stop) for x in (self.low, max(self.low, self.high)))
         low, high = start if low - start < _LEAST_ALIKE else low, stop if stop - high < _LEAST_ALIKE else high
-        for first, last, alike in ((start, low, True), (low, max(low, high), False), (max(low, high), stop, True)):
+        for first, last, alike in ((start, low, True), (low, high, False), (high, stop, True)):
             if last > first:
-                yield slice(first - start, last - start), slice(first, first + 1 if alike else last)
+                yield slice(first - window, last - window), slice(first, first + 1 if alike else last)
+
+    def strips(self, chunk: Chunk, tile: Tile) -> Iterator[tuple[slice, slice, slice]]:
+        """The same for some rows at a time, before the parts."""
+        for start in range(0, chunk.block.count, _ROWS_AT_ONCE):
+            rows = slice(start, min(start + _ROWS_AT_ONCE, chunk.block.count))
+            yield from ((rows, *part) for part in self.parts(chunk, tile, rows))
 
     def bands(self, chunk: Chunk, tile: Tile) -> Iterator[tuple[slice, slice]]:
         """Some keys at a time, and the rows that queries read for these: one, or for `_diagonals` one an entry.
 
         Key j reads entries j to j + n - 1 of the window.
         """
-        n, m, parts = chunk.block.count, tile.count, list(self.parts(chunk, tile))
+        n, m = chunk.block.count, tile.count
         start, first, last = self.origin - (chunk.block.first_coordinate - tile.keys.start), 0, m
-        for entries, rows in parts:
+        for entries, rows in self.parts(chunk, tile, slice(0, n)):
             if rows.stop - rows.start == 1:
                 keys = slice(entries.start, entries.stop - n + 1)
                 if keys.stop - keys.start >= _LEAST_ALIKE:
@@ -156,8 +167,8 @@ class Vectors:
         """Add the products with queries to the whole buffer of the scores."""
         for vectors in self.of("query"):
             own, q = vectors.of_head(vectors.vectors, chunk), vectors.with_bias(chunk.plain_q[0], chunk)
-            for entries, rows in vectors.parts(chunk, tile):
-                _add_product(around[:, entries], q, own[rows], vectors.factor)
+            for queries, entries, rows in vectors.strips(chunk, tile):
+                _add_product(around[queries, entries], q[queries], own[rows], vectors.factor)
 
     def add_keys(self, score: Float[Tensor, "n m"], chunk: Chunk, tile: Tile) -> None:
         """Add the products with keys to the scores."""
@@ -176,8 +187,8 @@ class Vectors:
         """Add the weighted sum of the vectors to the output; `around` holds the weights, and zeros around them."""
         for vectors in self.of("value"):
             own = vectors.of_head(vectors.vectors, chunk)
-            for entries, rows in vectors.parts(chunk, tile):
-                out.addmm_(_summed(around[:, entries], rows), own[rows])
+            for queries, entries, rows in vectors.strips(chunk, tile):
+                out[queries].addmm_(_summed(around[queries, entries], rows), own[rows])
 
     # backward
 
@@ -187,9 +198,9 @@ class Vectors:
         """The backward of `add_outputs`, for whole buffers; the weights are 0 around their tile."""
         for vectors in self.of("value"):
             own, into = (vectors.of_head(x, chunk) for x in (vectors.vectors, vectors.d_vectors))
-            for entries, rows in vectors.parts(chunk, tile):
-                _add_product(d[:, entries], upstream, own[rows], 1.0)
-                into[rows].addmm_(_summed(weights[:, entries], rows).mT, upstream)
+            for queries, entries, rows in vectors.strips(chunk, tile):
+                _add_product(d[queries, entries], upstream[queries], own[rows], 1.0)
+                into[rows].addmm_(_summed(weights[queries, entries], rows).mT, upstream[queries])
 
     def collect(
         self,
@@ -205,10 +216,10 @@ class Vectors:
             own, into = (vectors.of_head(x, chunk) for x in (vectors.vectors, vectors.d_vectors))
             q = vectors.with_bias(chunk.plain_q[0], chunk)
             d_x = torch.zeros_like(d_q)
-            for entries, rows in vectors.parts(chunk, tile):
-                sums = _summed(around[:, entries], rows)
-                d_x.addmm_(sums, own[rows], alpha=vectors.scale)
-                into[rows].addmm_(sums.mT, q, alpha=vectors.scale)
+            for queries, entries, rows in vectors.strips(chunk, tile):
+                sums = _summed(around[queries, entries], rows)
+                d_x[queries].addmm_(sums, own[rows], alpha=vectors.scale)
+                into[rows].addmm_(sums.mT, q[queries], alpha=vectors.scale)
             d_q += d_x
             vectors.add_d_bias(d_x, chunk)
         n = d.shape[0]
