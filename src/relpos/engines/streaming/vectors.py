@@ -174,7 +174,10 @@ class Vectors:
         """Add the products with keys to the scores."""
         n = score.shape[0]
         for vectors in self.of("key"):
-            own, k = vectors.of_head(vectors.vectors, chunk), vectors.with_bias(chunk.heads.plain_k[0, tile.keys], chunk)
+            own, k = (
+                vectors.of_head(vectors.vectors, chunk),
+                vectors.with_bias(chunk.heads.plain_k[0, tile.keys], chunk),
+            )
             for keys, rows in vectors.bands(chunk, tile):
                 if _is_one(rows, keys, n):
                     score[:, keys].add_((k[keys] @ own[rows].mT).mT, alpha=vectors.factor)
@@ -252,7 +255,9 @@ def _alike(index: Int[Tensor, " L"]) -> tuple[int, int]:
     return (int(first[0]), int(last[-1]) + 1) if len(first) else (len(index), len(index))
 
 
-def _add_product(into: Float[Tensor, "n w"], x: Float[Tensor, "n D"], rows: Float[Tensor, "_ D"], factor: float) -> None:
+def _add_product(
+    into: Float[Tensor, "n w"], x: Float[Tensor, "n D"], rows: Float[Tensor, "_ D"], factor: float
+) -> None:
     """Add `x @ rows.T`; one row is the same for all columns."""
     if rows.shape[0] == into.shape[1]:
         into.addmm_(x, rows.mT, alpha=factor)
