@@ -20,7 +20,7 @@ NAMES = ("out", "d q", "d k", "d v")
 
 
 def _errors(dtype: torch.dtype, *, bias: bool, causal: bool = False) -> dict[str, tuple[float, float]]:
-    """Of streaming and of PyTorch: RMS distance from float64. The bias is learned, so that PyTorch too sums a gradient."""
+    """RMS distance from float64, of streaming and of PyTorch, whose path for a learned mask has no half precision."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, upstream = (torch.randn(1, H, N, D, generator=generator) for _ in range(4))
     q, k, v, upstream = (x.to(dtype) for x in (q * SPREAD, k, v, upstream))

@@ -6,8 +6,8 @@ The shift of a row is its log-sum-exp. With delta = <output, d output> - d lse,
 
 A matrix product each gives the gradients of q, k and v; the plan computes those of the terms. In float64, and in
 `DensePlan`, the weights of a block with one tile are divided by their own sum, which avoids the rounding error of the
-log-sum-exp; delta is then computed from these weights too, so that the two cancel exactly where they should. So it is in
-half precision, where the output has been rounded: multiplied by a peaked row's weight, that would be most of the error.
+log-sum-exp; delta is then computed from these weights too, so that the two cancel exactly where they should. So it is
+in half precision, where the output has been rounded: times a peaked row's weight, that would be most of the error.
 """
 
 from __future__ import annotations

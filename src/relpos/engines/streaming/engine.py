@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -22,9 +21,7 @@ from relpos.core import (
     Scale,
     Sinks,
     Softcap,
-    Term,
     at_least_float32,
-    lookup,
 )
 from relpos.engines import dense
 from relpos.engines.call import Call

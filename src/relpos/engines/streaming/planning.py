@@ -14,7 +14,8 @@ from relpos.engines.streaming.hankel import HankelPlan
 from relpos.engines.streaming.plan import Plan
 
 ROWS, WIDTH = 256, 8192
-"""The most rows and keys of a tile. Vectors, which come with many small products, take twice the rows of half the keys."""
+"""The most rows and keys of a tile. Vectors, which come with many small products, take twice the rows of half the
+keys."""
 _NATIVE_ROWS, _NATIVE_WIDTH = 512, 2048
 """The same in bfloat16, whose products are so fast that the fixed cost of each needs more rows to pay off."""
 PAIRS = 2**18

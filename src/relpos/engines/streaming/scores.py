@@ -5,9 +5,9 @@ Scores are in base 2, because exp2 is several times faster than exp on CPU: with
     score  = unit * (softcap(scale * <q, k>) + bias) - shift        bias - shift is written into a buffer first, and the
     weight = exp2(score)                                            matrix product is added to it
 
-In float64 the unit is 1, and exp takes the place of exp2. It is also 1 in the backward of what the flash kernel computed,
-where the factor comes after the sum. Where one key has nearly all weight, its score and the log-sum-exp are the same
-number: rounded alike, they leave nothing. Multiplied by log2(e) before, each is off by half a last digit of the score.
+In float64 the unit is 1, and exp takes the place of exp2. It is also 1 in the backward of what the flash kernel
+computed, where the factor comes after the sum. Where one key has nearly all weight, its score and the log-sum-exp are
+the same number: rounded alike, they leave nothing. Multiplied by log2(e) before, each is off by half a last digit.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ the gradient of the queries. For vectors that are multiplied with keys the roles
 
     band = k @ w.T           score[r, j] += band[j, r + j]
 
-Buckets and clipping are resolved first: `_VectorTerm` has one row for each entry of the line. Far offsets often share one
-row (Shaw's beyond 16, DeBERTa's beyond 512). Such a stretch of the window takes one product, with that row alone, and its
-gradient is that of the row times the sums of the stretch.
+Buckets and clipping are resolved first: `_VectorTerm` has one row for each entry of the line. Far offsets often share
+one row (Shaw's beyond 16, DeBERTa's beyond 512). Such a stretch of the window takes one product, with that row alone,
+and the sums of the stretch take its place in the gradient.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _VectorTerm:
         return x[chunk.head_slice.start % self.heads if x.shape[0] > 1 else 0]
 
     def parts(self, chunk: Chunk, tile: Tile, rows: slice) -> Iterator[tuple[slice, slice]]:
-        """What some rows of a tile read of its window, in parts: the entries, and the vectors of these, or their only one."""
+        """What some rows of a tile read of its window: in parts the entries, and their vectors or the only one."""
         window = self.origin - (chunk.block.first_coordinate - tile.keys.start)
         start, stop = window + rows.start, window + rows.stop - 1 + tile.count
         low, high = (min(max(x, start), stop) for x in (self.low, max(self.low, self.high)))
@@ -113,7 +113,7 @@ class _VectorTerm:
                 yield slice(first - window, last - window), slice(first, first + 1 if alike else last)
 
     def strips(self, chunk: Chunk, tile: Tile) -> Iterator[tuple[slice, slice, slice]]:
-        """The same for some rows at a time, before the parts."""
+        """The same for a few rows at a time, which come first."""
         for start in range(0, chunk.block.count, _ROWS_AT_ONCE):
             rows = slice(start, min(start + _ROWS_AT_ONCE, chunk.block.count))
             yield from ((rows, *part) for part in self.parts(chunk, tile, rows))
@@ -272,7 +272,7 @@ def _summed(x: Float[Tensor, "n w"], rows: slice) -> Float[Tensor, "n _"]:
 
 def _is_one(rows: slice, keys: slice, n: int) -> bool:
     """Whether some keys and n queries read one row, and not one for each entry of the window."""
-    return rows.stop - rows.start != keys.stop - keys.start + n - 1
+    return bool(rows.stop - rows.start != keys.stop - keys.start + n - 1)
 
 
 def _diagonals(band: Float[Tensor, "s W"], n: int) -> Float[Tensor, "s n"]:
