@@ -29,8 +29,9 @@ def _errors(dtype: torch.dtype, *, bias: bool, causal: bool = False) -> dict[str
 
     def torchs(dtype: torch.dtype) -> list[Tensor]:
         leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        own_q, own_k, own_v = leaves
         mask = values[:, line.index()].to(dtype)[None].requires_grad_() if bias else None
-        out = F.scaled_dot_product_attention(*leaves, attn_mask=mask, is_causal=causal)
+        out = F.scaled_dot_product_attention(own_q, own_k, own_v, attn_mask=mask, is_causal=causal)
         return [out, *torch.autograd.grad(out, leaves, upstream.to(dtype))]
 
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from relpos.core import LineVectors
+from relpos.core import LineBias, LineVectors
 from relpos.engines.call import Call
 from relpos.engines.streaming import matmul
 from relpos.engines.streaming.dense_plan import DensePlan
@@ -20,6 +20,8 @@ _NATIVE_ROWS, _NATIVE_WIDTH = 512, 2048
 """The same in bfloat16, whose products are so fast that the fixed cost of each needs more rows to pay off."""
 PAIRS = 2**18
 """The most scores in a buffer, where it holds several heads."""
+_PREFIX_PAIRS = 2**20
+"""The same where keys have a prefix: its few keys are a tile of their own in each block, cheaper for many heads."""
 
 
 def log_base(dtype: torch.dtype) -> float:
@@ -41,4 +43,7 @@ def make_plan(call: Call, *, natural: bool = False) -> Plan:
     rows, keys = (_NATIVE_ROWS, _NATIVE_WIDTH) if bfloat16 else (ROWS, WIDTH)
     if vectors and call.k.shape[2] <= WIDTH // 2:
         rows *= 2
-    return HankelPlan(call, rows, keys, PAIRS, unit=unit, bfloat16=bfloat16)
+    layouts = [term.lines.layout for term in call.terms.of(LineBias)]
+    has_prefix = any(layout.key is not None and layout.key.prefix for layout in layouts)
+    pairs = _PREFIX_PAIRS if has_prefix else PAIRS
+    return HankelPlan(call, rows, keys, pairs, unit=unit, bfloat16=bfloat16)
