@@ -70,6 +70,7 @@ def test_padding_is_never_ignored() -> None:
     assert float((whole - before)[1].abs().max()) > 1e-3
 
 
+@torch.no_grad()
 def test_a_dense_mask_of_the_callers_is_served_with_a_warning() -> None:
     model = _translator()
     ids, words = tokens(2, 9), tokens(2, 5, seed=1)

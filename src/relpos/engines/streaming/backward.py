@@ -6,7 +6,8 @@ The shift of a row is its log-sum-exp. With delta = <output, d output> - d lse,
 
 A matrix product each gives the gradients of q, k and v; the plan computes those of the terms. In float64, and in
 `DensePlan`, the weights of a block with one tile are divided by their own sum, which avoids the rounding error of the
-log-sum-exp; delta is then computed from these weights too, so that the two cancel exactly where they should.
+log-sum-exp; delta is then computed from these weights too, so that the two cancel exactly where they should. So it is
+in half precision, where the output has been rounded: times a peaked row's weight, that would be most of the error.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class Backward:
         d_plain_q = d_q if self.call.plain_q is None else torch.zeros_like(d_q)
         for tile in chunk.block.tiles:
             weights = scores.exp(scores.compute(chunk, tile, shift))
-            renormalizes = plan.renormalizes and len(chunk.block.tiles) == 1
-            if renormalizes:
+            alone = len(chunk.block.tiles) == 1
+            if plan.renormalizes and alone:
                 total = weights.sum(dim=-1, keepdim=True)
                 total = total if sink is None else total + sink
                 weights /= torch.where(total == 0, 1, total)
@@ -100,7 +101,10 @@ class Backward:
             plan.values_backward(d, used, upstream, chunk, tile)
             if kept is not None:
                 d.mul_(kept)
-            d.sub_((d * weights).sum(dim=-1, keepdim=True) - d_lse if renormalizes else delta).mul_(weights)
+            if alone and (plan.renormalizes or self.out.dtype != scores.dtype):
+                product = torch.mul(d, weights, out=scores.workspace.product.rows(*d.shape))
+                delta = product.sum(dim=-1, keepdim=True) - d_lse
+            d.sub_(delta).mul_(weights)
             plan.collect(d, chunk, tile, d_plain_q, self.d_k if self.call.plain_k is None else self.d_plain_k)
             if scores.tanh is not None:
                 d.mul_(1 - scores.tanh.square())

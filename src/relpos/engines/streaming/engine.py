@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -22,9 +21,7 @@ from relpos.core import (
     Scale,
     Sinks,
     Softcap,
-    Term,
     at_least_float32,
-    lookup,
 )
 from relpos.engines import dense
 from relpos.engines.call import Call
@@ -57,16 +54,21 @@ def _forward_whole(call: Call) -> tuple[Tensor, Tensor]:
 def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
     groups = by_segments(call)
     if groups is None:
-        Backward(call, make_plan(call), out, lse, d_out, d_lse, gradients).run()
+        _backward_whole(call, out, lse, d_out, d_lse, gradients)
         return
     for group in groups:
         group_gradients = Gradients([part for x, part, _ in group.links if gradients.wants(x)])
         out_g, lse_g, d_out_g, d_lse_g = (group.take(x) for x in (out, lse, d_out, d_lse))
-        Backward(group.call, make_plan(group.call), out_g, lse_g, d_out_g, d_lse_g, group_gradients).run()
+        _backward_whole(group.call, out_g, lse_g, d_out_g, d_lse_g, group_gradients)
         for x, part, add in group.links:
             gradient = group_gradients.of(part)
             if gradient is not None:
                 add(gradients.buffer(x), gradient)
+
+
+def _backward_whole(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
+    natural = cpu_kernel.supports(call)  # scores then round as the kernel's did, and its log-sum-exp fits them
+    Backward(call, make_plan(call, natural=natural), out, lse, d_out, d_lse, gradients).run()
 
 
 _attend = make_operator("streaming", _forward, _backward)
@@ -88,23 +90,10 @@ class Streaming(Engine):
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
         call = call.rotated()
-        call = replace(call, terms=call.terms.each(_one_row_per_entry))
         return _by_rules(call) if call.terms.one(RowRule) is not None else _attend(call)
 
 
 STREAMING = Streaming()
-
-
-def _one_row_per_entry(term: Term) -> Term:
-    """Vectors on a sequence as one row for each entry of the line, so that buckets and clipping are resolved once."""
-    if not isinstance(term, LineVectors) or term.lines.layout.kind != "affine":
-        return term
-    length, count = term.lines.length, term.vectors.shape[1]
-    if term.index is None:
-        return replace(term, vectors=F.pad(term.vectors[:, :length], (0, 0, 0, max(0, length - count))))
-    rows = F.pad(term.vectors, (0, 0, 0, 1)).transpose(0, 1)
-    inside = (term.index >= 0) & (term.index < count)
-    return replace(term, vectors=lookup(rows, torch.where(inside, term.index, count)).transpose(0, 1), index=None)
 
 
 def _by_rules(call: Call) -> tuple[Tensor, Tensor]:

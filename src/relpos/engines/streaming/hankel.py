@@ -112,7 +112,7 @@ class HankelPlan(Plan):
                 return False
             if vectors and layout.kind != "affine":
                 return False
-        return all(term.lines.layout.kind == "affine" and term.index is None for term in vectors)
+        return all(term.lines.layout.kind == "affine" for term in vectors)
 
     def prefix(self) -> HankelPlan:
         """This plan for the prefix queries alone, with scores in base 2. `self` has natural scores."""

@@ -11,7 +11,7 @@ import torch
 from relpos.core import LineBias, LineVectors, Mask, QueryBias, Rotation, RowRule, Scale, Sinks
 from relpos.engines.call import Call
 
-_SEQUENCE, _GRID, _KEY_VECTORS = 2**16, 2**18, 2**20
+_SEQUENCE, _GRID, _KEY_VECTORS = 2**16, 2**18, 2**18
 _SEQUENCE_WITHOUT_GRADIENT, _GRID_WITHOUT_GRADIENT = 2**18, 2**20
 _NOT_LEARNED, _WINDOW = 2**21, 2**20
 _LEAST = 2**20

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from relpos.core import LineVectors
+from relpos.core import LineBias, LineVectors
 from relpos.engines.call import Call
 from relpos.engines.streaming import matmul
 from relpos.engines.streaming.dense_plan import DensePlan
@@ -14,11 +14,14 @@ from relpos.engines.streaming.hankel import HankelPlan
 from relpos.engines.streaming.plan import Plan
 
 ROWS, WIDTH = 256, 8192
-"""The most rows and keys of a tile."""
+"""The most rows and keys of a tile. Vectors, which come with many small products, take twice the rows of half the
+keys."""
 _NATIVE_ROWS, _NATIVE_WIDTH = 512, 2048
 """The same in bfloat16, whose products are so fast that the fixed cost of each needs more rows to pay off."""
 PAIRS = 2**18
 """The most scores in a buffer, where it holds several heads."""
+_PREFIX_PAIRS = 2**20
+"""The same where keys have a prefix: its few keys are a tile of their own in each block, cheaper for many heads."""
 
 
 def log_base(dtype: torch.dtype) -> float:
@@ -30,11 +33,17 @@ def log_base(dtype: torch.dtype) -> float:
     return 1.0 if dtype == torch.float64 else math.log2(math.e)
 
 
-def make_plan(call: Call) -> Plan:
-    """The plan of a call."""
-    unit, bfloat16 = log_base(call.q.dtype), matmul.native(call.q)
+def make_plan(call: Call, *, natural: bool = False) -> Plan:
+    """The plan of a call; `natural` for scores in base e in every dtype."""
+    unit, bfloat16 = 1.0 if natural else log_base(call.q.dtype), matmul.native(call.q)
     if not HankelPlan.supports(call):
         return DensePlan(call, PAIRS, unit=unit, bfloat16=bfloat16)
-    bfloat16 = bfloat16 and not call.terms.of(LineVectors)
+    vectors = bool(call.terms.of(LineVectors))
+    bfloat16 = bfloat16 and not vectors
     rows, keys = (_NATIVE_ROWS, _NATIVE_WIDTH) if bfloat16 else (ROWS, WIDTH)
-    return HankelPlan(call, rows, keys, PAIRS, unit=unit, bfloat16=bfloat16)
+    if vectors and call.k.shape[2] <= WIDTH // 2:
+        rows *= 2
+    layouts = [term.lines.layout for term in call.terms.of(LineBias)]
+    has_prefix = any(layout.key is not None and layout.key.prefix for layout in layouts)
+    pairs = _PREFIX_PAIRS if has_prefix else PAIRS
+    return HankelPlan(call, rows, keys, pairs, unit=unit, bfloat16=bfloat16)

@@ -5,11 +5,14 @@ Scores are in base 2, because exp2 is several times faster than exp on CPU: with
     score  = unit * (softcap(scale * <q, k>) + bias) - shift        bias - shift is written into a buffer first, and the
     weight = exp2(score)                                            matrix product is added to it
 
-In float64 the unit is 1, and exp takes the place of exp2.
+In float64 the unit is 1, and exp takes the place of exp2. It is also 1 in the backward of what the flash kernel
+computed, where the factor comes after the sum. Where one key has nearly all weight, its score and the log-sum-exp are
+the same number: rounded alike, they leave nothing. Multiplied by log2(e) before, each is off by half a last digit.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -24,6 +27,8 @@ from relpos.engines.streaming.matmul import add_matmul
 from relpos.engines.streaming.plan import Plan
 from relpos.engines.streaming.tiles import Tile
 from relpos.engines.streaming.workspace import Workspace
+
+_LOG2E = math.log2(math.e)
 
 
 class Scores:
@@ -83,7 +88,9 @@ class Scores:
 
     def exp(self, x: Tensor) -> Tensor:
         """The exponential of scores in the plan's unit, in place."""
-        return x.exp_() if self.plan.unit == 1 else x.exp2_()
+        if self.plan.unit != 1:
+            return x.exp2_()
+        return x.exp_() if x.dtype == torch.float64 else x.mul_(_LOG2E).exp2_()
 
     def _of_heads(self, x: Tensor, heads: slice) -> Tensor:
         """`[1 or B, 1 or H, n, m]` for some of the B * H heads."""

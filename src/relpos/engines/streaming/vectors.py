@@ -15,7 +15,9 @@ the gradient of the queries. For vectors that are multiplied with keys the roles
 
     band = k @ w.T           score[r, j] += band[j, r + j]
 
-Buckets are resolved before, in `engine`: here the vectors have one row for each entry of the line.
+Buckets and clipping are resolved first: `_VectorTerm` has one row for each entry of the line. Far offsets often share
+one row (Shaw's beyond 16, DeBERTa's beyond 512). Such a stretch of the window takes one product, with that row alone,
+and the sums of the stretch take its place in the gradient.
 """
 
 from __future__ import annotations
@@ -24,21 +26,33 @@ from collections.abc import Iterator
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from relpos.core import LineVectors
+from relpos.core.gather import ordered_segment_sum
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.streaming.chunks import Chunk
 from relpos.engines.streaming.tiles import Tile
+from relpos.engines.streaming.workspace import Buffer, whole
 
 _KEYS_AT_ONCE = 128
 """Keys of a band: with more, more products beside the diagonals are wasted; with fewer, products are small."""
+_ROWS_AT_ONCE = 256
+"""The same for rows, which read only their own part of the window."""
+_LEAST_ALIKE = 64
+"""The fewest entries that read one row, at an end of a window, that are taken together."""
 
 
 class _VectorTerm:
-    """One term: a vector for each entry of the line, in reverse order, and their gradient."""
+    """One term: a vector for each entry of the line, in reverse order, and their gradient.
+
+    Attributes:
+        index: the row of the term that each entry reads, in reverse order, or None for its own.
+        low, high: entries below `low` all read one row, and so do those from `high` on.
+    """
 
     def __init__(self, term: LineVectors, call: Call, start: int, unit: float) -> None:
         layout = term.lines.layout
@@ -48,9 +62,20 @@ class _VectorTerm:
         self.scale = call.scale if term.scaled else 1.0
         self.factor = self.scale * unit
         dtype = torch.promote_types(call.q.dtype, torch.float32)
-        self.vectors = term.vectors.detach().to(dtype).flip(1)
+        length, count = term.lines.length, term.vectors.shape[1]
+        vectors = term.vectors.detach().to(dtype)
+        self.index: Int[Tensor, " L"] | None = None
+        self.low, self.high = 0, length
+        if term.index is None:
+            self.vectors = F.pad(vectors[:, :length], (0, 0, 0, max(0, length - count))).flip(1)
+        else:
+            inside = (term.index >= 0) & (term.index < count)
+            self.index = torch.where(inside, term.index, count).flip(0)
+            self.vectors = F.pad(vectors, (0, 0, 0, 1)).index_select(1, self.index)
+            if self.index.device.type == "cpu":
+                self.low, self.high = _alike(self.index)
         self.bias = None if term.bias is None else term.bias.detach().to(dtype)
-        self.origin = term.lines.length - 1 - (layout.query.start - start - layout.key.start + term.lines.origin)
+        self.origin = length - 1 - (layout.query.start - start - layout.key.start + term.lines.origin)
 
     @cached_property
     def d_vectors(self) -> Float[Tensor, "_ L D"]:
@@ -60,14 +85,55 @@ class _VectorTerm:
     def d_bias(self) -> Float[Tensor, "_ D"] | None:
         return None if self.bias is None else torch.zeros_like(self.bias)
 
+    def finished(self) -> Float[Tensor, "_ R D"]:
+        """The gradient of the term's own vectors."""
+        d, count = self.d_vectors, self.term.vectors.shape[1]
+        if self.index is None:
+            return F.pad(d.flip(1), (0, 0, 0, max(0, count - d.shape[1])))[:, :count]
+        first, last = max(self.low - 1, 0), min(self.high + 1, d.shape[1])
+        d[:, first] += d[:, :first].sum(dim=1)
+        d[:, last - 1] += d[:, last:].sum(dim=1)
+        rows, index = d[:, first:last].transpose(0, 1), self.index[first:last]
+        if d.device.type == "cpu":  # one after another, in a fixed order
+            return d.new_zeros(count + 1, *d.shape[::2]).index_add_(0, index, rows)[:count].transpose(0, 1)
+        return ordered_segment_sum(rows, index, count + 1)[:count].transpose(0, 1)
+
     def of_head(self, x: Tensor, chunk: Chunk) -> Tensor:
         """The part of the chunk's only head in a tensor with all query heads, or with one for all of them."""
         return x[chunk.head_slice.start % self.heads if x.shape[0] > 1 else 0]
 
-    def window(self, x: Float[Tensor, "_ L D"], chunk: Chunk, tile: Tile) -> Float[Tensor, "W D"]:
-        """A view of the rows of the vectors, or of their gradient, that a tile reads."""
-        start = self.origin - (chunk.block.first_coordinate - tile.keys.start)
-        return self.of_head(x, chunk)[start : start + tile.window_length]
+    def parts(self, chunk: Chunk, tile: Tile, rows: slice) -> Iterator[tuple[slice, slice]]:
+        """What some rows of a tile read of its window: in parts the entries, and their vectors or the only one."""
+        window = self.origin - (chunk.block.first_coordinate - tile.keys.start)
+        start, stop = window + rows.start, window + rows.stop - 1 + tile.count
+        low, high = (min(max(x, start), stop) for x in (self.low, max(self.low, self.high)))
+        low, high = start if low - start < _LEAST_ALIKE else low, stop if stop - high < _LEAST_ALIKE else high
+        for first, last, alike in ((start, low, True), (low, high, False), (high, stop, True)):
+            if last > first:
+                yield slice(first - window, last - window), slice(first, first + 1 if alike else last)
+
+    def strips(self, chunk: Chunk, tile: Tile) -> Iterator[tuple[slice, slice, slice]]:
+        """The same for a few rows at a time, which come first."""
+        for start in range(0, chunk.block.count, _ROWS_AT_ONCE):
+            rows = slice(start, min(start + _ROWS_AT_ONCE, chunk.block.count))
+            yield from ((rows, *part) for part in self.parts(chunk, tile, rows))
+
+    def bands(self, chunk: Chunk, tile: Tile) -> Iterator[tuple[slice, slice]]:
+        """Some keys at a time, and the rows that queries read for these: one, or for `_diagonals` one an entry.
+
+        Key j reads entries j to j + n - 1 of the window.
+        """
+        n, m = chunk.block.count, tile.count
+        start, first, last = self.origin - (chunk.block.first_coordinate - tile.keys.start), 0, m
+        for entries, rows in self.parts(chunk, tile, slice(0, n)):
+            if rows.stop - rows.start == 1:
+                keys = slice(entries.start, entries.stop - n + 1)
+                if keys.stop - keys.start >= _LEAST_ALIKE:
+                    yield keys, rows
+                    first, last = (keys.stop, last) if keys.start == 0 else (first, keys.start)
+        for band in range(first, last, _KEYS_AT_ONCE):
+            stop = min(band + _KEYS_AT_ONCE, last)
+            yield slice(band, stop), slice(start + band, start + stop + n - 1)
 
     def with_bias(self, x: Float[Tensor, "n D"], chunk: Chunk) -> Float[Tensor, "n D"]:
         """Queries or keys plus the term's bias."""
@@ -85,6 +151,8 @@ class Vectors:
 
     def __init__(self, call: Call, start: int, unit: float) -> None:
         self.terms = [_VectorTerm(term, call, start, unit) for term in call.terms.of(LineVectors)]
+        dtype = torch.promote_types(call.q.dtype, torch.float32)
+        self.products, self.in_zeros = (Buffer(dtype, call.q.device) for _ in range(2))
 
     def __len__(self) -> int:
         return len(self.terms)
@@ -98,23 +166,32 @@ class Vectors:
     def add_queries(self, around: Float[Tensor, "n W"], chunk: Chunk, tile: Tile) -> None:
         """Add the products with queries to the whole buffer of the scores."""
         for vectors in self.of("query"):
-            window = vectors.window(vectors.vectors, chunk, tile)
-            around.addmm_(vectors.with_bias(chunk.plain_q[0], chunk), window.mT, alpha=vectors.factor)
+            own, q = vectors.of_head(vectors.vectors, chunk), vectors.with_bias(chunk.plain_q[0], chunk)
+            for queries, entries, rows in vectors.strips(chunk, tile):
+                _add_product(around[queries, entries], q[queries], own[rows], vectors.factor)
 
     def add_keys(self, score: Float[Tensor, "n m"], chunk: Chunk, tile: Tile) -> None:
         """Add the products with keys to the scores."""
-        n, m = score.shape
+        n = score.shape[0]
         for vectors in self.of("key"):
-            window = vectors.window(vectors.vectors, chunk, tile)
-            k = vectors.with_bias(chunk.heads.plain_k[0, tile.keys], chunk)
-            for keys, entries in _bands(n, m):
-                band = k[keys] @ window[entries].mT
+            own, k = (
+                vectors.of_head(vectors.vectors, chunk),
+                vectors.with_bias(chunk.heads.plain_k[0, tile.keys], chunk),
+            )
+            for keys, rows in vectors.bands(chunk, tile):
+                if _is_one(rows, keys, n):
+                    score[:, keys].add_((k[keys] @ own[rows].mT).mT, alpha=vectors.factor)
+                    continue
+                band = self.products.rows(1, keys.stop - keys.start, rows.stop - rows.start)[0]
+                torch.mm(k[keys], own[rows].mT, out=band)
                 score[:, keys].add_(_diagonals(band, n).mT, alpha=vectors.factor)
 
     def add_outputs(self, out: Float[Tensor, "n V"], around: Float[Tensor, "n W"], chunk: Chunk, tile: Tile) -> None:
         """Add the weighted sum of the vectors to the output; `around` holds the weights, and zeros around them."""
         for vectors in self.of("value"):
-            out.addmm_(around, vectors.window(vectors.vectors, chunk, tile))
+            own = vectors.of_head(vectors.vectors, chunk)
+            for queries, entries, rows in vectors.strips(chunk, tile):
+                out[queries].addmm_(_summed(around[queries, entries], rows), own[rows])
 
     # backward
 
@@ -123,8 +200,10 @@ class Vectors:
     ) -> None:
         """The backward of `add_outputs`, for whole buffers; the weights are 0 around their tile."""
         for vectors in self.of("value"):
-            d.addmm_(upstream, vectors.window(vectors.vectors, chunk, tile).mT)
-            vectors.window(vectors.d_vectors, chunk, tile).addmm_(weights.mT, upstream)
+            own, into = (vectors.of_head(x, chunk) for x in (vectors.vectors, vectors.d_vectors))
+            for queries, entries, rows in vectors.strips(chunk, tile):
+                _add_product(d[queries, entries], upstream[queries], own[rows], 1.0)
+                into[rows].addmm_(_summed(weights[queries, entries], rows).mT, upstream[queries])
 
     def collect(
         self,
@@ -137,20 +216,28 @@ class Vectors:
     ) -> None:
         """The backward of `add_queries` and `add_keys`; `around` holds `d`, and zeros around it."""
         for vectors in self.of("query"):
-            window, into = (vectors.window(x, chunk, tile) for x in (vectors.vectors, vectors.d_vectors))
-            d_x = torch.mm(around, window).mul_(vectors.scale)
-            into.addmm_(around.mT, vectors.with_bias(chunk.plain_q[0], chunk), alpha=vectors.scale)
+            own, into = (vectors.of_head(x, chunk) for x in (vectors.vectors, vectors.d_vectors))
+            q = vectors.with_bias(chunk.plain_q[0], chunk)
+            d_x = torch.zeros_like(d_q)
+            for queries, entries, rows in vectors.strips(chunk, tile):
+                sums = _summed(around[queries, entries], rows)
+                d_x[queries].addmm_(sums, own[rows], alpha=vectors.scale)
+                into[rows].addmm_(sums.mT, q[queries], alpha=vectors.scale)
             d_q += d_x
             vectors.add_d_bias(d_x, chunk)
-        n, m = d.shape
+        n = d.shape[0]
         for vectors in self.of("key"):
-            window, into = (vectors.window(x, chunk, tile) for x in (vectors.vectors, vectors.d_vectors))
+            own, into = (vectors.of_head(x, chunk) for x in (vectors.vectors, vectors.d_vectors))
             k = vectors.with_bias(chunk.heads.plain_k[0, tile.keys], chunk)
-            for keys, entries in _bands(n, m):
-                band = d.new_zeros(keys.stop - keys.start, entries.stop - entries.start)
-                _diagonals(band, n).copy_(d[:, keys].mT)
-                d_x = torch.mm(band, window[entries]).mul_(vectors.scale)
-                into[entries].addmm_(band.mT, k[keys], alpha=vectors.scale)
+            for keys, rows in vectors.bands(chunk, tile):
+                if _is_one(rows, keys, n):
+                    sums = d[:, keys].sum(dim=0)[:, None]
+                else:
+                    sums = self.in_zeros.skewed_in_zeros(1, keys.stop - keys.start, n, 1, 1)
+                    sums.copy_(d[:, keys].mT)
+                    sums = whole(sums, 1)[0, 0]
+                d_x = torch.mm(sums, own[rows]).mul_(vectors.scale)
+                into[rows].addmm_(sums.mT, k[keys], alpha=vectors.scale)
                 if d_k is not None:
                     d_k[keys] += d_x
                 vectors.add_d_bias(d_x, chunk)
@@ -158,15 +245,34 @@ class Vectors:
     def finish(self, gradients: Gradients) -> None:
         """Add the gradients of the terms to those of the call."""
         for vectors in self.terms:
-            gradients.add(vectors.term.vectors, vectors.d_vectors.flip(1))
+            gradients.add(vectors.term.vectors, vectors.finished() if gradients.wants(vectors.term.vectors) else None)
             gradients.add(vectors.term.bias, vectors.d_bias)
 
 
-def _bands(n: int, m: int) -> Iterator[tuple[slice, slice]]:
-    """A few keys at a time, and the entries of the window that the rows read for these."""
-    for start in range(0, m, _KEYS_AT_ONCE):
-        stop = min(start + _KEYS_AT_ONCE, m)
-        yield slice(start, stop), slice(start, stop + n - 1)
+def _alike(index: Int[Tensor, " L"]) -> tuple[int, int]:
+    """Up to which entry all read the row of the first, and from which on that of the last."""
+    first, last = (index != index[0]).nonzero()[:, 0], (index != index[-1]).nonzero()[:, 0]
+    return (int(first[0]), int(last[-1]) + 1) if len(first) else (len(index), len(index))
+
+
+def _add_product(
+    into: Float[Tensor, "n w"], x: Float[Tensor, "n D"], rows: Float[Tensor, "_ D"], factor: float
+) -> None:
+    """Add `x @ rows.T`; one row is the same for all columns."""
+    if rows.shape[0] == into.shape[1]:
+        into.addmm_(x, rows.mT, alpha=factor)
+    else:
+        into.add_(x @ rows.mT, alpha=factor)
+
+
+def _summed(x: Float[Tensor, "n w"], rows: slice) -> Float[Tensor, "n _"]:
+    """x, or its row sums where all columns read one row."""
+    return x if rows.stop - rows.start == x.shape[1] else x.sum(dim=1, keepdim=True)
+
+
+def _is_one(rows: slice, keys: slice, n: int) -> bool:
+    """Whether some keys and n queries read one row, and not one for each entry of the window."""
+    return bool(rows.stop - rows.start != keys.stop - keys.start + n - 1)
 
 
 def _diagonals(band: Float[Tensor, "s W"], n: int) -> Float[Tensor, "s n"]:
