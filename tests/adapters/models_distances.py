@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from models import Model, images
 from torch import Tensor, nn
 
+from models import Model, images
 from relpos.adapters.libraries import imported
 
 TABLES = ("attention_biases",)
@@ -105,7 +105,12 @@ MODELS = [
     Model(
         "timm efficientformer_v2",
         lambda: _timm(
-            "efficientformer_v2", "EfficientFormerV2", depths=(1, 1, 1, 1), embed_dims=(8, 8, 16, 32), num_vit=0, img_size=128
+            "efficientformer_v2",
+            "EfficientFormerV2",
+            depths=(1, 1, 1, 1),
+            embed_dims=(8, 8, 16, 32),
+            num_vit=0,
+            img_size=128,
         ),
         lambda: images(2, 128),
         _logits,

@@ -5,13 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from models import Model, images
 from torch import Tensor, nn
 
+from models import Model, images
 from relpos.adapters.libraries import imported
 
 TABLES = ("relative_position_bias_table", "mlp.2.weight", "meta_mlp.fc2.weight")
-SMALL = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 4], "window_size": 4, "drop_path_rate": 0.0}
+SMALL = {
+    "image_size": 32,
+    "patch_size": 4,
+    "embed_dim": 16,
+    "depths": [2, 1],
+    "num_heads": [2, 4],
+    "window_size": 4,
+    "drop_path_rate": 0.0,
+}
 LIKE = frozenset({"no padding", "windows", "alike"})
 UNPADDED = frozenset({"no padding", "windows"})
 
@@ -62,7 +70,15 @@ def _maskformer() -> nn.Module:
 def _timm(file: str, kind: str, **more: Any) -> nn.Module:
     timm = imported("timm")
     made: nn.Module = getattr(getattr(timm.models, file), kind)(
-        img_size=32, patch_size=4, embed_dim=16, depths=(2, 1), num_heads=(2, 4), window_size=4, num_classes=5, drop_path_rate=0.0, **more
+        img_size=32,
+        patch_size=4,
+        embed_dim=16,
+        depths=(2, 1),
+        num_heads=(2, 4),
+        window_size=4,
+        num_classes=5,
+        drop_path_rate=0.0,
+        **more,
     )
     return made
 

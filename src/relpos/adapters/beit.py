@@ -48,7 +48,7 @@ class BeitBias(_Beit):
         tokens = window_size[0] * window_size[1] + 1
         # interpolated to the size that it has, the dense bias stays as it is
         if not self.takes(tokens, tokens) or (interpolate_pos_encoding and dim_size != tokens):
-            published: Tensor = super().forward(window_size, interpolate_pos_encoding, dim_size)  # type: ignore[misc]
+            published: Tensor = super().forward(window_size, interpolate_pos_encoding, dim_size)
             return published
         old, table = module.window_size, module.relative_position_bias_table
         if old[0] == old[1] and tuple(old) == tuple(window_size):
@@ -64,13 +64,20 @@ class BeitAttention(_Beit):
     """`BeitAttention`: its mask is the bias."""
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, *, padding: Tensor | None = None, **kwargs: Any
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        padding: Tensor | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Attention between all tokens `[B, N, E]`; `padding` is what the caller gave the model."""
         module: Any = self
         tokens = hidden_states.shape[1]
         if attention_mask is None or not is_image(attention_mask, tokens):
-            return super().forward(hidden_states, _with_padding(module, hidden_states, attention_mask, padding), **kwargs)
+            return super().forward(
+                hidden_states, _with_padding(module, hidden_states, attention_mask, padding), **kwargs
+            )
         if padding is not None or weights_asked():
             dense = dense_of_image(attention_mask, tokens)
             return super().forward(hidden_states, _with_padding(module, hidden_states, dense, padding), **kwargs)
@@ -113,7 +120,7 @@ def _with_padding(module: Any, x: Tensor, bias: Tensor | None, padding: Tensor |
 
     if padding is None:
         return bias
-    mask: Tensor | None = create_bidirectional_mask(config=module.config, inputs_embeds=x, attention_mask=padding)
+    mask: Any = create_bidirectional_mask(config=module.config, inputs_embeds=x, attention_mask=padding)
     return bias if mask is None else mask if bias is None else bias + mask
 
 
@@ -133,9 +140,7 @@ class Data2VecAttention(_Beit):
         image, tokens = relative_position_bias, hidden_states.shape[1]
         shared = image is None or is_image(image, tokens)
         if not (self.takes(tokens, tokens) and shared and (image is not None or module.has_relative_position_bias)):
-            return super().forward(
-                hidden_states, output_attentions, image, interpolate_pos_encoding, resolution
-            )
+            return super().forward(hidden_states, output_attentions, image, interpolate_pos_encoding, resolution)
         refuse_weights(output_attentions)
         if module.has_relative_position_bias:
             assert resolution is not None
@@ -145,8 +150,7 @@ class Data2VecAttention(_Beit):
         assert image is not None
         shape = (*hidden_states.shape[:-1], -1, module.attention_head_size)
         q, k, v = (
-            project(hidden_states).view(shape).transpose(1, 2)
-            for project in (module.query, module.key, module.value)
+            project(hidden_states).view(shape).transpose(1, 2) for project in (module.query, module.key, module.value)
         )
         out = self.attend(
             q,
@@ -167,7 +171,7 @@ class TimmBias(_Beit):
         module: Any = self
         tokens = module.window_area + 1
         if not self.takes(tokens, tokens):
-            published: Tensor = super().forward()  # type: ignore[misc]
+            published: Tensor = super().forward()
             return published
         return image_of(module.relative_position_bias_table, module.window_size)
 
@@ -182,7 +186,9 @@ class TimmAttention(_Beit):
         fits = shared_rel_pos_bias is None or is_image(shared_rel_pos_bias, tokens)
         if not (self.takes(tokens, tokens) and fits and (table is not None or shared_rel_pos_bias is not None)):
             return super().forward(x, shared_rel_pos_bias=shared_rel_pos_bias)
-        q, k, v = projected_with_biases(module, x).unflatten(-1, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            projected_with_biases(module, x).unflatten(-1, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        )
         if shared_rel_pos_bias is None:
             terms = terms_of_table(self, table, module.window_size)
         else:
@@ -265,7 +271,9 @@ KINDS = (
         name="tables with a class token",
         library="transformers",
         replaced=(
-            Replaced("beit", _BEIT + "BeitRelativePositionBias", BeitBias, ("forward", "generate_relative_position_index")),
+            Replaced(
+                "beit", _BEIT + "BeitRelativePositionBias", BeitBias, ("forward", "generate_relative_position_index")
+            ),
             Replaced("beit", _BEIT + "BeitAttention", BeitAttention, unfit=_unfit),
             Replaced("beit", _BEIT + "BeitModel", BeitModel, unfit=_unfit),
             Replaced(
@@ -291,7 +299,10 @@ KINDS = (
         replaced=(
             Replaced("beit", _TIMM + "RelativePositionBias", TimmBias, ("forward", "gen_relative_position_index")),
             Replaced(
-                "beit", _TIMM + "Attention", TimmAttention, ("forward", "_get_rel_pos_bias", "gen_relative_position_index")
+                "beit",
+                _TIMM + "Attention",
+                TimmAttention,
+                ("forward", "_get_rel_pos_bias", "gen_relative_position_index"),
             ),
         ),
         verified=(
