@@ -48,7 +48,10 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: _transformers("T5Config", "T5EncoderModel", vocab_size=1000, num_layers=1),
         (512, 2048, 4096),
     ),
-    "mpnet-base": (lambda: _transformers("MPNetConfig", "MPNetModel", **_BERT, max_position_embeddings=2056), (256, 512, 2048)),
+    "mpnet-base": (
+        lambda: _transformers("MPNetConfig", "MPNetModel", **_BERT, max_position_embeddings=2056),
+        (256, 512, 2048),
+    ),
     "layoutlmv3-base": (
         lambda: _transformers(
             "LayoutLMv3Config", "LayoutLMv3Model", **_BERT, visual_embed=False, max_position_embeddings=2056

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from models import Model, at_tokens, padding, tokens
 from torch import Tensor, nn
 
+from models import Model, at_tokens, padding, tokens
 from relpos.adapters.libraries import imported
 
 SMALL = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}

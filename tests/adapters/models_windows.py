@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from models import Model, images
 from torch import Tensor, nn
 
+from models import Model, images
 from relpos.adapters.libraries import imported
 
 TABLES = ("relative_position_bias_table", "mlp.2.weight", "meta_mlp.fc2.weight")

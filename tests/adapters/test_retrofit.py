@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from models import Model, models
 from torch import Tensor, nn
 
 import relpos
+from models import Model, models
 from relpos.adapters import retrofitted
 from relpos.adapters.retrofitted import is_swapped, route
 from relpos.core import AxisVectors, DenseBias, LineBias, LineVectors, Terms
@@ -194,7 +194,7 @@ def test_verification_catches_planted_faults(model: Model, fault: str, monkeypat
 def test_short_calls_run_as_published(model: Model) -> None:
     module = model.made(torch.float32)
     if "windows" in model.tags:
-        with pytest.raises(ValueError, match="windows of .* tokens run as fast as published"):
+        with pytest.raises(ValueError, match=r"windows of .* tokens run as fast as published"):
             relpos.retrofit(module, border=10_000, verify=False)
         return
     published = model.called(module)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from models import models, padding, tokens
 from models_t5 import SMALL
 from torch import nn
 
 import relpos
+from models import models, padding, tokens
 from relpos.adapters.libraries import imported
 from relpos.adapters.retrofitted import is_swapped
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from models import models, tokens
 from models_t5 import SMALL
 from torch import nn
 
 import relpos
+from models import models, tokens
 from relpos.adapters import libraries
 from relpos.adapters.libraries import imported
 from relpos.adapters.retrofitted import is_swapped

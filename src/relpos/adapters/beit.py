@@ -48,7 +48,7 @@ class BeitBias(_Beit):
         tokens = window_size[0] * window_size[1] + 1
         # interpolated to the size that it has, the dense bias stays as it is
         if not self.takes(tokens, tokens) or (interpolate_pos_encoding and dim_size != tokens):
-            published: Tensor = super().forward(window_size, interpolate_pos_encoding, dim_size)  # type: ignore[misc]
+            published: Tensor = super().forward(window_size, interpolate_pos_encoding, dim_size)
             return published
         old, table = module.window_size, module.relative_position_bias_table
         if old[0] == old[1] and tuple(old) == tuple(window_size):
@@ -120,7 +120,7 @@ def _with_padding(module: Any, x: Tensor, bias: Tensor | None, padding: Tensor |
 
     if padding is None:
         return bias
-    mask: Tensor | None = create_bidirectional_mask(config=module.config, inputs_embeds=x, attention_mask=padding)
+    mask: Any = create_bidirectional_mask(config=module.config, inputs_embeds=x, attention_mask=padding)
     return bias if mask is None else mask if bias is None else bias + mask
 
 
@@ -171,7 +171,7 @@ class TimmBias(_Beit):
         module: Any = self
         tokens = module.window_area + 1
         if not self.takes(tokens, tokens):
-            published: Tensor = super().forward()  # type: ignore[misc]
+            published: Tensor = super().forward()
             return published
         return image_of(module.relative_position_bias_table, module.window_size)
 

@@ -35,9 +35,7 @@ class DecomposedAttention(Retrofitted):
 
     def decomposed(self, queries: Grid, keys: Grid) -> Terms:
         """The terms of the module's own tables."""
-        terms: Terms = self.made.terms_from(
-            {"rel_pos.0": self.rel_pos_h, "rel_pos.1": self.rel_pos_w}, queries, keys
-        )
+        terms: Terms = self.made.terms_from({"rel_pos.0": self.rel_pos_h, "rel_pos.1": self.rel_pos_w}, queries, keys)
         return terms
 
     def on_a_grid(self, x: Tensor, heads: int, dropout: float) -> Tensor:

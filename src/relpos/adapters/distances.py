@@ -132,8 +132,8 @@ class TimmLevitDownsample(Distances):
 def _of_heads(x: Tensor, heads: int, channels_first: bool) -> Tensor:
     """Projections as `[B, H, N, D]`."""
     if channels_first:
-        return x.flatten(2).unflatten(1, (heads, -1)).transpose(2, 3)
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+        return torch.unflatten(x.flatten(2), 1, (heads, -1)).transpose(2, 3)
+    return torch.unflatten(x, -1, (heads, -1)).transpose(1, 2)
 
 
 def _together(out: Tensor, x: Tensor, grid: tuple[int, ...], channels_first: bool) -> Tensor:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,10 @@ class Retrofitted(nn.Module):
 
     training_border: ClassVar[int] = 512
     """Tokens from which it is no slower in a training step."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # what a published module has
 
     def mechanism(self) -> Any:
         """The position as mechanisms of relpos for the settings of the module; made once, on the meta device."""

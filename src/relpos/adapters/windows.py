@@ -4,24 +4,24 @@
     score[h, i, j] += 16 * sigmoid(mlp(log of i - j))[h]            Swin V2, on queries and keys of length 1
 
 The published tables are the values on the lines of a window as they are. Windows that are cut by the shift have a mask
-of -100 (twice in some copies), which no line says; those calls run as published.
+of 0 and -100 (twice in Swin V2's first copies): numbers of pairs, which the layer makes once for all heads and images.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from relpos.adapters.draws import Draws
-from relpos.adapters.grids import terms_of_table, values
+from relpos.adapters.grids import kept_lines, terms_of_table, values
 from relpos.adapters.interface import weights_are_recorded
 from relpos.adapters.kinds import Kind, Refused, Replaced, Verified
 from relpos.adapters.retrofitted import Retrofitted
-from relpos.core import Grid, LineBias, Terms, lines
+from relpos.core import DenseBias, Grid, LineBias, Terms
 
 
 class Window(Retrofitted):
@@ -30,9 +30,22 @@ class Window(Retrofitted):
     border = 144
     training_border = 144
 
-    def takes_window(self, tokens: int, window: tuple[int, int], mask: Tensor | None) -> bool:
+    cuts: ClassVar[int] = 1
+    """How often the mask of cut windows is added."""
+
+    def takes_window(self, tokens: int, window: tuple[int, int]) -> bool:
         """Whether relpos computes a call of windows."""
-        return mask is None and tokens == window[0] * window[1] and self.takes(tokens, tokens)
+        return tokens == window[0] * window[1] and self.takes(tokens, tokens)
+
+    def attend_window(
+        self, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None, scale: float, dropout: float
+    ) -> Tensor:
+        """Attention within windows, `[B * windows, N, E]`; the mask is `[windows, N, N]`."""
+        if mask is not None:
+            cut = mask if self.cuts == 1 else self.cuts * mask
+            terms = terms + Terms(DenseBias(cut.repeat(q.shape[0] // cut.shape[0], 1, 1)[:, None]))
+        out = self.attend(q, k, v, position=terms, scale=scale, dropout=dropout if self.training else 0.0)
+        return out.transpose(1, 2).flatten(2)
 
 
 class SwinAttention(Window):
@@ -42,7 +55,7 @@ class SwinAttention(Window):
         """Attention within windows `[B * windows, N, E]`."""
         own: Any = self.relative_position_bias
         tokens = hidden_states.shape[1]
-        if weights_are_recorded() or not self.takes_window(tokens, own.window_size, attention_mask):
+        if weights_are_recorded() or not self.takes_window(tokens, own.window_size):
             return super().forward(hidden_states, attention_mask, **kwargs)
         module: Any = self
         shape = (*hidden_states.shape[:-1], -1, module.head_dim)
@@ -50,15 +63,9 @@ class SwinAttention(Window):
             project(hidden_states).view(shape).transpose(1, 2)
             for project in (module.q_proj, module.k_proj, module.v_proj)
         )
-        out = self.attend(
-            q,
-            k,
-            v,
-            position=terms_of_table(self, own.relative_position_bias_table, own.window_size),
-            scale=module.scaling,
-            dropout=module.attention_dropout if self.training else 0.0,
-        )
-        return module.o_proj(out.transpose(1, 2).flatten(2)), None
+        terms = terms_of_table(self, own.relative_position_bias_table, own.window_size)
+        out = self.attend_window(q, k, v, terms, attention_mask, module.scaling, module.attention_dropout)
+        return module.o_proj(out), None
 
 
 class SwinSelfAttention(Window):
@@ -70,17 +77,14 @@ class SwinSelfAttention(Window):
         """Attention within windows `[B * windows, N, E]`."""
         module: Any = self
         tokens = hidden_states.shape[1]
-        if output_attentions or not self.takes_window(tokens, module.window_size, attention_mask):
+        if output_attentions or not self.takes_window(tokens, module.window_size):
             return super().forward(hidden_states, attention_mask, output_attentions)
         shape = (*hidden_states.shape[:-1], -1, module.attention_head_size)
         q, k, v = (
             project(hidden_states).view(shape).transpose(1, 2) for project in (module.query, module.key, module.value)
         )
         q, k, scale = self.content(q, k)
-        out = self.attend(
-            q, k, v, position=self.terms(), scale=scale, dropout=module.dropout.p if self.training else 0.0
-        )
-        return (out.transpose(1, 2).flatten(2),)
+        return (self.attend_window(q, k, v, self.terms(), attention_mask, scale, module.dropout.p),)
 
     def content(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
         """Queries and keys whose product, scaled, is the score."""
@@ -94,6 +98,8 @@ class SwinSelfAttention(Window):
 
 class Swinv2SelfAttention(SwinSelfAttention):
     """`Swinv2SelfAttention` of transformers and its copies."""
+
+    cuts = 2
 
     def content(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
         """Queries and keys of length 1, the learned scale of a head on the queries."""
@@ -117,14 +123,12 @@ class TimmWindow(Window):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
         """Attention within windows `[B * windows, N, E]`."""
         module: Any = self
-        if not self.takes_window(x.shape[1], module.window_size, mask):
+        if not self.takes_window(x.shape[1], module.window_size):
             return super().forward(x, mask)
         q, k, v = self.projected(x).unflatten(-1, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         q, k, scale = self.content(q, k)
-        out = self.attend(
-            q, k, v, position=self.terms(), scale=scale, dropout=module.attn_drop.p if self.training else 0.0
-        )
-        return module.proj_drop(module.proj(out.transpose(1, 2).flatten(2)))
+        out = self.attend_window(q, k, v, self.terms(), mask, scale, module.attn_drop.p)
+        return module.proj_drop(module.proj(out))
 
     def projected(self, x: Tensor) -> Tensor:
         """Queries, keys and values side by side."""
@@ -162,11 +166,11 @@ class TimmCosineWindow(TimmWindow):
 class TimmLogWindow(TimmCosineWindow):
     """timm's Swin V2 after Christoph Reich: a network of the signed logarithms, without a sigmoid."""
 
-    def takes_window(self, tokens: int, window: tuple[int, int], mask: Tensor | None) -> bool:
+    def takes_window(self, tokens: int, window: tuple[int, int]) -> bool:
         """Not where the network has dropout in training: the published one drops for each pair alone."""
         module: Any = self
         drops = self.training and (module.meta_mlp.drop1.p > 0 or module.meta_mlp.drop2.p > 0)
-        return not drops and super().takes_window(tokens, window, mask)
+        return not drops and super().takes_window(tokens, window)
 
     def projected(self, x: Tensor) -> Tensor:
         """Queries, keys and values side by side."""
@@ -178,9 +182,7 @@ class TimmLogWindow(TimmCosineWindow):
         module: Any = self
         pairs: Tensor = module.relative_coordinates_log
         first = self.kept(("pairs", module.window_size), pairs.device, lambda: _first_pairs(module.window_size, pairs))
-        line = self.kept(
-            Grid(*module.window_size), pairs.device, lambda: lines(Grid(*module.window_size), device=pairs.device)
-        )
+        line = kept_lines(self, Grid(*module.window_size), pairs.device)
         return Terms(LineBias(values(module.meta_mlp(pairs[first]).T), line))
 
 
