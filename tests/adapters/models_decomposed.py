@@ -107,12 +107,14 @@ def _logits(out: Tensor, inputs: Tensor) -> tuple[Tensor, ...]:
     return (out,)
 
 
-_MODEL = {"pp_formulanet": {
+_MODEL = {
+    "pp_formulanet": {
         "model": "PPFormulaNetVisionModel",
         "post_conv_in_channels": 16,
         "post_conv_mid_channels": 16,
         "post_conv_out_channels": 16,
-    }}
+    }
+}
 _LIKE_SAM = {
     "sam_hq": "SamHQVision",
     "got_ocr2": "GotOcr2Vision",

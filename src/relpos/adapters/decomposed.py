@@ -35,7 +35,9 @@ class DecomposedAttention(Retrofitted):
 
     def decomposed(self, queries: Grid, keys: Grid) -> Terms:
         """The terms of the module's own tables."""
-        terms: Terms = self.position.terms_from({"rel_pos.0": self.rel_pos_h, "rel_pos.1": self.rel_pos_w}, queries, keys)
+        terms: Terms = self.position.terms_from(
+            {"rel_pos.0": self.rel_pos_h, "rel_pos.1": self.rel_pos_w}, queries, keys
+        )
         return terms
 
     def on_a_grid(self, x: Tensor, heads: int, dropout: float) -> Tensor:
@@ -45,7 +47,12 @@ class DecomposedAttention(Retrofitted):
         q, k = self.normed(q), self.normed(k, keys=True)
         grid = Grid(height, width)
         out = self.attend(
-            q, k, v, position=self.decomposed(grid, grid), scale=float(self.scale), dropout=dropout  # type: ignore[arg-type]
+            q,
+            k,
+            v,
+            position=self.decomposed(grid, grid),
+            scale=float(self.scale),
+            dropout=dropout,  # type: ignore[arg-type]
         )
         return out.transpose(1, 2).reshape(batch, height, width, -1)
 
