@@ -17,7 +17,7 @@ import relpos
 from models import Model, models
 from relpos.adapters import retrofitted
 from relpos.adapters.retrofitted import is_swapped, route
-from relpos.core import AxisVectors, DenseBias, LineBias, LineVectors, Terms
+from relpos.core import AxisVectors, LineBias, LineVectors, Terms
 
 pytestmark = [
     pytest.mark.usefixtures("timm"),
@@ -150,8 +150,6 @@ def _damaged(position: Any, change: Callable[[Tensor], Tensor]) -> Any:
             changed.append(replace(term, values=change(term.values)))
         elif isinstance(term, LineVectors | AxisVectors):
             changed.append(_damaged_vectors(term, change))
-        elif isinstance(term, DenseBias):
-            changed.append(replace(term, bias=torch.stack([change(one) for one in term.bias])))
         else:
             changed.append(term)
     return Terms(*changed)
@@ -166,10 +164,19 @@ def _damaged_vectors(term: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return replace(term, vectors=turned(term.vectors))
 
 
+def _change(call: dict[str, Any], change: Callable[[Tensor], Tensor]) -> None:
+    """Change the position of a call, or the last components of its keys, where they hold a bias of each key."""
+    if "position" in call:
+        call["position"] = _damaged(call["position"], change)
+    else:
+        content, bias = call["k"].split((call["k"].shape[-1] - 8, 8), dim=-1)
+        call["k"] = torch.cat((content, torch.stack([change(one) for one in bias.mT]).mT), -1)
+
+
 FAULTS: dict[str, Callable[[dict[str, Any]], None]] = {
-    "sign": lambda call: call.update(position=_damaged(call["position"], lambda x: -x)),
-    "off by one": lambda call: call.update(position=_damaged(call["position"], lambda x: x.roll(1, -1))),
-    "head order": lambda call: call.update(position=_damaged(call["position"], lambda x: x.flip(0))),
+    "sign": lambda call: _change(call, lambda x: -x),
+    "off by one": lambda call: _change(call, lambda x: x.roll(1, -1)),
+    "head order": lambda call: _change(call, lambda x: x.flip(0)),
     "padding": lambda call: call.update(mask=None),
 }
 
@@ -182,8 +189,9 @@ def test_verification_catches_planted_faults(model: Model, fault: str, monkeypat
     right = retrofitted.attention
 
     def wrong(q: Tensor, k: Tensor, v: Tensor, **call: Any) -> Any:
+        call["k"] = k
         FAULTS[fault](call)
-        return right(q, k, v, **call)
+        return right(q, v=v, **call)
 
     monkeypatch.setattr(retrofitted, "attention", wrong)
     with pytest.raises(RuntimeError, match="The model is restored"):

@@ -5,15 +5,17 @@
 As published it is a number a key, beside an N x N causal mask. BLOOM and MPT: the model makes no such mask where it is
 given one with four dimensions, so it is given the padding alone,
 
-    [B, 1, 1, M]    a number a key
+    [B, 1, 1, M]    True at padded keys
     [1, 1, M, 1]    nothing is padded
 
-and a layer attends with relpos where it gets one of these: to one number an offset, `slope * (j - i)`, where the keys of
-a sequence lie together, and otherwise, as in half precision, which rounds each key's number, to those numbers. Falcon
-rounds each one to bfloat16, always. It makes its own N x N mask with the bias in it out of one with four dimensions, and
-none of a switched configuration's.
+and a layer attends with relpos where it gets one of these. Without padding the bias is one number an offset. With it, and
+in half precision, where the number of every key is rounded, the bias of a key is one more component of it, which meets
+a 1 of every query:
 
-Padded queries see no key, or others than as published.
+    <(q, 1), (k[j], bias[j])> = <q, k[j]> + bias[j]
+
+Falcon rounds the number of each key to bfloat16, always. It makes a mask of all pairs with the bias in it out of one with
+four dimensions, and none of a switched configuration's. A padded query sees no key, or others than as published.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from relpos.adapters.draws import Draws
 from relpos.adapters.interface import mask_of, published_mask, refuse_weights
 from relpos.adapters.kinds import Kind, Replaced, Verified
-from relpos.adapters.retrofitted import Retrofitted, is_swapped
-from relpos.core import DenseBias, LineBias, Sequence, Terms, at_least_float32, lines
+from relpos.adapters.retrofitted import Retrofitted
+from relpos.core import LineBias, Sequence, Terms, at_least_float32, lines
 
 
 class AlibiModel(Retrofitted):
@@ -74,15 +77,15 @@ class BloomModel(AlibiModel):
     """`BloomModel`."""
 
     def build_alibi_tensor(self, attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
-        """A number a key, or the slopes alone, `[H, 1, 1]`, where the keys of each sequence lie together."""
+        """A number a key, or the slopes alone, `[H, 1, 1]`, where nothing is padded nor rounded."""
         if attention_mask.dim() != 4:
             return self._published(attention_mask, num_heads, dtype)
-        keys, padded = max(attention_mask.shape[2:]), attention_mask.shape[3] != 1
-        valid = ~attention_mask[:, 0, 0] if padded else attention_mask.new_ones(1, keys)
-        whole = not padded or bool((valid[:, 1:] != valid[:, :-1]).sum(1).add(valid[:, 0]).le(2).all())
-        if whole and dtype in (torch.float32, torch.float64):
-            return self._published(valid.new_ones(1, 2), num_heads, dtype)[:, :, 1:]
-        return self._published(valid.long(), num_heads, dtype)
+        if attention_mask.shape[3] != 1:
+            return self._published((~attention_mask[:, 0, 0]).long(), num_heads, dtype)
+        whole = torch.ones_like(attention_mask[:, 0, :, 0], dtype=torch.long)
+        if dtype in (torch.float32, torch.float64):
+            return self._published(whole[:, :2], num_heads, dtype)[..., 1:]
+        return self._published(whole, num_heads, dtype)
 
     def _published(self, mask: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
         made: Tensor = super().build_alibi_tensor(mask, heads, dtype)  # type: ignore[misc]
@@ -95,24 +98,47 @@ class AlibiAttention(Retrofitted):
     border = AlibiModel.border
     training_border = AlibiModel.training_border
 
-    def attended(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Terms, scale: float, dropout: float
-    ) -> Tensor:
-        """What the layer's output projection is given, `[B, N, E]`."""
-        valid = ~mask[:, 0, 0] if mask.shape[3] != 1 else None
-        mask_ = mask_of(valid, q.shape[2], k.shape[2], causal=True)
-        out = self.attend(q, k, v, position=bias, mask=mask_, scale=scale, dropout=dropout if self.training else 0.0)
-        return out.transpose(1, 2).flatten(2)
-
-    def slope(self, slopes: Tensor, queries: int, keys: int) -> Terms:
-        """The bias of slopes `[H]`, one number an offset."""
-        device = slopes.device
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, scale: float, dropout: float) -> Tensor:
+        """What the output projection is given, `[B, N, E]`, under a bias of slopes `[H]`."""
+        queries, keys, device = q.shape[2], k.shape[2], q.device
         line = self.kept(
             (queries, keys),
             device,
             lambda: lines(Sequence(queries, start=keys - queries), Sequence(keys), device=device),
         )
-        return Terms(LineBias(-at_least_float32(slopes)[:, None] * line.offsets().axes[:, 0], line))
+        bias = LineBias(-at_least_float32(slopes)[:, None] * line.offsets().axes[:, 0], line)
+        mask = mask_of(None, queries, keys, causal=True)
+        out = self.attend(q, k, v, position=Terms(bias), mask=mask, scale=scale, dropout=dropout)
+        return out.transpose(1, 2).flatten(2)
+
+
+def attended_by_key(
+    module: Retrofitted,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    hidden: Tensor | None,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    """What the output projection is given, `[B, N, E]`, under a bias of each key.
+
+    Args:
+        bias: `[1 or B, H, 1, M]`, scaled like the products of q and k.
+        hidden: `[B, M]`, True at padded keys.
+    """
+    bias = bias.to(k.dtype)
+    if hidden is not None:  # a quarter of the least there is, since more is added
+        bias = bias.masked_fill(hidden[:, None, None], torch.finfo(k.dtype).min / 4)
+    width = q.shape[-1]
+    wider = -(width + 1) % 8  # what kernels like
+    q = pad(pad(q, (0, 1), value=1.0), (0, wider))
+    k = pad(torch.cat((k, bias.mT.expand(*k.shape[:3], 1)), -1), (0, wider))
+    v = pad(v, (0, 1 + wider))
+    mask = mask_of(None, q.shape[2], k.shape[2], causal=True)
+    out = module.attend(q, k, v, mask=mask, scale=scale, dropout=dropout)
+    return out[..., :width].transpose(1, 2).flatten(2)
 
 
 class BloomAttention(AlibiAttention):
@@ -133,19 +159,12 @@ class BloomAttention(AlibiAttention):
         q, k, v = self._reshape(self.query_key_value(hidden_states))  # type: ignore[operator]
         if layer_past is not None:
             k, v = layer_past.update(k, v, self.layer_idx)
+        scale, dropout = float(self.inv_norm_factor), _probability(self, self.attention_dropout.p)  # type: ignore[arg-type, union-attr]
         if alibi.shape[-1] == 1:
-            bias = self.slope(alibi[:, 0, 0], q.shape[2], k.shape[2])
+            out = self.attended(q, k, v, alibi[:, 0, 0], scale, dropout)
         else:
-            bias = Terms(DenseBias(alibi.view(-1, q.shape[1], 1, k.shape[2])))
-        out = self.attended(
-            q,
-            k,
-            v,
-            attention_mask,
-            bias,
-            float(self.inv_norm_factor),  # type: ignore[arg-type]
-            float(self.attention_dropout.p),  # type: ignore[arg-type, union-attr]
-        )
+            bias = alibi.view(-1, q.shape[1], 1, k.shape[2])
+            out = attended_by_key(self, q * scale, k, v, bias, _hidden(attention_mask), 1.0, dropout)
         out = torch.nn.functional.dropout(self.dense(out), p=self.hidden_dropout, training=self.training)  # type: ignore[operator, arg-type]
         return residual + out, None
 
@@ -170,8 +189,13 @@ class MptAttention(AlibiAttention):
         q, k, v = mixed.unflatten(-1, (3, self.n_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
-        bias = self.slope(-position_bias[:, 0, -2], q.shape[2], k.shape[2])  # the last key but one is at -1
-        out = self.attended(q, k, v, attention_mask, bias, float(self.softmax_scale), float(self.attn_dropout_p))  # type: ignore[arg-type]
+        scale, dropout = float(self.softmax_scale), _probability(self, self.attn_dropout_p)  # type: ignore[arg-type]
+        hidden = _hidden(attention_mask)
+        if hidden is None:
+            out = self.attended(q, k, v, -position_bias[:, 0, -2], scale, dropout)  # the last key but one is at -1
+        else:
+            bias = position_bias[None, :, :, -k.shape[2] :]
+            out = attended_by_key(self, q * scale, k, v, bias, hidden, 1.0, dropout)
         return self.out_proj(out), None  # type: ignore[operator]
 
 
@@ -223,22 +247,17 @@ class FalconAttention(Retrofitted):
         q, k, v = (x.transpose(1, 2) for x in fused)
         if layer_past is not None:
             k, v = layer_past.update(k, v, self.layer_idx)
-        dropout = float(self.attention_dropout.p) if self.training else 0.0  # type: ignore[arg-type, union-attr]
+        dropout = _probability(self, self.attention_dropout.p)  # type: ignore[union-attr]
         if ours:
             k, v = (x.expand(-1, q.shape[1], -1, -1) for x in (k, v))
-            out = self.attend(
-                q,
-                k,
-                v,
-                # without sdpa the published layer adds the bias twice: it stands in the mask as well
-                position=Terms(DenseBias(bias if own == "sdpa" else 2 * bias)),
-                mask=mask_of(attention_mask, queries, keys, causal=True),
-                scale=float(self.inv_norm_factor),  # type: ignore[arg-type]
-                dropout=dropout,
-            )
+            hidden = None if attention_mask is None else ~attention_mask.bool()
+            # without sdpa the published layer adds the bias twice: it stands in the mask as well
+            whole = alibi if own == "sdpa" else 2 * alibi
+            out = attended_by_key(self, q, k, v, whole, hidden, float(self.inv_norm_factor), dropout)  # type: ignore[arg-type]
         else:  # as published, where the configuration is asked for its implementation, which is switched
             out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask, dropout_p=dropout)
-        return self.dense(out.transpose(1, 2).flatten(2)), None  # type: ignore[operator]
+            out = out.transpose(1, 2).flatten(2)
+        return self.dense(out), None  # type: ignore[operator]
 
 
 def _is_for_relpos(mask: Any, queries: int) -> bool:
@@ -248,13 +267,22 @@ def _is_for_relpos(mask: Any, queries: int) -> bool:
     return bool(mask.shape[2] == 1 or mask.shape[3] == 1)
 
 
+def _hidden(mask: Tensor) -> Tensor | None:
+    """`[B, M]`, True at padded keys, of what the model has handed on; None where there are none."""
+    return mask[:, 0, 0] if mask.shape[3] != 1 else None
+
+
+def _probability(module: nn.Module, dropout: Any) -> float:
+    return float(dropout) if module.training else 0.0
+
+
 def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
-    """The model on padded tokens, and where one in the middle is hidden as well."""
+    """The model on whole sequences, on padded ones, and where a token in the middle is hidden as well."""
     padding = draws.padding(draws.batch, draws.tokens)
     holed = padding.clone()
     holed[0, draws.tokens // 2] = 0
     outputs = []
-    for mask in (padding, holed):
+    for mask in (torch.ones_like(padding), padding, holed):
         x = draws.normal(draws.batch, draws.tokens, module.config.hidden_size)
         outputs.append(module(inputs_embeds=x, attention_mask=mask, use_cache=False)[0][mask.bool()])
     return tuple(outputs)
