@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos.adapters.draws import Draws
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.grids import EXTRAS, kept_lines, terms_of_table, values
-from relpos.adapters.kinds import Kind, Refused, Replaced, Verified, path_of
+from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, path_of
 from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import Grid, LineBias, Terms
 
@@ -135,7 +135,7 @@ def _tokens(module: Any) -> int | None:
     return int(rows * columns) + getattr(module.rel_pos, "prefix_tokens", 0)
 
 
-def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """Tokens of a sequence, and where there are some the queries of the whole image."""
     tokens = _tokens(module)
     assert tokens is not None
@@ -146,12 +146,12 @@ def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
     return (module(draws.normal(draws.batch, tokens, width)),)
 
 
-def _run_cells(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_cells(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """Cells, channels last."""
     return (module(draws.normal(draws.batch, *module.rel_pos.window_size, module.qkv.in_features)),)
 
 
-def _run_channels(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_channels(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """Cells, channels first."""
     return (module(draws.normal(draws.batch, module.qkv.in_channels, *module.rel_pos.window_size)),)
 
@@ -167,7 +167,7 @@ _CONVOLVED = "its position is a convolution of values beside attention without s
 _QUERIES = "its position are vectors of rows and of columns that meet the query, and no table"
 
 KINDS = (
-    Kind(
+    PositionKind(
         name="tables of timm's layers",
         library="timm",
         replaced=tuple(

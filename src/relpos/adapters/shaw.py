@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.adapters.draws import Draws
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.interface import mask_of, weights_are_recorded
-from relpos.adapters.kinds import Kind, Refused, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
 from relpos.adapters.transformer_xl import ConformerAttention, by_head, other_position, path, run_conformer
 from relpos.core import LineVectors, Sequence, Terms, at_least_float32, lines
@@ -71,7 +71,7 @@ class SeamlessEncoder(Retrofitted):
 
     def _apply_chunk_attention(self, attention_mask: Tensor | None, hidden_states: Tensor) -> Tensor | None:
         tokens = hidden_states.shape[1]
-        whole = tokens <= self.config.speech_encoder_chunk_size  # type: ignore[union-attr, operator]
+        whole = tokens <= self.config.speech_encoder_chunk_size
         if whole and self.takes(tokens, tokens):
             return attention_mask
         published: Tensor = super()._apply_chunk_attention(attention_mask, hidden_states)  # type: ignore[misc]
@@ -87,7 +87,7 @@ class SpeechT5Positions(Retrofitted):
         if not self.takes(tokens, tokens):
             published: Tensor = super().forward(hidden_states)
             return published
-        table: Tensor = self.pe_k.weight  # type: ignore[union-attr, assignment]
+        table: Tensor = self.pe_k.weight
         return table
 
 
@@ -98,7 +98,7 @@ class MaskedByKeys(Retrofitted):
         """The published forward."""
         tokens, mask = hidden_states.shape[1], kwargs.get("attention_mask")
         asked = kwargs.get("output_attentions")
-        asked = self.config.output_attentions if asked is None else asked  # type: ignore[union-attr]
+        asked = self.config.output_attentions if asked is None else asked
         if mask is not None and mask.dim() == 2 and not args and not asked and self.takes(tokens, tokens):
             kwargs["attention_mask"] = mask[:, None, None].bool()
         return super().forward(hidden_states, *args, **kwargs)
@@ -278,7 +278,7 @@ def _filled(padded: Tensor, tokens: int, size: int) -> Tensor:
     return real.expand(padded.shape[0], -1).reshape(-1, size)
 
 
-def _run_speecht5(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_speecht5(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     tokens = draws.tokens
     x = draws.normal(draws.batch, tokens, module.embed_dim)
     table = draws.normal(16, module.head_dim)  # shorter than the sequence
@@ -286,12 +286,12 @@ def _run_speecht5(module: Any, draws: Draws) -> tuple[Tensor, ...]:
     return (module(x, attention_mask=_keys(module, draws), position_bias=position)[0],)
 
 
-def _run_vits(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_vits(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     x = draws.normal(draws.batch, draws.tokens, module.embed_dim)
     return (module(x, attention_mask=_keys(module, draws))[0],)
 
 
-def _keys(module: Any, draws: Draws) -> Tensor:
+def _keys(module: Any, draws: RandomInputs) -> Tensor:
     mask = draws.padding(draws.batch, draws.tokens).bool()[:, None, None]
     return mask if is_swapped(module) else _written_out(mask, draws.tokens, draws.dtype)
 
@@ -301,12 +301,12 @@ def _distances(module: Any, longest: int, device: torch.device) -> Tensor:
     return order[:, None] - order + longest
 
 
-def _run_granite(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_granite(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     x = draws.normal(draws.batch, module.context_size * 3 // 2, module.to_q.in_features)
     return (module(x, attention_dists=_distances(module, module.max_pos_emb, x.device)),)
 
 
-def _run_granite5(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_granite5(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     tokens = module.context_size * 3 // 2
     x = draws.normal(draws.batch, tokens, module.q_proj.in_features)
     distances = _distances(module, module.rel_pos_emb.weight.shape[0] // 2, x.device)
@@ -337,7 +337,7 @@ _GRANITE = {
 _GRANITE5 = path("granite_speech5", "GraniteSpeech5EncoderAttention")
 
 KINDS = (
-    Kind(
+    PositionKind(
         name="Shaw",
         library="transformers",
         switches=True,
@@ -365,7 +365,7 @@ KINDS = (
             for architecture, name in _INTERFACE.items()
         ),
     ),
-    Kind(
+    PositionKind(
         name="Shaw, masks of its own",
         library="transformers",
         replaced=(

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.adapters.draws import Draws
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.interface import mask_of, refuse_recorded_weights, weights_are_recorded
-from relpos.adapters.kinds import Kind, Refused, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
 from relpos.core import LineVectors, Mask, QueryBias, Sequence, Terms, at_least_float32, lines
 
@@ -291,7 +291,7 @@ def _chunks(tokens: int, left: int, right: int, valid: Tensor | None, device: to
     return torch.stack([low, high], dim=-1)[:, None]
 
 
-def run_conformer(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def run_conformer(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """An attention module that is served by the attention interface, on a padded batch."""
     from transformers.masking_utils import create_bidirectional_mask
 
@@ -304,13 +304,13 @@ def run_conformer(module: Any, draws: Draws) -> tuple[Tensor, ...]:
     return (module(x, attention_mask=mask, relative_position_embeddings=relative)[0],)
 
 
-def _run_fastspeech2(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_fastspeech2(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     x = draws.normal(draws.batch, draws.tokens, module.hidden_size)
     positions = draws.normal(1, 2 * draws.tokens - 1, module.hidden_size)
     return (module(x, attention_mask=draws.padding(draws.batch, draws.tokens)[:, None], pos_emb=positions)[0],)
 
 
-def _run_parakeet(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_parakeet(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     width = module.q_proj.in_features
     x = draws.normal(draws.batch, draws.tokens, width)
     positions = draws.normal(1, 2 * draws.tokens - 1, width).expand(draws.batch, -1, -1)
@@ -318,7 +318,7 @@ def _run_parakeet(module: Any, draws: Draws) -> tuple[Tensor, ...]:
     return (module(x, position_embeddings=positions, attention_mask=mask)[0],)
 
 
-def _run_nemotron(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_nemotron(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     tokens, width = draws.tokens, module.q_proj.in_features
     x = draws.normal(draws.batch, tokens, width)
     positions = draws.normal(1, 2 * tokens - 1, width).expand(draws.batch, -1, -1)
@@ -356,7 +356,7 @@ _INTERFACE = {
 _LOCAL = "it attends within chunks, in O(N) as it is"
 
 KINDS = (
-    Kind(
+    PositionKind(
         name="Transformer-XL",
         library="transformers",
         switches=True,
@@ -375,7 +375,7 @@ KINDS = (
             for architecture, name in _INTERFACE.items()
         ),
     ),
-    Kind(
+    PositionKind(
         name="Transformer-XL, masks of its own",
         library="transformers",
         replaced=(
