@@ -13,7 +13,6 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.grids import (
     EXTRAS,
     dense_of_image,
@@ -25,6 +24,7 @@ from relpos.adapters.grids import (
 )
 from relpos.adapters.interface import refuse_weights, weights_are_recorded
 from relpos.adapters.kinds import PositionKind, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
 from relpos.adapters.windows import projected_with_biases
 

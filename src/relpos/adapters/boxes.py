@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.interface import mask_of, published_mask, refuse_weights
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import LineBias, Positions, Terms, lines
 from relpos.position import T5Bias

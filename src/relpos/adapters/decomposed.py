@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.interface import refuse_recorded_weights, refuse_weights
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import Grid, Terms
 from relpos.position import DecomposedPosition

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import Grid, LineBias, Lines, Positions, Rows, Terms, at_least_float32, lines, read
 

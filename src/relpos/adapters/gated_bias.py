@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.interface import dense_by_offset, is_by_offset, mask_of, weights_are_recorded
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
 from relpos.adapters.transformer_xl import by_head, path
 from relpos.core import LineVectors, Sequence, Terms, at_least_float32, lines

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.grids import EXTRAS, kept_lines, terms_of_table, values
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, path_of
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import Grid, LineBias, Terms
 

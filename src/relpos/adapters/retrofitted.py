@@ -111,7 +111,7 @@ def _swapped_class(mixin: Any, published: Any) -> type[nn.Module]:
     return type(published.__name__, (mixin, published), names)
 
 
-def _empty(mixin: type[Retrofitted], published: type[nn.Module]) -> nn.Module:
+def _empty(mixin: Any, published: Any) -> nn.Module:
     """A module without its state, for `pickle` and `deepcopy`."""
     return object.__new__(_swapped_class(mixin, published))
 
@@ -120,7 +120,9 @@ def swap(module: nn.Module, mixin: type[Retrofitted], border: int | None = None)
     """Put the mixin in front of a module's class."""
     taken = [name for name in vars(Retrofitted) if name[0] != "_" and name in _names(module)]
     assert not taken, f"{type(module).__name__} has {', '.join(taken)} of its own"
-    module.__class__ = _swapped_class(mixin, type(module))
+    published: Any = type(module)
+    in_front: Any = mixin
+    module.__class__ = _swapped_class(in_front, published)
     assert isinstance(module, Retrofitted)
     with torch.device("meta"):  # its own parameters are never read
         module.__dict__[_ROUTE] = Route(border, mechanism=module.mechanism())

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.interface import mask_of, weights_are_recorded
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
 from relpos.adapters.transformer_xl import ConformerAttention, by_head, other_position, path, run_conformer
 from relpos.core import LineVectors, Sequence, Terms, at_least_float32, lines

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.interface import mask_of, published_mask, refuse_weights
 from relpos.adapters.kinds import PositionKind, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import LineBias, Sequence, Terms, at_least_float32, lines
 

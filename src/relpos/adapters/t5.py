@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.interface import dense_by_offset, is_by_offset, mask_of, published_mask, refuse_weights
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
 from relpos.core import LineBias, Sequence, Terms, lines
 from relpos.core.checks import fail

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.interface import mask_of, refuse_recorded_weights, weights_are_recorded
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
 from relpos.core import LineVectors, Mask, QueryBias, Sequence, Terms, at_least_float32, lines
 

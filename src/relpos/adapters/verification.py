@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from relpos.adapters import interface
-from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.kinds import Verified, path_of, verified_classes
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import is_swapped, published_class, route, unswap
 
 BATCH, TOKENS = 2, 24

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.grids import kept_lines, terms_of_table, values
 from relpos.adapters.interface import weights_are_recorded
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import DenseBias, Grid, LineBias, Terms
 
