@@ -43,6 +43,11 @@ def shaw_terms(
         values: `[R, D]`, vectors that are added to the values. Pairs beyond `low` and `high` then have none at all.
     """
     line = lines(Sequence(tokens), device=table.device)
+    if low < 1 - tokens and high > tokens - 1:  # no pair is as far; queries need not meet the other rows
+        first = high - tokens + 1 if turned else 1 - tokens - low
+        table = table[first : first + 2 * tokens - 1]
+        values = None if values is None else values[first : first + 2 * tokens - 1]
+        low, high = 1 - tokens, tokens - 1
     offset = torch.arange(1 - tokens, tokens, device=table.device)
     near = offset.clamp(low, high)
     rows = high - near if turned else near - low
@@ -201,10 +206,10 @@ class VitsAttention(Retrofitted):
 
 
 class GraniteAttention(Retrofitted):
-    """Granite Speech's, within blocks; the last one is filled up."""
+    """Granite Speech's, within blocks; the last one is filled up. Its blocks of 200 tokens are faster as published."""
 
-    border = 128
-    training_border = 128
+    border = 512
+    training_border = 512
 
     def forward(self, hidden_states: Tensor, attention_dists: Tensor) -> Tensor:
         """The output, `[B, N, E]`."""
@@ -233,10 +238,10 @@ class GraniteAttention(Retrofitted):
 
 
 class Granite5Attention(Retrofitted):
-    """Granite Speech 5's, which takes a mask of tokens."""
+    """Granite Speech 5's, which takes a mask of tokens. Its blocks of 128 are faster as published."""
 
-    border = 128
-    training_border = 128
+    border = 512
+    training_border = 512
 
     def forward(
         self, hidden_states: Tensor, position_embeddings: Tensor, attention_mask: Tensor | None = None, **kwargs: Any

@@ -59,7 +59,8 @@ class ConformerAttention(Retrofitted):
         tokens = hidden_states.shape[1]
         relative = args[0] if args else kwargs.get("relative_position_embeddings")
         plain = attention_mask is None or attention_mask.dim() == 2
-        if not (plain and self.takes(tokens, tokens)):
+        missing = self.position_embeddings_type == "relative" and relative is None  # the library has an error for that
+        if missing or not (plain and self.takes(tokens, tokens)):
             return super().forward(hidden_states, attention_mask, *args, **kwargs)
         refuse_recorded_weights()
         module: Any = self
