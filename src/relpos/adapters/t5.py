@@ -252,8 +252,39 @@ KINDS = (
         name="T5 buckets",
         library="transformers",
         switches=True,
-        replaced=(*tuple(Replaced(architecture, _path(architecture, name), mixin, reads=("forward", "compute_bias", "_relative_position_bucket")) for architecture, (name, mixin) in _LIKE_T5.items()), Replaced("umt5", _UMT5, UMT5Attention, reads=("forward", "compute_bias", "_relative_position_bucket")), Replaced("mpnet", _path("mpnet", "MPNetEncoder"), MPNetEncoder, ("compute_position_bias", "relative_position_bucket")), Replaced("mpnet", _path("mpnet", "MPNetSelfAttention"), MPNetSelfAttention)),
-        verified=(*tuple(Verified(_path(architecture, name), _run, tables=("relative_attention_bias.weight",)) for architecture, (name, _) in _LIKE_T5.items()), Verified(_UMT5, _run_umt5, tables=("relative_attention_bias.weight",)), Verified(_path("mpnet", "MPNetEncoder"), _run_mpnet_encoder, tables=("relative_attention_bias.weight",), without=("layer",)), Verified(_path("mpnet", "MPNetSelfAttention"), _run_mpnet, tables=())),
+        replaced=(
+            *tuple(
+                Replaced(
+                    architecture,
+                    _path(architecture, name),
+                    mixin,
+                    reads=("forward", "compute_bias", "_relative_position_bucket"),
+                )
+                for architecture, (name, mixin) in _LIKE_T5.items()
+            ),
+            Replaced("umt5", _UMT5, UMT5Attention, reads=("forward", "compute_bias", "_relative_position_bucket")),
+            Replaced(
+                "mpnet",
+                _path("mpnet", "MPNetEncoder"),
+                MPNetEncoder,
+                ("compute_position_bias", "relative_position_bucket"),
+            ),
+            Replaced("mpnet", _path("mpnet", "MPNetSelfAttention"), MPNetSelfAttention),
+        ),
+        verified=(
+            *tuple(
+                Verified(_path(architecture, name), _run, tables=("relative_attention_bias.weight",))
+                for architecture, (name, _) in _LIKE_T5.items()
+            ),
+            Verified(_UMT5, _run_umt5, tables=("relative_attention_bias.weight",)),
+            Verified(
+                _path("mpnet", "MPNetEncoder"),
+                _run_mpnet_encoder,
+                tables=("relative_attention_bias.weight",),
+                without=("layer",),
+            ),
+            Verified(_path("mpnet", "MPNetSelfAttention"), _run_mpnet, tables=()),
+        ),
         refused=(
             Refused("longt5", _path("longt5", "LongT5LocalAttention"), "it attends within blocks, in O(N) as it is"),
         ),
