@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from models import Model, at_tokens, padding, tokens
 from torch import Tensor, nn
 
+from models import Model, at_tokens, padding, tokens
 from relpos.adapters.libraries import imported
 
 SMALL = {

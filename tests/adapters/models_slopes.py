@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from models import Model, at_tokens, padding, tokens
 from torch import Tensor, nn
 
+from models import Model, at_tokens, padding, tokens
 from relpos.adapters.libraries import imported
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from models import Model, models
 from torch import Tensor, nn
 
 import relpos
+from models import Model, models
 from relpos.adapters import retrofitted
 from relpos.adapters.retrofitted import is_swapped, route
 from relpos.core import AxisVectors, LineBias, LineVectors, Terms

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from models import at_tokens, padding, tokens
 from models_slopes import _bloom, _falcon, _mpt
 from torch import nn
 
 import relpos
+from models import at_tokens, padding, tokens
 from relpos.adapters import retrofitted
 from relpos.adapters.libraries import imported
 

@@ -46,14 +46,8 @@ class DecomposedAttention(Retrofitted):
         q, k, v = self.qkv(x).view(batch, height * width, 3, heads, -1).permute(2, 0, 3, 1, 4)  # type: ignore[operator]
         q, k = self.normed(q), self.normed(k, keys=True)
         grid = Grid(height, width)
-        out = self.attend(
-            q,
-            k,
-            v,
-            position=self.decomposed(grid, grid),
-            scale=float(self.scale),
-            dropout=dropout,  # type: ignore[arg-type]
-        )
+        scale: float = self.scale  # type: ignore[assignment]
+        out = self.attend(q, k, v, position=self.decomposed(grid, grid), scale=scale, dropout=dropout)
         return out.transpose(1, 2).reshape(batch, height, width, -1)
 
     def normed(self, x: Tensor, *, keys: bool = False) -> Tensor:
@@ -253,6 +247,14 @@ KINDS = (
             ),
             Verified(_path("vitdet", "VitDetAttention"), _run, _TABLES),
             Verified(_path("seggpt", "SegGptAttention"), _run, _TABLES, exact=1e-6),
+        ),
+        refused=tuple(
+            Refused(
+                architecture,
+                _path(architecture, name),
+                "a network makes its bias from the boxes of the queries: there is no table of offsets",
+            )
+            for architecture, name in (("sam3", "Sam3DetrDecoder"), ("sam3_lite_text", "Sam3LiteTextDetrDecoder"))
         ),
     ),
     Kind(

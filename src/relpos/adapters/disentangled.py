@@ -22,7 +22,7 @@ from torch import Tensor
 
 from relpos.adapters.draws import Draws
 from relpos.adapters.interface import mask_of, refuse_recorded_weights, refuse_weights
-from relpos.adapters.kinds import Kind, Replaced, Verified
+from relpos.adapters.kinds import Kind, Refused, Replaced, Verified
 from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import LineVectors, Sequence, Terms, lines
 
@@ -103,7 +103,8 @@ class DisentangledAttention(Retrofitted):
 
     def by_head(self, x: Tensor) -> Tensor:
         """`[..., N, H D]` as `[..., H, N, D]`."""
-        return x.unflatten(-1, (self.num_attention_heads, -1)).transpose(-3, -2)  # type: ignore[arg-type]
+        heads: int = self.num_attention_heads  # type: ignore[assignment]
+        return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, `[B, H, N, D]`."""
@@ -289,6 +290,23 @@ KINDS = (
                 first=("layer",),
             )
             for architecture, encoder, *_ in _ARCHITECTURES
+        ),
+        refused=(
+            Refused(
+                "bros",
+                _path("bros", "BrosSelfAttention"),
+                "queries meet a vector of each pair of boxes, N x N x D numbers that the model makes",
+            ),
+            Refused(
+                "inkling",
+                _path("inkling", "InklingRelativeLogits"),
+                "a projection of its own, and not the query, meets the vectors of the distance",
+            ),
+            Refused(
+                "cpmant",
+                _path("cpmant", "CpmAntSegmentPositionEmbedding"),
+                "it is a bucket of the distance within a segment, and a pair of segments across",
+            ),
         ),
     ),
 )

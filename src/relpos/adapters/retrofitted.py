@@ -88,7 +88,7 @@ class Retrofitted(nn.Module):
         return out
 
     def kept(self, key: Hashable, device: torch.device, make: Callable[[], T]) -> T:
-        """What `make` returns, made once: what follows from shapes, a device and plain settings alone, all in the key."""
+        """What `make` returns, made once. It follows from shapes, a device and plain settings, all in the key."""
         return keep(self, (key, device), device, make)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -8,14 +8,14 @@ given one with four dimensions, so it is given the padding alone,
     [B, 1, 1, M]    True at padded keys
     [1, 1, M, 1]    nothing is padded
 
-and a layer attends with relpos where it gets one of these. Without padding the bias is one number an offset. With it, and
-in half precision, where the number of every key is rounded, the bias of a key is one more component of it, which meets
-a 1 of every query:
+and a layer attends with relpos where it gets one of these. Without padding the bias is one number an offset. With it,
+and in half precision, where the number of every key is rounded, the bias of a key is one more component of it, which
+meets a 1 of every query:
 
     <(q, 1), (k[j], bias[j])> = <q, k[j]> + bias[j]
 
-Falcon rounds the number of each key to bfloat16, always. It makes a mask of all pairs with the bias in it out of one with
-four dimensions, and none of a switched configuration's. A padded query sees no key, or others than as published.
+Falcon rounds the number of each key to bfloat16, always. It makes a mask of all pairs, with the bias in it, out of one
+with four dimensions, and none of a switched configuration's. A padded query sees no key, or others than as published.
 """
 
 from __future__ import annotations

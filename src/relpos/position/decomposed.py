@@ -100,7 +100,8 @@ class DecomposedPosition(Mechanism):
         def make() -> tuple[Lines, ...]:
             if queries.sizes == keys.sizes:
                 return axis_lines(queries, keys, device=device)
-            return axis_lines(_stretched(queries, larger, keys=False), _stretched(keys, larger, keys=True), device=device)
+            finer = _stretched(queries, larger, keys=False), _stretched(keys, larger, keys=True)
+            return axis_lines(*finer, device=device)
 
         if queries.count + keys.count > _FEW_CELLS:
             return make()
