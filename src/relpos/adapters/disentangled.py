@@ -104,7 +104,7 @@ class DisentangledAttention(Retrofitted):
     def by_head(self, x: Tensor) -> Tensor:
         """`[..., N, H D]` as `[..., H, N, D]`."""
         heads: int = self.num_attention_heads  # type: ignore[assignment]
-        return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
+        return torch.unflatten(x, -1, (heads, -1)).transpose(-3, -2)
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, `[B, H, N, D]`."""

@@ -92,7 +92,8 @@ class Retrofitted(nn.Module):
         return keep(self, (key, device), device, make)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        _, _, state, *more = super().__reduce_ex__(protocol)  # by the class's name it would be the published class
+        reduced: tuple[Any, ...] = super().__reduce_ex__(protocol)  # type: ignore[assignment]
+        _, _, state, *more = reduced  # by the class's name it would be the published class
         mixin, published = type(self).__bases__
         if isinstance(state, dict):
             state = {name: x for name, x in state.items() if name not in NOT_COPIED}
