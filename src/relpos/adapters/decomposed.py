@@ -252,6 +252,14 @@ KINDS = (
             Verified(_path("vitdet", "VitDetAttention"), _run, _TABLES),
             Verified(_path("seggpt", "SegGptAttention"), _run, _TABLES, exact=1e-6),
         ),
+        refused=tuple(
+            Refused(
+                architecture,
+                _path(architecture, name),
+                "a network makes its bias from the boxes of the queries: there is no table of offsets",
+            )
+            for architecture, name in (("sam3", "Sam3DetrDecoder"), ("sam3_lite_text", "Sam3LiteTextDetrDecoder"))
+        ),
     ),
     PositionKind(
         name="a vector an axis",

@@ -290,5 +290,22 @@ KINDS = (
             )
             for architecture, encoder, *_ in _ARCHITECTURES
         ),
+        refused=(
+            Refused(
+                "bros",
+                _path("bros", "BrosSelfAttention"),
+                "queries meet a vector of each pair of boxes, N x N x D numbers that the model makes",
+            ),
+            Refused(
+                "inkling",
+                _path("inkling", "InklingRelativeLogits"),
+                "a projection of its own, and not the query, meets the vectors of the distance",
+            ),
+            Refused(
+                "cpmant",
+                _path("cpmant", "CpmAntSegmentPositionEmbedding"),
+                "it is a bucket of the distance within a segment, and a pair of segments across",
+            ),
+        ),
     ),
 )
