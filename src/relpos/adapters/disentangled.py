@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from relpos.adapters.interface import mask_of, refuse_recorded_weights, refuse_weights
-from relpos.adapters.kinds import PositionKind, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import LineVectors, Sequence, Terms, lines
