@@ -67,6 +67,8 @@ class Model:
             for name, x in model.named_parameters():
                 if name.endswith(self.tables):
                     x.add_(torch.randn_like(x) * 0.5)
+                elif x.dim() > 1 and float(x.std()) < 1e-3:  # SAM's weights start at 1e-10
+                    x.add_(torch.randn_like(x) * (x.numel() // x.shape[0]) ** -0.5)
         return model.to(dtype)
 
     def called(self, model: nn.Module) -> tuple[Tensor, ...]:

@@ -174,11 +174,6 @@ KINDS = (
                 "transformers.models.phi4_multimodal.modeling_phi4_multimodal.Phi4MultimodalAudioRelativeAttentionBias",
                 "its model adds the bias into the mask before the layers see it",
             ),
-            Refused(
-                "cpmant",
-                "transformers.models.cpmant.modeling_cpmant.CpmAntSegmentPositionEmbedding",
-                "its buckets depend on the segments of both tokens, not on an offset alone",
-            ),
         ),
     ),
 )

@@ -1,9 +1,9 @@
 """Is a retrofit right? A copy of a module is run as published and by relpos, on the same inputs, in `eval()`.
 
-Position tables are perturbed first, since some start at zero; the batch is padded; relpos's path is forced and counted,
-for a small batch would run as published and agree with itself. Outputs and gradients are held against the published
-ones in float64. In float32 relpos may be at most four times as far from those as the published module is. One run under
-reentrant checkpointing shows that gradients find their way through it.
+Position tables are perturbed first, since some start at zero, and so are weights too small for any score. The batch is
+padded. relpos's path is forced and counted, for a small batch would run as published and agree with itself. Outputs and
+gradients are held against the published ones in float64. In float32 relpos may be at most four times as far from those
+as the published module is. One run under reentrant checkpointing shows that gradients find their way through it.
 """
 
 from __future__ import annotations
@@ -165,9 +165,12 @@ def _copy(module: nn.Module, verified: Verified, dtype: torch.dtype, *, publishe
     for key, x in other.named_parameters():
         x.requires_grad_(x.is_floating_point())
         x.grad = None
+        spread = float(x.detach().std()) if x.numel() > 1 else 0.0
+        usual = (x.numel() // x.shape[0]) ** -0.5 if x.dim() > 1 else 0.0
         if key.endswith(verified.tables):
-            noise = torch.randn(x.shape, generator=generator).to(x.device)
-            x.data += noise * max(0.5, float(x.detach().std()) if x.numel() > 1 else 0.5)
+            x.data += max(0.5, spread) * torch.randn(x.shape, generator=generator).to(x.device)
+        elif spread < 0.1 * usual:  # SAM's weights start at 1e-10: no query would meet anything
+            x.data += usual * torch.randn(x.shape, generator=generator).to(x.device)
     return other.to(dtype)
 
 
