@@ -44,8 +44,8 @@ class Model:
         exact: largest difference in float64, relative to the largest value; 1e-6 where a softmax or norm of the
             library is computed in float32.
         tags: "alike" for a model that has code in common with one before it, and runs the first test alone; "no sign",
-            "no padding" and so on for a fault that it cannot have; "not reentrant" where the published model fails under
-            reentrant checkpointing.
+            "no padding" and so on for a fault that it cannot have; "not reentrant" where the published model fails
+            under reentrant checkpointing.
         tables: ends of the names of parameters that hold position and may start at zero.
     """
 

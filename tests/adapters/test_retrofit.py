@@ -25,7 +25,7 @@ pytestmark = [
         "ignore::DeprecationWarning",
         "ignore:`gradient_checkpointing_enable`:FutureWarning",
         "ignore:Support for mismatched key_padding_mask:UserWarning",
-        "ignore:None of the inputs have requires_grad",  # nested checkpoints: the inner one runs first without gradients
+        "ignore:None of the inputs have requires_grad",  # nested checkpoints: the inner one first runs without
     ),
 ]
 ALL = list(models())

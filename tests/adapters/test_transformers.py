@@ -86,6 +86,7 @@ def test_a_dense_mask_of_the_callers_is_served_with_a_warning() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
 def test_half_precision_is_no_further_off_than_published(dtype: torch.dtype) -> None:
     model = models()["t5"]
     exact = model.called(model.made())
@@ -98,6 +99,7 @@ def test_half_precision_is_no_further_off_than_published(dtype: torch.dtype) -> 
         assert float((x.double() - wanted).norm()) <= 1.2 * float((y.double() - wanted).norm())
 
 
+@torch.no_grad()
 def test_autocast() -> None:
     model = models()["t5"]
     module = model.made(torch.float32)
@@ -111,6 +113,7 @@ def test_autocast() -> None:
         assert float((x - wanted).norm()) <= 1.2 * float((y - wanted).norm())
 
 
+@torch.no_grad()
 def test_weights_are_saved_and_loaded_plain(tmp_path: Path) -> None:
     transformers = imported("transformers")
     model = _translator()
@@ -168,7 +171,7 @@ def test_low_rank_adapters_on_q_k_and_v() -> None:
     published = model(**inputs).logits
     relpos.retrofit(model, border=0, verify=False)
     own = model(**inputs).logits
-    assert float((own - published).abs().max()) <= 1e-6 * float(published.abs().max())
+    assert float((own - published).detach().abs().max()) <= 1e-6 * float(published.detach().abs().max())
     own.sum().backward()
     assert model.encoder.block[1].layer[0].SelfAttention.q.up.weight.grad is not None
 
@@ -181,7 +184,7 @@ model = models()[{name!r}]
 module = model.made(torch.float32)
 relpos.retrofit(module, border=0, verify=False)
 eager = model.called(module)
-compiled = torch.compile(module, fullgraph=True)
+compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
 own = model.called(compiled)
 for x, y in zip(own, eager):
     assert float((x - y).detach().abs().max()) <= 1e-4 * float(y.detach().abs().max())
@@ -191,9 +194,10 @@ print("compiled")
 
 
 @pytest.mark.slow
-def test_a_model_compiles_as_one_graph() -> None:
+@pytest.mark.parametrize("name", ["t5 encoder, eager", "beit"])
+def test_a_model_compiles_as_one_graph(name: str) -> None:
     here = [str(Path(__file__).parent), *(path for path in sys.path if path)]
-    code = COMPILED.format(path=here, name="t5 encoder, eager")
+    code = COMPILED.format(path=here, name=name)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip().endswith("compiled"), done.stderr[-2000:]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from models_beit import _build
-from torch import Tensor, nn
+from torch import nn
 
 import relpos
 from models import images, models
@@ -94,13 +94,3 @@ def test_an_image_of_a_table_is_the_dense_bias() -> None:
 def test_a_dense_bias_never_looks_like_an_image() -> None:
     for tokens in range(1, 200):
         assert not is_image(torch.empty(1, 1, tokens, tokens, device="meta"), tokens)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shared", [True, False])
-def test_beit_compiles_as_one_graph(shared: bool, unchecked: None) -> None:
-    model = _beit(shared=shared, own=not shared)
-    published = model(images(2, 32))[0].detach()
-    relpos.retrofit(model, border=0, verify=False)
-    out: Tensor = torch.compile(model, fullgraph=True)(images(2, 32))[0]
-    torch.testing.assert_close(out.detach(), published, rtol=1e-5, atol=1e-5)

@@ -13,7 +13,6 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from relpos.adapters.draws import Draws
 from relpos.adapters.grids import (
     EXTRAS,
     dense_of_image,
@@ -24,7 +23,8 @@ from relpos.adapters.grids import (
     with_extras,
 )
 from relpos.adapters.interface import refuse_weights, weights_are_recorded
-from relpos.adapters.kinds import Kind, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
 from relpos.adapters.windows import projected_with_biases
 
@@ -206,7 +206,7 @@ def _unfit(module: Any) -> str | None:
     return None if has else "it has no relative position"
 
 
-def _run_bias(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_bias(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """Attention under the table at its own resolution, and at a small one that is no square."""
     timm = hasattr(module, "window_area")
     outputs = []
@@ -221,14 +221,14 @@ def _run_bias(module: Any, draws: Draws) -> tuple[Tensor, ...]:
     return tuple(outputs)
 
 
-def _shared(draws: Draws, swapped: bool, heads: int, window: tuple[int, int]) -> Tensor:
+def _shared(draws: RandomInputs, swapped: bool, heads: int, window: tuple[int, int]) -> Tensor:
     """A table that an earlier part of the model hands on."""
     rows, columns = window
     image = draws.normal(1, heads, 2 * rows - 1, 2 * columns - 1 + EXTRAS)
     return image if swapped else dense_of_image(image, rows * columns + 1)
 
 
-def _run_attention(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_attention(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """A bias that was handed on; with sdpa, as eager attention takes its softmax in float32."""
     module.config._attn_implementation_internal = "sdpa"  # of a copy
     window = (4, 6)
@@ -237,7 +237,7 @@ def _run_attention(module: Any, draws: Draws) -> tuple[Tensor, ...]:
     return (module(x, attention_mask=bias)[0],)
 
 
-def _run_data2vec(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_data2vec(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """A bias of its own, one that was handed on, both."""
     patch, window = module.config.patch_size, (4, 6)
     resolution = (window[0] * patch, window[1] * patch)
@@ -249,7 +249,7 @@ def _run_data2vec(module: Any, draws: Draws) -> tuple[Tensor, ...]:
     return tuple(outputs)
 
 
-def _run_timm(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_timm(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """A bias of its own, one that was handed on, both."""
     own = module.relative_position_bias_table is not None
     window = module.window_size if own else (4, 6)
@@ -267,7 +267,7 @@ _TIMM = "timm.models.beit."
 _TABLE = ("relative_position_bias_table",)
 
 KINDS = (
-    Kind(
+    PositionKind(
         name="tables with a class token",
         library="transformers",
         replaced=(
@@ -293,7 +293,7 @@ KINDS = (
             Verified(_DATA2VEC + "SdpaSelfAttention", _run_data2vec, _TABLE),
         ),
     ),
-    Kind(
+    PositionKind(
         name="tables with a class token",
         library="timm",
         replaced=(

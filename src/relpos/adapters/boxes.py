@@ -2,9 +2,9 @@
 
     score[h, i, j] += (text[bucket(t_j - t_i), h] + x[bucket(x_j - x_i), h] + y[bucket(y_j - y_i), h]) / sqrt(D)
 
-Each is a lookup on a line, on which tokens lie where the page has them. The encoder hands its layers the values at every
-offset, `[3, H, 2 R - 1]`, and where tokens are, `[B, N, 3]`, in place of `[B, H, N, N]`. As published, the tables get no
-gradient.
+Each is a lookup on a line, on which tokens lie where the page has them. The encoder hands its layers the values at
+every offset, `[3, H, 2 R - 1]`, and where tokens are, `[B, N, 3]`, in place of `[B, H, N, N]`. As published, the tables
+get no gradient.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.adapters.draws import Draws
 from relpos.adapters.interface import mask_of, published_mask, refuse_weights
-from relpos.adapters.kinds import Kind, Refused, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import LineBias, Positions, Terms, lines
 from relpos.position import T5Bias
@@ -34,11 +34,8 @@ class LayoutLMv3Encoder(Retrofitted):
     def mechanism(self) -> tuple[T5Bias, ...]:
         """The buckets of text, x and y."""
         sizes = [(self.rel_pos_bins, self.max_rel_pos)] + [(self.rel_2d_pos_bins, self.max_rel_2d_pos)] * 2
-        heads = self.config.num_attention_heads  # type: ignore[union-attr]
-        return tuple(
-            T5Bias(heads, num_buckets=buckets, max_distance=far, init_std=0.0)  # type: ignore[arg-type]
-            for buckets, far in sizes
-        )
+        heads = self.config.num_attention_heads
+        return tuple(T5Bias(heads, num_buckets=buckets, max_distance=far, init_std=0.0) for buckets, far in sizes)
 
     def _reach(self) -> int:
         """Positions lie from 0 to here."""
@@ -90,7 +87,7 @@ class LayoutLMv3SelfAttention(Retrofitted):
             mask = published_mask("eager", attention_mask, hidden_states[:, None], tokens)
             return super().forward(hidden_states, mask, rel_pos=rel_pos, rel_2d_pos=rel_2d_pos, **kwargs)
         q, k, v = (
-            part(hidden_states).view(batch, tokens, self.num_attention_heads, -1).transpose(1, 2)  # type: ignore[operator]
+            part(hidden_states).view(batch, tokens, self.num_attention_heads, -1).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
         handed_on = (rel_pos, rel_2d_pos) if self.has_spatial_attention_bias else (rel_pos,)
@@ -100,13 +97,13 @@ class LayoutLMv3SelfAttention(Retrofitted):
             for values, positions in handed_on
             for value, position in zip(values, positions.unbind(-1), strict=True)
         ]
-        dropout: float = self.dropout.p if self.training else 0.0  # type: ignore[union-attr, assignment]
+        dropout: float = self.dropout.p if self.training else 0.0
         mask_ = mask_of(attention_mask, tokens, tokens)
         attended = self.attend(q, k, v, position=Terms(*biases), mask=mask_, dropout=dropout)
         return attended.transpose(1, 2).flatten(2), None
 
 
-def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """The first layer's attention, with the biases that the encoder makes."""
     from transformers.masking_utils import create_bidirectional_mask
 
@@ -128,7 +125,7 @@ def _without_position(module: Any) -> str | None:
 _PATH = "transformers.models.layoutlmv3.modeling_layoutlmv3"
 
 KINDS = (
-    Kind(
+    PositionKind(
         name="buckets of boxes",
         library="transformers",
         switches=True,

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos.adapters.draws import Draws
 from relpos.adapters.interface import refuse_recorded_weights, refuse_weights
-from relpos.adapters.kinds import Kind, Refused, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import Grid, Terms
 from relpos.position import DecomposedPosition
@@ -29,7 +29,7 @@ class DecomposedAttention(Retrofitted):
 
     def mechanism(self) -> DecomposedPosition:
         """The position for tables of the module's sizes."""
-        tables: list[Tensor] = [self.rel_pos_h, self.rel_pos_w]  # type: ignore[list-item]
+        tables: list[Tensor] = [self.rel_pos_h, self.rel_pos_w]
         sizes = tuple((len(x) + 1) // 2 for x in tables)
         return DecomposedPosition(tables[0].shape[1], sizes, init_std=0.0)
 
@@ -41,7 +41,7 @@ class DecomposedAttention(Retrofitted):
     def on_a_grid(self, x: Tensor, heads: int, dropout: float) -> Tensor:
         """Attention among the cells of `[B, H, W, E]`, before the projection of the output."""
         batch, height, width, _ = x.shape
-        q, k, v = self.qkv(x).view(batch, height * width, 3, heads, -1).permute(2, 0, 3, 1, 4)  # type: ignore[operator]
+        q, k, v = self.qkv(x).view(batch, height * width, 3, heads, -1).permute(2, 0, 3, 1, 4)
         q, k = self.normed(q), self.normed(k, keys=True)
         grid = Grid(height, width)
         out = self.attend(
@@ -50,7 +50,7 @@ class DecomposedAttention(Retrofitted):
             v,
             position=self.decomposed(grid, grid),
             scale=float(self.scale),
-            dropout=dropout,  # type: ignore[arg-type]
+            dropout=dropout,
         )
         return out.transpose(1, 2).reshape(batch, height, width, -1)
 
@@ -71,9 +71,9 @@ class SamAttention(DecomposedAttention):
         tokens = hidden_states.shape[1] * hidden_states.shape[2]
         if not self.takes(tokens, tokens):
             return super().forward(hidden_states)
-        dropout = float(self.dropout) if self.drops and self.training else 0.0  # type: ignore[arg-type]
-        out = self.on_a_grid(hidden_states, self.num_attention_heads, dropout)  # type: ignore[arg-type]
-        return self.proj(out), None  # type: ignore[operator]
+        dropout = float(self.dropout) if self.drops and self.training else 0.0
+        out = self.on_a_grid(hidden_states, self.num_attention_heads, dropout)
+        return self.proj(out), None
 
 
 class SamSdpaAttention(SamAttention):
@@ -97,8 +97,8 @@ class VitDetAttention(DecomposedAttention):
         tokens = hidden_state.shape[1] * hidden_state.shape[2]
         if not self.takes(tokens, tokens):
             return super().forward(hidden_state)
-        out = self.on_a_grid(hidden_state, self.num_heads, 0.0)  # type: ignore[arg-type]
-        return (self.proj(out),)  # type: ignore[operator]
+        out = self.on_a_grid(hidden_state, self.num_heads, 0.0)
+        return (self.proj(out),)
 
 
 class TimmSamAttention(DecomposedAttention):
@@ -110,13 +110,13 @@ class TimmSamAttention(DecomposedAttention):
         if not self.takes(tokens, tokens):
             published: Tensor = super().forward(x)
             return published
-        dropout = float(self.attn_drop.p) if self.training else 0.0  # type: ignore[arg-type, union-attr]
-        out = self.proj(self.on_a_grid(x, self.num_heads, dropout))  # type: ignore[operator, arg-type]
-        dropped: Tensor = self.proj_drop(out)  # type: ignore[operator]
+        dropout = float(self.attn_drop.p) if self.training else 0.0
+        out = self.proj(self.on_a_grid(x, self.num_heads, dropout))
+        dropped: Tensor = self.proj_drop(out)
         return dropped
 
     def normed(self, x: Tensor, *, keys: bool = False) -> Tensor:
-        out: Tensor = self.k_norm(x) if keys else self.q_norm(x)  # type: ignore[operator]
+        out: Tensor = self.k_norm(x) if keys else self.q_norm(x)
         return out
 
 
@@ -126,18 +126,18 @@ class MultiScaleAttention(DecomposedAttention):
     def forward(self, x: Tensor, feat_size: Any) -> Any:
         """Attention of a class token, if there is one, and of the cells."""
         sizes = [_pooled(pool, feat_size) for pool in (self.pool_q, self.pool_k)]
-        prefix = int(self.has_cls_token)  # type: ignore[arg-type]
+        prefix = int(self.has_cls_token)
         queries, keys = (Grid(*size, prefix=prefix) for size in sizes)
         tables = (self.rel_pos_h, self.rel_pos_w)
         fit = all(_fits(*axis) for axis in zip(*sizes, tables, strict=True))
         if not fit or not self.takes(queries.count, keys.count):
             return super().forward(x, feat_size)
-        parts = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # type: ignore[operator]
+        parts = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         q, k, v = (self.pooled(side, one, feat_size) for side, one in zip("qkv", parts, strict=True))
-        out = self.attend(q, k, v, position=self.decomposed(queries, keys), scale=float(self.scale))  # type: ignore[arg-type]
+        out = self.attend(q, k, v, position=self.decomposed(queries, keys), scale=float(self.scale))
         if self.residual_pooling:
             out = out + q
-        return self.proj(out.transpose(1, 2).flatten(2)), list(sizes[0])  # type: ignore[operator]
+        return self.proj(out.transpose(1, 2).flatten(2)), list(sizes[0])
 
     def pooled(self, side: str, x: Tensor, feat_size: Any) -> Tensor:
         """Queries, keys or values, `[B, H, N, D]`, pooled and normed."""
@@ -174,7 +174,7 @@ def _window(module: Any) -> int | None:
     return (len(module.rel_pos_h) + 1) // 2 * ((len(module.rel_pos_w) + 1) // 2) if _unfit(module) is None else None
 
 
-def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """On the grid that the tables are for where it is small, and on one that is no square and needs other tables."""
     height, width = ((len(x) + 1) // 2 for x in (module.rel_pos_h, module.rel_pos_w))
     sizes = [(4, 6)]
@@ -184,7 +184,7 @@ def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
     return tuple(out if isinstance(out, Tensor) else out[0] for out in outputs)
 
 
-def _run_pooled(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_pooled(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """On the grid that the tables are for, which are those of the larger of the two."""
     strides = (getattr(pool, "stride", 1) for pool in (module.pool_q, module.pool_k))
     finer = min(x if isinstance(x, int) else x[0] for x in strides)
@@ -223,7 +223,7 @@ _LIKE_SAM = tuple(
 )
 
 KINDS = (
-    Kind(
+    PositionKind(
         name="a vector an axis",
         library="transformers",
         replaced=(
@@ -252,8 +252,16 @@ KINDS = (
             Verified(_path("vitdet", "VitDetAttention"), _run, _TABLES),
             Verified(_path("seggpt", "SegGptAttention"), _run, _TABLES, exact=1e-6),
         ),
+        refused=tuple(
+            Refused(
+                architecture,
+                _path(architecture, name),
+                "a network makes its bias from the boxes of the queries: there is no table of offsets",
+            )
+            for architecture, name in (("sam3", "Sam3DetrDecoder"), ("sam3_lite_text", "Sam3LiteTextDetrDecoder"))
+        ),
     ),
-    Kind(
+    PositionKind(
         name="a vector an axis",
         library="timm",
         replaced=(

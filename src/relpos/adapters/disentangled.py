@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.adapters.draws import Draws
 from relpos.adapters.interface import mask_of, refuse_recorded_weights, refuse_weights
-from relpos.adapters.kinds import Kind, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import LineVectors, Sequence, Terms, lines
 
@@ -83,7 +83,7 @@ class DisentangledAttention(Retrofitted):
         rows = (offsets + self.span()).clamp(0, 2 * self.span() - 1)
         tokens, device = q.shape[2], q.device
         line = self.kept(tokens, device, lambda: lines(Sequence(tokens), device=device))
-        table = self.pos_dropout(table)[: 2 * self.span()]  # type: ignore[operator]
+        table = self.pos_dropout(table)[: 2 * self.span()]
         met_by = {"query": self.position_of_keys(table), "key": self.position_of_queries(table)}
         parts = [
             LineVectors(x, rows, line, side=side)  # type: ignore[arg-type]
@@ -103,55 +103,55 @@ class DisentangledAttention(Retrofitted):
 
     def by_head(self, x: Tensor) -> Tensor:
         """`[..., N, H D]` as `[..., H, N, D]`."""
-        return x.unflatten(-1, (self.num_attention_heads, -1)).transpose(-3, -2)  # type: ignore[arg-type]
+        return x.unflatten(-1, (self.num_attention_heads, -1)).transpose(-3, -2)
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, `[B, H, N, D]`."""
-        q, k, v = self.query_proj(x), self.key_proj(x), self.value_proj(x)  # type: ignore[operator]
+        q, k, v = self.query_proj(x), self.key_proj(x), self.value_proj(x)
         return self.by_head(q), self.by_head(k), self.by_head(v)
 
     def position_of_keys(self, table: Tensor) -> Tensor | None:
         """What queries meet, `[H, 2 span, D]`."""
-        if "c2p" not in self.pos_att_type:  # type: ignore[operator]
+        if "c2p" not in self.pos_att_type:
             return None
         projection = self.key_proj if self.share_att_key else self.pos_key_proj
-        return self.by_head(projection(table))  # type: ignore[operator]
+        return self.by_head(projection(table))
 
     def position_of_queries(self, table: Tensor) -> Tensor | None:
         """What keys meet, `[H, 2 span, D]`."""
-        if "p2c" not in self.pos_att_type:  # type: ignore[operator]
+        if "p2c" not in self.pos_att_type:
             return None
         projection = self.query_proj if self.share_att_key else self.pos_query_proj
-        return self.by_head(projection(table))  # type: ignore[operator]
+        return self.by_head(projection(table))
 
     def span(self) -> int:
         """Half the rows of the table."""
-        return int(self.pos_ebd_size)  # type: ignore[arg-type]
+        return int(self.pos_ebd_size)
 
     def products(self) -> int:
         """How many products the score is the sum of."""
-        return 1 + sum(kind in self.pos_att_type for kind in ("c2p", "p2c"))  # type: ignore[operator]
+        return 1 + sum(kind in self.pos_att_type for kind in ("c2p", "p2c"))
 
 
 class FirstDisentangledAttention(DisentangledAttention):
     """`DisentangledSelfAttention` of the first DeBERTa: one projection, biases of its own, and no buckets."""
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.by_head(self.in_proj(x)).chunk(3, dim=-1)  # type: ignore[operator]
-        q_bias, v_bias = (self.by_head(x[None]) for x in (self.q_bias, self.v_bias))  # type: ignore[index]
+        q, k, v = self.by_head(self.in_proj(x)).chunk(3, dim=-1)
+        q_bias, v_bias = (self.by_head(x[None]) for x in (self.q_bias, self.v_bias))
         return q + q_bias, k, v + v_bias
 
     def position_of_keys(self, table: Tensor) -> Tensor | None:
-        return self.by_head(self.pos_proj(table)) if "c2p" in self.pos_att_type else None  # type: ignore[operator]
+        return self.by_head(self.pos_proj(table)) if "c2p" in self.pos_att_type else None
 
     def position_of_queries(self, table: Tensor) -> Tensor | None:
-        return self.by_head(self.pos_q_proj(table)) if "p2c" in self.pos_att_type else None  # type: ignore[operator]
+        return self.by_head(self.pos_q_proj(table)) if "p2c" in self.pos_att_type else None
 
     def span(self) -> int:
-        return int(self.max_relative_positions)  # type: ignore[arg-type]
+        return int(self.max_relative_positions)
 
     def products(self) -> int:
-        return 1 + len(self.pos_att_type)  # type: ignore[arg-type]
+        return 1 + len(self.pos_att_type)
 
 
 class SpeechDisentangledAttention(DisentangledAttention):
@@ -227,7 +227,7 @@ def _unfit(module: Any) -> str | None:
     return None
 
 
-def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """The encoder, with its first layer, on padded tokens."""
     padding = draws.padding(draws.batch, draws.tokens)
     x = draws.normal(draws.batch, draws.tokens, module.rel_embeddings.embedding_dim)
@@ -256,7 +256,7 @@ _ARCHITECTURES: tuple[tuple[str, str, type[Retrofitted], tuple[str, ...]], ...] 
 )
 
 KINDS = (
-    Kind(
+    PositionKind(
         name="disentangled",
         library="transformers",
         replaced=tuple(
@@ -289,6 +289,23 @@ KINDS = (
                 first=("layer",),
             )
             for architecture, encoder, *_ in _ARCHITECTURES
+        ),
+        refused=(
+            Refused(
+                "bros",
+                _path("bros", "BrosSelfAttention"),
+                "queries meet a vector of each pair of boxes, N x N x D numbers that the model makes",
+            ),
+            Refused(
+                "inkling",
+                _path("inkling", "InklingRelativeLogits"),
+                "a projection of its own, and not the query, meets the vectors of the distance",
+            ),
+            Refused(
+                "cpmant",
+                _path("cpmant", "CpmAntSegmentPositionEmbedding"),
+                "it is a bucket of the distance within a segment, and a pair of segments across",
+            ),
         ),
     ),
 )

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.adapters.draws import Draws
-from relpos.adapters.kinds import Kind, Refused, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import Grid, LineBias, Lines, Positions, Rows, Terms, at_least_float32, lines, read
 
@@ -32,7 +32,7 @@ class Distances(Retrofitted):
 
     def terms(self, grid: tuple[int, int], stride: int = 1, head: int | None = None) -> Terms:
         """The terms between every `stride`-th row and column of a grid and all its cells."""
-        table: Tensor = self.attention_biases  # type: ignore[assignment]
+        table: Tensor = self.attention_biases
         line, rows = self.kept((grid, stride), table.device, lambda: _lines(grid, stride, table.device))
         wide = at_least_float32(table if head is None else table[head : head + 1])
         return Terms(LineBias(read(wide.T, rows).T, line))
@@ -211,7 +211,7 @@ class EfficientVit(Distances):
         return module.proj(torch.cat(outputs, dim=1))
 
 
-def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """The cells of a whole grid, in the layout of the class."""
     first = next(one for one in module.modules() if isinstance(one, nn.Linear | nn.Conv2d))
     count = module.attention_biases.shape[1]
@@ -241,7 +241,7 @@ _READS = ("forward", "get_attention_biases")
 _TABLE = ("attention_biases",)
 
 KINDS = (
-    Kind(
+    PositionKind(
         name="distances",
         library="transformers",
         replaced=tuple(
@@ -250,7 +250,7 @@ KINDS = (
         ),
         verified=tuple(Verified(_LEVIT + name, _run, _TABLE) for name in ("LevitAttention", "LevitAttentionSubsample")),
     ),
-    Kind(
+    PositionKind(
         name="distances",
         library="timm",
         replaced=tuple(

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.adapters.draws import Draws
 from relpos.adapters.interface import dense_by_offset, is_by_offset, mask_of, weights_are_recorded
-from relpos.adapters.kinds import Kind, Refused, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
 from relpos.adapters.transformer_xl import by_head, path
 from relpos.core import LineVectors, Sequence, Terms, at_least_float32, lines
@@ -85,7 +85,7 @@ def _of_all_pairs(bias: Tensor, hidden_states: Tensor) -> Tensor:
     return dense.repeat(batch, 1, 1, 1).flatten(0, 1)
 
 
-def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """A layer with the bias that a layer before it hands on, and one that makes its own."""
     tokens = draws.tokens
     mask = draws.padding(draws.batch, tokens)
@@ -102,7 +102,7 @@ def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
 _WAVLM = path("wavlm", "WavLMAttention")
 
 KINDS = (
-    Kind(
+    PositionKind(
         name="Gated bias",
         library="transformers",
         replaced=(

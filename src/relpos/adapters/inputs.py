@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from relpos.core.checks import fail
 
-Inputs = dict[str, Tensor]
+ModelInputs = dict[str, Tensor]
 
 
 def takes_images(model: nn.Module) -> bool:
@@ -17,7 +17,7 @@ def takes_images(model: nn.Module) -> bool:
     return getattr(model, "main_input_name", "pixel_values") == "pixel_values"
 
 
-def inputs_for(model: Any, length: int | None, batch: int = 1) -> Inputs:
+def inputs_for(model: Any, length: int | None, batch: int = 1) -> ModelInputs:
     """Random inputs: tokens or frames of a length, or images of the size that the model is built for.
 
     Raises:
@@ -27,9 +27,8 @@ def inputs_for(model: Any, length: int | None, batch: int = 1) -> Inputs:
     device = next(model.parameters()).device
     if not hasattr(model, "main_input_name"):  # timm
         size = model.pretrained_cfg.get("input_size", (3, 224, 224))
-        embed = getattr(model, "patch_embed", None)
-        if getattr(embed, "img_size", None) is not None:
-            size = (size[0], *embed.img_size)
+        built_for = getattr(getattr(model, "patch_embed", None), "img_size", None)
+        size = size if built_for is None else (size[0], *built_for)
         return {"x": torch.randn(batch, *size, generator=generator).to(device)}
     name, config = model.main_input_name, model.config
     if name == "pixel_values":

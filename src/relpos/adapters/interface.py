@@ -131,7 +131,7 @@ def _attention(
                 attention_mask = attention_mask[:, 0, 0]
             else:  # numbers that are added, not all of them 0 or the least there is
                 bias, attention_mask = bias + DenseBias(attention_mask.to(position_bias.dtype)), None
-        attend = module.attend if isinstance(module, Retrofitted) else attention
+        attend: Any = module.attend if isinstance(module, Retrofitted) else attention
         out = attend(
             query,
             key,

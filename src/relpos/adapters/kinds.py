@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from relpos.adapters.draws import Draws
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
 
 
@@ -56,7 +56,7 @@ class Verified:
     """
 
     path: str
-    run: Callable[[Any, Draws], tuple[Tensor, ...]]
+    run: Callable[[Any, RandomInputs], tuple[Tensor, ...]]
     tables: tuple[str, ...]
     exact: float = 1e-10
     without: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Kind:
+class PositionKind:
     """A kind of position.
 
     Attributes:
@@ -97,7 +97,9 @@ _FILES = (
     "decomposed",
     "slopes",
     "transformer_xl",
+    "parakeet",
     "shaw",
+    "granite",
     "gated_bias",
     "windows",
     "beit",
@@ -107,19 +109,19 @@ _FILES = (
 
 
 @cache
-def kinds() -> tuple[Kind, ...]:
+def kinds() -> tuple[PositionKind, ...]:
     """All kinds, in the order of the page."""
     return tuple(kind for file in _FILES for kind in import_module(f"relpos.adapters.{file}").KINDS)
 
 
 @cache
-def replaced_classes() -> dict[str, tuple[Kind, Replaced]]:
+def replaced_classes() -> dict[str, tuple[PositionKind, Replaced]]:
     """The classes that are replaced, by full name."""
     return {one.path: (kind, one) for kind in kinds() for one in kind.replaced}
 
 
 @cache
-def refused_classes() -> dict[str, tuple[Kind, Refused]]:
+def refused_classes() -> dict[str, tuple[PositionKind, Refused]]:
     """The classes that are refused, by full name."""
     return {one.path: (kind, one) for kind in kinds() for one in kind.refused}
 

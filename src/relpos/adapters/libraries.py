@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from relpos.adapters.kinds import Kind, Replaced
+from relpos.adapters.kinds import PositionKind, Replaced
 from relpos.core.checks import fail
 
 EXTRAS = {"transformers": "hf", "timm": "timm"}
@@ -81,7 +81,7 @@ def digests(replaced: Replaced, kind: type | None = None) -> Iterator[tuple[str,
         yield where, hashlib.sha256(" ".join(source.split()).encode()).hexdigest()[:16]
 
 
-def strange(kind: Kind, replaced: Replaced) -> str | None:
+def strange(kind: PositionKind, replaced: Replaced) -> str | None:
     """Why the installed source of a class is not one that was run, or None where it is."""
     unknown = [where for where, digest in digests(replaced) if digest not in known().get(where, {})]
     if not unknown:

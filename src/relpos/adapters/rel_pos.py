@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos.adapters.draws import Draws
 from relpos.adapters.grids import (
     EXTRAS,
     dense_of_image,
@@ -24,7 +23,8 @@ from relpos.adapters.grids import (
     values,
     with_extras,
 )
-from relpos.adapters.kinds import Kind, Refused, Replaced, Verified, path_of
+from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, path_of
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
 from relpos.core import Grid, LineBias, Terms
 
@@ -193,7 +193,7 @@ def _tokens(module: Any) -> int | None:
     return None if module.rel_pos is None else _tokens_of(module.rel_pos)
 
 
-def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """Tokens of a sequence, and where there are some the queries of the whole image."""
     width = module.qkv.in_features
     if module.rel_pos is None:
@@ -207,17 +207,17 @@ def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
     return (module(draws.normal(draws.batch, tokens, width)),)
 
 
-def _run_cells(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_cells(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """Cells, channels last."""
     return (module(draws.normal(draws.batch, *module.rel_pos.window_size, module.qkv.in_features)),)
 
 
-def _run_channels(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_channels(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """Cells, channels first."""
     return (module(draws.normal(draws.batch, module.qkv.in_channels, *module.rel_pos.window_size)),)
 
 
-def _run_model(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_model(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """The bias of all layers, if there is one, which attention within one of them has."""
     layer, own = module.blocks[0].attn, module._modules.get("shared_rel_pos")
     x = draws.normal(draws.batch, _tokens_of(layer.rel_pos if own is None else own), layer.qkv.in_features)
@@ -238,14 +238,14 @@ _CONVOLVED = "its position is a convolution of values beside attention without s
 _QUERIES = "its position are vectors of rows and of columns that meet the query, and no table"
 
 KINDS = (
-    Kind(
+    PositionKind(
         name="tables of timm's layers",
         library="timm",
-        replaced=tuple(
-            Replaced(file, f"timm.models.{file}.{name}", mixin, ("forward", *modules), unfit, _tokens)
-            for file, name, mixin, _, modules, unfit in _SERVED
-        )
-        + (
+        replaced=(
+            *(
+                Replaced(file, f"timm.models.{file}.{name}", mixin, ("forward", *modules), unfit, _tokens)
+                for file, name, mixin, _, modules, unfit in _SERVED
+            ),
             Replaced(
                 "vision_transformer_relpos",
                 _MODEL,
@@ -254,8 +254,10 @@ KINDS = (
                 _unfit_model,
             ),
         ),
-        verified=tuple(Verified(f"timm.models.{file}.{name}", run, _TABLES) for file, name, _, run, _, _ in _SERVED)
-        + (Verified(_MODEL, _run_model, _TABLES, first=("blocks",)),),
+        verified=(
+            *(Verified(f"timm.models.{file}.{name}", run, _TABLES) for file, name, _, run, _, _ in _SERVED),
+            Verified(_MODEL, _run_model, _TABLES, first=("blocks",)),
+        ),
         refused=(
             Refused("convit", "timm.models.convit.GPSA", _GATED),
             Refused("coat", "timm.models.coat.ConvRelPosEnc", _CONVOLVED),

@@ -96,22 +96,22 @@ class Retrofitted(nn.Module):
         return out
 
     def kept(self, key: Hashable, device: torch.device, make: Callable[[], T]) -> T:
-        """What `make` returns, made once: what follows from shapes, a device and plain settings alone, all in the key."""
+        """What `make` returns, made once: what follows from shapes and plain settings alone, all in the key."""
         return keep(self.__dict__[_ROUTE], (key, device), device, make)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        _, _, *state = super().__reduce_ex__(protocol)  # by the class's name it would be the published class
+        reduced: Any = super().__reduce_ex__(protocol)  # by the class's name it would be the published class
         mixin, published = type(self).__bases__
-        return _empty, (mixin, published), *state
+        return _empty, (mixin, published), *reduced[2:]
 
 
 @cache
-def _swapped_class(mixin: type[Retrofitted], published: type[nn.Module]) -> type[nn.Module]:
+def _swapped_class(mixin: Any, published: Any) -> type[nn.Module]:
     names = {name: getattr(published, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(published.__name__, (mixin, published), names)
 
 
-def _empty(mixin: type[Retrofitted], published: type[nn.Module]) -> nn.Module:
+def _empty(mixin: Any, published: Any) -> nn.Module:
     """A module without its state, for `pickle` and `deepcopy`."""
     return object.__new__(_swapped_class(mixin, published))
 
@@ -120,7 +120,9 @@ def swap(module: nn.Module, mixin: type[Retrofitted], border: int | None = None)
     """Put the mixin in front of a module's class."""
     taken = [name for name in vars(Retrofitted) if name[0] != "_" and name in _names(module)]
     assert not taken, f"{type(module).__name__} has {', '.join(taken)} of its own"
-    module.__class__ = _swapped_class(mixin, type(module))
+    published: Any = type(module)
+    in_front: Any = mixin
+    module.__class__ = _swapped_class(in_front, published)
     assert isinstance(module, Retrofitted)
     with torch.device("meta"):  # its own parameters are never read
         module.__dict__[_ROUTE] = Route(border, mechanism=module.mechanism())
@@ -144,8 +146,8 @@ def is_swapped(module: nn.Module) -> bool:
 
 def published_class(module: nn.Module) -> type[nn.Module]:
     """The class of a module as its library has it."""
-    kind: type[nn.Module] = next(one for one in type(module).__mro__[1:] if not issubclass(one, Retrofitted))
-    return kind if is_swapped(module) else type(module)
+    line = (one for one in type(module).__mro__ if issubclass(one, nn.Module) and not issubclass(one, Retrofitted))
+    return next(line) if is_swapped(module) else type(module)
 
 
 def route(module: nn.Module) -> Route:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from relpos.adapters import interface
-from relpos.adapters.kinds import Kind, Replaced, path_of, refused_classes, replaced_classes
+from relpos.adapters.kinds import PositionKind, Replaced, path_of, refused_classes, replaced_classes
 from relpos.adapters.libraries import require_importable, strange
 from relpos.adapters.reporting import Left, RetrofitReport, Swapped
 from relpos.adapters.retrofitted import is_swapped, published_class, swap, unswap
@@ -85,9 +85,11 @@ def restore(model: nn.Module) -> None:
         interface.switch_back(getattr(module, "config", None))
 
 
-def _found(model: nn.Module, border: int | None) -> tuple[list[tuple[str, nn.Module, Kind, Replaced]], list[Left]]:
+def _found(
+    model: nn.Module, border: int | None
+) -> tuple[list[tuple[str, nn.Module, PositionKind, Replaced]], list[Left]]:
     """The modules that are to be replaced, and those that are left, with the reason."""
-    found: list[tuple[str, nn.Module, Kind, Replaced]] = []
+    found: list[tuple[str, nn.Module, PositionKind, Replaced]] = []
     left: list[Left] = []
     for name, module in model.named_modules():
         path = path_of(type(module))
@@ -110,7 +112,7 @@ def _found(model: nn.Module, border: int | None) -> tuple[list[tuple[str, nn.Mod
     return found, left
 
 
-def _require_served(model: nn.Module, found: list[tuple[str, nn.Module, Kind, Replaced]], force: bool) -> None:
+def _require_served(model: nn.Module, found: list[tuple[str, nn.Module, PositionKind, Replaced]], force: bool) -> None:
     """Raise one line where nothing can be replaced, or something is in the way; before anything changes."""
     if not found:
         _, left = _found(model, None)
@@ -142,7 +144,7 @@ def _require_served(model: nn.Module, found: list[tuple[str, nn.Module, Kind, Re
 _SEE = "docs/retrofit.md lists what is served."
 
 
-def _swap(found: list[tuple[str, nn.Module, Kind, Replaced]], border: int | None) -> None:
+def _swap(found: list[tuple[str, nn.Module, PositionKind, Replaced]], border: int | None) -> None:
     configs: dict[int, Any] = {}
     for _, module, kind, replaced in found:
         swap(module, replaced.mixin, border)

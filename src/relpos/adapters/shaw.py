@@ -9,7 +9,6 @@ once. How the tables lie:
     wav2vec2_bert, seamless_m4t_v2    key - query, from -left to right
     speecht5                          query - key, from -max to max - 1
     vits                              key - query, from -window to window; farther pairs have no vector
-    granite_speech and its kin        query - key, within blocks of `context_size` tokens
 
 Masks are one number a key. The encoders of SpeechT5 and VITS are replaced as well, and hand on `[B, 1, 1, M]` of bool.
 SpeechT5's layers get the table, `[2 max, D]`, in place of the vectors of all pairs, `[N, N, D]`.
@@ -22,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.adapters.draws import Draws
-from relpos.adapters.interface import mask_of, weights_are_recorded
-from relpos.adapters.kinds import Kind, Refused, Replaced, Verified
+from relpos.adapters.interface import mask_of
+from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
 from relpos.adapters.transformer_xl import ConformerAttention, by_head, other_position, path, run_conformer
 from relpos.core import LineVectors, Sequence, Terms, at_least_float32, lines
@@ -43,6 +42,11 @@ def shaw_terms(
         values: `[R, D]`, vectors that are added to the values. Pairs beyond `low` and `high` then have none at all.
     """
     line = lines(Sequence(tokens), device=table.device)
+    if low < 1 - tokens and high > tokens - 1:  # no pair is as far; queries need not meet the other rows
+        first = high - tokens + 1 if turned else 1 - tokens - low
+        table = table[first : first + 2 * tokens - 1]
+        values = None if values is None else values[first : first + 2 * tokens - 1]
+        low, high = 1 - tokens, tokens - 1
     offset = torch.arange(1 - tokens, tokens, device=table.device)
     near = offset.clamp(low, high)
     rows = high - near if turned else near - low
@@ -71,7 +75,7 @@ class SeamlessEncoder(Retrofitted):
 
     def _apply_chunk_attention(self, attention_mask: Tensor | None, hidden_states: Tensor) -> Tensor | None:
         tokens = hidden_states.shape[1]
-        whole = tokens <= self.config.speech_encoder_chunk_size  # type: ignore[union-attr, operator]
+        whole = tokens <= self.config.speech_encoder_chunk_size
         if whole and self.takes(tokens, tokens):
             return attention_mask
         published: Tensor = super()._apply_chunk_attention(attention_mask, hidden_states)  # type: ignore[misc]
@@ -87,7 +91,7 @@ class SpeechT5Positions(Retrofitted):
         if not self.takes(tokens, tokens):
             published: Tensor = super().forward(hidden_states)
             return published
-        table: Tensor = self.pe_k.weight  # type: ignore[union-attr, assignment]
+        table: Tensor = self.pe_k.weight
         return table
 
 
@@ -98,7 +102,7 @@ class MaskedByKeys(Retrofitted):
         """The published forward."""
         tokens, mask = hidden_states.shape[1], kwargs.get("attention_mask")
         asked = kwargs.get("output_attentions")
-        asked = self.config.output_attentions if asked is None else asked  # type: ignore[union-attr]
+        asked = self.config.output_attentions if asked is None else asked
         if mask is not None and mask.dim() == 2 and not args and not asked and self.takes(tokens, tokens):
             kwargs["attention_mask"] = mask[:, None, None].bool()
         return super().forward(hidden_states, *args, **kwargs)
@@ -200,85 +204,7 @@ class VitsAttention(Retrofitted):
         return module.out_proj(out.transpose(1, 2).flatten(2)), None
 
 
-class GraniteAttention(Retrofitted):
-    """Granite Speech's, within blocks; the last one is filled up."""
-
-    border = 128
-    training_border = 128
-
-    def forward(self, hidden_states: Tensor, attention_dists: Tensor) -> Tensor:
-        """The output, `[B, N, E]`."""
-        module: Any = self
-        size, tokens = module.context_size, hidden_states.shape[1]
-        if not self.takes(size, size):
-            published: Tensor = super().forward(hidden_states, attention_dists)
-            return published
-        hidden_states = module.pre_norm(hidden_states)
-        padded = torch.nn.functional.pad(hidden_states, (0, 0, 0, -tokens % size))
-        key, value = module.to_kv(padded).chunk(2, dim=-1)
-        q, k, v = (_blocks(x, size, module.dim_head) for x in (module.to_q(padded), key, value))
-        valid = None if padded is hidden_states else _filled(padded, tokens, size)
-        longest = module.max_pos_emb
-        out = self.attend(
-            q,
-            k,
-            v,
-            position=shaw_terms(module.rel_pos_emb.weight, size, -longest, longest),
-            mask=mask_of(valid, size, size),
-            scale=module.scale,
-        )
-        out = out.transpose(1, 2).flatten(2).reshape(*padded.shape[:2], -1)
-        done: Tensor = module.dropout(module.to_out(out[:, :tokens]))
-        return done
-
-
-class Granite5Attention(Retrofitted):
-    """Granite Speech 5's, which takes a mask of tokens."""
-
-    border = 128
-    training_border = 128
-
-    def forward(
-        self, hidden_states: Tensor, position_embeddings: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
-    ) -> Any:
-        """`(output, None)`."""
-        module: Any = self
-        size, tokens = module.context_size, hidden_states.shape[1]
-        if weights_are_recorded() or not self.takes(size, size):
-            return super().forward(hidden_states, position_embeddings, attention_mask, **kwargs)
-        padded = torch.nn.functional.pad(hidden_states, (0, 0, 0, -tokens % size))
-        linears = module.q_proj, module.k_proj, module.v_proj
-        q, k, v = (_blocks(linear(padded), size, module.head_dim) for linear in linears)
-        valid = None if tokens % size == 0 else _filled(padded, tokens, size)
-        if attention_mask is not None:
-            real = torch.nn.functional.pad(attention_mask.bool(), (0, -tokens % size), value=False)
-            valid = real.reshape(-1, size)
-        longest = module.rel_pos_emb.weight.shape[0] // 2
-        out = self.attend(
-            q,
-            k,
-            v,
-            position=shaw_terms(module.rel_pos_emb.weight, size, -longest, longest),
-            mask=mask_of(valid, size, size),
-            scale=module.scaling,
-            dropout=module.attention_dropout if self.training else 0.0,
-        )
-        out = out.transpose(1, 2).flatten(2).reshape(*padded.shape[:2], -1)
-        return module.o_proj(out[:, :tokens]), None
-
-
-def _blocks(x: Tensor, size: int, width: int) -> Tensor:
-    """`[B, N, H D]` as `[B N / size, H, size, D]`."""
-    return by_head(x.reshape(-1, size, x.shape[-1]), width)
-
-
-def _filled(padded: Tensor, tokens: int, size: int) -> Tensor:
-    """Which tokens of each block are no filling, `[B N / size, size]`."""
-    real = torch.arange(padded.shape[1], device=padded.device) < tokens
-    return real.expand(padded.shape[0], -1).reshape(-1, size)
-
-
-def _run_speecht5(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_speecht5(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     tokens = draws.tokens
     x = draws.normal(draws.batch, tokens, module.embed_dim)
     table = draws.normal(16, module.head_dim)  # shorter than the sequence
@@ -286,32 +212,14 @@ def _run_speecht5(module: Any, draws: Draws) -> tuple[Tensor, ...]:
     return (module(x, attention_mask=_keys(module, draws), position_bias=position)[0],)
 
 
-def _run_vits(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_vits(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     x = draws.normal(draws.batch, draws.tokens, module.embed_dim)
     return (module(x, attention_mask=_keys(module, draws))[0],)
 
 
-def _keys(module: Any, draws: Draws) -> Tensor:
+def _keys(module: Any, draws: RandomInputs) -> Tensor:
     mask = draws.padding(draws.batch, draws.tokens).bool()[:, None, None]
     return mask if is_swapped(module) else _written_out(mask, draws.tokens, draws.dtype)
-
-
-def _distances(module: Any, longest: int, device: torch.device) -> Tensor:
-    order = torch.arange(module.context_size, device=device)
-    return order[:, None] - order + longest
-
-
-def _run_granite(module: Any, draws: Draws) -> tuple[Tensor, ...]:
-    x = draws.normal(draws.batch, module.context_size * 3 // 2, module.to_q.in_features)
-    return (module(x, attention_dists=_distances(module, module.max_pos_emb, x.device)),)
-
-
-def _run_granite5(module: Any, draws: Draws) -> tuple[Tensor, ...]:
-    tokens = module.context_size * 3 // 2
-    x = draws.normal(draws.batch, tokens, module.q_proj.in_features)
-    distances = _distances(module, module.rel_pos_emb.weight.shape[0] // 2, x.device)
-    mask = draws.padding(draws.batch, tokens).bool()
-    return (module(x, position_embeddings=distances, attention_mask=mask)[0],)
 
 
 def _no_window(module: Any) -> str | None:
@@ -322,22 +230,13 @@ def _in_decoder(module: Any) -> str | None:
     return "it has no position: a decoder's" if module.is_decoder else None
 
 
-def _context(module: Any) -> int:
-    return int(module.context_size)
-
-
 _INTERFACE = {
     "wav2vec2_bert": "Wav2Vec2BertSelfAttention",
     "seamless_m4t_v2": "SeamlessM4Tv2ConformerSelfAttention",
 }
-_GRANITE = {
-    "granite_speech": "GraniteSpeechConformerAttention",
-    "granite_speech_plus": "GraniteSpeechPlusConformerAttention",
-}
-_GRANITE5 = path("granite_speech5", "GraniteSpeech5EncoderAttention")
 
 KINDS = (
-    Kind(
+    PositionKind(
         name="Shaw",
         library="transformers",
         switches=True,
@@ -365,7 +264,7 @@ KINDS = (
             for architecture, name in _INTERFACE.items()
         ),
     ),
-    Kind(
+    PositionKind(
         name="Shaw, masks of its own",
         library="transformers",
         replaced=(
@@ -391,20 +290,10 @@ KINDS = (
                 unfit=_no_window,
             ),
             Replaced("vits", path("vits", "VitsEncoder"), MaskedByKeys),
-            *(
-                Replaced(architecture, path(architecture, name), GraniteAttention, tokens=_context)
-                for architecture, name in _GRANITE.items()
-            ),
-            Replaced("granite_speech5", _GRANITE5, Granite5Attention, tokens=_context),
         ),
         verified=(
             Verified(path("speecht5", "SpeechT5Attention"), _run_speecht5, tables=()),
             Verified(path("vits", "VitsAttention"), _run_vits, tables=("emb_rel_k", "emb_rel_v")),
-            *(
-                Verified(path(architecture, name), _run_granite, tables=("rel_pos_emb.weight",))
-                for architecture, name in _GRANITE.items()
-            ),
-            Verified(_GRANITE5, _run_granite5, tables=("rel_pos_emb.weight",)),
         ),
         refused=(
             Refused(

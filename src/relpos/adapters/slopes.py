@@ -8,14 +8,14 @@ given one with four dimensions, so it is given the padding alone,
     [B, 1, 1, M]    True at padded keys
     [1, 1, M, 1]    nothing is padded
 
-and a layer attends with relpos where it gets one of these. Without padding the bias is one number an offset. With it, and
-in half precision, where the number of every key is rounded, the bias of a key is one more component of it, which meets
-a 1 of every query:
+and a layer attends with relpos where it gets one of these. Without padding the bias is one number an offset. With it,
+and in half precision, where the number of every key is rounded, the bias of a key is one more component of it, which
+meets a 1 of every query:
 
     <(q, 1), (k[j], bias[j])> = <q, k[j]> + bias[j]
 
-Falcon rounds the number of each key to bfloat16, always. It makes a mask of all pairs with the bias in it out of one with
-four dimensions, and none of a switched configuration's. A padded query sees no key, or others than as published.
+Falcon rounds the number of each key to bfloat16, always. It makes a mask of all pairs with the bias in it out of one
+with four dimensions, and none of a switched configuration's. A padded query sees no key, or others than as published.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from relpos.adapters.draws import Draws
 from relpos.adapters.interface import mask_of, published_mask, refuse_weights
-from relpos.adapters.kinds import Kind, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import LineBias, Sequence, Terms, at_least_float32, lines
 
@@ -156,16 +156,16 @@ class BloomAttention(AlibiAttention):
         """The published forward, or relpos where the model has left the mask for it."""
         if not _is_for_relpos(attention_mask, hidden_states.shape[1]):
             return super().forward(hidden_states, residual, alibi, attention_mask, layer_past, **more)
-        q, k, v = self._reshape(self.query_key_value(hidden_states))  # type: ignore[operator]
+        q, k, v = self._reshape(self.query_key_value(hidden_states))
         if layer_past is not None:
             k, v = layer_past.update(k, v, self.layer_idx)
-        scale, dropout = float(self.inv_norm_factor), _probability(self, self.attention_dropout.p)  # type: ignore[arg-type, union-attr]
+        scale, dropout = float(self.inv_norm_factor), _probability(self, self.attention_dropout.p)
         if alibi.shape[-1] == 1:
             out = self.attended(q, k, v, alibi[:, 0, 0], scale, dropout)
         else:
             bias = alibi.view(-1, q.shape[1], 1, k.shape[2])
             out = attended_by_key(self, q * scale, k, v, bias, _hidden(attention_mask), 1.0, dropout)
-        out = torch.nn.functional.dropout(self.dense(out), p=self.hidden_dropout, training=self.training)  # type: ignore[operator, arg-type]
+        out = torch.nn.functional.dropout(self.dense(out), p=self.hidden_dropout, training=self.training)
         return residual + out, None
 
 
@@ -183,20 +183,20 @@ class MptAttention(AlibiAttention):
         """The published forward, or relpos where the model has left the mask for it."""
         if not _is_for_relpos(attention_mask, hidden_states.shape[1]):
             return super().forward(hidden_states, position_bias, past_key_values, attention_mask, **more)
-        mixed = self.Wqkv(hidden_states)  # type: ignore[operator]
+        mixed = self.Wqkv(hidden_states)
         if self.clip_qkv:
-            mixed = mixed.clamp(min=-self.clip_qkv, max=self.clip_qkv)  # type: ignore[operator]
+            mixed = mixed.clamp(min=-self.clip_qkv, max=self.clip_qkv)
         q, k, v = mixed.unflatten(-1, (3, self.n_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
-        scale, dropout = float(self.softmax_scale), _probability(self, self.attn_dropout_p)  # type: ignore[arg-type]
+        scale, dropout = float(self.softmax_scale), _probability(self, self.attn_dropout_p)
         hidden = _hidden(attention_mask)
         if hidden is None:
             out = self.attended(q, k, v, -position_bias[:, 0, -2], scale, dropout)  # the last key but one is at -1
         else:
             bias = position_bias[None, :, :, -k.shape[2] :]
             out = attended_by_key(self, q * scale, k, v, bias, hidden, 1.0, dropout)
-        return self.out_proj(out), None  # type: ignore[operator]
+        return self.out_proj(out), None
 
 
 class MptModel(AlibiModel):
@@ -204,7 +204,7 @@ class MptModel(AlibiModel):
 
     def handed_on(self, mask: Tensor | None, tokens: Tensor, cache: Any) -> Tensor | None:
         keys = tokens.shape[1] + (0 if cache is None else cache.get_seq_length())
-        if keys > self.config.max_seq_len:  # type: ignore[union-attr, operator]
+        if keys > self.config.max_seq_len:
             return mask  # fails, as published
         return super().handed_on(mask, tokens, cache)
 
@@ -233,9 +233,9 @@ class FalconAttention(Retrofitted):
         """Attention with relpos, or as published on what the published model hands on."""
         batch, queries, _ = hidden_states.shape
         keys, by_key = alibi.shape[-1], attention_mask is None or attention_mask.dim() == 2
-        own = str(self.config._attn_implementation_internal).removeprefix("relpos_")  # type: ignore[union-attr]
-        alibi = alibi.view(batch, self.num_heads, 1, keys)  # type: ignore[call-overload]
-        bias = alibi / math.sqrt(self.head_dim)  # type: ignore[arg-type]
+        own = str(self.config._attn_implementation_internal).removeprefix("relpos_")
+        alibi = alibi.view(batch, self.num_heads, 1, keys)
+        bias = alibi / math.sqrt(self.head_dim)
         ours = by_key and self.takes(queries, keys)
         if by_key and not ours:
             dense = published_mask("eager", attention_mask, hidden_states[:, None], keys, causal=True)
@@ -243,21 +243,21 @@ class FalconAttention(Retrofitted):
             attention_mask = bias if dense is None else bias.masked_fill(dense < -1, least)
         if own != "sdpa" and not ours:
             return super().forward(hidden_states, alibi, attention_mask, *args, layer_past=layer_past, **more)
-        fused = self._split_heads(self.query_key_value(hidden_states))  # type: ignore[operator]
+        fused = self._split_heads(self.query_key_value(hidden_states))
         q, k, v = (x.transpose(1, 2) for x in fused)
         if layer_past is not None:
             k, v = layer_past.update(k, v, self.layer_idx)
-        dropout = _probability(self, self.attention_dropout.p)  # type: ignore[union-attr]
+        dropout = _probability(self, self.attention_dropout.p)
         if ours:
             k, v = (x.expand(-1, q.shape[1], -1, -1) for x in (k, v))
             hidden = None if attention_mask is None else ~attention_mask.bool()
             # without sdpa the published layer adds the bias twice: it stands in the mask as well
             whole = alibi if own == "sdpa" else 2 * alibi
-            out = attended_by_key(self, q, k, v, whole, hidden, float(self.inv_norm_factor), dropout)  # type: ignore[arg-type]
+            out = attended_by_key(self, q, k, v, whole, hidden, float(self.inv_norm_factor), dropout)
         else:  # as published, where the configuration is asked for its implementation, which is switched
             out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask, dropout_p=dropout)
             out = out.transpose(1, 2).flatten(2)
-        return self.dense(out), None  # type: ignore[operator]
+        return self.dense(out), None
 
 
 def _is_for_relpos(mask: Any, queries: int) -> bool:
@@ -276,7 +276,7 @@ def _probability(module: nn.Module, dropout: Any) -> float:
     return float(dropout) if module.training else 0.0
 
 
-def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """The model on whole sequences, on padded ones, and where a token in the middle is hidden as well."""
     padding = draws.padding(draws.batch, draws.tokens)
     holed = padding.clone()
@@ -302,7 +302,7 @@ def _verified(architecture: str, name: str, embedding: str, layers: str) -> Veri
 
 
 KINDS = (
-    Kind(
+    PositionKind(
         name="slopes",
         library="transformers",
         replaced=(
@@ -326,7 +326,7 @@ KINDS = (
             _verified("mpt", "MptModel", "wte", "blocks"),
         ),
     ),
-    Kind(
+    PositionKind(
         name="slopes",
         library="transformers",
         switches=True,

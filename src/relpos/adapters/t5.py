@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos.adapters.draws import Draws
 from relpos.adapters.interface import dense_by_offset, is_by_offset, mask_of, published_mask, refuse_weights
-from relpos.adapters.kinds import Kind, Refused, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
 from relpos.core import LineBias, Sequence, Terms, lines
 from relpos.core.checks import fail
@@ -39,11 +39,11 @@ class T5Attention(Retrofitted):
         """T5's bias, in a layer that has a table."""
         if "relative_attention_bias" not in self._modules:
             return None
-        buckets, heads = self.relative_attention_bias.weight.shape  # type: ignore[union-attr, misc]
+        buckets, heads = self.relative_attention_bias.weight.shape
         return T5Bias(
             heads,
             num_buckets=buckets,
-            max_distance=self.relative_attention_max_distance,  # type: ignore[arg-type]
+            max_distance=self.relative_attention_max_distance,
             bidirectional=not getattr(
                 self, "is_decoder", True
             ),  # pix2struct's text model is a decoder, and says nothing
@@ -56,7 +56,7 @@ class T5Attention(Retrofitted):
         if not (at_end and self.takes(query_length, key_length)):
             published: Tensor = super().compute_bias(query_length, key_length, device, past_seen_tokens)  # type: ignore[misc]
             return published
-        return by_offset(self.made, self.relative_attention_bias.weight, query_length, key_length)  # type: ignore[arg-type, union-attr]
+        return by_offset(self.made, self.relative_attention_bias.weight, query_length, key_length)
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The published forward, without its N x M zeros where there is no position."""
@@ -64,7 +64,7 @@ class T5Attention(Retrofitted):
         kwargs = dict(zip(names, args, strict=False)) | kwargs
         _refuse(kwargs)
         if kwargs.get("position_bias") is None and not self.has_relative_attention_bias:
-            kwargs["position_bias"] = hidden_states.new_zeros(1, self.n_heads, 1, 1)  # type: ignore[arg-type]
+            kwargs["position_bias"] = hidden_states.new_zeros(1, self.n_heads, 1, 1)
         return super().forward(hidden_states, **kwargs)
 
 
@@ -90,7 +90,7 @@ class UMT5Attention(T5Attention):
         """The bias; one zero where the layer attends to other tokens."""
         if "relative_attention_bias" not in self._modules:
             self.count()
-            return next(self.parameters()).new_zeros(1, self.n_heads, 1, 1)  # type: ignore[arg-type]
+            return next(self.parameters()).new_zeros(1, self.n_heads, 1, 1)
         return super().compute_bias(query_length, key_length, device, past_seen_tokens)
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -120,13 +120,13 @@ class MPNetEncoder(Retrofitted):
 
     def mechanism(self) -> T5Bias:
         """T5's bias with MPNet's sizes."""
-        buckets, heads = self.relative_attention_bias.weight.shape  # type: ignore[union-attr, misc]
+        buckets, heads = self.relative_attention_bias.weight.shape
         return T5Bias(heads, num_buckets=buckets, max_distance=128, init_std=0.0)
 
     def compute_position_bias(self, x: Tensor, position_ids: Any = None, num_buckets: int = 32) -> Tensor:
         """The bias: one number an offset where relpos attends."""
         tokens = x.shape[1]
-        table: Tensor = self.relative_attention_bias.weight  # type: ignore[union-attr, assignment]
+        table: Tensor = self.relative_attention_bias.weight
         if position_ids is not None or num_buckets != table.shape[0] or not self.takes(tokens, tokens):
             published: Tensor = super().compute_position_bias(x, position_ids, num_buckets)  # type: ignore[misc]
             return published
@@ -157,14 +157,14 @@ class MPNetSelfAttention(Retrofitted):
             published: tuple[Tensor, ...] = super().forward(hidden_states, mask, position_bias)
             return published
         q, k, v = (
-            part(hidden_states).view(batch, tokens, self.num_attention_heads, -1).transpose(1, 2)  # type: ignore[operator]
+            part(hidden_states).view(batch, tokens, self.num_attention_heads, -1).transpose(1, 2)
             for part in (self.q, self.k, self.v)
         )
         bias = LineBias(position_bias[0, :, 0], lines(Sequence(tokens), device=q.device))
-        dropout: float = self.dropout.p if self.training else 0.0  # type: ignore[union-attr, assignment]
+        dropout: float = self.dropout.p if self.training else 0.0
         mask_ = mask_of(attention_mask, tokens, tokens)
         attended = self.attend(q, k, v, position=Terms(bias), mask=mask_, dropout=dropout)
-        return (self.o(attended.transpose(1, 2).flatten(2)),)  # type: ignore[operator]
+        return (self.o(attended.transpose(1, 2).flatten(2)),)
 
 
 def _width(module: Any) -> int:
@@ -172,7 +172,7 @@ def _width(module: Any) -> int:
     return int(next(module.parameters()).shape[1])
 
 
-def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """A layer with a bias: its own, then the one that the layer before it hands on; and one that attends to others."""
     from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
@@ -195,7 +195,7 @@ def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
     return tuple(outputs)
 
 
-def _run_umt5(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_umt5(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """A layer on its own tokens, or on others."""
     from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
@@ -212,7 +212,7 @@ def _run_umt5(module: Any, draws: Draws) -> tuple[Tensor, ...]:
     return (module(x, attention_mask=mask)[0],)
 
 
-def _run_mpnet_encoder(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_mpnet_encoder(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """The bias of all layers, written out."""
     x = draws.normal(draws.batch, draws.tokens, 4)
     bias = module.compute_position_bias(x) + 0 * x.sum()
@@ -220,7 +220,7 @@ def _run_mpnet_encoder(module: Any, draws: Draws) -> tuple[Tensor, ...]:
     return (bias,)
 
 
-def _run_mpnet(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_mpnet(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """A layer that is handed the bias."""
     tokens = draws.tokens
     x = draws.normal(draws.batch, tokens, module.q.in_features)
@@ -248,20 +248,20 @@ def _path(architecture: str, name: str) -> str:
 _UMT5 = _path("umt5", "UMT5Attention")
 
 KINDS = (
-    Kind(
+    PositionKind(
         name="T5 buckets",
         library="transformers",
         switches=True,
-        replaced=tuple(
-            Replaced(
-                architecture,
-                _path(architecture, name),
-                mixin,
-                reads=("forward", "compute_bias", "_relative_position_bucket"),
-            )
-            for architecture, (name, mixin) in _LIKE_T5.items()
-        )
-        + (
+        replaced=(
+            *tuple(
+                Replaced(
+                    architecture,
+                    _path(architecture, name),
+                    mixin,
+                    reads=("forward", "compute_bias", "_relative_position_bucket"),
+                )
+                for architecture, (name, mixin) in _LIKE_T5.items()
+            ),
             Replaced("umt5", _UMT5, UMT5Attention, reads=("forward", "compute_bias", "_relative_position_bucket")),
             Replaced(
                 "mpnet",
@@ -271,11 +271,11 @@ KINDS = (
             ),
             Replaced("mpnet", _path("mpnet", "MPNetSelfAttention"), MPNetSelfAttention),
         ),
-        verified=tuple(
-            Verified(_path(architecture, name), _run, tables=("relative_attention_bias.weight",))
-            for architecture, (name, _) in _LIKE_T5.items()
-        )
-        + (
+        verified=(
+            *tuple(
+                Verified(_path(architecture, name), _run, tables=("relative_attention_bias.weight",))
+                for architecture, (name, _) in _LIKE_T5.items()
+            ),
             Verified(_UMT5, _run_umt5, tables=("relative_attention_bias.weight",)),
             Verified(
                 _path("mpnet", "MPNetEncoder"),

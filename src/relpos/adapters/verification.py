@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from relpos.adapters import interface
-from relpos.adapters.draws import Draws
 from relpos.adapters.kinds import Verified, path_of, verified_classes
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import is_swapped, published_class, route, unswap
 
 BATCH, TOKENS = 2, 24
@@ -174,12 +174,12 @@ def _copy(module: nn.Module, verified: Verified, dtype: torch.dtype, *, publishe
 def _run(module: nn.Module, verified: Verified, *, checkpointed: bool = False) -> Result:
     """Outputs and gradients of one module; raises where relpos was to compute and did not."""
     parameter = next(module.parameters())
-    draws = Draws(BATCH, TOKENS, parameter.dtype, parameter.device)
+    draws = RandomInputs(BATCH, TOKENS, parameter.dtype, parameter.device)
     outputs = verified.run(module, draws)
     if checkpointed:
 
         def again(*inputs: Tensor) -> tuple[Tensor, ...]:
-            replayed = Draws(BATCH, TOKENS, parameter.dtype, parameter.device, replay=inputs)
+            replayed = RandomInputs(BATCH, TOKENS, parameter.dtype, parameter.device, replay=inputs)
             return verified.run(module, replayed)
 
         outputs = checkpoint(again, *draws.inputs, use_reentrant=True)

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from relpos.adapters.draws import Draws
 from relpos.adapters.grids import kept_lines, terms_of_table, values
 from relpos.adapters.interface import weights_are_recorded
-from relpos.adapters.kinds import Kind, Refused, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import DenseBias, Grid, LineBias, Terms
 
@@ -107,7 +107,7 @@ class Swinv2SelfAttention(SwinSelfAttention):
 
     def content(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
         """Queries and keys of length 1, the learned scale of a head on the queries."""
-        return *_cosine(q, k, self.logit_scale), 1.0  # type: ignore[arg-type]
+        return *_cosine(q, k, self.logit_scale), 1.0
 
     def terms(self) -> Terms:
         """The position of one window."""
@@ -136,12 +136,12 @@ class TimmWindow(Window):
 
     def projected(self, x: Tensor) -> Tensor:
         """Queries, keys and values side by side."""
-        projected: Tensor = self.qkv(x)  # type: ignore[operator]
+        projected: Tensor = self.qkv(x)
         return projected
 
     def content(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
         """Queries and keys whose product, scaled, is the score."""
-        return q, k, self.scale  # type: ignore[return-value]
+        return q, k, self.scale
 
     def terms(self) -> Terms:
         """The position of one window."""
@@ -160,7 +160,7 @@ class TimmCosineWindow(TimmWindow):
 
     def content(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
         """Queries and keys of length 1, the learned scale of a head on the queries."""
-        return *_cosine(q, k, self.logit_scale), 1.0  # type: ignore[arg-type]
+        return *_cosine(q, k, self.logit_scale), 1.0
 
     def terms(self) -> Terms:
         """The position of one window."""
@@ -184,7 +184,7 @@ class TimmLogWindow(TimmCosineWindow):
 
     def projected(self, x: Tensor) -> Tensor:
         """Queries, keys and values side by side."""
-        projected: Tensor = self.qkv(x)  # type: ignore[operator]
+        projected: Tensor = self.qkv(x)
         return projected
 
     def terms(self) -> Terms:
@@ -222,7 +222,7 @@ def _area(module: Any) -> int:
     return int(rows * columns)
 
 
-def _run(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """Two windows, then two that the shift has cut."""
     tokens = _area(module)
     width = next(x.shape[1] for name, x in module.named_parameters() if name.endswith(("query.weight", "qkv.weight")))
@@ -240,7 +240,7 @@ def _cut(tokens: int, like: Tensor) -> Tensor:
     return torch.stack([torch.zeros_like(apart), apart])
 
 
-def _run_swin(module: Any, draws: Draws) -> tuple[Tensor, ...]:
+def _run_swin(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """The same, with sdpa: eager attention takes its softmax in float32."""
     module.config._attn_implementation_internal = "sdpa"  # of a copy
     rows, columns = module.relative_position_bias.window_size
@@ -275,7 +275,7 @@ _TIMM: dict[str, tuple[type[TimmWindow], str, tuple[str, ...]]] = {
 _TABLES = ("relative_position_bias_table", "mlp.2.weight", "meta_mlp.fc2.weight")
 
 KINDS = (
-    Kind(
+    PositionKind(
         name="window tables",
         library="transformers",
         replaced=(
@@ -311,7 +311,7 @@ KINDS = (
             ),
         ),
     ),
-    Kind(
+    PositionKind(
         name="window tables",
         library="timm",
         replaced=tuple(

@@ -7,10 +7,9 @@ a LayerNorm that the others do not have. Nothing is imported before it is asked 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.adapters.inputs import Inputs, inputs_for, takes_images
+from relpos.adapters.inputs import ModelInputs, inputs_for, takes_images
 from relpos.adapters.reporting import RetrofitReport
 from relpos.adapters.retrofitting import retrofit
 from relpos.comparison.memory import PeakMemory
@@ -78,7 +78,7 @@ def compare_retrofit(
     return report, timings
 
 
-def _timed(model: nn.Module, inputs: Inputs, train: bool) -> float:
+def _timed(model: nn.Module, inputs: ModelInputs, train: bool) -> float:
     """Milliseconds of a step."""
     device = next(model.parameters()).device
     start = time.perf_counter()
@@ -88,7 +88,7 @@ def _timed(model: nn.Module, inputs: Inputs, train: bool) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def _step(model: nn.Module, inputs: Inputs, train: bool) -> None:
+def _step(model: nn.Module, inputs: ModelInputs, train: bool) -> None:
     """A forward pass, and the gradients of all parameters where it trains."""
     with torch.set_grad_enabled(train):
         output = model(**inputs)

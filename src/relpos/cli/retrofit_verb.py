@@ -1,4 +1,4 @@
-"""`relpos retrofit`: verify a retrofit of a model of transformers or timm, and time it beside the model as published."""
+"""`relpos retrofit`: verify a retrofitted model of transformers or timm, and time it beside the published one."""
 
 from __future__ import annotations
 

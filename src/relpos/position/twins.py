@@ -27,8 +27,8 @@ def twin(module: M, tensors: Mapping[str, Tensor]) -> M:
             modules share has one name and is replaced in all of them.
 
     Raises:
-        ValueError: no such name, or no tensor of the same shape and device that is floating point where that is. A module on the meta device takes
-            tensors of any device.
+        ValueError: no such name, or no tensor of the same shape and device that is floating point where that is. A
+            module on the meta device takes tensors of any device.
     """
     named = dict(module.named_parameters()) | _persistent_buffers(module)
     if not isinstance(tensors, Mapping):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Draws:
+class RandomInputs:
     """Seeded inputs of a run, in the order in which the run asks for them.
 
     Args:

@@ -1,0 +1,271 @@
+"""Parakeet and Nemotron: Transformer-XL's positions in Conformers that make masks of their own.
+
+Their encoders are replaced as well, and hand on
+
+    Parakeet    [B, 1, 1, M] in place of [B, 1, N, M]                     True at real keys
+    Nemotron    [1 or B, 1, N, 2] of int64 in place of [B, 1, N, M]       the first and the last key of each query
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from relpos.adapters.interface import mask_of, weights_are_recorded
+from relpos.adapters.kinds import PositionKind, Replaced, Verified
+from relpos.adapters.random_inputs import RandomInputs
+from relpos.adapters.retrofitted import Retrofitted, is_swapped
+from relpos.adapters.transformer_xl import by_head, path, transformer_xl_terms
+from relpos.core import Mask
+
+
+class ParakeetAttention(Retrofitted):
+    """Parakeet's and Nemotron's."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: Tensor,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """`(output, None)`; with a cache, a mask of all pairs or recorded weights as published."""
+        tokens = hidden_states.shape[1]
+        mask = _mask_handed_on(attention_mask, tokens)
+        served = attention_mask is None or mask is not None
+        if not (served and _alike(self, position_embeddings) and _is_offline(kwargs) and self.takes(tokens, tokens)):
+            if mask is not None:
+                attention_mask = mask.dense(tokens, tokens, hidden_states.device)
+            return super().forward(hidden_states, position_embeddings, attention_mask, **kwargs)
+        module: Any = self
+        projected = module.relative_k_proj(position_embeddings[:1])[0]
+        linears = module.q_proj, module.k_proj, module.v_proj
+        q, k, v = (by_head(linear(hidden_states), module.head_dim) for linear in linears)
+        out = self.attend(
+            q,
+            k,
+            v,
+            position=transformer_xl_terms(projected, module.bias_u, module.bias_v),
+            mask=mask,
+            scale=module.scaling,
+            dropout=module.attention_dropout if self.training else 0.0,
+        )
+        return module.o_proj(out.transpose(1, 2).flatten(2)), None
+
+
+def _mask_handed_on(mask: Tensor | None, tokens: int) -> Mask | None:
+    """The mask in a tensor that an encoder of ours handed on; None for any other."""
+    if mask is None or mask.dim() != 4:
+        return None
+    if mask.dtype == torch.bool and mask.shape[2:] == (1, tokens):
+        return mask_of(mask[:, 0, 0], tokens, tokens)
+    if mask.dtype == torch.int64 and mask.shape[2:] == (tokens, 2):
+        return Mask(low=mask[:, 0, :, 0], high=mask[:, 0, :, 1])
+    return None
+
+
+def _alike(module: Any, positions: Tensor) -> bool:
+    """Whether the elements of a batch have the same sinusoids. Dropout differs between them."""
+    return positions.shape[0] == 1 or not (module.training and module.config.dropout_positions)
+
+
+def _is_offline(kwargs: dict[str, Any]) -> bool:
+    """Whether a call has no cache, and nobody waits for attention weights."""
+    return kwargs.get("past_key_values") is None and not weights_are_recorded()
+
+
+class ParakeetEncoder(Retrofitted):
+    """Parakeet's encoder, for its mask."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The published forward, which hands on a mask of one number a key."""
+        return _captured(_encode_parakeet)(self, *args, **kwargs)
+
+
+@cache
+def _captured(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward that records hidden states where it is asked to, as the published ones."""
+    from transformers.utils.generic import merge_with_config_defaults
+    from transformers.utils.output_capturing import capture_outputs
+
+    captured: Callable[..., Any] = merge_with_config_defaults(capture_outputs(forward))  # type: ignore[no-untyped-call]
+    return captured
+
+
+def _file(module: nn.Module) -> Any:
+    """The library's file that a module comes from."""
+    return sys.modules[type(module).__module__]
+
+
+def _encode_parakeet(
+    self: Any,
+    input_features: Tensor,
+    attention_mask: Tensor | None = None,
+    output_attention_mask: bool = True,
+    **kwargs: Any,
+) -> Any:
+    hidden_states = self.subsampling(input_features, attention_mask) * self.input_scale
+    positions = self.encode_positions(hidden_states)
+    tokens = hidden_states.shape[1]
+    own = self.takes(tokens, tokens) and _alike(self, positions) and _is_offline(kwargs)
+    if own:  # one set for the batch
+        positions = positions[:1].expand_as(positions)
+    hidden_states = nn.functional.dropout(hidden_states, p=self.dropout, training=self.training)
+    positions = nn.functional.dropout(positions, p=self.dropout_positions, training=self.training)
+    output_mask = mask = None
+    if attention_mask is not None:
+        output_mask = self._get_output_attention_mask(attention_mask, target_length=tokens)
+        mask = output_mask[:, None, None]
+        if not own:
+            mask = mask & mask.mT
+    for layer in self.layers:
+        if self.training and self.layerdrop > 0.0 and torch.rand([]) < self.layerdrop:
+            continue
+        hidden_states = layer(hidden_states, attention_mask=mask, position_embeddings=positions, **kwargs)
+    return _file(self).ParakeetEncoderModelOutput(
+        last_hidden_state=hidden_states,
+        attention_mask=output_mask.int() if output_mask is not None and output_attention_mask else None,
+    )
+
+
+class NemotronEncoder(Retrofitted):
+    """Nemotron's streaming encoder, where a query sees its own chunk and some before it."""
+
+    def forward(self, input_features: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """The published forward, which hands on the first and the last key of each query; with a cache as published."""
+        cached = any(kwargs.get(name) for name in ("use_cache", "past_key_values", "padding_cache"))
+        if args or cached or getattr(self.config, "use_cache", False):
+            return super().forward(input_features, attention_mask, *args, **kwargs)
+        return _captured(_encode_nemotron)(self, input_features, attention_mask, **kwargs)
+
+
+def _encode_nemotron(
+    self: Any,
+    input_features: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    output_attention_mask: bool = True,
+    num_lookahead_tokens: int | None = None,
+    position_ids: Any = None,
+    past_key_values: Any = None,
+    padding_cache: Any = None,
+    use_cache: Any = None,
+    **kwargs: Any,
+) -> Any:
+    hidden_states = self.subsampling(input_features, attention_mask) * self.input_scale
+    tokens, device = hidden_states.shape[1], hidden_states.device
+    positions = self.encode_positions(hidden_states)
+    own = self.takes(tokens, tokens) and _alike(self, positions) and _is_offline(kwargs)
+    if own:  # one set for the batch
+        positions = positions[:1].expand_as(positions)
+    output_mask = None
+    if attention_mask is not None:
+        output_mask = self._get_output_attention_mask(attention_mask, target_length=tokens)
+    left, right = self._resolve_attn_context(num_lookahead_tokens)
+    if own:
+        mask = _chunks(tokens, left, right, output_mask, device)
+        blank = mask[..., 1] < mask[..., 0]
+    else:
+        file = _file(self)
+        chunks = file.chunked_limited_mask_function(left, right)
+        mask = file.create_bidirectional_mask(self.config, hidden_states, output_mask, and_mask_function=chunks)
+        blank = (~mask).all(dim=-1)
+    hidden_states = nn.functional.dropout(hidden_states, p=self.dropout, training=self.training)
+    positions = nn.functional.dropout(positions, p=self.dropout_positions, training=self.training)
+    for layer in self.layers:
+        if self.training and self.layerdrop > 0.0 and torch.rand([]) < self.layerdrop:
+            continue
+        hidden_states = layer(
+            hidden_states, attention_mask=mask, all_masked_rows=blank, position_embeddings=positions, **kwargs
+        )
+    return _file(self).NemotronAsrStreamingEncoderModelOutput(
+        last_hidden_state=hidden_states,
+        attention_mask=output_mask.int() if output_mask is not None and output_attention_mask else None,
+    )
+
+
+def _chunks(tokens: int, left: int, right: int, valid: Tensor | None, device: torch.device) -> Tensor:
+    """The first and the last key that each query sees, `[1 or B, 1, N, 2]`: whole chunks, padded at the right."""
+    size = right + 1
+    chunk = torch.arange(tokens, device=device) // size
+    before = left // size if left >= 0 else tokens
+    low, high = ((chunk - before) * size).clamp(min=0)[None], ((chunk + 1) * size).clamp(max=tokens)[None]
+    if valid is not None:
+        high = torch.minimum(high, valid.sum(-1, keepdim=True))
+    low, high = torch.broadcast_tensors(low, high - 1)
+    return torch.stack([low, high], dim=-1)[:, None]
+
+
+def _run_parakeet(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
+    width = module.q_proj.in_features
+    x = draws.normal(draws.batch, draws.tokens, width)
+    positions = draws.normal(1, 2 * draws.tokens - 1, width).expand(draws.batch, -1, -1)
+    mask = draws.padding(draws.batch, draws.tokens).bool()[:, None, None]
+    return (module(x, position_embeddings=positions, attention_mask=mask)[0],)
+
+
+def _run_nemotron(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
+    tokens, width = draws.tokens, module.q_proj.in_features
+    x = draws.normal(draws.batch, tokens, width)
+    positions = draws.normal(1, 2 * tokens - 1, width).expand(draws.batch, -1, -1)
+    valid = draws.padding(draws.batch, tokens).bool()
+    chunks = _chunks(tokens, 8, 3, valid, x.device)
+    mask = chunks if is_swapped(module) else Mask(low=chunks[:, 0, :, 0], high=chunks[:, 0, :, 1]).dense(tokens, tokens)
+    seen = chunks[:, 0, :, 1] >= chunks[:, 0, :, 0]  # the others are NaN where the library's softmax has no key
+    return (module(x, position_embeddings=positions, attention_mask=mask)[0][seen],)
+
+
+def _not_sdpa(module: Any) -> str | None:
+    own = module.config._attn_implementation
+    return (
+        None if own == "sdpa" else f"attn_implementation={own!r}, whose mask the library turns around; load with sdpa"
+    )
+
+
+KINDS = (
+    PositionKind(
+        name="Transformer-XL, Parakeet",
+        library="transformers",
+        replaced=(
+            Replaced(
+                "parakeet",
+                path("parakeet", "ParakeetEncoderAttention"),
+                ParakeetAttention,
+                reads=("forward", "_rel_shift", "ParakeetEncoderConvolutionModule"),
+            ),
+            Replaced("parakeet", path("parakeet", "ParakeetEncoder"), ParakeetEncoder),
+            Replaced(
+                "nemotron_asr_streaming",
+                path("nemotron_asr_streaming", "NemotronAsrStreamingEncoderAttention"),
+                ParakeetAttention,
+                reads=("forward", "_rel_shift"),
+                unfit=_not_sdpa,
+            ),
+            Replaced(
+                "nemotron_asr_streaming",
+                path("nemotron_asr_streaming", "NemotronAsrStreamingEncoder"),
+                NemotronEncoder,
+                reads=("forward", "chunked_limited_mask_function"),
+                unfit=_not_sdpa,
+            ),
+        ),
+        verified=(
+            Verified(
+                path("parakeet", "ParakeetEncoderAttention"),
+                _run_parakeet,
+                tables=("bias_u", "bias_v", "relative_k_proj.weight"),
+                exact=1e-6,  # its eager attention has a softmax in float32
+            ),
+            Verified(
+                path("nemotron_asr_streaming", "NemotronAsrStreamingEncoderAttention"),
+                _run_nemotron,
+                tables=("bias_u", "bias_v", "relative_k_proj.weight"),
+            ),
+        ),
+    ),
+)
