@@ -33,8 +33,8 @@ class _Beit(Retrofitted):
     """One border: reentrant checkpointing runs layers without gradients first, and the tables of the model and of a
     layer must be of one form to add up."""
 
-    border = 256
-    training_border = 256
+    border = 512
+    training_border = 512
 
 
 class BeitBias(_Beit):

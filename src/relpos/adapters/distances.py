@@ -23,8 +23,8 @@ from relpos.core import Grid, LineBias, Lines, Positions, Rows, Terms, at_least_
 class Distances(Retrofitted):
     """What the classes have in common."""
 
-    border = 576
-    training_border = 256
+    border = 1024
+    training_border = 1024
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the dense biases that the published class keeps in `eval()`: they may hang in a graph."""
@@ -145,6 +145,9 @@ def _together(out: Tensor, x: Tensor, grid: tuple[int, ...], channels_first: boo
 
 class TinyVit(Distances):
     """timm's `Attention` of TinyViT."""
+
+    border = 256
+    training_border = 256
 
     def forward(self, x: Tensor) -> Any:
         """Attention between cells `[B, N, E]`."""

@@ -4,8 +4,8 @@
     RelPosBiasTf    table[h, d_row, d_column], from the lowest offset, key - query
     RelPosMlp       a network of the logarithms of offsets, 0 with a class token
 
-The modules stay as they are; the attentions read their weights. A module that the whole model shares gives a dense
-bias, and attentions that have none of their own run as published.
+The modules stay as they are; the attentions read their weights. A model that shares one among its layers hands its
+table on as an image of offsets (`grids`).
 """
 
 from __future__ import annotations
@@ -14,56 +14,102 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos.adapters.grids import EXTRAS, kept_lines, terms_of_table, values
+from relpos.adapters.grids import (
+    EXTRAS,
+    dense_of_image,
+    is_image,
+    kept_lines,
+    terms_of_image,
+    values,
+    with_extras,
+)
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, path_of
 from relpos.adapters.random_inputs import RandomInputs
-from relpos.adapters.retrofitted import Retrofitted
+from relpos.adapters.retrofitted import Retrofitted, is_swapped
 from relpos.core import Grid, LineBias, Terms
 
 _LAYERS = "timm.layers.pos_embed_rel."
 
 
-def rel_pos_terms(module: Retrofitted, own: Any) -> Terms:
-    """The terms of one of timm's modules of relative position."""
+def _cells(own: Any) -> tuple[Tensor, Tensor | None]:
+    """Of one of timm's modules of relative position: its table, `[H, L]`, and the three numbers of a class token."""
     name = type(own).__name__
     if name == "RelPosBias":
-        return terms_of_table(module, own.relative_position_bias_table, own.window_size)
+        table: Tensor = own.relative_position_bias_table
+        rows, columns = own.window_size
+        count = (2 * rows - 1) * (2 * columns - 1)
+        return table[:count].T, table[count:].T if own.prefix_tokens else None
     if name == "RelPosBiasTf":
-        cells = own.relative_position_bias_table.flip(1, 2).flatten(1)  # of key - query
-        prefix = 0
-    else:
-        made = own.bias_act(own.mlp(own.rel_coords_log)).flatten(0, 1).T
-        cells = made if own.bias_gain is None else own.bias_gain * made
-        prefix = own.prefix_tokens
-    extras = cells.new_zeros(cells.shape[0], EXTRAS) if prefix else None
+        return own.relative_position_bias_table.flip(1, 2).flatten(1), None  # it is of key - query
+    made: Tensor = own.bias_act(own.mlp(own.rel_coords_log)).flatten(0, 1).T
+    cells = made if own.bias_gain is None else own.bias_gain * made
+    return cells, cells.new_zeros(cells.shape[0], EXTRAS) if own.prefix_tokens else None
+
+
+def rel_pos_terms(module: Retrofitted, own: Any) -> Terms:
+    """The terms of one of timm's modules of relative position."""
+    cells, extras = _cells(own)
+    prefix = 0 if extras is None else own.prefix_tokens
     line = kept_lines(module, Grid(*own.window_size, prefix=prefix), cells.device)
     return Terms(LineBias(values(cells, extras), line))
+
+
+class _Shared:
+    """What a model reads its shared bias from: an image in place of `[1, H, N, N]`."""
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    def get_bias(self) -> Tensor:
+        cells, extras = _cells(self.own)
+        sides = [2 * size - 1 for size in self.own.window_size]
+        last = cells.new_zeros(cells.shape[0], EXTRAS) if extras is None else extras
+        return with_extras(cells.unflatten(1, sides), last.T)[None]
+
+
+class RelPosModel(Retrofitted):
+    """`VisionTransformerRelPos` with one module for all layers."""
+
+    border = 512
+    training_border = 512
+
+    @property
+    def shared_rel_pos(self) -> Any:
+        """The module that all layers share, or what makes an image of it."""
+        own = self._modules.get("shared_rel_pos")
+        tokens = 0 if own is None else _tokens_of(own)
+        return _Shared(own) if self.takes(tokens, tokens) else own
 
 
 class RelPosAttention(Retrofitted):
     """`RelPosAttention` of ViT relpos, tokens `[B, N, E]`."""
 
-    border = 256
+    border = 512
     training_border = 192
 
-    def takes_rel_pos(self, tokens: int) -> bool:
-        """Whether relpos computes a call of this many tokens."""
+    def takes_rel_pos(self, tokens: int, shared: Tensor | None = None) -> bool:
+        """Whether relpos computes a call of this many tokens: by the module's own table, or one that was handed on."""
         module: Any = self
-        return module.rel_pos is not None and self.takes(tokens, tokens)
+        return is_image(shared, tokens) if module.rel_pos is None else self.takes(tokens, tokens)
 
-    def attend_rel_pos(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention under the position of the module."""
+    def attend_rel_pos(self, q: Tensor, k: Tensor, v: Tensor, shared: Tensor | None = None) -> Tensor:
+        """Attention under the position of the module, or that which was handed on."""
         module: Any = self
+        if module.rel_pos is not None:
+            terms = rel_pos_terms(self, module.rel_pos)
+        else:
+            assert shared is not None
+            terms = terms_of_image(self, shared, q.shape[2])
         dropout = module.attn_drop.p if self.training else 0.0
-        return self.attend(q, k, v, position=rel_pos_terms(self, module.rel_pos), scale=module.scale, dropout=dropout)
+        return self.attend(q, k, v, position=terms, scale=module.scale, dropout=dropout)
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Any:
         """The published forward."""
         module: Any = self
-        if not self.takes_rel_pos(x.shape[1]):
+        if not self.takes_rel_pos(x.shape[1], shared_rel_pos):
             return super().forward(x, shared_rel_pos)
         q, k, v = module.qkv(x).unflatten(-1, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        out = self.attend_rel_pos(module.q_norm(q), module.k_norm(k), v)
+        out = self.attend_rel_pos(module.q_norm(q), module.k_norm(k), v, shared_rel_pos)
         return module.proj_drop(module.proj(out.transpose(1, 2).flatten(2)))
 
 
@@ -105,6 +151,9 @@ class MaxxAttention2d(RelPosAttention):
 class GlobalAttention(RelPosAttention):
     """`WindowAttentionGlobal` of GC ViT: queries of the window, or those of the whole image for all windows."""
 
+    border = 192
+    training_border = 512
+
     def forward(self, x: Tensor, q_global: Tensor | None = None) -> Any:
         """The published forward."""
         module: Any = self
@@ -121,25 +170,37 @@ class GlobalAttention(RelPosAttention):
 
 
 def _unfit(module: Any) -> str | None:
-    if module.rel_pos is None:
-        return "it has no table of its own (none, or one that all layers share)"
-    if path_of(type(module.rel_pos)) not in {_LAYERS + name for name in ("RelPosBias", "RelPosBiasTf", "RelPosMlp")}:
+    known = {_LAYERS + name for name in ("RelPosBias", "RelPosBiasTf", "RelPosMlp")}
+    if module.rel_pos is not None and path_of(type(module.rel_pos)) not in known:
         return f"its position is {type(module.rel_pos).__name__}, which is not known"
     return None
 
 
+def _unfit_alone(module: Any) -> str | None:
+    return "it has no relative position" if module.rel_pos is None else _unfit(module)
+
+
+def _unfit_model(module: Any) -> str | None:
+    return "each layer has a table of its own" if module.shared_rel_pos is None else None
+
+
+def _tokens_of(own: Any) -> int:
+    rows, columns = own.window_size
+    return int(rows * columns) + int(getattr(own, "prefix_tokens", 0))
+
+
 def _tokens(module: Any) -> int | None:
-    if module.rel_pos is None:
-        return None
-    rows, columns = module.rel_pos.window_size
-    return int(rows * columns) + getattr(module.rel_pos, "prefix_tokens", 0)
+    return None if module.rel_pos is None else _tokens_of(module.rel_pos)
 
 
 def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """Tokens of a sequence, and where there are some the queries of the whole image."""
-    tokens = _tokens(module)
-    assert tokens is not None
     width = module.qkv.in_features
+    if module.rel_pos is None:
+        x = draws.normal(draws.batch, 25, width)
+        image = draws.normal(1, module.num_heads, 7, 11 + EXTRAS)
+        return (module(x, image if is_swapped(module) else dense_of_image(image, 25)),)
+    tokens = _tokens_of(module.rel_pos)
     if getattr(module, "use_global", False):
         query = draws.normal(draws.batch, tokens, width)
         return (module(draws.normal(2 * draws.batch, tokens, width), query),)
@@ -156,12 +217,22 @@ def _run_channels(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     return (module(draws.normal(draws.batch, module.qkv.in_channels, *module.rel_pos.window_size)),)
 
 
-_SERVED: tuple[tuple[str, str, type[RelPosAttention], Any, tuple[str, ...]], ...] = (
-    ("vision_transformer_relpos", "RelPosAttention", RelPosAttention, _run, ("RelPosBias", "RelPosMlp")),
-    ("maxxvit", "AttentionCl", MaxxAttention, _run_cells, ("RelPosBias", "RelPosBiasTf", "RelPosMlp")),
-    ("maxxvit", "Attention2d", MaxxAttention2d, _run_channels, ("RelPosBias", "RelPosBiasTf", "RelPosMlp")),
-    ("gcvit", "WindowAttentionGlobal", GlobalAttention, _run, ("RelPosBias",)),
+def _run_model(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
+    """The bias of all layers, if there is one, which attention within one of them has."""
+    layer, own = module.blocks[0].attn, module._modules.get("shared_rel_pos")
+    x = draws.normal(draws.batch, _tokens_of(layer.rel_pos if own is None else own), layer.qkv.in_features)
+    return (layer(x, None if own is None else module.shared_rel_pos.get_bias()),)
+
+
+_ALL = ("RelPosBias", "RelPosBiasTf", "RelPosMlp")
+_SERVED: tuple[tuple[str, str, type[RelPosAttention], Any, tuple[str, ...], Any], ...] = (
+    ("vision_transformer_relpos", "RelPosAttention", RelPosAttention, _run, ("RelPosBias", "RelPosMlp"), _unfit),
+    ("maxxvit", "AttentionCl", MaxxAttention, _run_cells, _ALL, _unfit_alone),
+    ("maxxvit", "Attention2d", MaxxAttention2d, _run_channels, _ALL, _unfit_alone),
+    ("gcvit", "WindowAttentionGlobal", GlobalAttention, _run, ("RelPosBias",), _unfit),
 )
+_MODEL = "timm.models.vision_transformer_relpos.VisionTransformerRelPos"
+_TABLES = ("relative_position_bias_table", "mlp.fc2.weight")
 _GATED = "its gate mixes the weights of content with those of position, two softmaxes"
 _CONVOLVED = "its position is a convolution of values beside attention without scores of pairs"
 _QUERIES = "its position are vectors of rows and of columns that meet the query, and no table"
@@ -170,13 +241,22 @@ KINDS = (
     PositionKind(
         name="tables of timm's layers",
         library="timm",
-        replaced=tuple(
-            Replaced(file, f"timm.models.{file}.{name}", mixin, ("forward", *modules), _unfit, _tokens)
-            for file, name, mixin, _, modules in _SERVED
+        replaced=(
+            *(
+                Replaced(file, f"timm.models.{file}.{name}", mixin, ("forward", *modules), unfit, _tokens)
+                for file, name, mixin, _, modules, unfit in _SERVED
+            ),
+            Replaced(
+                "vision_transformer_relpos",
+                _MODEL,
+                RelPosModel,
+                ("forward_features", "forward_intermediates", "RelPosBias", "RelPosMlp"),
+                _unfit_model,
+            ),
         ),
-        verified=tuple(
-            Verified(f"timm.models.{file}.{name}", run, ("relative_position_bias_table", "mlp.fc2.weight"))
-            for file, name, _, run, _ in _SERVED
+        verified=(
+            *(Verified(f"timm.models.{file}.{name}", run, _TABLES) for file, name, _, run, _, _ in _SERVED),
+            Verified(_MODEL, _run_model, _TABLES, first=("blocks",)),
         ),
         refused=(
             Refused("convit", "timm.models.convit.GPSA", _GATED),

@@ -27,8 +27,8 @@ from relpos.core import DenseBias, Grid, LineBias, Terms
 class Window(Retrofitted):
     """What attention within windows has in common."""
 
-    border = 144
-    training_border = 144
+    border = 192
+    training_border = 512
 
     cuts: ClassVar[int] = 1
     """How often the mask of cut windows is added."""
@@ -50,6 +50,9 @@ class Window(Retrofitted):
 
 class SwinAttention(Window):
     """`SwinAttention` of transformers, on its attention interface."""
+
+    border = 512
+    training_border = 192
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
         """Attention within windows `[B * windows, N, E]`."""
@@ -99,6 +102,7 @@ class SwinSelfAttention(Window):
 class Swinv2SelfAttention(SwinSelfAttention):
     """`Swinv2SelfAttention` of transformers and its copies."""
 
+    training_border = 256
     cuts = 2
 
     def content(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -148,6 +152,8 @@ class TimmWindow(Window):
 class TimmCosineWindow(TimmWindow):
     """timm's Swin V2."""
 
+    training_border = 256
+
     def projected(self, x: Tensor) -> Tensor:
         """Queries, keys and values side by side; keys have no bias that is learned."""
         return projected_with_biases(self, x)
@@ -164,7 +170,11 @@ class TimmCosineWindow(TimmWindow):
 
 
 class TimmLogWindow(TimmCosineWindow):
-    """timm's Swin V2 after Christoph Reich: a network of the signed logarithms, without a sigmoid."""
+    """timm's Swin V2 after Christoph Reich: a network of the signed logarithms, without a sigmoid. It is run once an
+    offset, and not once a pair."""
+
+    border = 100
+    training_border = 144
 
     def takes_window(self, tokens: int, window: tuple[int, int]) -> bool:
         """Not where the network has dropout in training: the published one drops for each pair alone."""
