@@ -26,6 +26,9 @@ from relpos.core import LineVectors, Sequence, Terms, at_least_float32, lines
 class GatedAttention(Retrofitted):
     """WavLM's."""
 
+    border = 1024
+    training_border = 2048
+
     def forward(
         self,
         hidden_states: Tensor,

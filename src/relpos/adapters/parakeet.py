@@ -27,6 +27,9 @@ from relpos.core import Mask
 class ParakeetAttention(Retrofitted):
     """Parakeet's and Nemotron's."""
 
+    border = 1024
+    training_border = 512
+
     def forward(
         self,
         hidden_states: Tensor,
@@ -82,6 +85,9 @@ def _is_offline(kwargs: dict[str, Any]) -> bool:
 class ParakeetEncoder(Retrofitted):
     """Parakeet's encoder, for its mask."""
 
+    border = ParakeetAttention.border
+    training_border = ParakeetAttention.training_border
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The published forward, which hands on a mask of one number a key."""
         return _captured(_encode_parakeet)(self, *args, **kwargs)
@@ -135,6 +141,9 @@ def _encode_parakeet(
 
 class NemotronEncoder(Retrofitted):
     """Nemotron's streaming encoder, where a query sees its own chunk and some before it."""
+
+    border = ParakeetAttention.border
+    training_border = ParakeetAttention.training_border
 
     def forward(self, input_features: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """The published forward, which hands on the first and the last key of each query; with a cache as published."""

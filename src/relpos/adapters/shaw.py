@@ -108,6 +108,13 @@ class MaskedByKeys(Retrofitted):
         return super().forward(hidden_states, *args, **kwargs)
 
 
+class VitsEncoder(MaskedByKeys):
+    """VITS's text encoder, from as many tokens on as its layers."""
+
+    border = 1024
+    training_border = 1024
+
+
 def _by_key(mask: Tensor | None, tokens: int) -> bool:
     """Whether a mask is one that `MaskedByKeys` handed on."""
     return mask is not None and mask.dtype == torch.bool and mask.shape[1:] == (1, 1, tokens)
@@ -172,6 +179,9 @@ def _of_all_pairs(table: Tensor, tokens: int) -> Tensor:
 
 class VitsAttention(Retrofitted):
     """VITS's text encoder."""
+
+    border = 1024
+    training_border = 1024
 
     def forward(
         self,
@@ -289,7 +299,7 @@ KINDS = (
                 ),
                 unfit=_no_window,
             ),
-            Replaced("vits", path("vits", "VitsEncoder"), MaskedByKeys),
+            Replaced("vits", path("vits", "VitsEncoder"), VitsEncoder),
         ),
         verified=(
             Verified(path("speecht5", "SpeechT5Attention"), _run_speecht5, tables=()),

@@ -79,6 +79,9 @@ class ConformerAttention(Retrofitted):
 class FastSpeech2Attention(Retrofitted):
     """FastSpeech2's, whose mask is `[B, 1, M]`."""
 
+    border = 1024
+    training_border = 1024
+
     def forward(
         self,
         hidden_states: Tensor,
