@@ -4,7 +4,7 @@
 
 Writes `benchmarks/results/retrofit-cpu.json`; with --only what is there for others stays. It takes a quarter of an hour
 on two cores and wants them for itself. `scripts/retrofit_page` then writes docs/retrofit.md. Weights are random, layers
-one, unless a line says otherwise: what a layer costs is what a model pays each layer.
+one, attention weights not dropped, unless a line says otherwise: what a layer costs is what a model pays each layer.
 """
 
 from __future__ import annotations
@@ -42,11 +42,50 @@ def _timm(name: str, **settings: Any) -> nn.Module:
     return made
 
 
-_BERT = {"vocab_size": 1000, "num_hidden_layers": 1}
+_BERT = {"vocab_size": 1000, "num_hidden_layers": 1, "attention_probs_dropout_prob": 0.0}
 SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "t5-small, encoder": (
-        lambda: _transformers("T5Config", "T5EncoderModel", vocab_size=1000, num_layers=1),
+        lambda: _transformers("T5Config", "T5EncoderModel", vocab_size=1000, num_layers=1, dropout_rate=0.0),
         (512, 2048, 4096),
+    ),
+    "deberta-v2-base": (
+        lambda: _transformers(
+            "DebertaV2Config",
+            "DebertaV2Model",
+            **_BERT,
+            hidden_size=768,
+            num_attention_heads=12,
+            intermediate_size=3072,
+            relative_attention=True,
+            position_buckets=256,
+            norm_rel_ebd="layer_norm",
+            share_att_key=True,
+            pos_att_type=["p2c", "c2p"],
+            position_biased_input=False,
+        ),
+        (512, 1024, 2048),
+    ),
+    "beit-base, 512 px": (
+        lambda: _transformers(
+            "BeitConfig", "BeitModel", num_hidden_layers=1, image_size=512, use_relative_position_bias=True
+        ),
+        (),
+    ),
+    "parakeet, 1024 wide": (
+        lambda: _transformers(
+            "ParakeetEncoderConfig",
+            "ParakeetEncoder",
+            hidden_size=1024,
+            num_hidden_layers=1,
+            num_attention_heads=8,
+            intermediate_size=4096,
+            attention_dropout=0.0,
+        ),
+        (4096, 12000, 24000),  # frames; the model attends among an eighth of them
+    ),
+    "bloom-560m": (
+        lambda: _transformers("BloomConfig", "BloomModel", vocab_size=1000, hidden_size=1024, n_layer=1, n_head=16),
+        (512, 1024, 2048),
     ),
     "mpnet-base": (
         lambda: _transformers("MPNetConfig", "MPNetModel", **_BERT, max_position_embeddings=2056),
@@ -58,6 +97,13 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (512, 1024, 2048),
     ),
+    "sam-base, vision": (
+        lambda: _transformers(
+            "SamVisionConfig", "SamVisionModel", num_hidden_layers=1, global_attn_indexes=[0], initializer_range=0.02
+        ),
+        (),
+    ),
+    "timm swinv2_tiny_window16_256": (lambda: _timm("swinv2_tiny_window16_256"), ()),
 }
 """Name to how a model is made, and lengths; images have the model's own size."""
 

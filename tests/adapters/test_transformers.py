@@ -226,3 +226,15 @@ def test_a_trainer_run_has_the_published_losses(tmp_path: Path) -> None:
     assert len(losses[0]) == 6
     assert losses[0][0] - losses[0][-1] > 0.01, "it learns"
     assert max(abs(x - y) for x, y in zip(*losses, strict=True)) < 2e-4
+
+
+def test_training_with_dropout_of_weights_runs_as_published_unless_a_border_is_asked_for() -> None:
+    inputs = {"input_ids": tokens(1, 600), "decoder_input_ids": tokens(1, 5, seed=1)}
+    for border, same in ((None, True), (0, False)):
+        model = _translator(dropout_rate=0.1).train()
+        torch.manual_seed(0)
+        published = model(**inputs).logits
+        report = relpos.retrofit(model, border=border, verify=False)
+        assert ("training runs as published" in str(report)) is same
+        torch.manual_seed(0)
+        assert torch.equal(model(**inputs).logits, published) is same

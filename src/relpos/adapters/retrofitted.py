@@ -39,12 +39,15 @@ class Route:
         border: tokens, the geometric mean of queries and keys; None for the mixin's own, measured border.
         forced: take every call of more than one query, as a verification does.
         taken: calls that relpos computed while forced.
+        drops: some layer of the model drops attention weights in training. Such calls run as published, for relpos's
+            dropout, the same on every run and engine, takes longer; a border that was asked for takes them too.
         mechanism: what the mixin's `mechanism` made for the module; it reads the module's own weights by `terms_from`.
     """
 
     border: int | None = None
     forced: bool = False
     taken: int = 0
+    drops: bool = False
     mechanism: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -78,9 +81,13 @@ class Retrofitted(nn.Module):
         route: Route = self.__dict__[_ROUTE]
         if queries < 2 or keys < 2:
             return False
+        if route.forced:
+            return True
+        if route.border is None and route.drops and self.training:
+            return False
         own = self.training_border if torch.is_grad_enabled() else self.border
         border = own if route.border is None else route.border
-        return route.forced or queries * keys >= border * border
+        return queries * keys >= border * border
 
     def count(self) -> None:
         """Say that relpos computes a call; `attend` says it by itself."""
@@ -126,6 +133,15 @@ def swap(module: nn.Module, mixin: type[Retrofitted], border: int | None = None)
     assert isinstance(module, Retrofitted)
     with torch.device("meta"):  # its own parameters are never read
         module.__dict__[_ROUTE] = Route(border, mechanism=module.mechanism())
+
+
+_DROPOUTS = ("attention_dropout", "attn_drop", "attn_dropout", "attn_drop_p", "dropout", "dropout_rate")
+
+
+def drops_weights(module: nn.Module) -> bool:
+    """Whether an attention module drops weights in training, by what libraries call the probability."""
+    rates = (getattr(module, name, None) for name in _DROPOUTS)
+    return any((rate.p if isinstance(rate, nn.Dropout) else rate) not in (None, 0.0) for rate in rates)
 
 
 def _names(module: nn.Module) -> set[str]:
