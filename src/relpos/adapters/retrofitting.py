@@ -40,8 +40,8 @@ def retrofit(
         model: changed in place; `relpos.restore` undoes it. Retrofitting it again is an error.
         verify: run a copy of one module of each kind, published and retrofitted, and compare outputs and gradients.
         force: also serve a version of the library whose source was not run; it is verified all the same.
-        border: tokens from which relpos computes, in place of the measured number; 0 for always. Without it, training with
-            dropout of attention weights runs as published: relpos takes longer then, in less memory.
+        border: tokens from which relpos computes, in place of the measured number; 0 for always. Without it, training
+            with dropout of attention weights runs as published: relpos takes longer then, in less memory.
         progress: called with the name of what is being verified.
 
     Returns:
