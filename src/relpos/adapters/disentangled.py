@@ -30,8 +30,8 @@ from relpos.core import LineVectors, Sequence, Terms, lines
 class DisentangledEncoder(Retrofitted):
     """`DebertaV2Encoder` and its like: what it hands to the layers."""
 
-    border = 768
-    training_border = 768
+    border = 640
+    training_border = 1024
 
     def get_attention_mask(self, attention_mask: Tensor) -> Tensor:
         """The mask as the layers take it."""

@@ -37,8 +37,8 @@ from relpos.core import LineBias, Sequence, Terms, at_least_float32, lines
 class AlibiModel(Retrofitted):
     """`BloomModel` and `MptModel`: the mask that they hand to their layers."""
 
-    border = 256
-    training_border = 256
+    border = 512
+    training_border = 768
 
     def forward(
         self,
@@ -212,8 +212,8 @@ class MptModel(AlibiModel):
 class FalconModel(Retrofitted):
     """`FalconModel`: its configuration is switched, and with it the mask. Its layers attend."""
 
-    border = 256
-    training_border = 256
+    border = 512
+    training_border = 512
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The published forward."""
