@@ -18,17 +18,15 @@ from torch import Tensor
 from relpos.adapters.interface import mask_of, published_mask, refuse_weights
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
 from relpos.adapters.random_inputs import RandomInputs
-from relpos.adapters.retrofitted import Retrofitted
+from relpos.adapters.retrofitted import NEVER, Retrofitted
 from relpos.core import LineBias, Positions, Terms, lines
 from relpos.position import T5Bias
-
-_NEVER = 2**20
 
 
 class LayoutLMv3Encoder(Retrofitted):
     """The encoder makes the biases of all layers."""
 
-    border = _NEVER  # without gradients the N x N numbers, made once for all layers, are faster at every length
+    border = NEVER  # without gradients the N x N numbers, made once for all layers, are faster at every length
     training_border = 512
 
     def mechanism(self) -> tuple[T5Bias, ...]:

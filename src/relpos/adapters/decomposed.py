@@ -16,7 +16,7 @@ from torch import Tensor
 from relpos.adapters.interface import refuse_recorded_weights, refuse_weights
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
 from relpos.adapters.random_inputs import RandomInputs
-from relpos.adapters.retrofitted import Retrofitted
+from relpos.adapters.retrofitted import NEVER, Retrofitted
 from relpos.core import Grid, Terms
 from relpos.position import DecomposedPosition
 
@@ -25,8 +25,8 @@ class DecomposedAttention(Retrofitted):
     """What the mixins of this file have in common."""
 
     # slower than published wherever it was timed, up to 4,096 cells on a CPU; `border=` asks for it to save memory
-    border = 2**16
-    training_border = 2**16
+    border = NEVER
+    training_border = NEVER
 
     def mechanism(self) -> DecomposedPosition:
         """The position for tables of the module's sizes."""

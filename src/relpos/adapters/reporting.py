@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from relpos.adapters.retrofitted import NEVER
 from relpos.adapters.verification import Verdict
 
 
@@ -64,9 +65,13 @@ class RetrofitReport:
         if self.border is not None:
             return f"relpos computes from {self.border} tokens on, as asked"
         mixin = replaced_classes()[path][1].mixin
-        if mixin.border == mixin.training_border:
-            return f"relpos computes from {mixin.border} tokens on"
-        return f"relpos computes from {mixin.training_border} tokens on in training, {mixin.border} without gradients"
+        training, other = (
+            "never" if tokens >= NEVER else f"from {tokens} tokens on"
+            for tokens in (mixin.training_border, mixin.border)
+        )
+        if training == other == "never":
+            return "as published, which was faster wherever it was timed; border=0 saves its memory"
+        return f"relpos computes {training}" if training == other else f"relpos trains {training}, infers {other}"
 
 
 def _short(path: str) -> str:

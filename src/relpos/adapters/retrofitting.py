@@ -17,7 +17,7 @@ from relpos.adapters import interface
 from relpos.adapters.kinds import PositionKind, Replaced, path_of, refused_classes, replaced_classes
 from relpos.adapters.libraries import require_importable, strange
 from relpos.adapters.reporting import Left, RetrofitReport, Swapped
-from relpos.adapters.retrofitted import drops_weights, is_swapped, published_class, route, swap, unswap
+from relpos.adapters.retrofitted import NEVER, drops_weights, is_swapped, published_class, route, swap, unswap
 from relpos.adapters.verification import Verdict, verify_model
 from relpos.core.checks import fail, require_flag, require_int, shape_of
 
@@ -106,7 +106,8 @@ def _found(
         if reason is None and tokens == 1:
             reason = "windows of one token have no position"
         if reason is None and tokens is not None and tokens < least:
-            reason = f"windows of {tokens} tokens run as fast as published; relpos pays from {least} on"
+            pays = "nowhere that it was timed" if least >= NEVER else f"from {least} on"
+            reason = f"windows of {tokens} tokens run as fast as published; relpos pays {pays}"
         if reason is not None:
             left.append(Left(name, path, reason))
         else:
