@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 import relpos
 from models import images, models
 from relpos.adapters.grids import dense_of_image, image_of, is_image
+from relpos.adapters.libraries import imported
 from relpos.core import Grid, lines
 
 pytestmark = [pytest.mark.usefixtures("timm"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -94,3 +96,29 @@ def test_an_image_of_a_table_is_the_dense_bias() -> None:
 def test_a_dense_bias_never_looks_like_an_image() -> None:
     for tokens in range(1, 200):
         assert not is_image(torch.empty(1, 1, tokens, tokens, device="meta"), tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_run_of_beit_has_the_published_losses(tmp_path: Path) -> None:
+    transformers = imported("transformers")
+    pictures = images(16, 32)
+    batches = [{"pixel_values": picture, "labels": index % 2} for index, picture in enumerate(pictures)]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=6, per_device_train_batch_size=8, logging_steps=1, report_to=[],
+        learning_rate=1e-2, save_strategy="no", use_cpu=True, disable_tqdm=True, seed=0, lr_scheduler_type="constant",
+    )  # fmt: skip
+    losses = []
+    for retrofitted in (False, True):
+        torch.manual_seed(0)
+        config = _beit().config
+        config.num_labels = 2
+        model = transformers.BeitForImageClassification(config)
+        if retrofitted:
+            relpos.retrofit(model, border=0, verify=False)
+        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=batches)
+        trainer.train()
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert len(losses[0]) == 6
+    assert abs(losses[0][0] - losses[0][-1]) > 1e-3
+    assert max(abs(x - y) for x, y in zip(*losses, strict=True)) < 2e-4

@@ -33,7 +33,8 @@ def run(arguments: Namespace) -> None:
         torch.set_num_threads(arguments.threads)
     console = Console()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:  # the table alone may be piped
+    shown = Console(stderr=True)  # the table alone may be piped
+    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bars:
         bar = bars.add_task(f"load {arguments.model}")
         model = _model(arguments.model).to(arguments.device)
         try:
