@@ -27,7 +27,7 @@ class GatedAttention(Retrofitted):
     """WavLM's."""
 
     border = 1024
-    training_border = 2048
+    training_border = 1536
 
     def forward(
         self,
