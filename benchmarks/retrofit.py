@@ -80,6 +80,7 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
             num_attention_heads=8,
             intermediate_size=4096,
             attention_dropout=0.0,
+            dropout=0.0,
         ),
         (4096, 12000, 24000),  # frames; the model attends among an eighth of them
     ),

@@ -105,6 +105,7 @@ def test_a_copy_and_a_pickled_one_are_retrofitted(model: Model) -> None:
         assert all(torch.equal(x, y) for x, y in zip(model.called(other), wanted, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing(model: Model, reentrant: bool) -> None:
     if reentrant and "not reentrant" in model.tags:
@@ -181,6 +182,7 @@ FAULTS: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
+@pytest.mark.slow  # a verification each
 @pytest.mark.parametrize("fault", FAULTS)
 def test_verification_catches_planted_faults(model: Model, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if f"no {fault}" in model.tags:

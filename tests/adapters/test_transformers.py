@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -29,24 +30,28 @@ def _translator(**more: Any) -> Any:
 
 @pytest.mark.parametrize(
     "how",
-    [{}, {"num_beams": 3}, {"do_sample": True, "top_k": 5}, {"use_cache": False}],
-    ids=["greedy", "beams", "sampling", "no cache"],
+    [{}, {"num_beams": 3}, {"do_sample": True, "top_k": 5}, {"use_cache": False}, {"prompt_lookup_num_tokens": 3}],
+    ids=["greedy", "beams", "sampling", "no cache", "prompt lookup"],
 )
-def test_generation(how: dict[str, Any]) -> None:
+@pytest.mark.parametrize("border", [0, None])
+def test_generation(how: dict[str, Any], border: int | None) -> None:
     model = _translator()
-    inputs = {"input_ids": tokens(2, 17), "attention_mask": padding(2, 17), "min_new_tokens": 12, "max_new_tokens": 12}
+    rows = 1 if "prompt_lookup_num_tokens" in how else 2
+    inputs = {"input_ids": tokens(rows, 17), "attention_mask": padding(rows, 17), "min_new_tokens": 12}
     torch.manual_seed(1)
-    published = model.generate(**inputs, **how)
-    relpos.retrofit(model, border=0, verify=False)
+    published = model.generate(**inputs, **how, max_new_tokens=12)
+    relpos.retrofit(model, border=border, verify=False)
     torch.manual_seed(1)
-    assert torch.equal(model.generate(**inputs, **how), published)
+    assert torch.equal(model.generate(**inputs, **how, max_new_tokens=12), published)
 
 
 @torch.no_grad()
-def test_a_decoder_goes_on_from_a_cache_with_several_tokens() -> None:
-    model = _translator().double()
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("border", [0, None])
+def test_a_decoder_goes_on_from_a_cache_with_several_tokens(border: int | None, implementation: str) -> None:
+    model = _translator(attn_implementation=implementation).double()
     ids, words = tokens(2, 11), tokens(2, 9, seed=1)
-    relpos.retrofit(model, border=0, verify=False)
+    relpos.retrofit(model, border=border, verify=False)
     whole = model(input_ids=ids, decoder_input_ids=words).logits
     first = model(input_ids=ids, decoder_input_ids=words[:, :4], use_cache=True)
     rest = model(
@@ -238,3 +243,46 @@ def test_training_with_dropout_of_weights_runs_as_published_unless_a_border_is_a
         assert ("training runs as published" in str(report)) is same
         torch.manual_seed(0)
         assert torch.equal(model(**inputs).logits, published) is same
+
+
+UNPICKLED = """
+import pickle, sys
+from relpos.adapters.libraries import imported
+imported("transformers")
+import torch
+model = pickle.load(open({file!r}, "rb"))
+print(float(model(torch.arange(3, 12)[None])[0].abs().sum()))
+"""
+
+
+def test_a_pickled_model_runs_in_a_process_that_has_not_heard_of_it(tmp_path: Path) -> None:
+    model = models()["t5 encoder, eager"].made()
+    relpos.retrofit(model, border=0, verify=False)
+    file = tmp_path / "model.pickle"
+    file.write_bytes(pickle.dumps(model))
+    code = UNPICKLED.format(file=str(file))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    with torch.no_grad():
+        wanted = float(model(torch.arange(3, 12)[None])[0].abs().sum())
+    assert float(done.stdout) == pytest.approx(wanted), done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("tokens_", [200, 300, 520])
+def test_reentrant_checkpointing_on_both_sides_of_the_border(tokens_: int) -> None:
+    transformers = imported("transformers")
+    torch.manual_seed(0)
+    model = transformers.T5EncoderModel(transformers.T5Config(**SMALL, dropout_rate=0.0)).train()
+    relpos.retrofit(model, verify=False)
+    model.activation_checkpointing_enable({"use_reentrant": True})
+    model.enable_input_require_grads()
+    model(tokens(1, tokens_))[0].sum().backward()
+
+
+def test_an_implementation_that_is_set_later() -> None:
+    model = _translator()
+    relpos.retrofit(model, border=0, verify=False)
+    inputs = {"input_ids": tokens(1, 9), "decoder_input_ids": tokens(1, 5, seed=1)}
+    with torch.no_grad():
+        own = model(**inputs).logits
+        model.set_attn_implementation("eager")
+        assert float((model(**inputs).logits - own).abs().max()) < 1e-5

@@ -57,7 +57,9 @@ def test_twice() -> None:
 def test_options(unchecked: None) -> None:
     model = _t5()
     _refused(model, "border to be an integer of at least 0", border=-1)
-    _refused(model, "verify to be True or False", verify="yes")
+    for flag in (1, None, "yes"):
+        _refused(model, "verify to be True or False", verify=flag)
+        _refused(model, "force to be True or False", force=flag)
 
 
 def test_another_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,3 +118,35 @@ def test_every_architecture_has_a_row(name: str) -> None:
 
     rows = {one.architecture for kind in kinds() for one in kind.replaced}
     assert name.split(",")[0].split()[-1 if name.startswith("timm") else 0] in rows or name.split()[0] in rows
+
+
+def test_a_configuration_that_a_retrofitted_model_shares() -> None:
+    transformers = imported("transformers")
+    config = transformers.T5Config(**SMALL)
+    first, second = transformers.T5EncoderModel(config), transformers.T5EncoderModel(config)
+    relpos.retrofit(first, border=0, verify=False)
+    _refused(second, r"Build it with copy\.deepcopy\(config\)")
+    relpos.restore(second)
+    assert first(tokens(1, 20))[0].shape == (1, 20, 32)
+
+
+def test_part_of_what_is_verified() -> None:
+    model = models()["deberta_v2"].made(torch.float32)
+    _refused(model.encoder.layer, r"expected a module that can be verified.*Pass the encoder or the model")
+
+
+def test_a_module_with_a_forward_of_its_own() -> None:
+    model = _t5()
+    layer = model.encoder.block[0].layer[0].SelfAttention
+    layer.forward = lambda *args, **kwargs: None
+    _refused(model, "Retrofit before accelerate's hooks")
+
+
+def test_inside_inference_mode() -> None:
+    model = _t5()
+    with torch.inference_mode():
+        _refused(model, r"a retrofit outside torch\.inference_mode")
+
+
+def test_settings_that_the_mechanism_refuses() -> None:
+    _refused(_t5(relative_attention_num_buckets=31), "num_buckets to be a multiple of")

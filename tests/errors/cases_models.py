@@ -21,6 +21,8 @@ from relpos import (
     Sequence,
     TransformerBlock,
     count_parameters,
+    restore,
+    retrofit,
 )
 from relpos.layers import LayerCache
 
@@ -455,6 +457,12 @@ CASES: list[Case] = [
     ("LanguageModel: grow length", ValueError,
      lambda: lm().grow(0, "as is"),
      "length to be an integer of at least 1", "int 0", "Its smallest value is 1."),
+    ("retrofit: no module", ValueError,
+     lambda: retrofit("t5"),
+     "a model, an nn.Module", "str 't5'", "Pass the model itself."),
+    ("restore: no module", ValueError,
+     lambda: restore("t5"),
+     "a model, an nn.Module", "str 't5'", "Pass the model itself."),
     ("count_parameters: not module", ValueError,
      lambda: count_parameters("x"),
      "a module to count", "str 'x'", "Build the model first."),

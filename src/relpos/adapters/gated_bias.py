@@ -26,7 +26,7 @@ from relpos.core import LineVectors, Sequence, Terms, at_least_float32, lines
 class GatedAttention(Retrofitted):
     """WavLM's."""
 
-    border = 1024
+    border = 1536
     training_border = 1536
 
     def forward(

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import DenseBias, LineBias, Lines, Mask, Sequence, Terms, lines
 from relpos.core.checks import fail
 from relpos.core.densify import written_out
@@ -38,7 +37,7 @@ def switch(config: Any) -> None:
     own = _implementation(config)
     if own not in SERVED:
         fail(f"attn_implementation to be one of {', '.join(SERVED)}", str(own), 'Load with attn_implementation="sdpa".')
-    _register()
+    register()
     config._attn_implementation_internal = _PREFIX + own  # the property's setter would change sub-configurations too
 
 
@@ -57,7 +56,8 @@ def _implementation(config: Any) -> str:
     return str(config._attn_implementation_internal or "eager")
 
 
-def _register() -> None:
+def register() -> None:
+    """Make our functions known to transformers, in this process."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -131,7 +131,7 @@ def _attention(
                 attention_mask = attention_mask[:, 0, 0]
             else:  # numbers that are added, not all of them 0 or the least there is
                 bias, attention_mask = bias + DenseBias(attention_mask.to(position_bias.dtype)), None
-        attend: Any = module.attend if isinstance(module, Retrofitted) else attention
+        attend: Any = getattr(module, "attend", attention)  # a retrofitted module counts
         out = attend(
             query,
             key,
@@ -182,8 +182,8 @@ def published_mask(own: str, mask: Tensor | None, query: Tensor, keys: int, *, c
     hides_future = causal and queries > 1
     if mask is not None and mask.dim() != 2:
         return mask
-    if mask is None and (not hides_future or own == "sdpa"):
-        return None  # sdpa knows by itself that it is causal
+    if mask is None and (not hides_future or (own == "sdpa" and queries == keys)):
+        return None  # sdpa knows by itself that it is causal; of fewer queries it would take the first for the last
     allowed = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=query.device) if mask is None else mask[:, None, None]
     if hides_future:
         order = torch.arange(keys, device=query.device)

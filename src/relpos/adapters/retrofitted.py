@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from relpos.adapters import interface
 from relpos.core import keep
 from relpos.core.kept import state_of
 from relpos.engines import attention
@@ -69,6 +70,11 @@ class Retrofitted(nn.Module):
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...  # what a published module has
+
+    dropouts: ClassVar[tuple[str, ...]] = (
+        "attention_dropout", "attn_drop", "attn_dropout", "attn_dropout_p", "attn_drop_p", "dropout", "dropout_rate",
+    )  # fmt: skip
+    """What the probability may be called with which attention weights are dropped; nothing in an encoder."""
 
     def mechanism(self) -> Any:
         """The position as mechanisms of relpos for the settings of the module; made once, on the meta device."""
@@ -123,6 +129,8 @@ def _swapped_class(mixin: Any, published: Any) -> type[nn.Module]:
 
 def _empty(mixin: Any, published: Any) -> nn.Module:
     """A module without its state, for `pickle` and `deepcopy`."""
+    if published.__module__.startswith("transformers."):
+        interface.register()  # its configuration may name our functions, in a process that has not heard of them
     return object.__new__(_swapped_class(mixin, published))
 
 
@@ -138,13 +146,11 @@ def swap(module: nn.Module, mixin: type[Retrofitted], border: int | None = None)
         module.__dict__[_ROUTE] = Route(border, mechanism=module.mechanism())
 
 
-_DROPOUTS = ("attention_dropout", "attn_drop", "attn_dropout", "attn_drop_p", "dropout", "dropout_rate")
-
-
-def drops_weights(module: nn.Module) -> bool:
-    """Whether an attention module drops weights in training, by what libraries call the probability."""
-    rates = (getattr(module, name, None) for name in _DROPOUTS)
-    return any((rate.p if isinstance(rate, nn.Dropout) else rate) not in (None, 0.0) for rate in rates)
+def drops_weights(module: Any) -> bool:
+    """Whether an attention module drops weights in training."""
+    rates = (getattr(module, name, None) for name in module.dropouts)
+    numbers = (getattr(rate, "p", getattr(rate, "drop_prob", rate)) for rate in rates)  # SEW-D has a class of its own
+    return any(number not in (None, 0.0) for number in numbers)
 
 
 def _names(module: nn.Module) -> set[str]:
@@ -155,7 +161,7 @@ def _names(module: nn.Module) -> set[str]:
 def unswap(module: nn.Module) -> None:
     """Give a swapped module its own class again."""
     module.__class__ = published_class(module)
-    del module.__dict__[_ROUTE]
+    module.__dict__.pop(_ROUTE, None)  # none where its mechanism could not be made
 
 
 def is_swapped(module: nn.Module) -> bool:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
 
+import torch
 from torch import nn
 
 from relpos.adapters import interface
@@ -65,6 +66,11 @@ def retrofit(
     with _undone_on_error(model):
         _swap(found, border)
         verdicts = verify_model(model, progress) if verify or force else []
+        if not verdicts and (verify or force):
+            kinds = sorted({path_of(published_class(module)).rpartition(".")[2] for _, module, _, _ in found})
+            fail(
+                "a module that can be verified", f"parts of one ({', '.join(kinds)})", "Pass the encoder or the model."
+            )
         _require_agreement(verdicts)
     versions = {kind.library: metadata.version(kind.library) for _, _, kind, _ in found}
     rows = tuple(Swapped(name, path_of(published_class(module)), one.architecture) for name, module, one in chosen)
@@ -83,8 +89,7 @@ def restore(model: nn.Module) -> None:
     for module in model.modules():
         if is_swapped(module):
             unswap(module)
-    for module in model.modules():
-        interface.switch_back(getattr(module, "config", None))
+            interface.switch_back(getattr(module, "config", None))
 
 
 def _found(
@@ -130,6 +135,18 @@ def _require_served(model: nn.Module, found: list[tuple[str, nn.Module, Position
         )
     for library in sorted({kind.library for _, _, kind, _ in found}):
         require_importable(library)
+    if torch.is_inference_mode_enabled():
+        fail("a retrofit outside torch.inference_mode()", "one inside", "Gradients are verified, too: retrofit before.")
+    for name, module, kind, _ in found:
+        if "forward" in vars(module):
+            fail(
+                "modules without a forward of their own",
+                f"{name}, which has one",
+                "Retrofit before accelerate's hooks.",
+            )
+        if kind.switches and interface.is_switched(getattr(module, "config", None)):
+            came = "one that shares its configuration with a retrofitted model"
+            fail("a model with a configuration of its own", came, "Build it with copy.deepcopy(config).")
     config = getattr(model, "config", None)
     if getattr(config, "output_attentions", False):
         fail("a model that returns no attention weights", "config.output_attentions=True", "Set it to False.")

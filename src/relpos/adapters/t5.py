@@ -13,7 +13,14 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos.adapters.interface import dense_by_offset, is_by_offset, mask_of, published_mask, refuse_weights
+from relpos.adapters.interface import (
+    dense_by_offset,
+    is_by_offset,
+    is_switched,
+    mask_of,
+    published_mask,
+    refuse_weights,
+)
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
@@ -32,8 +39,9 @@ def by_offset(bias: T5Bias, table: Tensor, queries: int, keys: int) -> Tensor:
 class T5Attention(Retrofitted):
     """`T5Attention` and its copies in other architectures."""
 
+    # one border: reentrant checkpointing runs a layer without gradients first, and the next layer keeps that bias
     border = 512
-    training_border = 256
+    training_border = 512
 
     def mechanism(self) -> T5Bias | None:
         """T5's bias, in a layer that has a table."""
@@ -53,7 +61,8 @@ class T5Attention(Retrofitted):
     def compute_bias(self, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0) -> Tensor:
         """The bias: one number an offset where relpos attends."""
         at_end = isinstance(past_seen_tokens, int) and past_seen_tokens + query_length == key_length
-        if not (at_end and self.takes(query_length, key_length)):
+        served = at_end and is_switched(self.config)  # `set_attn_implementation` may have taken that back
+        if not (served and self.takes(query_length, key_length)):
             published: Tensor = super().compute_bias(query_length, key_length, device, past_seen_tokens)  # type: ignore[misc]
             return published
         return by_offset(self.made, self.relative_attention_bias.weight, query_length, key_length)
@@ -114,6 +123,8 @@ def _refuse(kwargs: dict[str, Any]) -> None:
 
 class MPNetEncoder(Retrofitted):
     """MPNet makes the bias in its encoder, for all layers."""
+
+    dropouts = ()
 
     border = T5Attention.border
     training_border = T5Attention.training_border

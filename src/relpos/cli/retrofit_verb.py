@@ -89,6 +89,8 @@ def _model(name: str) -> Any:
             fail("a folder with config.json after hf:", rest, "Save a model there with model.save_pretrained(FOLDER).")
         if any(folder.glob("*.safetensors")):
             return transformers.AutoModel.from_pretrained(folder, local_files_only=True)
+        if any(folder.glob("*.bin")):
+            fail("weights as safetensors", f"{rest} with others", "Save them with model.save_pretrained(FOLDER).")
         return transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(folder))
     fail("hf:FOLDER or timm:NAME", repr(name), "Write relpos retrofit timm:beit_base_patch16_224.")
 
