@@ -78,7 +78,7 @@ def test_padding_is_never_ignored() -> None:
 @torch.no_grad()
 def test_a_dense_mask_of_the_callers_is_served_with_a_warning() -> None:
     model = _translator()
-    ids, words = tokens(2, 9), tokens(2, 5, seed=1)
+    ids = tokens(2, 9)
     mask = torch.rand(2, 1, 9, 9, generator=torch.Generator().manual_seed(0)) > 0.3
     mask |= torch.eye(9, dtype=torch.bool)
     encode = lambda: model.encoder(ids, attention_mask=mask).last_hidden_state  # noqa: E731
@@ -87,7 +87,6 @@ def test_a_dense_mask_of_the_callers_is_served_with_a_warning() -> None:
     with pytest.warns(RuntimeWarning, match=r"mask of shape \(2, 1, 9, 9\)"):
         own = encode()
     assert float((own - published).abs().max()) < 1e-5
-    assert words.shape == (2, 5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

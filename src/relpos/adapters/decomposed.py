@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from relpos.adapters.interface import refuse_recorded_weights, refuse_weights
-from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import NEVER, Retrofitted
 from relpos.core import Grid, Terms
@@ -206,14 +206,10 @@ _SAM = {
 }
 
 
-def _path(architecture: str, name: str) -> str:
-    return f"transformers.models.{architecture}.modeling_{architecture}.{name}"
-
-
 _LIKE_SAM = tuple(
     Replaced(
         architecture,
-        _path(architecture, name),
+        class_path(architecture, name),
         SamSdpaAttention if "Sdpa" in name else SamAttention,
         reads=("forward", "get_rel_pos", "get_decomposed_rel_pos"),
         unfit=_unfit,
@@ -231,14 +227,14 @@ KINDS = (
             *_LIKE_SAM,
             Replaced(
                 "vitdet",
-                _path("vitdet", "VitDetAttention"),
+                class_path("vitdet", "VitDetAttention"),
                 VitDetAttention,
                 reads=("forward", "get_rel_pos", "add_decomposed_relative_positions"),
                 unfit=_unfit,
             ),
             Replaced(
                 "seggpt",
-                _path("seggpt", "SegGptAttention"),
+                class_path("seggpt", "SegGptAttention"),
                 SegGptAttention,
                 reads=("forward", "get_rel_pos", "add_decomposed_rel_pos"),
                 unfit=_unfit,
@@ -250,13 +246,13 @@ KINDS = (
                 Verified(one.path, _run, _TABLES, exact=1e-10 if "Sdpa" in one.path else 1e-6)
                 for one in _LIKE_SAM
             ),
-            Verified(_path("vitdet", "VitDetAttention"), _run, _TABLES),
-            Verified(_path("seggpt", "SegGptAttention"), _run, _TABLES, exact=1e-6),
+            Verified(class_path("vitdet", "VitDetAttention"), _run, _TABLES),
+            Verified(class_path("seggpt", "SegGptAttention"), _run, _TABLES, exact=1e-6),
         ),
         refused=tuple(
             Refused(
                 architecture,
-                _path(architecture, name),
+                class_path(architecture, name),
                 "a network makes its bias from the boxes of the queries: there is no table of offsets",
             )
             for architecture, name in (("sam3", "Sam3DetrDecoder"), ("sam3_lite_text", "Sam3LiteTextDetrDecoder"))

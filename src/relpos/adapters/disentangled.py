@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from relpos.adapters.interface import mask_of, refuse_recorded_weights, refuse_weights
-from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import LineVectors, Sequence, Terms, lines
@@ -237,10 +237,6 @@ def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     return (out[padding.bool()],)
 
 
-def _path(architecture: str, name: str) -> str:
-    return f"transformers.models.{architecture}.modeling_{architecture}.{name}"
-
-
 _ARCHITECTURES: tuple[tuple[str, str, type[Retrofitted], tuple[str, ...]], ...] = (
     ("deberta", "DebertaEncoder", FirstDisentangledAttention, ("disentangled_att_bias", "build_relative_position")),
     (
@@ -267,14 +263,14 @@ KINDS = (
             for one in (
                 Replaced(
                     architecture,
-                    _path(architecture, encoder),
+                    class_path(architecture, encoder),
                     DisentangledEncoder,
                     reads=("forward", "get_attention_mask", "get_rel_pos"),
                     unfit=_unfit,
                 ),
                 Replaced(
                     architecture,
-                    _path(architecture, "DisentangledSelfAttention"),
+                    class_path(architecture, "DisentangledSelfAttention"),
                     mixin,
                     reads=("forward", *reads),
                     unfit=_unfit,
@@ -284,7 +280,7 @@ KINDS = (
         verified=tuple(
             # DeBERTa has a norm in float32
             Verified(
-                _path(architecture, encoder),
+                class_path(architecture, encoder),
                 _run,
                 tables=("rel_embeddings.weight",),
                 exact=1e-6 if architecture == "deberta" else 1e-10,
@@ -295,17 +291,17 @@ KINDS = (
         refused=(
             Refused(
                 "bros",
-                _path("bros", "BrosSelfAttention"),
+                class_path("bros", "BrosSelfAttention"),
                 "queries meet a vector of each pair of boxes, N x N x D numbers that the model makes",
             ),
             Refused(
                 "inkling",
-                _path("inkling", "InklingRelativeLogits"),
+                class_path("inkling", "InklingRelativeLogits"),
                 "a projection of its own, and not the query, meets the vectors of the distance",
             ),
             Refused(
                 "cpmant",
-                _path("cpmant", "CpmAntSegmentPositionEmbedding"),
+                class_path("cpmant", "CpmAntSegmentPositionEmbedding"),
                 "it is a bucket of the distance within a segment, and a pair of segments across",
             ),
         ),

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from relpos.adapters.interface import dense_by_offset, is_by_offset, mask_of, weights_are_recorded
-from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
-from relpos.adapters.transformer_xl import by_head, path
+from relpos.adapters.transformer_xl import by_head
 from relpos.core import LineVectors, Sequence, Terms, at_least_float32, lines
 
 
@@ -102,7 +102,7 @@ def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     return tuple(outputs)
 
 
-_WAVLM = path("wavlm", "WavLMAttention")
+_WAVLM = class_path("wavlm", "WavLMAttention")
 
 KINDS = (
     PositionKind(
@@ -120,13 +120,13 @@ KINDS = (
         refused=(
             Refused(
                 "prophetnet",
-                path("prophetnet", "ProphetNetNgramSelfAttention"),
+                class_path("prophetnet", "ProphetNetNgramSelfAttention"),
                 "its tokens make a bias of their own for each bucket, in streams that attend to one another",
             ),
             *(
                 Refused(
                     architecture,
-                    path(architecture, name),
+                    class_path(architecture, name),
                     "its distances meet states of their own beside the queries, behind a causal mask and a cache",
                 )
                 for architecture, name in (

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from relpos.adapters.interface import mask_of, weights_are_recorded
-from relpos.adapters.kinds import PositionKind, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
 from relpos.adapters.shaw import shaw_terms
-from relpos.adapters.transformer_xl import by_head, path
+from relpos.adapters.transformer_xl import by_head
 
 
 class GraniteAttention(Retrofitted):
@@ -128,7 +128,7 @@ _GRANITE = {
 }
 
 
-_GRANITE5 = path("granite_speech5", "GraniteSpeech5EncoderAttention")
+_GRANITE5 = class_path("granite_speech5", "GraniteSpeech5EncoderAttention")
 
 
 KINDS = (
@@ -137,14 +137,14 @@ KINDS = (
         library="transformers",
         replaced=(
             *(
-                Replaced(architecture, path(architecture, name), GraniteAttention, tokens=_context)
+                Replaced(architecture, class_path(architecture, name), GraniteAttention, tokens=_context)
                 for architecture, name in _GRANITE.items()
             ),
             Replaced("granite_speech5", _GRANITE5, Granite5Attention, tokens=_context),
         ),
         verified=(
             *(
-                Verified(path(architecture, name), _run_granite, tables=("rel_pos_emb.weight",))
+                Verified(class_path(architecture, name), _run_granite, tables=("rel_pos_emb.weight",))
                 for architecture, name in _GRANITE.items()
             ),
             Verified(_GRANITE5, _run_granite5, tables=("rel_pos_emb.weight",)),

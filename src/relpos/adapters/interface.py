@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.core import DenseBias, LineBias, Lines, Mask, Sequence, Terms, lines
+from relpos.core import DenseBias, LineBias, Mask, Sequence, Terms, lines
 from relpos.core.checks import fail
 from relpos.core.densify import written_out
 from relpos.engines import attention
@@ -34,11 +34,9 @@ _PREFIX = "relpos_"
 
 def switch(config: Any) -> None:
     """Let the models of a configuration use our functions, in front of those they had."""
-    own = _implementation(config)
-    if own not in SERVED:
-        fail(f"attn_implementation to be one of {', '.join(SERVED)}", str(own), 'Load with attn_implementation="sdpa".')
     register()
-    config._attn_implementation_internal = _PREFIX + own  # the property's setter would change sub-configurations too
+    # the property's setter would change sub-configurations too
+    config._attn_implementation_internal = _PREFIX + implementation(config)
 
 
 def switch_back(config: Any) -> None:
@@ -52,8 +50,9 @@ def is_switched(config: Any) -> bool:
     return str(getattr(config, "_attn_implementation_internal", None)).startswith(_PREFIX)
 
 
-def _implementation(config: Any) -> str:
-    return str(config._attn_implementation_internal or "eager")
+def implementation(config: Any) -> str:
+    """What a configuration selects."""
+    return str(getattr(config, "_attn_implementation_internal", None) or "eager")
 
 
 def register() -> None:
@@ -125,7 +124,7 @@ def _attention(
     by_offset = position_bias is not None and is_by_offset(position_bias, queries, keys)
     if by_offset and (attention_mask is None or attention_mask.dim() == 2 or is_by_key(attention_mask)):
         assert position_bias is not None
-        bias = Terms(LineBias(position_bias[0, :, 0], _lines(queries, keys, position_bias.device)))
+        bias = Terms(by_offset_term(position_bias, queries, keys))
         if attention_mask is not None and attention_mask.dim() == 4:
             if attention_mask.dtype == torch.bool:
                 attention_mask = attention_mask[:, 0, 0]
@@ -218,14 +217,16 @@ def is_by_key(mask: Tensor) -> bool:
     return mask.dim() == 4 and mask.shape[1:3] == (1, 1)
 
 
+def by_offset_term(bias: Tensor, queries: int, keys: int) -> LineBias:
+    """A bias of one number an offset, `[1, H, 1, N + M - 1]`, of the last queries of a sequence of keys."""
+    line = lines(Sequence(queries, start=keys - queries), Sequence(keys), device=bias.device)
+    return LineBias(bias[0, :, 0], line)
+
+
 def dense_by_offset(bias: Tensor, queries: int, keys: int) -> Tensor:
-    """A bias of one number an offset, `[1, H, 1, N + M - 1]`, as `[1, H, N, M]`."""
-    return written_out(bias[0, :, 0], _lines(queries, keys, bias.device))[None]
-
-
-def _lines(queries: int, keys: int, device: torch.device) -> Lines:
-    """The last queries of a sequence of keys."""
-    return lines(Sequence(queries, start=keys - queries), Sequence(keys), device=device)
+    """The same as `[1, H, N, M]`."""
+    term = by_offset_term(bias, queries, keys)
+    return written_out(term.values, term.lines)[None]
 
 
 def weights_are_recorded() -> bool:

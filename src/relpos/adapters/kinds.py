@@ -132,6 +132,11 @@ def verified_classes() -> dict[str, Verified]:
     return {one.path: one for kind in kinds() for one in kind.verified}
 
 
+def class_path(architecture: str, name: str) -> str:
+    """The full name of a class of transformers."""
+    return f"transformers.models.{architecture}.modeling_{architecture}.{name}"
+
+
 def path_of(kind: type[nn.Module]) -> str:
     """The full name of a class."""
     return f"{kind.__module__}.{kind.__qualname__}"

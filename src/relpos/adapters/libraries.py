@@ -69,11 +69,11 @@ def known() -> dict[str, dict[str, str]]:
     return found
 
 
-def digests(replaced: Replaced, kind: type | None = None) -> Iterator[tuple[str, str]]:
+def digests(replaced: Replaced) -> Iterator[tuple[str, str]]:
     """The methods and functions that a mixin stands on and the digest of each one's source."""
     file, _, name = replaced.path.rpartition(".")
     module = imported(file)
-    owner = getattr(module, name) if kind is None else kind
+    owner = getattr(module, name)
     for read in replaced.reads:
         target: Any = owner if hasattr(owner, read) else module
         source = inspect.getsource(getattr(target, read))

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from relpos.adapters.interface import mask_of, weights_are_recorded
-from relpos.adapters.kinds import PositionKind, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
-from relpos.adapters.transformer_xl import by_head, path, transformer_xl_terms
+from relpos.adapters.transformer_xl import by_head, transformer_xl_terms
 from relpos.core import Mask
 
 
@@ -247,21 +247,21 @@ KINDS = (
         replaced=(
             Replaced(
                 "parakeet",
-                path("parakeet", "ParakeetEncoderAttention"),
+                class_path("parakeet", "ParakeetEncoderAttention"),
                 ParakeetAttention,
                 reads=("forward", "_rel_shift", "ParakeetEncoderConvolutionModule"),
             ),
-            Replaced("parakeet", path("parakeet", "ParakeetEncoder"), ParakeetEncoder),
+            Replaced("parakeet", class_path("parakeet", "ParakeetEncoder"), ParakeetEncoder),
             Replaced(
                 "nemotron_asr_streaming",
-                path("nemotron_asr_streaming", "NemotronAsrStreamingEncoderAttention"),
+                class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoderAttention"),
                 ParakeetAttention,
                 reads=("forward", "_rel_shift"),
                 unfit=_not_sdpa,
             ),
             Replaced(
                 "nemotron_asr_streaming",
-                path("nemotron_asr_streaming", "NemotronAsrStreamingEncoder"),
+                class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoder"),
                 NemotronEncoder,
                 reads=("forward", "chunked_limited_mask_function"),
                 unfit=_not_sdpa,
@@ -269,13 +269,13 @@ KINDS = (
         ),
         verified=(
             Verified(
-                path("parakeet", "ParakeetEncoderAttention"),
+                class_path("parakeet", "ParakeetEncoderAttention"),
                 _run_parakeet,
                 tables=("bias_u", "bias_v", "relative_k_proj.weight"),
                 exact=1e-6,  # its eager attention has a softmax in float32
             ),
             Verified(
-                path("nemotron_asr_streaming", "NemotronAsrStreamingEncoderAttention"),
+                class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoderAttention"),
                 _run_nemotron,
                 tables=("bias_u", "bias_v", "relative_k_proj.weight"),
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from relpos.adapters.kinds import replaced_classes
 from relpos.adapters.retrofitted import NEVER
 from relpos.adapters.verification import Verdict
 
@@ -60,8 +61,6 @@ class RetrofitReport:
         return "\n".join(lines)
 
     def _from(self, path: str) -> str:
-        from relpos.adapters.kinds import replaced_classes
-
         if self.border is not None:
             return f"relpos computes from {self.border} tokens on, as asked"
         mixin = replaced_classes()[path][1].mixin

@@ -61,7 +61,7 @@ def retrofit(
     if any(is_swapped(module) for module in model.modules()):
         fail("a model that is not retrofitted", "one that is", "Call relpos.restore(model) first.")
     found, left = _found(model, border)
-    _require_served(model, found, force)
+    _require_served(model, found, left, force)
     chosen = [(name, module, replaced) for name, module, _, replaced in found]
     with _undone_on_error(model):
         _swap(found, border)
@@ -120,10 +120,11 @@ def _found(
     return found, left
 
 
-def _require_served(model: nn.Module, found: list[tuple[str, nn.Module, PositionKind, Replaced]], force: bool) -> None:
+def _require_served(
+    model: nn.Module, found: list[tuple[str, nn.Module, PositionKind, Replaced]], left: list[Left], force: bool
+) -> None:
     """Raise one line where nothing can be replaced, or something is in the way; before anything changes."""
     if not found:
-        _, left = _found(model, None)
         reasons = sorted({f"{one.path.rpartition('.')[2]}: {one.reason}" for one in left})
         served = sorted({one.architecture for _, one in replaced_classes().values()})
         if reasons:
@@ -156,9 +157,9 @@ def _require_served(model: nn.Module, found: list[tuple[str, nn.Module, Position
         if reason and not force:
             fail("a library whose source was run", reason, "Install that version, or pass force=True to verify it.")
     for _, module, kind, _ in found:
-        own = getattr(getattr(module, "config", None), "_attn_implementation", None)
-        if kind.switches and (own or "eager") not in interface.SERVED:
-            fail("attn_implementation sdpa or eager", str(own), 'Load the model with attn_implementation="sdpa".')
+        own = interface.implementation(getattr(module, "config", None))
+        if kind.switches and own not in interface.SERVED:
+            fail("attn_implementation sdpa or eager", own, 'Load the model with attn_implementation="sdpa".')
 
 
 _SEE = "docs/retrofit.md lists what is served."

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from relpos.adapters.interface import mask_of
-from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
-from relpos.adapters.transformer_xl import ConformerAttention, by_head, other_position, path, run_conformer
+from relpos.adapters.transformer_xl import ConformerAttention, by_head, other_position, run_conformer
 from relpos.core import LineVectors, Sequence, Terms, at_least_float32, lines
 
 
@@ -259,21 +259,21 @@ KINDS = (
         replaced=(
             Replaced(
                 "wav2vec2_bert",
-                path("wav2vec2_bert", "Wav2Vec2BertSelfAttention"),
+                class_path("wav2vec2_bert", "Wav2Vec2BertSelfAttention"),
                 ConformerShawAttention,
                 reads=("forward", "_apply_relative_position_encoding", "_apply_relative_key_position_encoding"),
                 unfit=other_position,
             ),
             Replaced(
                 "seamless_m4t_v2",
-                path("seamless_m4t_v2", "SeamlessM4Tv2ConformerSelfAttention"),
+                class_path("seamless_m4t_v2", "SeamlessM4Tv2ConformerSelfAttention"),
                 ConformerShawAttention,
                 unfit=other_position,
             ),
         ),
         verified=tuple(
             Verified(
-                path(architecture, name),
+                class_path(architecture, name),
                 run_conformer,
                 tables=("distance_embedding.weight", "pos_bias_u", "pos_bias_v", "linear_pos.weight"),
             )
@@ -286,16 +286,16 @@ KINDS = (
         replaced=(
             Replaced(
                 "seamless_m4t_v2",
-                path("seamless_m4t_v2", "SeamlessM4Tv2ConformerEncoder"),
+                class_path("seamless_m4t_v2", "SeamlessM4Tv2ConformerEncoder"),
                 SeamlessEncoder,
                 reads=("forward", "_apply_chunk_attention"),
             ),
-            Replaced("speecht5", path("speecht5", "SpeechT5RelativePositionalEncoding"), SpeechT5Positions),
-            Replaced("speecht5", path("speecht5", "SpeechT5Attention"), SpeechT5Attention, unfit=_in_decoder),
-            Replaced("speecht5", path("speecht5", "SpeechT5Encoder"), MaskedByKeys),
+            Replaced("speecht5", class_path("speecht5", "SpeechT5RelativePositionalEncoding"), SpeechT5Positions),
+            Replaced("speecht5", class_path("speecht5", "SpeechT5Attention"), SpeechT5Attention, unfit=_in_decoder),
+            Replaced("speecht5", class_path("speecht5", "SpeechT5Encoder"), MaskedByKeys),
             Replaced(
                 "vits",
-                path("vits", "VitsAttention"),
+                class_path("vits", "VitsAttention"),
                 VitsAttention,
                 reads=(
                     "forward",
@@ -305,16 +305,16 @@ KINDS = (
                 ),
                 unfit=_no_window,
             ),
-            Replaced("vits", path("vits", "VitsEncoder"), VitsEncoder),
+            Replaced("vits", class_path("vits", "VitsEncoder"), VitsEncoder),
         ),
         verified=(
-            Verified(path("speecht5", "SpeechT5Attention"), _run_speecht5, tables=()),
-            Verified(path("vits", "VitsAttention"), _run_vits, tables=("emb_rel_k", "emb_rel_v")),
+            Verified(class_path("speecht5", "SpeechT5Attention"), _run_speecht5, tables=()),
+            Verified(class_path("vits", "VitsAttention"), _run_vits, tables=("emb_rel_k", "emb_rel_v")),
         ),
         refused=(
             Refused(
                 "esmfold2",
-                path("esmfold2", "EsmFold2RelativePositionEncoding"),
+                class_path("esmfold2", "EsmFold2RelativePositionEncoding"),
                 "its vectors are an input of the pair representation, and of no attention",
             ),
         ),

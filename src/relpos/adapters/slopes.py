@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from relpos.adapters.interface import mask_of, published_mask, refuse_weights
-from relpos.adapters.kinds import PositionKind, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import LineBias, Sequence, Terms, at_least_float32, lines
@@ -296,13 +296,9 @@ def _unfit(module: Any) -> str | None:
     return None if module.config.alibi else "alibi=False: it rotates, which costs nothing of N x N"
 
 
-def _path(architecture: str, name: str) -> str:
-    return f"transformers.models.{architecture}.modeling_{architecture}.{name}"
-
-
 def _verified(architecture: str, name: str, embedding: str, layers: str) -> Verified:
     # the softmax is computed in float32
-    return Verified(_path(architecture, name), _run, (), exact=1e-6, without=(embedding,), first=(layers,))
+    return Verified(class_path(architecture, name), _run, (), exact=1e-6, without=(embedding,), first=(layers,))
 
 
 KINDS = (
@@ -312,18 +308,18 @@ KINDS = (
         replaced=(
             Replaced(
                 "bloom",
-                _path("bloom", "BloomModel"),
+                class_path("bloom", "BloomModel"),
                 BloomModel,
                 reads=("forward", "build_alibi_tensor", "_get_alibi_slopes"),
             ),
             Replaced(
                 "bloom",
-                _path("bloom", "BloomAttention"),
+                class_path("bloom", "BloomAttention"),
                 BloomAttention,
                 reads=("forward", "_reshape", "_merge_heads", "dropout_add"),
             ),
-            Replaced("mpt", _path("mpt", "MptModel"), MptModel, reads=("forward", "build_mpt_alibi_tensor")),
-            Replaced("mpt", _path("mpt", "MptAttention"), MptAttention),
+            Replaced("mpt", class_path("mpt", "MptModel"), MptModel, reads=("forward", "build_mpt_alibi_tensor")),
+            Replaced("mpt", class_path("mpt", "MptAttention"), MptAttention),
         ),
         verified=(
             _verified("bloom", "BloomModel", "word_embeddings", "h"),
@@ -337,14 +333,14 @@ KINDS = (
         replaced=(
             Replaced(
                 "falcon",
-                _path("falcon", "FalconModel"),
+                class_path("falcon", "FalconModel"),
                 FalconModel,
                 reads=("forward", "build_alibi_tensor"),
                 unfit=_unfit,
             ),
             Replaced(
                 "falcon",
-                _path("falcon", "FalconAttention"),
+                class_path("falcon", "FalconAttention"),
                 FalconAttention,
                 reads=("forward", "_split_heads", "_merge_heads"),
                 unfit=_unfit,

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from relpos.adapters.interface import (
+    by_offset_term,
     dense_by_offset,
     is_by_offset,
     is_switched,
@@ -21,10 +22,10 @@ from relpos.adapters.interface import (
     published_mask,
     refuse_weights,
 )
-from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
-from relpos.core import LineBias, Sequence, Terms, lines
+from relpos.core import LineBias, Sequence, Terms
 from relpos.core.checks import fail
 from relpos.position import T5Bias
 
@@ -52,9 +53,7 @@ class T5Attention(Retrofitted):
             heads,
             num_buckets=buckets,
             max_distance=self.relative_attention_max_distance,
-            bidirectional=not getattr(
-                self, "is_decoder", True
-            ),  # pix2struct's text model is a decoder, and says nothing
+            bidirectional=not getattr(self, "is_decoder", True),  # Pix2Struct's text model is one, and says nothing
             init_std=0.0,
         )
 
@@ -171,7 +170,7 @@ class MPNetSelfAttention(Retrofitted):
             part(hidden_states).view(batch, tokens, self.num_attention_heads, -1).transpose(1, 2)
             for part in (self.q, self.k, self.v)
         )
-        bias = LineBias(position_bias[0, :, 0], lines(Sequence(tokens), device=q.device))
+        bias = by_offset_term(position_bias, tokens, tokens)
         dropout: float = self.dropout.p if self.training else 0.0
         mask_ = mask_of(attention_mask, tokens, tokens)
         attended = self.attend(q, k, v, position=Terms(bias), mask=mask_, dropout=dropout)
@@ -252,11 +251,7 @@ _LIKE_T5: dict[str, tuple[str, type[Retrofitted]]] = {
 }
 
 
-def _path(architecture: str, name: str) -> str:
-    return f"transformers.models.{architecture}.modeling_{architecture}.{name}"
-
-
-_UMT5 = _path("umt5", "UMT5Attention")
+_UMT5 = class_path("umt5", "UMT5Attention")
 
 KINDS = (
     PositionKind(
@@ -267,7 +262,7 @@ KINDS = (
             *tuple(
                 Replaced(
                     architecture,
-                    _path(architecture, name),
+                    class_path(architecture, name),
                     mixin,
                     reads=("forward", "compute_bias", "_relative_position_bucket"),
                 )
@@ -276,28 +271,30 @@ KINDS = (
             Replaced("umt5", _UMT5, UMT5Attention, reads=("forward", "compute_bias", "_relative_position_bucket")),
             Replaced(
                 "mpnet",
-                _path("mpnet", "MPNetEncoder"),
+                class_path("mpnet", "MPNetEncoder"),
                 MPNetEncoder,
                 ("compute_position_bias", "relative_position_bucket"),
             ),
-            Replaced("mpnet", _path("mpnet", "MPNetSelfAttention"), MPNetSelfAttention),
+            Replaced("mpnet", class_path("mpnet", "MPNetSelfAttention"), MPNetSelfAttention),
         ),
         verified=(
             *tuple(
-                Verified(_path(architecture, name), _run, tables=("relative_attention_bias.weight",))
+                Verified(class_path(architecture, name), _run, tables=("relative_attention_bias.weight",))
                 for architecture, (name, _) in _LIKE_T5.items()
             ),
             Verified(_UMT5, _run_umt5, tables=("relative_attention_bias.weight",)),
             Verified(
-                _path("mpnet", "MPNetEncoder"),
+                class_path("mpnet", "MPNetEncoder"),
                 _run_mpnet_encoder,
                 tables=("relative_attention_bias.weight",),
                 without=("layer",),
             ),
-            Verified(_path("mpnet", "MPNetSelfAttention"), _run_mpnet, tables=()),
+            Verified(class_path("mpnet", "MPNetSelfAttention"), _run_mpnet, tables=()),
         ),
         refused=(
-            Refused("longt5", _path("longt5", "LongT5LocalAttention"), "it attends within blocks, in O(N) as it is"),
+            Refused(
+                "longt5", class_path("longt5", "LongT5LocalAttention"), "it attends within blocks, in O(N) as it is"
+            ),
         ),
     ),
 )

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from relpos.adapters.interface import mask_of, refuse_recorded_weights
-from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
 from relpos.core import LineVectors, QueryBias, Sequence, Terms, at_least_float32, lines
@@ -138,11 +138,6 @@ def other_position(module: Any) -> str | None:
     return "it has no position" if kind is None else f"its position ({kind}) has no N x N numbers as it is"
 
 
-def path(architecture: str, name: str) -> str:
-    """The full name of a class of transformers."""
-    return f"transformers.models.{architecture}.modeling_{architecture}.{name}"
-
-
 _INTERFACE = {
     "wav2vec2_conformer": "Wav2Vec2ConformerSelfAttention",
     "seamless_m4t": "SeamlessM4TConformerSelfAttention",
@@ -157,7 +152,7 @@ KINDS = (
         replaced=tuple(
             Replaced(
                 architecture,
-                path(architecture, name),
+                class_path(architecture, name),
                 ConformerAttention,
                 reads=("forward", "_apply_relative_position_encoding"),
                 unfit=other_position,
@@ -165,7 +160,9 @@ KINDS = (
             for architecture, name in _INTERFACE.items()
         ),
         verified=tuple(
-            Verified(path(architecture, name), run_conformer, tables=("pos_bias_u", "pos_bias_v", "linear_pos.weight"))
+            Verified(
+                class_path(architecture, name), run_conformer, tables=("pos_bias_u", "pos_bias_v", "linear_pos.weight")
+            )
             for architecture, name in _INTERFACE.items()
         ),
     ),
@@ -175,14 +172,14 @@ KINDS = (
         replaced=(
             Replaced(
                 "fastspeech2_conformer",
-                path("fastspeech2_conformer", "FastSpeech2ConformerAttention"),
+                class_path("fastspeech2_conformer", "FastSpeech2ConformerAttention"),
                 FastSpeech2Attention,
                 reads=("forward", "shift_relative_position_tensor"),
             ),
         ),
         verified=(
             Verified(
-                path("fastspeech2_conformer", "FastSpeech2ConformerAttention"),
+                class_path("fastspeech2_conformer", "FastSpeech2ConformerAttention"),
                 _run_fastspeech2,
                 tables=("pos_bias_u", "pos_bias_v", "linear_pos.weight"),
             ),
@@ -190,16 +187,16 @@ KINDS = (
         refused=(
             Refused(
                 "xlnet",
-                path("xlnet", "XLNetRelativeAttention"),
+                class_path("xlnet", "XLNetRelativeAttention"),
                 "its segments and its masks are N x N numbers that the model makes before any layer",
             ),
             Refused(
                 "funnel",
-                path("funnel", "FunnelRelMultiheadAttention"),
+                class_path("funnel", "FunnelRelMultiheadAttention"),
                 "its token types and its class token are N x N numbers that the model makes before any layer",
             ),
-            Refused("gemma3n", path("gemma3n", "Gemma3nAudioAttention"), _LOCAL),
-            Refused("gemma4", path("gemma4", "Gemma4AudioAttention"), _LOCAL),
+            Refused("gemma3n", class_path("gemma3n", "Gemma3nAudioAttention"), _LOCAL),
+            Refused("gemma4", class_path("gemma4", "Gemma4AudioAttention"), _LOCAL),
         ),
     ),
 )
