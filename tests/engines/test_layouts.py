@@ -50,7 +50,6 @@ def one_along(*axes: int) -> Callable[[Tensor], Tensor]:
 
 CONVOLUTION = "tokens last, as a 1 x 1 convolution has them"
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "as it is": lambda x: x,
     "heads behind tokens": in_order(0, 2, 1, 3),
     CONVOLUTION: in_order(0, 1, 3, 2),
     "heads last": in_order(0, 2, 3, 1),
@@ -67,8 +66,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "rows that overlap": lambda x: x.flatten().as_strided(x.shape, (5, 7, 3, 1)),
 }
 ANEW = {"one token", "one number", "one head", "rows that overlap"}
-"""Layouts that change the numbers, to some whose gradients cancel: what that costs is what it costs this engine on
-dense tensors, and they are those of one tensor at a time."""
+"""Layouts that change the numbers, to some whose gradients cancel: they are those of one tensor at a time."""
 
 
 def bias(values: Tensor, vectors: Tensor) -> Any:
@@ -115,7 +113,8 @@ ROWS += [row for row in itertools.product(CALLS, [CONVOLUTION], ((1,), (2,), (0,
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CALLS])
 def test_every_layout(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of q, k, v and the output's gradient lies so, or all of them do."""
+    """One of q, k, v and the output's gradient lies so, or all of them do: as near to the definition as the same engine
+    is on dense tensors, which other files hold to the definition's own rounding."""
     for module, constant in ((planning, "ROWS"), (planning, "_NATIVE_ROWS"), (cpu_kernel, "_CAUSAL_ROWS")):
         monkeypatch.setattr(module, constant, 16)
     position, given = CALLS[name]
@@ -132,8 +131,7 @@ def test_every_layout(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         laid = [LAYOUTS[layout](x) if place in places else x for place, x in enumerate(plain)]
         dense = [x.contiguous() for x in laid]
         exact = results("reference", position, mask, [x.double() for x in dense], [x.double() for x in leaves])
-        yardstick = "streaming" if layout in ANEW else "reference"
-        cost = results(yardstick, position, mask, [x.to(lower) for x in dense], [x.float() for x in leaves])
+        cost = results("streaming", position, mask, [x.to(lower) for x in dense], [x.float() for x in leaves])
         mine = results("streaming", position, mask, laid, leaves)
         size = max(float(x.square().mean().sqrt()) for x in exact)
         for what, a, e, c in zip(("output", "q", "k", "v", "values", "vectors"), mine, exact, cost, strict=True):
