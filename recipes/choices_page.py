@@ -1,6 +1,6 @@
 """Write the tables of `docs/choices.md`: what was measured of attention, norms and optimizers.
 
-    relpos compare --what attention --task text --steps 240 --seeds 3 --out runs/attention-text      and so on
+    relpos compare --what attention --data text --steps 240 --seeds 3 --out runs/attention-text      and so on
     python recipes/choices_page.py runs/*
 
 Each folder is one finished comparison. Nothing is computed here that its own page has not; the words around the tables

@@ -7,6 +7,9 @@
 `offset = query - key` everywhere. Shapes are PyTorch SDPA's: [batch, heads, tokens, width].
 """
 
+import importlib
+import typing
+
 from relpos.adapters import restore, retrofit
 from relpos.compat import AdamW, ALiBiPositionalEmbedding, RotaryPositionalEmbedding
 from relpos.core import (
@@ -97,8 +100,10 @@ from relpos.position import (
     get_relative_position_index_1d,
     get_relative_position_index_2d,
 )
+from relpos.version import __version__ as __version__
 
-__version__ = "0.1.0"
+if typing.TYPE_CHECKING:
+    from relpos.comparing import ComparisonResult, compare
 
 __all__ = [
     "ALiBi",
@@ -108,6 +113,7 @@ __all__ = [
     "Blocks",
     "ClippedBias",
     "CoPE",
+    "ComparisonResult",
     "DecomposedPosition",
     "DenseBias",
     "DisentangledPosition",
@@ -177,6 +183,7 @@ __all__ = [
     "attention",
     "attention_weights",
     "backends",
+    "compare",
     "count_parameters",
     "decoding",
     "explain",
@@ -192,3 +199,10 @@ __all__ = [
     "rotate",
     "sampled_loss",
 ]
+
+
+def __getattr__(name: str) -> typing.Any:
+    """Of the comparison, which needs libraries that nothing else does, what is asked for."""
+    if name in ("ComparisonResult", "compare"):
+        return getattr(importlib.import_module("relpos.comparing"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

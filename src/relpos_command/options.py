@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
-KINDS = ("positions", "tasks", "backends")
+KINDS = ("positions", "data", "backends")
 WHATS = ("position", "attention", "norm", "optimizer")
 OPTIMIZERS = ("adamw", "lion", "sophia-g", "sophia-h")
 PRECISIONS = ("float32", "bf16-mixed", "fp16-mixed")
@@ -46,6 +46,17 @@ def whole(*, at_most: int, at_least: int | None = None) -> Callable[[str], int]:
     return read
 
 
+def number(typed: str | float) -> float:
+    """A type of finite numbers of at least 0."""
+    try:
+        found = float(typed)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise ArgumentTypeError(f"expected a number of at least 0; got {str(typed)[:_DIGITS_SHOWN]!r}")
+    return found
+
+
 def words(text: str) -> str:
     """A type of anything but nothing."""
     if not text.strip():
@@ -53,15 +64,21 @@ def words(text: str) -> str:
     return text
 
 
-def _add_task(parser: ArgumentParser) -> None:
-    """The options that choose a task."""
+def each(typed: str | list[str]) -> str | list[str]:
+    """A type of words that an option collects; the whole list is looked at in the end."""
+    return [words(one) for one in typed] if isinstance(typed, list) else words(typed)
+
+
+def _add_data(parser: ArgumentParser) -> None:
+    """The options that say what to train on."""
     add = parser.add_argument
-    add("--task", type=words, help="what to train on (relpos list tasks). Default: digits")
     add(
-        "--images",
+        "--data",
         type=words,
-        metavar="DIR",
-        help="your own images: DIR/class/..., or DIR/train/class/... with val and test beside train",
+        default="digits",
+        metavar="DATA",
+        help="your own images, DIR/class/..., or DIR/train/class/... with val and test beside train; a file of your "
+        "own text, read as bytes; digits; or text, Python's documentation. Default: digits",
     )
     add(
         "--image-size",
@@ -78,7 +95,6 @@ def _add_task(parser: ArgumentParser) -> None:
         metavar="N",
         help="pixels that an image may have; decoding takes about 12 bytes for each. Default: 100000000",
     )
-    add("--text", type=words, metavar="FILE", help="your own text, read as bytes; chooses the task text")
     add("--rotate", action="store_true", help="also test images rotated by 90, 180 and 270 degrees")
 
 
@@ -99,7 +115,7 @@ def _compare(parser: ArgumentParser) -> None:
         type=words,
         metavar="NAMES",
         help="mechanisms, joined by commas; a+b is a sum (relpos list positions). standard: about a dozen well-known "
-        "ones; all: every one that suits the task. Default: six, one of each well-known kind",
+        "ones; all: every one that suits the data. Default: six, one of each well-known kind",
     )
     what = f"what is compared: {', '.join(WHATS)}. Default: position"
     add("--what", choices=WHATS, default="position", metavar="WHAT", help=what)
@@ -112,9 +128,27 @@ def _compare(parser: ArgumentParser) -> None:
         help="training runs of each. Default: 1",
     )
     add("--steps", type=_STEPS, metavar="N", help="training steps. Default: the recipe's")
+    sizes = whole(at_least=1, at_most=1_000_000)
+    add("--batch-size", type=sizes, metavar="N", help="inputs of a training step. Default: the recipe's")
+    add("--lr", type=number, metavar="RATE", help="the highest learning rate. Default: the recipe's")
+    add(
+        "--set",
+        type=each,
+        action="append",
+        metavar="KEY=VALUE",
+        help="another number of the recipe, such as recipe.weight_decay=0.1; as often as needed",
+    )
+    own = "a function of your own as FILE.py:NAME"
+    add("--model", type=words, metavar="MODEL", help=f"{own}: build(position, task), which returns the model")
+    add("--step", type=words, metavar="STEP", help=f"{own}: step(model, batch), which returns the loss")
+    add("--evaluate", type=words, metavar="EVALUATE", help=f"{own}: evaluate(model, split), which returns a figure")
+    how = ("higher", "lower")
+    add(
+        "--better", choices=how, metavar="HOW", help="with --evaluate: which of its figures are better, higher or lower"
+    )
     add("--out", type=words, metavar="DIR", help="folder for results. Default: one under runs/")
     add("--quick", action="store_true", help="see that it works, in under a minute; ranks nothing")
-    _add_task(parser)
+    _add_data(parser)
     _add_machine(parser)
 
 
@@ -145,7 +179,7 @@ def _train(parser: ArgumentParser) -> None:
         metavar="N",
         help="CPU threads; figures repeat at an equal number. Default: 1",
     )
-    _add_task(parser)
+    _add_data(parser)
     _add_machine(parser)
 
 
@@ -233,5 +267,5 @@ VERBS = {
         "verify that a model of transformers or timm computes the same by relpos, and time both", _retrofit
     ),
     "check": Verb("hold every attention engine of this machine against the definition; a table to report", _check),
-    "list": Verb("list positions, tasks or backends", _list),
+    "list": Verb("list positions, data or backends", _list),
 }

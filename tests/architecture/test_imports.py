@@ -25,16 +25,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"core", "files", "results"},  # results for the dataclasses that describe a task
     "train": BELOW_TRAIN | {"files"},
     "results": set(),
-    "comparison": BELOW_COMPARE | {"results", ""},  # the root for its version
+    "version": set(),
+    "comparison": BELOW_COMPARE | {"results", "version"},
+    "comparing": BELOW_COMPARE | {"comparison", "report", "results"},
     "viz": {"core", "position", "engines", "files", "results"},
     "report": {"files", "results", "viz"},
     "bench": BELOW_LAYERS
     | {"layers", "adapters", "files", "comparison", "viz", ""},  # compare for memory, workers and the folder
-    "cli": BELOW_COMPARE | {"adapters", "bench", "comparison", "report", "results", "viz", ""},
+    "cli": BELOW_COMPARE | {"adapters", "bench", "comparing", "comparison", "report", "results", "version", "viz", ""},
     "adapters": BELOW_TRAIN,
     "compat": BELOW_TRAIN,
     "testing": BELOW_LAYERS,  # and nothing imports it
-    "": BELOW_MODELS | {"models", "optim", "adapters", "compat"},
+    "": BELOW_MODELS | {"models", "optim", "adapters", "compat", "version", "comparing"},  # the last when asked for
 }
 """Part to the parts below it that it may import, besides itself."""
 

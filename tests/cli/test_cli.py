@@ -15,7 +15,6 @@ import torch
 import relpos
 import relpos.train
 from relpos.cli import VERBS, list_verb, main
-from relpos.data import TASKS
 from relpos.position import presets
 from relpos.train import load
 
@@ -36,8 +35,8 @@ USER_ERRORS: list[tuple[str, str]] = [
     ("train --position relativ_2d --out OUT", r"among .*; got 'relativ_2d'\. Did you mean 'relative_2d'\?"),
     ("train --position none+lerned --out OUT", r"got 'lerned'\. Did you mean 'learned'\?"),
     (
-        "train --position none --out OUT --task digit",
-        r"a task among digits, images, text; got 'digit'\. Did you mean 'digits'\?",
+        "train --position none --out OUT --data digit",
+        r"data as a folder of images, .*, digits or text; got digit, which does not exist\. Did you mean digits\?",
     ),
     ("train --position none --out OUT --stepz 3", r"unrecognized arguments: --stepz 3\. Did you mean --steps\?"),
     ("train --position none --out OUT --steps x", r"argument --steps: expected a whole number; got 'x'\. See"),
@@ -62,7 +61,22 @@ USER_ERRORS: list[tuple[str, str]] = [
     ("compare --positions relativ_2d", r"among .*; got 'relativ_2d'\. Did you mean 'relative_2d'\?"),
     ("compare --positions ,", r"expected at least one position; got none\. Name some"),
     ("compare --positions", r"argument --positions: expected one argument\. See relpos compare --help"),
-    ("compare --task digit", r"expected a task among digits, images, text; got 'digit'\. Did you mean 'digits'\?"),
+    ("compare --data digit", r"expected data as .*; got digit, which does not exist\. Did you mean digits\?"),
+    ("compare --data DIR/gone", r"expected data as .*; got DIR/gone, which does not exist\. Name one of them\."),
+    ("compare --task digits", r"unrecognized arguments: --task digits\."),
+    ("compare --model timm:vit_tiny_patch16_224", r"got timm:vit_tiny_patch16_224, which is not served yet\. Pass"),
+    (
+        "compare --model vit.py",
+        r"expected build\(position, task\) as a function or FILE\.py:NAME; got 'vit\.py'\. Pass",
+    ),
+    ("compare --model gone.py:build", r"expected FILE\.py:NAME of a file that is there; got .*gone\.py, which is not"),
+    ("compare --better lower", r"expected better beside evaluate; got better='lower' alone\. Leave it out"),
+    ("compare --set weight_decay=0.1", r"expected --set recipe\.KEY=VALUE; got --set weight_decay=0\.1\. Write for"),
+    ("compare --set recipe.weigth_decay=1", r"a field of the recipe among .*; got 'weigth_decay'\. Did you mean 'weig"),
+    ("compare --set recipe.depth=x", r"expected the recipe's depth to be an integer of at least 1; got str 'x'"),
+    ("compare --lr=-1", r"argument --lr: expected a number of at least 0; got '-1'"),
+    ("compare --lr fast", r"argument --lr: expected a number of at least 0; got 'fast'"),
+    ("compare --batch-size 0", r"--batch-size: expected a whole number from 1 to 1,000,000; got '0'"),
     ("compare --seeds 0", r"--seeds: expected a whole number from 1 to 1,000; got '0'"),
     ("compare --seeds x", r"--seeds: expected a whole number; got 'x'"),
     ("compare --quick yes", r"unrecognized arguments: yes\. See relpos compare --help"),
@@ -115,11 +129,11 @@ def test_the_process_exits_with_that_code_and_line() -> None:
     )
 
 
-@pytest.mark.parametrize("typed", ["compare --debug --task digit", "--debug compare --task digit"])
+@pytest.mark.parametrize("typed", ["compare --debug --data digit", "--debug compare --data digit"])
 def test_debug_shows_where_a_users_error_was_found(typed: str) -> None:
-    with pytest.raises(ValueError, match="expected a task among digits, images, text") as caught:
+    with pytest.raises(ValueError, match="expected data as a folder of images") as caught:
         main(typed.split())
-    assert any("find_task" in str(entry) for entry in caught.traceback)
+    assert any("find_data" in str(entry) for entry in caught.traceback)
 
 
 @pytest.mark.parametrize(
@@ -267,10 +281,10 @@ def test_list_positions(capsys: Captured) -> None:
     assert printed.err == ""
 
 
-def test_list_tasks_and_backends(capsys: Captured) -> None:
-    main(["list", "tasks"])
+def test_list_data_and_backends(capsys: Captured) -> None:
+    main(["list", "data"])
     printed = capsys.readouterr().out
-    for name in TASKS:
+    for name in ("digits", "text", "DIR", "FILE"):
         assert re.search(rf"^{name} ", printed, flags=re.MULTILINE)
     main(["list", "backends"])
     printed = capsys.readouterr().out

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-import relpos.cli.compare_verb as compare_verb
 import relpos.cli.train_verb as train_verb
+import relpos.comparing.call as call
 import relpos.viz.strips as drawing
 from relpos.cli import main
 
@@ -53,7 +53,7 @@ def no_work(monkeypatch: Patch, tmp_path: Path) -> None:
         raise AssertionError("it works before it looks whether it may write")
 
     monkeypatch.setattr(train_verb, "choose_task", work)
-    monkeypatch.setattr(compare_verb, "choose_task", work)
+    monkeypatch.setattr(call, "find_data", work)
     monkeypatch.setattr(drawing, "picture", work)
     monkeypatch.setattr("relpos.cli.bench_verb.watched", work)
 
@@ -122,12 +122,12 @@ def test_a_disk_that_fills_up_while_it_compares(tmp_path: Path, monkeypatch: Pat
     from relpos.data import find_task
     from relpos.files.writing import write_json
 
-    def compare(run: Any, tasks: Any, console: Any) -> None:
+    def working(tasks: Any, shown: Any) -> None:
         fail_with(errno.ENOSPC, monkeypatch)
         write_json(Path("out/results.json"), {})
 
-    monkeypatch.setattr(compare_verb, "choose_task", lambda *_: find_task("digits"))
-    monkeypatch.setattr(compare_verb, "watched", compare)
+    monkeypatch.setattr(call, "find_data", lambda *_, **__: find_task("digits"))
+    monkeypatch.setattr("relpos.cli.console.watching", working)
     said = line(["compare", "--quick", "--positions", "none", "--out", "out"], capsys)
     assert re.fullmatch(
         r"expected 3 bytes free for out/results\.json; got .* \(No space left on device\)\. Free some space\. "

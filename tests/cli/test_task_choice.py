@@ -10,51 +10,48 @@ import pytest
 from jsonargparse import Namespace
 from rich.console import Console
 
+import relpos.comparing.call as call
 import relpos.data
 from photographs import make_folder
 from relpos.cli import main
-from relpos.cli.compare_verb import default_folder
 from relpos.cli.task_choice import choose_task
-from relpos.comparison import ComparisonSettings
+from relpos.comparison import ComparisonSettings, default_folder
 
 Captured = pytest.CaptureFixture[str]
 
 USER_ERRORS: list[tuple[str, str]] = [
-    ("compare --images DIR --task digits", r"expected --images or --task; got both, --task digits\. Leave one"),
-    ("compare --images DIR --task digit", r"expected --images or --task; got both, --task digit\. Leave one"),
-    ("compare --task images", r"expected --images DIR for the task images; got none\. Name the folder"),
-    ("compare --patch 4", r"expected --images DIR with --patch; got none\. Name the folder, or leave --patch out"),
-    ("compare --image-size 4 --rotate", r"--images DIR with --image-size, --rotate; got none"),
-    ("compare --task digits --bad-images skip", r"expected --images DIR with --bad-images; got none"),
-    ("train --position none --out OUT --rotate", r"expected --images DIR with --rotate; got none"),
+    ("compare --images DIR", r"unrecognized arguments: --images "),
+    ("compare --text DIR", r"unrecognized arguments: --text "),
+    ("compare --patch 4", r"a folder of images as data with patch; got digits\. Name the folder, or leave patch out"),
+    ("compare --image-size 4 --rotate", r"a folder of images as data with image_size, rotate; got digits"),
+    ("compare --data text --bad-images skip", r"a folder of images as data with bad_images; got text"),
+    ("train --position none --out OUT --rotate", r"a folder of images as data with rotate; got digits"),
     (
-        "compare --images DIR --image-size big",
+        "compare --data DIR --image-size big",
         r"expected N or HxW for --image-size; got 'big'\. Write --image-size 64,",
     ),
-    ("compare --images DIR --image-size -4", r"expected N or HxW for --image-size; got '-4'|expected one argument"),
-    ("compare --images DIR --image-size 4x", r"expected N or HxW for --image-size; got '4x'"),
-    ("compare --images DIR --patch 2x3x4", r"expected N or HxW for --patch; got '2x3x4'"),
-    ("compare --images DIR --patch 0", r"patch to be an integer of at least 1; got int 0"),
+    ("compare --data DIR --image-size -4", r"expected N or HxW for --image-size; got '-4'|expected one argument"),
+    ("compare --data DIR --image-size 4x", r"expected N or HxW for --image-size; got '4x'"),
+    ("compare --data DIR --patch 2x3x4", r"expected N or HxW for --patch; got '2x3x4'"),
+    ("compare --data DIR --patch 0", r"patch to be an integer of at least 1; got int 0"),
     (
-        "compare --images DIR --image-size 60",
+        "compare --data DIR --image-size 60",
         r"an image size that patches of 8 x 8 divide; got 60 x 60\. Take 56 or 64",
     ),
     (
-        "compare --images DIR --max-pixels 0",
+        "compare --data DIR --max-pixels 0",
         r"--max-pixels: expected a whole number from 1 to 1,000,000,000,000; got '0'",
     ),
-    ("compare --images DIR --max-pixels 1e8", r"argument --max-pixels: expected a whole number; got '1e8'"),
-    ("compare --max-pixels 5", r"expected --images DIR with --max-pixels; got none"),
-    ("compare --text DIR/x --max-pixels 5", r"expected --text FILE or images; got --text and --max-pixels"),
+    ("compare --data DIR --max-pixels 1e8", r"argument --max-pixels: expected a whole number; got '1e8'"),
+    ("compare --max-pixels 5", r"a folder of images as data with max_pixels; got digits"),
     (
-        "compare --images DIR --bad-images leave",
+        "compare --data DIR --bad-images leave",
         r"--bad-images: invalid choice: 'leave' \(choose from 'error', 'skip'\)",
     ),
-    ("compare --images DIR", r"expected images in .*DIR, in a folder for each class; got no folders in it"),
-    ("compare --images DIR/gone", r"expected a folder of images; got .*gone, which is not there"),
-    ("train --position none --out OUT --images DIR/gone", r"expected a folder of images; got .*gone, which is not"),
-    ("compare --images", r"argument --images: expected one argument\. See relpos compare --help"),
-    ("compare --image DIR", r"ambiguous option: --image could match --images, --image-size"),
+    ("compare --data DIR", r"expected images in .*DIR, in a folder for each class; got no folders in it"),
+    ("compare --data DIR/gone", r"expected data as a folder of images, .*; got .*gone, which does not exist"),
+    ("train --position none --out OUT --data DIR/gone", r"expected data as .*; got .*gone, which does not exist"),
+    ("compare --data", r"argument --data: expected one argument\. See relpos compare --help"),
 ]
 
 
@@ -78,12 +75,12 @@ def test_a_users_error_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     "typed",
     [
-        "compare --images DIR --positions relativ_2d",
-        "compare --images DIR --seeds 0",
-        "compare --images DIR --device gpu",
-        "train --images DIR --position relativ_2d --out OUT",
-        "train --images DIR --position none --out OUT --threads 0",
-        "train --images DIR --position none --out OUT --device gpu",
+        "compare --data DIR --positions relativ_2d",
+        "compare --data DIR --seeds 0",
+        "compare --data DIR --device gpu",
+        "train --data DIR --position relativ_2d --out OUT",
+        "train --data DIR --position none --out OUT --threads 0",
+        "train --data DIR --position none --out OUT --device gpu",
     ],
 )
 def test_nothing_is_read_before_the_rest_fits(
@@ -92,7 +89,8 @@ def test_nothing_is_read_before_the_rest_fits(
     def read(*_: object, **__: object) -> None:
         raise AssertionError("it reads images first")
 
-    monkeypatch.setattr(relpos.data, "find_task", read)
+    monkeypatch.setattr(relpos.data, "find_data", read)
+    monkeypatch.setattr(call, "find_data", read)
     with pytest.raises(SystemExit) as caught:
         main(typed.replace("OUT", str(tmp_path / "out")).split())
     assert caught.value.code == 2
@@ -113,14 +111,12 @@ def test_results_are_named_after_the_folder(folder: str, named: str) -> None:
 
 def test_reading_shows_how_far_it_is_on_a_terminal(tmp_path: Path) -> None:
     typed = Namespace(
-        task=None,
-        images=str(make_folder(tmp_path, 4)),
+        data=str(make_folder(tmp_path, 4)),
         image_size=None,
         patch=None,
         bad_images=None,
         max_pixels=None,
         rotate=False,
-        text=None,
     )
     for terminal in (True, False):
         console = Console(file=io.StringIO(), force_terminal=terminal, width=300)

@@ -41,10 +41,10 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     [
         ("compare --seeds", "--seeds"),
         ("compare --steps", "--steps"),
-        ("compare --task", "--task"),
+        ("compare --data", "--data"),
         ("compare --out", "--out"),
         ("compare --device", "--device"),
-        ("compare --images", "--images"),
+        ("compare --set", "--set"),
         ("train --position none --out", "--out"),
         ("train --out x --position", "--position"),
         ("show none --out", "--out"),
@@ -131,7 +131,7 @@ def test_help_names_every_default() -> None:
     from relpos_command.parsing import parse
 
     for verb in VERBS:
-        words = {"train": ["--position", "none", "--out", "x"], "list": ["tasks"], "retrofit": ["hf:x"]}.get(verb, [])
+        words = {"train": ["--position", "none", "--out", "x"], "list": ["data"], "retrofit": ["hf:x"]}.get(verb, [])
         values = parse([verb, *words]).arguments.as_dict()
         for option, said in _helps(verb).items():
             value = values[option.removeprefix("--").replace("-", "_")]
@@ -157,9 +157,9 @@ def _helps(verb: str) -> dict[str, str]:
 def test_a_huge_image(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from jsonargparse import Namespace
 
-    from relpos.cli.task_choice import _options
+    from relpos.cli.task_choice import image_options
 
-    given = {"task": None, "images": "x", "image_size": None, "patch": None, "bad_images": None, "text": None}
+    given = {"image_size": None, "patch": None, "bad_images": None}
     given |= {"max_pixels": None, "rotate": False, typed.removeprefix("--").replace("-", "_"): "80x80000000"}
     with pytest.raises(ValueError, match=rf"expected at most 4,096 pixels per side for {typed}; got '80x80000000'\."):
-        _options(Namespace(**given))
+        image_options(Namespace(**given))

@@ -1,4 +1,4 @@
-"""`relpos compare --images` on photographs of every kind, two of them broken: results, messages, and going on."""
+"""`relpos compare --data` on photographs of every kind, two of them broken: results, messages, and going on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def call(photographs: Path, out: Path, *more: str) -> list[str]:
-    words = ["compare", "--images", str(photographs), "--positions", "none,relative_2d", "--steps", "3", "--quick"]
+    words = ["compare", "--data", str(photographs), "--positions", "none,relative_2d", "--steps", "3", "--quick"]
     return [*words, "--device", "cpu", "--out", str(out), *more]
 
 

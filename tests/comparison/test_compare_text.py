@@ -35,7 +35,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("comparison") / "out"
     options = ["--positions", "none,relative_1d", "--steps", "2", "--quick", "--device", "cpu"]
-    main(["compare", "--text", str(path), *options, "--out", str(out)])
+    main(["compare", "--data", str(path), *options, "--out", str(out)])
     return out
 
 
@@ -48,7 +48,7 @@ def test_results_are_what_the_page_on_them_says(finished: Path) -> None:
     assert results["settings"]["task_options"]["text"].endswith("words.txt")
     page = (finished / "report.html").read_text()
     assert "words.txt: 2 position mechanisms compared" in page
-    assert "--text" in page, "the command to run it again names the file"
+    assert "--data" in page, "the command to run it again names the file"
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ def test_a_changed_file_is_another_comparison(finished: Path, path: Path, capsys
     try:
         options = ["--positions", "none,relative_1d", "--steps", "2", "--quick", "--device", "cpu"]
         with pytest.raises(SystemExit) as caught:
-            main(["compare", "--text", str(path), *options, "--out", str(finished)])
+            main(["compare", "--data", str(path), *options, "--out", str(finished)])
     finally:
         path.write_bytes(before)
     assert caught.value.code == 2
@@ -138,13 +138,12 @@ def words(tokens: torch.Tensor) -> str:
 
 
 def test_text_and_images_are_not_mixed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.txt").write_text("few")
     for typed, said in (
-        (["--text", "a.txt", "--task", "digits"], "expected --text or --task; got both, --task digits"),
-        (["--text", "a.txt", "--images", "b"], "expected --text FILE or images; got --text and --images"),
-        (["--text", "a.txt", "--rotate"], "expected --text FILE or images; got --text and --rotate"),
-        (["--text", "a.txt"], "a.txt, which does not exist"),
-        (["--text", "/dev/null"], "/dev/null (it is a device)"),
-        (["--task", "text", "--image-size", "8"], "expected no options of images with the task text; got --image-size"),
+        (["--data", str(tmp_path / "mine.txt"), "--rotate"], "a folder of images as data with rotate; got "),
+        (["--data", "a.txt"], "a.txt, which does not exist"),
+        (["--data", "/dev/null"], "/dev/null (it is a device)"),
+        (["--data", "text", "--image-size", "8"], "a folder of images as data with image_size; got text"),
     ):
         with pytest.raises(SystemExit) as caught:
             main(["compare", *typed, "--out", str(tmp_path / "out")])

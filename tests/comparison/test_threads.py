@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from relpos.cli.compare_verb import default_folder
-from relpos.comparison import Comparison, ComparisonSettings, OtherSettingsError, cost
+from relpos.comparison import Comparison, ComparisonSettings, OtherSettingsError, cost, default_folder
 from relpos.data import find_task
 from relpos.results import Cost
 

@@ -96,7 +96,7 @@ def test_a_file(tmp_path: Path) -> None:
 def test_a_file_too_short_or_absent(tmp_path: Path) -> None:
     path = tmp_path / "short.txt"
     path.write_bytes(LONG[:20_000])
-    with pytest.raises(ValueError, match=r"expected a text of at least 5\d,\d{3} bytes for --text; got .* with 20,000"):
+    with pytest.raises(ValueError, match=r"expected a text of at least 5\d,\d{3} bytes; got .* with 20,000"):
         Text(path)
     with pytest.raises(ValueError, match=r"got .*absent\.txt, which does not exist\. Name one"):
         Text(tmp_path / "absent.txt")
@@ -124,7 +124,7 @@ def test_a_text_is_a_regular_file(kind: str, says: str, tmp_path: Path) -> None:
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero")
-    with pytest.raises(ValueError, match=rf"expected a file of text for --text; got .*mine\.txt \({says}\)\. Name"):
+    with pytest.raises(ValueError, match=rf"expected a file of text; got .*mine\.txt \({says}\)\. Name"):
         Text(path)
 
 

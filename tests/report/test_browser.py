@@ -192,7 +192,7 @@ def test_code_is_copied_or_else_selected(visit: Open, allowed: str, word: str) -
     button.click()
     button.filter(has_text=word).wait_for(timeout=2000)
     text = page.evaluate("window.copied || getSelection().toString()")
-    assert text.startswith("relpos compare --task digits ")
+    assert text.startswith("relpos compare --data digits ")
 
 
 @pytest.mark.parametrize(("must", "raised"), [(True, pytest.fail.Exception), (False, pytest.skip.Exception)])

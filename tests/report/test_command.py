@@ -8,7 +8,7 @@ from relpos.results import read
 
 def test_command_asks_for_the_same_comparison(make: Any) -> None:
     assert command_line(read(make(("none", "learned")))) == (
-        "relpos compare --task digits --positions none,learned --seeds 3 --steps 400 --device cpu --precision float32 "
+        "relpos compare --data digits --positions none,learned --seeds 3 --steps 400 --device cpu --precision float32 "
         "--out DIR"
     )
     quick = make(quick=True)
@@ -29,11 +29,11 @@ def test_command_names_the_images_and_how_they_were_read(make: Any) -> None:
         "contents": "a fingerprint",
     }
     assert command_line(read(results)).startswith(
-        "relpos compare --task images --images '/my pictures' --image-size 64x96 --patch 8 --bad-images skip --rotate "
+        "relpos compare --data '/my pictures' --image-size 64x96 --patch 8 --bad-images skip --rotate "
         "--max-pixels 5000 --positions none "
     )
     results["settings"]["task_options"] = {"images": "here", "rotate": False, "patch": None}
-    assert command_line(read(results)).startswith("relpos compare --task images --images here --positions none ")
+    assert command_line(read(results)).startswith("relpos compare --data here --positions none ")
 
 
 def test_citation_and_bibtex_name_the_version(make: Any) -> None:

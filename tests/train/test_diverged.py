@@ -13,7 +13,7 @@ from torch import Tensor
 
 from relpos.cli import main
 from relpos.data import find_task
-from relpos.train import Curve, DivergedError, ImageRecipe, TextRecipe, loop, train
+from relpos.train import Curve, DivergedError, ImageRecipe, TextRecipe, loop, procedure, train
 
 TINY = ImageRecipe(steps=4, warmup_steps=2, batch_size=16, embed_dim=16, depth=1, num_heads=2)
 TINY_TEXT = TextRecipe(steps=2, warmup_steps=1, batch_size=1, embed_dim=16, depth=1, num_heads=2)
@@ -36,14 +36,14 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def spoil(monkeypatch: pytest.MonkeyPatch, factor: float, step: int) -> None:
     """Multiply the loss of one step, counted from 1."""
-    own, calls = loop.cross_entropy, []
+    own, calls = procedure.cross_entropy, []
 
     def spoiled(scores: Tensor, classes: Tensor) -> Tensor:
         if scores.requires_grad:  # not the loss that is looked at after a step
             calls.append(1)
         return own(scores, classes) * (factor if scores.requires_grad and len(calls) == step else 1.0)
 
-    monkeypatch.setattr(loop, "cross_entropy", spoiled)
+    monkeypatch.setattr(procedure, "cross_entropy", spoiled)
 
 
 def run(recipe: ImageRecipe = TINY, precision: str = "float32") -> Curve:

@@ -17,7 +17,7 @@ from relpos.train import ImageRecipe, load
 
 def test_a_model_loads_where_its_images_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photographs, out = make_folder(tmp_path / "photographs", 6), tmp_path / "out"
-    words = ["train", "--images", str(photographs), "--position", "learned", "--out", str(out), "--steps", "2"]
+    words = ["train", "--data", str(photographs), "--position", "learned", "--out", str(out), "--steps", "2"]
     main([*words, "--device", "cpu", "--image-size", "40x64", "--patch", "5x8"])
     printed = " ".join(capsys.readouterr().out.split())
     assert "learned on images: validation" in printed

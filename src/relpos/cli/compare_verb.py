@@ -1,39 +1,24 @@
-"""`relpos compare`: ask, show progress, write the results and the page, print the table."""
+"""`relpos compare`: `relpos.compare` with what was typed; progress, the table and where the page is are printed."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from relpos.cli.saying import say, watched
-from relpos.cli.task_choice import choose_task, note_on_batch
+from relpos.cli.saying import say
+from relpos.cli.task_choice import image_options
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
 
-    from relpos.comparison import ComparisonSettings
 
-
-LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.comparison", "relpos.report")
-
-
-def default_folder(settings: ComparisonSettings) -> Path:
-    """A folder named by settings and environment, so that the same command on the same machine finds its results."""
-    from relpos.comparison import environment
-    from relpos.results import plain
-
-    whole = [settings.to_json(), plain(environment(settings.device))]
-    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
-    name = settings.task
-    for own in ("images", "text"):
-        if own in settings.task_options:
-            name = re.sub(r"[^\w.-]+", "-", Path(settings.task_options[own]).name) or name
-    if settings.what != "position":
-        name += f"-{settings.what}"
-    return Path("runs") / f"{name}{'-quick' if settings.quick else ''}-{digest}"
+LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.comparing")
+_ALIKE = (
+    "model", "data", "seeds", "step", "evaluate", "better", "steps", "batch_size", "lr", "what", "out", "quick",
+    "device", "precision",
+)  # fmt: skip
+"""Options that the function knows by the same name."""
 
 
 def _split(names: str | None) -> tuple[str, ...] | None:
@@ -46,43 +31,50 @@ def require_names(arguments: Namespace) -> None:
     from relpos.position import find
 
     named = _split(arguments.positions) or ()
+    known = ("own",) if arguments.model is not None else ()
     for name in () if named in (("all",), ("standard",)) else named:
-        find(name)
+        if name not in known:
+            find(name)
+
+
+def recipe_of(changes: Sequence[str]) -> dict[str, Any]:
+    """`["recipe.weight_decay=0.1", "recipe.norm=rmsnorm"]` as fields and values.
+
+    Raises:
+        ValueError: one is not of this form.
+    """
+    from relpos.core.checks import fail
+
+    found: dict[str, Any] = {}
+    for change in changes:
+        key, equals, typed = change.partition("=")
+        name = key.strip().removeprefix("recipe.")
+        if not equals or name == key.strip() or not name:
+            fail("--set recipe.KEY=VALUE", f"--set {change}", "Write for example --set recipe.weight_decay=0.1.")
+        try:
+            found[name] = json.loads(typed)
+        except ValueError:
+            found[name] = typed.strip()  # a name, without the quotes that a shell would take
+    return found
 
 
 def run(arguments: Namespace) -> None:
     """Carry the verb out."""
     from rich.console import Console
 
-    from relpos.comparison import Comparison, ComparisonSettings, require_asked, require_usable
-    from relpos.files.writing import require_writable
-    from relpos.report import render_terminal, write_report
+    from relpos.cli.console import ConsoleDisplay
+    from relpos.comparing import compare
+    from relpos.report import render_terminal
 
     console = Console()
-    positions, choices = _split(arguments.positions), _split(arguments.choices)
-    what: dict[str, Any] = {"what": arguments.what, "choices": choices}
-    asked = (positions, arguments.seeds, arguments.steps, arguments.device, arguments.precision)
-    require_asked(*asked, **what)
-    # Before many images are read.
-    if arguments.out is None:
-        require_writable(Path("runs"))
-    else:
-        require_usable(Path(arguments.out))
-    task = choose_task(arguments, console)
-    settings = ComparisonSettings.make(task, *asked, quick=arguments.quick, **what)
-    folder = default_folder(settings) if arguments.out is None else Path(arguments.out)
-    comparison = Comparison(settings, task, folder)
-    note_on_batch(settings.recipe.batch_size, task, console)
-    tasks = [task for stage in comparison.tasks() for task in stage]
-    if tasks:
-        done = sum(map(comparison.store.has, [job.id for job in comparison.jobs]))
-        begun = f", {done} of {len(comparison.jobs)} training runs finished before" if done else ""
-        say(console, f"Comparing {', '.join(settings.names)} on {settings.task}, in {folder}/{begun}")
-    else:
-        say(console, f"This comparison is finished. Its results, from {folder}/:")
-    results = watched(comparison.run, tasks, console)
-    page = folder / "report.html"
-    write_report(results, page)
-    console.print(render_terminal(results, width=console.width), crop=False)
-    say(console, f"Page:    {page}")
-    say(console, f"Results: {folder / 'results.json'}")
+    result = compare(
+        **{name: arguments[name] for name in _ALIKE},
+        positions=_split(arguments.positions),
+        choices=_split(arguments.choices),
+        recipe=recipe_of(arguments.set or ()),
+        display=ConsoleDisplay(console),
+        **image_options(arguments),
+    )
+    console.print(render_terminal(result.results, width=console.width), crop=False)
+    say(console, f"Page:    {result.page}")
+    say(console, f"Results: {result.folder / 'results.json'}")

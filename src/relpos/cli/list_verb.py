@@ -24,10 +24,10 @@ def run(arguments: Namespace) -> None:
         say_list(console, {one.name: [one.title, *_more(one, arguments.long)] for one in known})
         if not arguments.long and console.is_terminal:
             say(console, "--long says what each is, and its source.")
-    elif arguments.kind == "tasks":
-        from relpos.data import TASKS
+    elif arguments.kind == "data":
+        from relpos.data import KINDS_OF_DATA
 
-        say_list(console, {name: [task.summary] for name, task in TASKS.items()})
+        say_list(console, {name: [summary] for name, summary in KINDS_OF_DATA.items()})
     else:
         from relpos.engines import backends
 

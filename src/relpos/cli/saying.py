@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -93,18 +94,20 @@ class Work:
         return f"{said}, about {in_words(left)} left"
 
 
-def watched(run: Callable[[Callable[[Event], None]], Done], tasks: Iterable[WorkerTask], console: Console) -> Done:
-    """Run pieces of work under a line for all and one for each under way; without a terminal, a line for each finished.
+@contextmanager
+def watching(tasks: Iterable[WorkerTask], console: Console) -> Iterator[Callable[[Event], None]]:
+    """A line for all pieces of work and one for each under way; without a terminal, a line for each finished.
 
-    Args:
-        run: does them all, telling what it is given of every event, and returns the results.
+    Yields:
+        What is to be told of every event.
     """
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
 
     work = Work(tasks)
     if not work.weights:  # nothing is left to do, and no line says so for an instant
-        return run(lambda event: None)
+        yield lambda event: None
+        return
     text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=False))
     bar = [BarColumn(bar_width=24)] if console.width >= WITH_A_BAR else []
     with Progress(*bar, text, console=console, transient=True) as bars:
@@ -127,4 +130,14 @@ def watched(run: Callable[[Callable[[Event], None]], Done], tasks: Iterable[Work
                 bars.update(live[name], completed=value.step, total=value.steps, description=f"{label}: {note}")
             bars.update(overall, completed=work.finished, description=str(work))
 
+        yield watch
+
+
+def watched(run: Callable[[Callable[[Event], None]], Done], tasks: Iterable[WorkerTask], console: Console) -> Done:
+    """Run pieces of work under `watching`.
+
+    Args:
+        run: does them all, telling what it is given of every event, and returns the results.
+    """
+    with watching(tasks, console) as watch:
         return run(watch)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from relpos.cli.saying import WITH_A_BAR, say
-from relpos.cli.task_choice import choose_task, note_on_batch
+from relpos.cli.task_choice import choose_task
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
@@ -30,11 +30,12 @@ def run(arguments: Namespace) -> None:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
 
-    from relpos import __version__
+    from relpos.comparing.call import note_on_batch
     from relpos.core.checks import require_choice, require_int
     from relpos.files.writing import require_writable
     from relpos.train import OPTIMIZERS, Recipe, check_free, measured, require_precision, resolve_device, save, train
     from relpos.train import Progress as StepProgress
+    from relpos.version import __version__
 
     console = Console()
     folder = Path(arguments.out)
@@ -51,7 +52,8 @@ def run(arguments: Namespace) -> None:
     recipe = Recipe.of(task).by(arguments.optimizer).within(task)
     if arguments.steps is not None:
         recipe = replace(recipe, steps=arguments.steps, warmup_steps=min(recipe.warmup_steps, arguments.steps))
-    note_on_batch(recipe.batch_size, task, console)
+    if note := note_on_batch(recipe, task):
+        say(console, note)
     weights = recipe.build(task, arguments.position).parameters()
     require_writable(folder, size=sum(x.numel() * x.element_size() for x in weights))
 

@@ -1,8 +1,9 @@
 """The experiment: mechanisms x seeds on a task, to records and `results.json`."""
 
+from relpos.comparison.callables import find_build, find_function
 from relpos.comparison.choices import CHOICES, WHATS
 from relpos.comparison.experiment import Comparison
-from relpos.comparison.settings import ComparisonSettings, Job, environment, require_asked
+from relpos.comparison.settings import ComparisonSettings, Job, default_folder, environment, require_asked
 from relpos.comparison.store import OtherSettingsError, require_usable
 from relpos.comparison.workers import Event, WorkerError
 
@@ -15,7 +16,10 @@ __all__ = [
     "Job",
     "OtherSettingsError",
     "WorkerError",
+    "default_folder",
     "environment",
+    "find_build",
+    "find_function",
     "require_asked",
     "require_usable",
 ]

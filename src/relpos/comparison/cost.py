@@ -4,6 +4,8 @@ The models are the recipe's, first at the task's own number of tokens, then on l
 nearest to 1,024 and 4,096. At more tokens the batch shrinks, and at 4,096 there is one block, so that the dense engines
 fit; every entry says its batch and depth. A figure is comparable with those of the same size only.
 
+A model or a step of a person's own is timed at the task's own size alone, on its batches.
+
 Where it is not position that is compared, the larger sizes are three of one block and one input each, so that their
 figures tell how cost grows with N.
 """
@@ -24,12 +26,12 @@ from relpos.comparison.settings import ComparisonSettings
 from relpos.core import Mask
 from relpos.data import Task
 from relpos.engines import explain
-from relpos.models import LanguageModel
+from relpos.models import LanguageModel, VisionTransformer
 from relpos.models.attending import pattern
 from relpos.optim import Sophia
 from relpos.position import Sum
 from relpos.results import Cost, Time
-from relpos.train import AUTOCAST, Model, cross_entropy, estimate_hessian, make_optimizer
+from relpos.train import AUTOCAST, OURS, Procedure, estimate_hessian, make_optimizer, to_device
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,23 @@ _TOKENS_AT_ONCE = 4096
 class _Step:
     """A model of one size with its optimizer: one call is one training step."""
 
-    def __init__(self, name: str, size: TimedSize, settings: ComparisonSettings, task: Task) -> None:
+    def __init__(
+        self, name: str, size: TimedSize, settings: ComparisonSettings, task: Task, procedure: Procedure = OURS
+    ) -> None:
         recipe, position = settings.of(name)
-        self.depth = recipe.depth if size.depth is None else size.depth
+        self.depth = None if procedure.build else recipe.depth if size.depth is None else size.depth
         self.device = torch.device(settings.device)
         self.dtype = AUTOCAST[settings.precision]
+        self.procedure = procedure
         torch.manual_seed(0)
-        small = replace(recipe, depth=self.depth)
-        self.model: Model = small.build(task, position, grid=size.grid).to(self.device)
-        self.tokens = self.model.coordinates.count
+        small = recipe if self.depth is None else replace(recipe, depth=self.depth)
+        made = (
+            procedure.model(small, task, position) if procedure.build else small.build(task, position, grid=size.grid)
+        )
+        self.model = made.to(self.device)
+        self.tokens = math.prod(size.grid)
+        if isinstance(made, VisionTransformer | LanguageModel):
+            self.tokens = made.coordinates.count
         self.recipe = small
         self.masked = settings.what != "position"  # those are named as if no token were masked
         self.optimizer: torch.optim.Optimizer
@@ -69,7 +79,9 @@ class _Step:
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         else:
             self.optimizer = make_optimizer(small.optimizer, replace(small, learning_rate=1e-4).groups(self.model))
-        self.inputs, self.classes = (x.to(self.device) for x in task.noise(size.grid, size.batch_size))
+        own = procedure.build is not None or procedure.step is not None
+        batch = next(task.batches(size.batch_size, 0)) if own else task.noise(size.grid, size.batch_size)
+        self.batch = to_device(batch, self.device)
 
     def __call__(self) -> float:
         """Milliseconds of one step, with its share of Sophia's estimate, which is not made at every step."""
@@ -84,11 +96,11 @@ class _Step:
         return (time.perf_counter() - started) * 1e3
 
     def _estimate(self) -> None:
-        estimate_hessian(self.recipe.optimizer, self.optimizer, self.model, self.inputs, self.classes)
+        estimate_hessian(self.recipe.optimizer, self.optimizer, self.model, *self.batch)
 
     def _step(self) -> None:
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
-            loss = cross_entropy(self.model(self.inputs), self.classes)
+            loss = self.procedure.loss(self.model, self.batch)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -99,6 +111,8 @@ class _Step:
 
     def backend(self) -> str:
         """The engine that `auto` takes for this model's attention."""
+        if not isinstance(self.model, VisionTransformer | LanguageModel):
+            return "the model's own"
         block = self.model.block_config
         q = torch.empty(1, block.num_heads, self.tokens, block.dim // block.num_heads, device=self.device)
         position = self.model.attention_position[0]
@@ -133,11 +147,14 @@ def _size(grid: tuple[int, ...]) -> TimedSize:
     return TimedSize(grid, batch_size, depth=1, warm=1, rounds=3)
 
 
-def sizes(settings: ComparisonSettings, task: Task) -> tuple[TimedSize, ...]:
+def sizes(settings: ComparisonSettings, task: Task, procedure: Procedure = OURS) -> tuple[TimedSize, ...]:
     """The sizes that are timed: the task's own, alone in a quick comparison, then clearly larger ones.
 
     The largest takes as long as all others together, and comes from two seeds on: one seed is a first look.
     """
+    if procedure.build is not None or procedure.step is not None:
+        warm, rounds = (1, 2) if settings.quick else (2, 8)
+        return (TimedSize(task.grid, settings.recipe.batch_size, depth=None, warm=warm, rounds=rounds),)
     grids, growing = [task.grid], settings.what != "position"
     larger: tuple[int, ...] = () if settings.quick else LARGER[:1] if settings.seeds == 1 else LARGER
     for tokens in GROWING if growing and not settings.quick else larger:
@@ -150,9 +167,9 @@ def sizes(settings: ComparisonSettings, task: Task) -> tuple[TimedSize, ...]:
     return tuple(replace(size, warm=1, rounds=2) if settings.quick else size for size in found)
 
 
-def memory_sizes(settings: ComparisonSettings, task: Task) -> tuple[int, ...]:
+def memory_sizes(settings: ComparisonSettings, task: Task, procedure: Procedure = OURS) -> tuple[int, ...]:
     """Which of `sizes` have their memory measured: of positions with one seed the largest alone."""
-    every = range(len(sizes(settings, task)))
+    every = range(len(sizes(settings, task, procedure)))
     return tuple(every[-1:] if settings.seeds == 1 and settings.what == "position" else every)
 
 
@@ -165,16 +182,26 @@ def _unable(error: Exception) -> str:
     raise error
 
 
-def time_steps(settings: ComparisonSettings, task: Task, watch: Callable[[str], None] | None = None) -> list[Cost]:
+def time_steps(
+    settings: ComparisonSettings, task: Task, watch: Callable[[str], None] | None = None, procedure: Procedure = OURS
+) -> list[Cost]:
     """Time of a training step of everything at every size, without memory. Alone on the machine, on its own threads."""
     torch.set_num_threads(settings.timing_threads)
-    return [entry for size in sizes(settings, task) for entry in _time_size(size, settings, task, watch)]
+    return [
+        entry
+        for size in sizes(settings, task, procedure)
+        for entry in _time_size(size, settings, task, procedure, watch)
+    ]
 
 
 def _time_size(
-    size: TimedSize, settings: ComparisonSettings, task: Task, watch: Callable[[str], None] | None
+    size: TimedSize,
+    settings: ComparisonSettings,
+    task: Task,
+    procedure: Procedure,
+    watch: Callable[[str], None] | None,
 ) -> list[Cost]:
-    steps = {name: _Step(name, size, settings, task) for name in settings.names}
+    steps = {name: _Step(name, size, settings, task, procedure) for name in settings.names}
     milliseconds: dict[str, list[float]] = {name: [] for name in steps}
     reasons: dict[str, str] = {}
     for round_number in range(size.warm + size.rounds):
@@ -216,17 +243,20 @@ def _time_size(
     return entries
 
 
-def memory_of_step(name: str, index: int, settings: ComparisonSettings, task: Task) -> float | None:
+def memory_of_step(
+    name: str, index: int, settings: ComparisonSettings, task: Task, procedure: Procedure = OURS
+) -> float | None:
     """Peak memory of two training steps at a size, in MiB above the process's size before the model was built.
 
     Run it in a fresh process. None where memory does not suffice or no engine can do it.
     """
     torch.set_num_threads(settings.threads)
     device = torch.device(settings.device)
-    warm_up(task, settings.recipe, device, settings.precision)
+    first = "none" if procedure.build is None else settings.of(name)[1]
+    warm_up(task, settings.recipe, device, settings.precision, first, procedure)
     memory = PeakMemory(device)
     try:
-        step = _Step(name, sizes(settings, task)[index], settings, task)
+        step = _Step(name, sizes(settings, task, procedure)[index], settings, task, procedure)
         step()
         step()
     except Exception as error:

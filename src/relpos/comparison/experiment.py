@@ -10,35 +10,71 @@ import math
 import os
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from relpos import data
 from relpos.comparison import cost
 from relpos.comparison.run import run
 from relpos.comparison.settings import ComparisonSettings, Job, describe, environment
 from relpos.comparison.store import Store
-from relpos.comparison.workers import Event, WorkerTask, run_tasks
+from relpos.comparison.training import TRAINING, TrainingLog, load_weights, save_weights, weights_of
+from relpos.comparison.workers import Event, WorkerTask, main_left_out, run_here, run_tasks
 from relpos.files.writing import write_json
 from relpos.results import SCHEMA_VERSION, Results, plain, read
+from relpos.train import OURS, Procedure, Progress
 
 _MEMORY_WEIGHT, _TIMING_WEIGHT = 0.05, 0.4
 """What they take, measured on two cores, as a multiple of a training run: of one of two at once."""
 
 
-def _train(job: Job, settings: ComparisonSettings, packed: bytes, report: Callable[[Any], None]) -> dict[str, Any]:
-    made: dict[str, Any] = plain(run(job, settings, pickle.loads(packed), watch=report))
+@dataclass(frozen=True)
+class _Parcel:
+    """What a piece of work is done on: the task with its data and the functions, packed where they travel.
+
+    As bytes, since tensors travel by shared memory, which may be scarce.
+    """
+
+    packed: bytes | None = None
+    here: tuple[data.Task, Procedure] | None = None
+
+    def opened(self) -> tuple[data.Task, Procedure]:
+        """The task and what builds, trains and measures."""
+        if self.here is not None:
+            return self.here
+        assert self.packed is not None
+        found: tuple[data.Task, Procedure] = pickle.loads(self.packed)
+        return found
+
+
+def _train(
+    job: Job, settings: ComparisonSettings, work: _Parcel, folder: Path, report: Callable[[Any], None]
+) -> dict[str, Any]:
+    task, procedure = work.opened()
+    own = folder / TRAINING / job.id
+    with TrainingLog(own) as log:
+
+        def watch(progress: Progress) -> None:
+            log.add(progress)
+            report(progress)
+
+        keep = partial(save_weights, own) if job.variant == "recipe" else None
+        made: dict[str, Any] = plain(run(job, settings, task, watch=watch, procedure=procedure, keep=keep))
     return made
 
 
-def _memory(name: str, index: int, settings: ComparisonSettings, packed: bytes) -> float | None:
-    return cost.memory_of_step(name, index, settings, pickle.loads(packed))
+def _memory(name: str, index: int, settings: ComparisonSettings, work: _Parcel) -> float | None:
+    task, procedure = work.opened()
+    return cost.memory_of_step(name, index, settings, task, procedure)
 
 
-def _time(settings: ComparisonSettings, packed: bytes, report: Callable[[Any], None]) -> list[dict[str, Any]]:
-    return [plain(entry) for entry in cost.time_steps(settings, pickle.loads(packed), watch=report)]
+def _time(settings: ComparisonSettings, work: _Parcel, report: Callable[[Any], None]) -> list[dict[str, Any]]:
+    task, procedure = work.opened()
+    return [plain(entry) for entry in cost.time_steps(settings, task, watch=report, procedure=procedure)]
 
 
 class Comparison:
@@ -47,44 +83,62 @@ class Comparison:
     Args:
         settings: what is compared. task: on what, as `settings` has it.
         folder: where; a comparison begun there with the same settings is resumed.
+        procedure: what builds, trains and measures.
+
+    Attributes:
+        kept_here: why all runs are in this process, one after another; None where others do them.
     """
 
-    def __init__(self, settings: ComparisonSettings, task: data.Task, folder: Path) -> None:
-        self.settings, self.task = settings, task
+    def __init__(
+        self, settings: ComparisonSettings, task: data.Task, folder: Path, procedure: Procedure = OURS
+    ) -> None:
+        self.settings, self.task, self.procedure = settings, task, procedure
         self.environment = environment(settings.device)
+        self.mechanisms = [describe(name, settings, task, procedure) for name in settings.names]
         self.store = Store(folder, settings.to_json(), plain(self.environment))
-        self.jobs = settings.jobs(task)
+        self.jobs = settings.jobs(task, procedure)
         asked = task.describe()
         self.described = replace(asked, probes=asked.probes[: len(settings.probes(task))])
-        self.mechanisms = [describe(name, settings, task) for name in settings.names]
+        self.kept_here: str | None = None
 
     @cached_property
-    def _packed(self) -> bytes:
-        """The task with its data, made once. As bytes, since tensors travel by shared memory, which may be scarce."""
-        return pickle.dumps(self.task)
+    def _work(self) -> _Parcel:
+        """The task with its data and the functions, made once: packed, unless something of it cannot be."""
+        try:
+            with main_left_out():
+                return _Parcel(packed=pickle.dumps((self.task, self.procedure)))
+        except Exception as error:  # whatever a person's own objects raise
+            if self.procedure.is_ours and self.task.name in data.TASKS:
+                raise
+            self.kept_here = " ".join(str(error).split()) or type(error).__name__
+            return _Parcel(here=(self.task, self.procedure))
 
     def tasks(self) -> list[list[WorkerTask]]:
-        """The work that is not finished, in stages; those of a stage may run side by side."""
-        settings, packed = self.settings, self._packed
+        """The work that is not finished, in stages; those of a stage may run side by side.
+
+        In this process no memory is measured: it holds whatever was there before.
+        """
+        settings, work, folder = self.settings, self._work, self.store.folder
         training = [
-            WorkerTask(job.id, _train, (job, settings, packed), reports=True, label=f"train {job.label}")
+            WorkerTask(job.id, _train, (job, settings, work, folder), reports=True, label=f"train {job.label}")
             for job in self.jobs
         ]
-        sizes = cost.sizes(settings, self.task)
+        sizes = cost.sizes(settings, self.task, self.procedure)
         memory = [
             WorkerTask(
                 f"memory--{name}--{index}",
                 _memory,
-                (name, index, settings, packed),
+                (name, index, settings, work),
                 label=f"measure memory of {name}, {math.prod(sizes[index].grid):,} tokens",
                 weight=_MEMORY_WEIGHT,
             )
-            for index in cost.memory_sizes(settings, self.task)
+            for index in cost.memory_sizes(settings, self.task, self.procedure)
             for name in settings.names
+            if self.kept_here is None
         ]
         weight = _TIMING_WEIGHT * len(settings.names)
         timing = [
-            WorkerTask("timing", _time, (settings, packed), reports=True, label="time training steps", weight=weight)
+            WorkerTask("timing", _time, (settings, work), reports=True, label="time training steps", weight=weight)
         ]
         stages = (training + memory, timing)  # timings want the machine to themselves
         return [[task for task in stage if not self.store.finished(task.name)] for stage in stages]
@@ -92,14 +146,41 @@ class Comparison:
     def run(self, watch: Callable[[Event], None] | None = None) -> Results:
         """Do what is left to do and return the results; finished pieces are kept as they finish."""
         at_once = 1 if self.settings.device.startswith("cuda") else max(1, (os.cpu_count() or 1))
+
+        def take(event: Event) -> None:
+            if event.kind == "finished":
+                self.store.add(event.task.name, event.value)
+                self._gather()
+            if watch is not None:
+                watch(event)
+
         for stage in self.tasks():
+            if self.kept_here is not None:
+                run_here(stage, take)
+                continue
             for event in run_tasks(stage, min(at_once, 8)):
-                if event.kind == "finished":
-                    self.store.add(event.task.name, event.value)
-                    self._gather()
-                if watch is not None:
-                    watch(event)
+                take(event)
         return self._gather()
+
+    def model(self, name: str, seed: int) -> nn.Module:
+        """A trained model in evaluation mode, on the CPU.
+
+        Raises:
+            KeyError: no run of that name and seed has finished.
+        """
+        job = next((one for one in self.jobs if (one.name, one.seed, one.variant) == (name, seed, "recipe")), None)
+        if job is None or not weights_of(self.store.folder / TRAINING / job.id).exists():
+            known = ", ".join(f"({one.name!r}, {one.seed})" for one in self.trained())
+            raise KeyError(f"expected the model of a finished run among {known or 'none'}; got ({name!r}, {seed!r})")
+        recipe, position = self.settings.of(name)
+        model = self.procedure.model(recipe, self.task, position)
+        load_weights(self.store.folder / TRAINING / job.id, model)
+        return model.eval()
+
+    def trained(self) -> list[Job]:
+        """The finished runs by the recipe whose models there are."""
+        by_recipe = (job for job in self.jobs if job.variant == "recipe")
+        return [job for job in by_recipe if weights_of(self.store.folder / TRAINING / job.id).exists()]
 
     def results(self) -> Results:
         """Everything finished so far, as docs/results.md describes it."""

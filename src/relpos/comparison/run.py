@@ -6,47 +6,68 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from relpos.comparison.learned import attention_over_examples, learned, sample
 from relpos.comparison.memory import PeakMemory, keep_freed_memory
-from relpos.comparison.settings import ComparisonSettings, Job, environment
+from relpos.comparison.settings import ComparisonSettings, Job, environment, growth
 from relpos.data import ImageTask, Probe, Task, Text
 from relpos.models import LanguageModel, VisionTransformer, count_parameters
 from relpos.results import CurveRecord, Divergence, Metric, Parameters, Run
-from relpos.train import DivergedError, Model, Progress, Recipe, measured, train
+from relpos.train import OURS, DivergedError, Procedure, Progress, Recipe, fit, measured
 
 
-def warm_up(task: Task, recipe: Recipe, device: torch.device, precision: str) -> None:
+def warm_up(
+    task: Task,
+    recipe: Recipe,
+    device: torch.device,
+    precision: str,
+    position: str = "none",
+    procedure: Procedure = OURS,
+) -> None:
     """One small step, so that what a process loads on first use does not count as a model's memory."""
-    small = replace(recipe, steps=1, batch_size=2, depth=1)
+    small = replace(recipe, steps=1, batch_size=min(2, recipe.batch_size), depth=1)
     with contextlib.suppress(DivergedError):  # nothing is wanted of this model
-        train(task, "none", small, seed=0, device=device, precision=precision)
+        fit(task, position, small, procedure, seed=0, device=device, precision=precision)
 
 
-def run(job: Job, settings: ComparisonSettings, task: Task, watch: Callable[[Progress], None] | None = None) -> Run:
-    """Train one job and measure it; see docs/results.md for the record, also of a run that diverges."""
+def run(
+    job: Job,
+    settings: ComparisonSettings,
+    task: Task,
+    watch: Callable[[Progress], None] | None = None,
+    *,
+    procedure: Procedure = OURS,
+    keep: Callable[[nn.Module], None] | None = None,
+) -> Run:
+    """Train one job and measure it; see docs/results.md for the record, also of a run that diverges.
+
+    Args:
+        procedure: what builds, trains and measures. keep: is given the trained model.
+    """
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
     device = torch.device(settings.device)
     recipe, position = settings.of(job.name)
     recipe = replace(recipe, position_learning_rate_multiplier=job.multiplier)
-    warm_up(task, recipe, device, settings.precision)
+    warm_up(task, recipe, device, settings.precision, "none" if procedure.build is None else position, procedure)
     memory = PeakMemory(device)
     started = time.perf_counter()
-    model: Model | None = None
+    model: nn.Module | None = None
     diverged = None
     try:
-        model, curve = train(
-            task, position, recipe, seed=job.seed, device=device, precision=settings.precision, watch=watch
+        model, curve = fit(
+            task, position, recipe, procedure, seed=job.seed, device=device, precision=settings.precision, watch=watch
         )
     except DivergedError as error:
         curve = error.curve
         diverged = Divergence(error.step, error.rate, error.what, error.value)
     seconds = time.perf_counter() - started
     peak = memory.mib()
-    built = recipe.build(task, position) if model is None else model
+    built = procedure.model(recipe, task, position) if model is None else model
     parts = {name: count.total for name, count in count_parameters(built).items()}
     held = {name: [round(x, 6) for x in values] for name, values in asdict(curve).items()}
     run = Run(
@@ -66,14 +87,31 @@ def run(job: Job, settings: ComparisonSettings, task: Task, watch: Callable[[Pro
         settings={**settings.to_json(), "recipe": asdict(recipe), "position": position, "seed": job.seed},
         environment=environment(settings.device),
     )
-    return run if model is None else _measured(run, model, settings, task, device)
-
-
-def _measured(run: Run, model: Model, settings: ComparisonSettings, task: Task, device: torch.device) -> Run:
-    """The run with what is known of its model: figures, what position became, and what a reader may look at."""
-    found = metrics(model, task, settings.probes(task), device, quick=settings.quick)
+    if model is None:
+        return run
+    if keep is not None:
+        keep(model)
+    if procedure.measures:
+        found = [
+            _figure(procedure.figures(model, task, "test", device, recipe.batch_size, at_most=None), task.probes[0])
+        ]
+    else:
+        found = metrics(model, task, settings.probes(task), device, quick=settings.quick)
     run = replace(run, validation=run.curve.validation[-1], metrics=found)
-    if settings.what != "position":
+    return run if settings.what != "position" else _looked_at(run, model, task)
+
+
+def _figure(figures: Tensor, probe: Probe) -> Metric:
+    """A metric of figures of one's own, one for each unit."""
+    if not figures.isfinite().all():
+        return Metric(probe.id, None, reason="the figure is not finite there")
+    values = [round(value, 6) for value in figures.tolist()]
+    return Metric(probe.id, None, figure=round(figures.mean().item(), 6), values=values)
+
+
+def _looked_at(run: Run, model: nn.Module, task: Task) -> Run:
+    """The run with what position became, and what a reader may look at, where the model is one of relpos."""
+    if not isinstance(model, VisionTransformer | LanguageModel):
         return run
     run = replace(run, learned=learned(model))
     match model, task:
@@ -86,21 +124,24 @@ def _measured(run: Run, model: Model, settings: ComparisonSettings, task: Task, 
 
 
 def metrics(
-    model: Model, task: Task, probes: tuple[Probe, ...], device: torch.device, *, quick: bool = False
+    model: nn.Module, task: Task, probes: tuple[Probe, ...], device: torch.device, *, quick: bool = False
 ) -> list[Metric]:
     """Every one of these probes on the test data, by every growth rule where the size is not the trained one."""
     found: list[Metric] = []
-    grown: dict[tuple[object, str], Model] = {}
+    grown: dict[tuple[object, str], nn.Module] = {}
     for probe in probes:
         same = probe.size == task.size
-        rules: tuple[str | None, ...] = (None,) if same else model.growth()
+        rules: tuple[str | None, ...] = (None,) if same else growth(model)
         if not rules:
             reason = "it has no rule by which it extrapolates to another size"
             found.append(Metric(probe.id, None, reason=reason))
         for rule in rules:
             tested = model
-            if rule is not None:
+            if rule is not None and isinstance(model, VisionTransformer | LanguageModel):
                 key = (probe.size, rule)
-                tested = grown.setdefault(key, grown.get(key) or model.grow(probe.size, rule))
+                if key not in grown:
+                    larger: Any = probe.size
+                    grown[key] = model.grow(larger, rule)
+                tested = grown[key]
             found.append(Metric(probe.id, rule, **measured(tested, task, probe, device, quick=quick)))
     return found

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
-from dataclasses import asdict, dataclass, field, replace
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
+from torch import nn
 
-from relpos import __version__, results
+from relpos import results
+from relpos.comparison.callables import described
+from relpos.comparison.changes import changed
 from relpos.comparison.choices import CHOICES, POSITIONS, WHATS, find_choice
 from relpos.core.checks import fail, require_choice, require_int
 from relpos.data import Probe, Task
+from relpos.models import LanguageModel, VisionTransformer
+from relpos.optim import parameter_groups
 from relpos.position import find, presets
 from relpos.results import Environment, MechanismRecord, What, plain
-from relpos.train import ImageRecipe, Recipe, require_precision, resolve_device
+from relpos.train import OURS, ImageRecipe, Procedure, Recipe, require_precision, resolve_device
+from relpos.version import __version__
 
 QUICK_STEPS = 60
 QUICK_STEPS_ON_TEXT = 10
 EVERY = "all"
 """Instead of names: every position that makes sense on the task."""
+OWN = "own"
+"""The position that a person's own model has by itself, for its `build` to understand."""
 STANDARD = "standard"
 """Instead of names: the task's wider choice."""
 
@@ -61,6 +73,8 @@ class ComparisonSettings:
         device, precision, threads: how a run computes. timing_threads: of the CPU where steps are timed; by default
             those of this process (all cores, or `OMP_NUM_THREADS`).
         what: is compared. choices: their names where that is not position; `positions` is then the one of all models.
+        model, step, evaluate: a person's own functions in words, with a fingerprint; None is what relpos does.
+        better: which figures of one's own are; None where relpos measures.
     """
 
     task: str
@@ -75,6 +89,10 @@ class ComparisonSettings:
     timing_threads: int = field(default_factory=torch.get_num_threads)
     what: What = "position"
     choices: tuple[str, ...] = ()
+    model: str | None = None
+    step: str | None = None
+    evaluate: str | None = None
+    better: Literal["higher", "lower"] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,8 +111,8 @@ class ComparisonSettings:
         return find_choice(self.what, name).change(self.recipe), self.positions[0]
 
     def probes(self, task: Task) -> tuple[Probe, ...]:
-        """What trained models are asked: about position everything, else the plain test."""
-        return task.probes if self.what == "position" else task.probes[:1]
+        """What trained models are asked: of position everything; else, or by one's own figures, the plain test."""
+        return task.probes if self.what == "position" and self.better is None else task.probes[:1]
 
     @classmethod
     def make(
@@ -109,6 +127,8 @@ class ComparisonSettings:
         quick: bool = False,
         what: str = "position",
         choices: tuple[str, ...] | None = None,
+        recipe: Mapping[str, Any] | None = None,
+        procedure: Procedure = OURS,
     ) -> ComparisonSettings:
         """Settings from what a person asks, checked.
 
@@ -116,10 +136,12 @@ class ComparisonSettings:
             positions: None takes the task's own choice, `("standard",)` its wider one, `("all",)` every one that makes
                 sense on it. Where something else is compared, one, of all models; None for a rotation.
             choices: where something else is compared, None for all that there are.
+            recipe: fields of the recipe that are not as it has them.
+            procedure: what builds, trains and measures.
 
         The batch is no larger than what the task has to train on.
         """
-        require_asked(positions, seeds, steps, device, precision, what=what, choices=choices)
+        require_asked(positions, seeds, steps, device, precision, what=what, choices=choices, procedure=procedure)
         kind, axes = cast("What", what), len(task.grid)
         usual = task.positions if kind == "position" else (POSITIONS[axes],)
         chosen = usual if positions is None else tuple(dict.fromkeys(positions))
@@ -127,24 +149,39 @@ class ComparisonSettings:
             chosen = task.standard
         if chosen == (EVERY,):
             chosen = tuple(name for name, preset in presets().items() if axes in preset.token_axes)
-        for name in chosen:
+        for name in chosen if procedure.build is None else ():
             if axes not in find(name).token_axes:
                 fail(f"positions that make sense on {task.kind} for task {task.name}", repr(name), "Leave it out.")
-        recipe = Recipe.of(task).within(task)
-        if steps is not None or quick:
-            quick_steps = QUICK_STEPS_ON_TEXT if task.kind == "text" else QUICK_STEPS
-            count = quick_steps if steps is None else steps
-            recipe = replace(recipe, steps=count, warmup_steps=min(recipe.warmup_steps, max(1, count // 5)))
+        changes = dict({} if recipe is None else recipe)
+        if steps is None and quick:
+            steps = changes.get("steps", QUICK_STEPS_ON_TEXT if task.kind == "text" else QUICK_STEPS)
+        used = changed(Recipe.of(task), changes if steps is None else {**changes, "steps": steps}).within(task)
+        if procedure.measures and used.optimizer.startswith("sophia"):
+            fail("adamw or lion with a step or evaluate of one's own", used.optimizer, "Choose one of them.")
         resolved = str(resolve_device(device))
         named: tuple[str, ...] = ()
         if kind != "position":  # in the order of the list, whose first the others are measured against
             named = tuple(name for name in CHOICES[kind] if choices is None or name in choices)
         if kind == "attention":
-            _require_served(named, chosen[0], recipe, task)
-        options = task.options
-        return cls(task.name, chosen, seeds, options, recipe, quick, resolved, precision, what=kind, choices=named)
+            _require_served(named, chosen[0], used, task)
+        return cls(
+            task.name,
+            chosen,
+            seeds,
+            task.options,
+            used,
+            quick,
+            resolved,
+            precision,
+            what=kind,
+            choices=named,
+            model=described(procedure.build),
+            better=procedure.better if procedure.measures else None,
+            step=described(procedure.step),
+            evaluate=described(procedure.evaluate),
+        )
 
-    def jobs(self, task: Task) -> list[Job]:
+    def jobs(self, task: Task, procedure: Procedure = OURS) -> list[Job]:
         """The training runs: every mechanism and seed by the recipe, then those with learned positions without
         its position learning rate.
 
@@ -154,7 +191,7 @@ class ComparisonSettings:
         usual = self.recipe.position_learning_rate_multiplier
         jobs = [Job(name, seed, "recipe", usual) for seed in range(self.seeds) for name in self.names]
         if usual != 1 and self.seeds > 1 and self.what == "position":
-            learned = [name for name in self.positions if self.recipe.build(task, name).position_parameters()]
+            learned = [name for name in self.positions if _learns(procedure.model(self.recipe, task, name))]
             jobs += [Job(name, seed, "x1", 1.0) for seed in range(self.seeds) for name in learned]
         return jobs
 
@@ -183,6 +220,12 @@ def _require_served(names: tuple[str, ...], position: str, recipe: Recipe, task:
             fail(f"a position that {name} attention takes", repr(position), "Leave out --positions, or that choice.")
 
 
+def _learns(model: nn.Module) -> bool:
+    """Whether a model has parameters that describe position."""
+    groups = parameter_groups(model, learning_rate=1.0, weight_decay=0.0, position_learning_rate_multiplier=2.0)
+    return any(group["multiplier"] == 2.0 for group in groups)
+
+
 def require_asked(
     positions: tuple[str, ...] | None,
     seeds: int,
@@ -192,13 +235,17 @@ def require_asked(
     *,
     what: str = "position",
     choices: tuple[str, ...] | None = None,
+    procedure: Procedure = OURS,
 ) -> None:
     """Raise where `Settings.make` would, whatever the task: to be known before many images are read."""
     if positions == ():
         fail("at least one position", "none", "Name some, e.g. --positions none,learned,relative_2d.")
     for name in () if positions in (None, (EVERY,), (STANDARD,)) else positions:
-        find(name)
+        if procedure.build is None or name != OWN:
+            find(name)
     require_choice(what, "--what", WHATS)
+    if what != "position" and not procedure.is_ours:
+        fail("what='position' with a model, step or evaluate of one's own", repr(what), "Leave what out.")
     if what == "position":
         if choices is not None:
             fail("--choices beside --what attention, norm or optimizer", "--what position", "Name --positions.")
@@ -214,6 +261,19 @@ def require_asked(
         require_int(steps, "steps", at_least=1)
     require_precision(precision)
     resolve_device(device)
+
+
+def default_folder(settings: ComparisonSettings) -> Path:
+    """A folder named by settings and environment, so that the same call on the same machine finds its results."""
+    whole = [settings.to_json(), plain(environment(settings.device))]
+    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
+    name = settings.task
+    for own in ("images", "text"):
+        if own in settings.task_options:
+            name = re.sub(r"[^\w.-]+", "-", Path(settings.task_options[own]).name) or name
+    if settings.what != "position":
+        name += f"-{settings.what}"
+    return Path("runs") / f"{name}{'-quick' if settings.quick else ''}-{digest}"
 
 
 def environment(device: str) -> Environment:
@@ -237,10 +297,19 @@ def environment(device: str) -> Environment:
     )
 
 
-def describe(name: str, settings: ComparisonSettings, task: Task) -> MechanismRecord:
-    """What is compared under a name, as `results.json` has it."""
+def describe(name: str, settings: ComparisonSettings, task: Task, procedure: Procedure = OURS) -> MechanismRecord:
+    """What is compared under a name, as `results.json` has it; its model is tried first."""
     if settings.what != "position":
         return find_choice(settings.what, name).describe()
+    rules = list(growth(procedure.tried(settings.recipe, task, name)))
+    if name == OWN:
+        return MechanismRecord(
+            OWN, "The model's own", "What the model knows of position by itself.", "the model", rules
+        )
     preset = find(name)
-    model = settings.recipe.build(task, name)
-    return MechanismRecord(name, preset.title, preset.summary, preset.source, list(model.growth()), preset.family)
+    return MechanismRecord(name, preset.title, preset.summary, preset.source, rules, preset.family)
+
+
+def growth(model: nn.Module) -> tuple[str, ...]:
+    """The rules by which a model extrapolates to another size: those of relpos have some."""
+    return model.growth() if isinstance(model, VisionTransformer | LanguageModel) else ()

@@ -10,13 +10,18 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Any
+
+import torch
 
 RemoteFunction = Callable[..., Any]
 
@@ -90,13 +95,48 @@ def _context() -> Any:
         forkserver.ensure_running()
     # It takes seconds to load its libraries; waiting for it may be interrupted, and an empty process is soon over.
     first = context.Process(target=_nothing, daemon=True)
-    first.start()
+    with main_left_out():
+        first.start()
     first.join()
     return context
 
 
+@contextlib.contextmanager
+def main_left_out() -> Iterator[None]:
+    """What starts in here does not run this process's `__main__` for itself, and what is pickled may not refer to it.
+
+    It holds nothing that a worker needs, and a script that compares at its top would compare in every worker.
+    """
+    own = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = own
+
+
 def _nothing() -> None:
     pass
+
+
+def run_here(tasks: Sequence[WorkerTask], tell: Callable[[Event], None]) -> None:
+    """Run every task in this process, one after another, and tell of events as they come.
+
+    The process's threads and random numbers are as before afterwards.
+    """
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    try:
+        for task in tasks:
+            tell(Event(task, "started"))
+            report = [partial(_progress, task, tell)] if task.reports else []
+            tell(Event(task, "finished", task.function(*task.arguments, *report)))
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_rng_state(state)
+
+
+def _progress(task: WorkerTask, tell: Callable[[Event], None], report: Any) -> None:
+    tell(Event(task, "progress", report))
 
 
 def run_tasks(tasks: Sequence[WorkerTask], at_once: int) -> Iterator[Event]:
@@ -116,7 +156,7 @@ def run_tasks(tasks: Sequence[WorkerTask], at_once: int) -> Iterator[Event]:
                 task = waiting.pop(0)
                 ours, theirs = context.Pipe(duplex=False)
                 process = context.Process(target=_work, args=(task, theirs), daemon=True)
-                with _interruptions_held_back():
+                with _interruptions_held_back(), main_left_out():
                     process.start()
                 theirs.close()
                 running[ours] = (task, process)

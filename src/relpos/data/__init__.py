@@ -1,4 +1,4 @@
-"""Tasks: data with probes. Named here so that the command line can list and find them."""
+"""Tasks: data with probes. `find_data` makes one from a person's data, `find_task` from what a `results.json` says."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from relpos.core.checks import require_name
 from relpos.data.canvas import CanvasTask
 from relpos.data.digits import Digits
+from relpos.data.finding import KINDS_OF_DATA, find_data, notes
 from relpos.data.images import ImageFolder
 from relpos.data.task import ImageProbe, ImageTask, Probe, Split, Task, Watch
 from relpos.data.text import Text, TextProbe
@@ -29,6 +30,7 @@ def find_task(name: str, options: dict[str, Any] | None = None, watch: Watch | N
 
 
 __all__ = [
+    "KINDS_OF_DATA",
     "TASKS",
     "CanvasTask",
     "Digits",
@@ -41,5 +43,7 @@ __all__ = [
     "Text",
     "TextProbe",
     "Watch",
+    "find_data",
     "find_task",
+    "notes",
 ]

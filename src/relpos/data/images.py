@@ -46,7 +46,7 @@ class ImageFolder(CanvasTask):
     """
 
     name: ClassVar[str] = "images"
-    summary: ClassVar[str] = "Your own images, a folder for each class: --images DIR."
+    summary: ClassVar[str] = "Your own images, a folder for each class."
     subject: ClassVar[str] = "picture"
 
     def __init__(
@@ -104,9 +104,7 @@ class ImageFolder(CanvasTask):
     def from_options(cls, options: dict[str, Any], watch: Watch | None = None) -> Self:
         """The task of `options`; where these hold `contents`, the folder must hold the same as then."""
         if "images" not in options or not set(options) <= set(_OPTIONS):
-            fail(
-                f"options among {', '.join(_OPTIONS)}, images at least", str(options), "Name the folder: --images DIR."
-            )
+            fail(f"options among {', '.join(_OPTIONS)}, images at least", str(options), "Name the folder.")
         made = {name: value for name, value in options.items() if name != "contents"}
         made |= {name: tuple(made[name]) for name in ("image_size", "patch") if name in made}
         task = cls(**made, watch=watch)

@@ -19,7 +19,7 @@ from relpos import results
 from relpos.core.checks import fail
 
 Split = Literal["train", "validation", "test"]
-TaskKind = Literal["images", "text"]
+TaskKind = Literal["images", "text", "other"]
 Watch = Callable[[int, int], None]
 """Told how much is done, of how much, while a task is made."""
 
@@ -141,6 +141,10 @@ class Task(ABC):
     def noise(self, grid: tuple[int, ...], batch_size: int) -> tuple[Shaped[Tensor, "B ..."], Int[Tensor, "B ..."]]:
         """A batch of so many tokens that means nothing, to time a step by."""
 
+    @abstractmethod
+    def once(self, split: Split, batch_size: int) -> Iterator[Any]:
+        """All of a split, each unit once and in its order, in batches as in training."""
+
     def describe(self) -> results.TaskRecord:
         """The task as `results.json` has it."""
         return results.TaskRecord(
@@ -205,6 +209,13 @@ class ImageTask(Task):
         Args:
             chosen: which images of the split; large ones do not fit into memory all at once.
         """
+
+    def once(
+        self, split: Split, batch_size: int
+    ) -> Iterator[tuple[Float[Tensor, "B C height width"], Int[Tensor, " B"]]]:
+        for start in range(0, len(self.labels(split)), batch_size):
+            images, labels = self.examples(self.probes[0], split, slice(start, start + batch_size))
+            yield images[:, 0], labels
 
     def noise(
         self, grid: tuple[int, ...], batch_size: int

@@ -74,7 +74,7 @@ class Text(Task):
     """
 
     name: ClassVar[str] = "text"
-    summary: ClassVar[str] = "English as bytes: Python's own documentation, which it carries, or --text FILE of yours."
+    summary: ClassVar[str] = "English as bytes: Python's own documentation, which it carries, or a file of yours."
     kind: ClassVar[TaskKind] = "text"
     measure: ClassVar[Literal["accuracy", "bits_per_byte"]] = "bits_per_byte"
     positions: ClassVar[tuple[str, ...]] = FIRST_ON_TEXT
@@ -165,6 +165,10 @@ class Text(Task):
         count = (len(data) - 1) // longest
         return data[: count * longest].view(count, longest), data[1 : count * longest + 1].view(count, longest)
 
+    def once(self, split: Split, batch_size: int) -> Iterator[tuple[Int[Tensor, "B N"], Int[Tensor, "B N"]]]:
+        read, follows = (side.reshape(-1, self.length).split(batch_size) for side in self.blocks(split))
+        yield from zip(read, follows, strict=True)
+
     def noise(self, grid: tuple[int, ...], batch_size: int) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B N"]]:
         (length,) = grid
         stretch = torch.randint(VOCABULARY, (batch_size, length + 1))
@@ -201,10 +205,10 @@ def _topics() -> dict[str, bytes]:
 
 def _file(path: Path) -> dict[str, bytes]:
     """A file in three pieces, in their order."""
-    expected = "a file of text for --text"
+    expected = "a file of text"
     require_utf8(path, "a file")
     if not path.exists():
-        fail(expected, f"{path}, which does not exist", "Name one, or leave --text out.")
+        fail(expected, f"{path}, which does not exist", "Name one that does.")
     try:
         data = read_file(path, BYTES_AT_MOST)
     except FileError as error:
@@ -214,5 +218,5 @@ def _file(path: Path) -> dict[str, bytes]:
     enough = {"train": 1, "validation": 1, "test": BLOCKS_AT_LEAST}
     least = max(int((enough[name] * LENGTHS[-1] + 2) / share) + 1 for name, share in SHARES.items())
     if any(len(splits[name]) <= count * LENGTHS[-1] for name, count in enough.items()):
-        fail(f"a text of at least {least:,} bytes for --text", f"{path} with {len(data):,}", "Join several files.")
+        fail(f"a text of at least {least:,} bytes", f"{path} with {len(data):,}", "Join several files.")
     return splits

@@ -3,8 +3,8 @@
 Nothing here knows about models or training: whatever writes the schema of `docs/results.md` can be reported on.
 """
 
-from relpos.report.advice import Advice, advise
-from relpos.report.page import build_page, save_overview, write_report
+from relpos.report.advice import Advice, advise, decided
+from relpos.report.page import build_page, notebook_html, save_overview, write_report
 from relpos.report.terminal import render_terminal
 from relpos.results import ResultsError, load_results
 
@@ -13,7 +13,9 @@ __all__ = [
     "ResultsError",
     "advise",
     "build_page",
+    "decided",
     "load_results",
+    "notebook_html",
     "render_terminal",
     "save_overview",
     "write_report",

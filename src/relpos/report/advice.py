@@ -42,6 +42,17 @@ def advise(results: Results) -> Advice:
     return Advice(tuple(lines[:3]), tuple(named), tuple(_cautions(results, test, away)), tuple(notes))
 
 
+def decided(results: Results) -> str | None:
+    """The name of what is better on the plain test than all others; None while nothing is.
+
+    Undecided are a quick run, one seed, what no other was measured beside, a tie, and what does not beat chance.
+    """
+    test = stand(results, results.task.probes[0])
+    if results.settings.quick or test is None or len(test.entries) < 2 or not test.best.reached.covers_seeds:
+        return None
+    return test.best.contender.name if len(test.tied) == 1 and test.beats_chance else None
+
+
 def listed(names: Sequence[str], most: int = 99) -> str:
     """ "a", "a and b", "a, b and c", "a, b and 4 more"."""
     if len(names) > most:

@@ -4,18 +4,18 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from relpos.results import Results
+from relpos.results import Results, SettingsRecord
 
 YEAR = 2026
 """Of this version of relpos."""
-TASK_OPTIONS = ("text", "images", "image_size", "patch", "bad_images", "rotate", "max_pixels")
+IMAGE_OPTIONS = ("image_size", "patch", "bad_images", "rotate", "max_pixels")
 """What of `settings.task_options` the command takes; the rest, such as a fingerprint of the images, only describes."""
 
 
 def command_line(results: Results) -> str:
     """The command that asks for this comparison; only the folder for the results is the reader's own."""
     settings = results.settings
-    words = ["relpos", "compare", "--task", settings.task, *_task_options(settings.task_options)]
+    words = ["relpos", "compare", "--data", _data(settings), *_image_options(settings.task_options)]
     if settings.what != "position":
         words += ["--what", settings.what, "--choices", ",".join(settings.choices)]
     words += ["--positions", ",".join(settings.positions)]
@@ -25,10 +25,16 @@ def command_line(results: Results) -> str:
     return shlex.join(words)
 
 
-def _task_options(options: Mapping[str, Any]) -> list[str]:
+def _data(settings: SettingsRecord) -> str:
+    """What `--data` takes: a folder, a file, or the name of data that come with the libraries."""
+    own = settings.task_options
+    return str(own.get("images", own.get("text", settings.task)))
+
+
+def _image_options(options: Mapping[str, Any]) -> list[str]:
     """`{"image_size": [64, 96], "rotate": True}` as `--image-size 64x96 --rotate`; what has no option is left out."""
     words: list[str] = []
-    for name in TASK_OPTIONS:
+    for name in IMAGE_OPTIONS:
         value, flag = options.get(name), f"--{name.replace('_', '-')}"
         if value is True:
             words.append(flag)

@@ -64,6 +64,27 @@ def save_overview(results: Results | Mapping[str, Any], path: str | Path) -> Non
     to_png(figures_beside(charts, _looks(results), advice.lines[0]), Path(path), dots_per_inch=125)
 
 
+def notebook_html(results: Results | Mapping[str, Any]) -> str:
+    """The head of the page for a notebook: the advice, the pictures that the page opens with, and the table's text."""
+    results = read(results)
+    advice, looks = advise(results), _looks(results)
+    charts = [] if results.settings.quick else _drawn(overview(results, advice), looks, "notebook")
+    table = build_table(results)
+    heads = Markup("").join(Markup("<th>{}</th>").format(one) for one in ("", *(c.title for c in table.columns)))
+    rows = [Markup("<tr>{}</tr>").format(heads)]
+    for row in table.rows:
+        cells = [f"{cell.text} {cell.half}".strip() for cell in row.cells]
+        name = f"{row.contender.name} {row.rule}".strip()
+        rows.append(
+            Markup("<tr><th>{}</th>{}</tr>").format(
+                name, Markup("").join(Markup("<td>{}</td>").format(cell) for cell in cells)
+            )
+        )
+    lines = Markup("").join(Markup("<p><b>{}</b></p>").format(line) for line in advice.lines)
+    pictures = Markup("").join(chart["svg"] for chart in charts)
+    return str(Markup("<div>{}{}<table>{}</table></div>").format(lines, pictures, Markup("").join(rows)))
+
+
 def build_page(results: Results | Mapping[str, Any]) -> str:
     """The page as text. Raises `ResultsError` for a schema it does not know. Equal results give an equal page."""
     results = read(results)

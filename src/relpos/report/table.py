@@ -273,7 +273,7 @@ def listed_sizes(results: Results) -> str:
 
 def grown_sizes(results: Results) -> list[int]:
     """The numbers of tokens that differ in nothing else, ascending: those of the commonest batch and depth."""
-    found: dict[tuple[int, int], set[int]] = {}
+    found: dict[tuple[int, int | None], set[int]] = {}
     for entry in results.costs:
         found.setdefault((entry.batch_size, entry.depth), set()).add(entry.tokens)
     return max((sorted(sizes) for sizes in found.values()), key=len, default=[])

@@ -56,7 +56,8 @@ def _of_settings(results: Results) -> Faults:
 
 def _of_recipe(recipe: RecipeRecord, task: TaskRecord, where: str) -> Faults:
     yield from _least(f"{where}.steps", recipe.steps, 1)
-    for name in ("global_pool", "class_token") if task.kind == "images" else ("mlp",):
+    wanted = {"images": ("global_pool", "class_token"), "text": ("mlp",), "other": ()}
+    for name in wanted[task.kind]:
         if getattr(recipe, name) is None:
             yield f"{where}: missing {name}"
 
@@ -77,7 +78,7 @@ def _of_task(task: TaskRecord) -> Faults:
         for index, file in enumerate(task.skipped):
             if not {"path", "reason"} <= set(file):
                 yield f"task.skipped[{index}]: expected path and reason, got {_listed(file)}"
-    else:
+    elif task.kind == "text":
         yield from _least("task.length", task.length, 1)
         yield from _least("task.blocks", task.blocks, 1)
     for index, probe in enumerate(task.probes):
@@ -88,7 +89,7 @@ def _of_probe(probe: ProbeRecord, task: TaskRecord, where: str) -> Faults:
     yield from _least(f"{where}.x", probe.x, 1 if probe.group == "length" else 0)
     if task.kind == "text":
         yield from _least(f"{where}.length", probe.length, 1)
-    else:
+    elif task.kind == "images":
         yield from _size(f"{where}.image_size", probe.image_size)
         if probe.group == "length":
             yield f"{where}.group: expected one of images, got 'length'"
@@ -106,39 +107,39 @@ def _of_run(run: Run, results: Results, where: str) -> Faults:
         yield str(fault)
         return
     yield from _of_recipe(recipe, results.task, f"{where}.settings.recipe")
-    curve, most = run.curve, 1.0 if results.task.kind == "images" else LARGEST
+    curve, most = run.curve, LARGEST if results.task.kind == "text" else 1.0
+    own = results.settings.better is not None
     yield from _alike(f"{where}.curve", step=curve.step, loss=curve.loss, rate=curve.rate)
     yield from _alike(f"{where}.curve", validation_step=curve.validation_step, validation=curve.validation)
-    yield from _within(f"{where}.curve.validation", curve.validation, most)
+    yield from () if own else _within(f"{where}.curve.validation", curve.validation, most)
     yield from _repeated(f"{where}.metrics", "one", [f"{one.probe}, {one.growth}" for one in run.metrics])
     for index, metric in enumerate(run.metrics):
-        yield from _of_metric(metric, results.task, f"{where}.metrics[{index}]")
+        yield from _of_metric(metric, results.task, f"{where}.metrics[{index}]", own=own)
     for index, entry in enumerate(run.learned):
         yield from _of_learned(entry, f"{where}.learned[{index}]")
     if run.attention is not None:
         yield from _of_attention(run.attention, f"{where}.attention")
 
 
-def _of_metric(metric: Metric, task: TaskRecord, where: str) -> Faults:
+def _of_metric(metric: Metric, task: TaskRecord, where: str, *, own: bool) -> Faults:
     if metric.probe not in [probe.id for probe in task.probes]:
         yield f"{where}.probe: expected the id of a probe, got {metric.probe!r:.60}"
     if metric.reason is not None:
         return
-    own: dict[str, Any] = {"accuracy": metric.accuracy, "trials": metric.trials, "correct": metric.correct}
-    other: dict[str, Any] = {"bits_per_byte": metric.bits_per_byte, "values": metric.values}
-    if task.kind == "text":
-        own, other = other, own
-    missing = [name for name, value in own.items() if value is None or value == []]
+    kinds = (("figure", "values"), ("bits_per_byte", "values"), ("accuracy", "trials", "correct"))
+    wanted = kinds[0] if own else kinds[1] if task.kind == "text" else kinds[2]
+    missing = [name for name in wanted if getattr(metric, name) in (None, [])]
     if missing:
-        yield f"{where}: expected {_listed(own)}, or a reason; got no {_listed(missing)}"
-    odd = [name for name, value in other.items() if value is not None]
+        yield f"{where}: expected {_listed(wanted)}, or a reason; got no {_listed(missing)}"
+    every = dict.fromkeys(name for kind in kinds for name in kind)
+    odd = [name for name in every if name not in wanted and getattr(metric, name) is not None]
     if odd:
-        yield f"{where}: expected what {task.kind} have, got {_listed(odd)}"
+        yield f"{where}: expected what {'figures' if own else task.kind} have, got {_listed(odd)}"
     if metric.correct is not None:
         yield from _least(f"{where}.trials", metric.trials, 1)
         yield from _within(f"{where}.correct", metric.correct, metric.trials or 0)
         yield from _within(f"{where}.accuracy", [metric.accuracy or 0.0], 1)
-    yield from _within(f"{where}.values", metric.values or [], LARGEST)
+    yield from () if own else _within(f"{where}.values", metric.values or [], LARGEST)
 
 
 def _of_units(runs: Sequence[Run]) -> Faults:
@@ -196,8 +197,9 @@ def _of_attention(found: Attention, where: str) -> Faults:
 def _of_cost(cost: Cost, names: Sequence[str], where: str) -> Faults:
     if cost.name not in names:
         yield f"{where}: expected the cost of {_listed(names)}, got {cost.name!r:.60}"
-    for key in ("tokens", "batch_size", "depth"):
+    for key in ("tokens", "batch_size"):
         yield from _least(f"{where}.{key}", getattr(cost, key), 1)
+    yield from _least(f"{where}.depth", 1 if cost.depth is None else cost.depth, 1)
     if cost.step_ms is None and cost.reason is None:
         yield f"{where}: expected step_ms, or a reason; got neither"
     times = [] if cost.step_ms is None else [cost.step_ms.low, cost.step_ms.median, cost.step_ms.high]

@@ -56,6 +56,10 @@ class SettingsRecord:
     task_options: Annotated[dict[str, Any], "what made the task, with a fingerprint"] = field(default_factory=dict)
     what: Annotated[What, "what is compared: `position`, `attention`, `norm`, `optimizer`"] = "position"
     choices: Annotated[list[str], "of these, by name"] = field(default_factory=list)
+    model: Annotated[str | None, "a person's own `build`, with a fingerprint of its code"] = None
+    step: Annotated[str | None, "a person's own training step, likewise"] = None
+    evaluate: Annotated[str | None, "what measures instead of relpos, likewise"] = None
+    better: Annotated[Literal["higher", "lower"] | None, "of a figure of one's own: which is"] = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class TaskRecord:
     description: Annotated[str, "what the data are and what was done to them"]
     sizes: Annotated[dict[str, int], "images or bytes for `train`, `validation`, `test`"]
     probes: Annotated[list[ProbeRecord], "the first is the plain test"]
-    kind: Annotated[Literal["images", "text"], "what it is made of"] = "images"
+    kind: Annotated[Literal["images", "text", "other"], "what it is made of"] = "images"
     classes: Annotated[list[str], "of images: labels"] = field(default_factory=list)
     channels: Annotated[int | None, "of images"] = None
     image_size: Annotated[list[int] | None, "of images: `[rows, columns]` that a model is trained at"] = None
@@ -135,7 +139,7 @@ class CurveRecord:
     loss: Annotated[list[float], "mean over the steps since the last, in nats"]
     rate: Annotated[list[float], "learning rate"]
     validation_step: Annotated[list[int], "at which validation stands"]
-    validation: Annotated[list[float], "accuracy, or bits per byte"]
+    validation: Annotated[list[float], "accuracy, bits per byte, or the figure"]
 
 
 @dataclass(frozen=True)
@@ -158,9 +162,12 @@ class Metric:
     trials: Annotated[int | None, "of images: placements of each"] = None
     correct: Annotated[list[int] | None, "of images: how many placements of each were classified right"] = None
     bits_per_byte: Annotated[float | None, "of text"] = None
-    values: Annotated[list[float] | None, "of text: of each block; a quick run reads the first two"] = None
+    values: Annotated[
+        list[float] | None, "of text: of each block; a quick run reads the first two. Of figures: each unit"
+    ] = None
     by_place: Annotated[list[float] | None, "of text: of 32 stretches of an input, first bytes to last"] = None
     reason: Annotated[str | None, "why there is no figure"] = None
+    figure: Annotated[float | None, "of one's own: the mean of `values`, one for each unit"] = None
 
 
 @dataclass(frozen=True)
@@ -246,7 +253,7 @@ class Cost:
 
     tokens: Annotated[int, "of an input"]
     batch_size: Annotated[int, "inputs"]
-    depth: Annotated[int, "blocks of the model"]
+    depth: Annotated[int | None, "blocks of the model; null for one of one's own"]
     backend: Annotated[str, "the engine of attention"]
     position: Annotated[str | None, "the mechanism"] = None
     choice: Annotated[str | None, "instead, where it is not position that is compared"] = None

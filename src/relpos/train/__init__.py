@@ -8,29 +8,38 @@ from relpos.train.loop import (
     Curve,
     DivergedError,
     Progress,
+    fit,
     require_precision,
     resolve_device,
     train,
 )
 from relpos.train.optimizers import OPTIMIZERS, OptimizerName, cross_entropy, estimate_hessian, make_optimizer
+from relpos.train.procedure import OURS, Build, Evaluate, Procedure, SplitBatches, TrainingStep, to_device
 from relpos.train.recipe import ImageRecipe, Model, Recipe, TextRecipe
 
 __all__ = [
     "AUTOCAST",
     "OPTIMIZERS",
+    "OURS",
     "PRECISIONS",
+    "Build",
     "Curve",
     "DivergedError",
+    "Evaluate",
     "ImageRecipe",
     "Model",
     "OptimizerName",
+    "Procedure",
     "Progress",
     "Recipe",
+    "SplitBatches",
     "TextRecipe",
+    "TrainingStep",
     "bits",
     "check_free",
     "cross_entropy",
     "estimate_hessian",
+    "fit",
     "load",
     "make_optimizer",
     "measured",
@@ -39,6 +48,7 @@ __all__ = [
     "resolve_device",
     "right",
     "save",
+    "to_device",
     "train",
     "validated",
 ]

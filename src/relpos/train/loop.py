@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from relpos.core.checks import fail
 from relpos.data import Task
+from relpos.optim import Sophia
 from relpos.train.evaluate import validated
-from relpos.train.optimizers import cross_entropy, estimate_hessian, make_optimizer
+from relpos.train.optimizers import estimate_hessian, make_optimizer
+from relpos.train.procedure import OURS, Procedure, to_device
 from relpos.train.recipe import Model, Recipe
 
 PRECISIONS = {"float32": "no", "bf16-mixed": "bf16", "fp16-mixed": "no"}
@@ -28,12 +30,13 @@ AUTOCAST = {"float32": None, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.f
 
 @dataclass(frozen=True)
 class Progress:
-    """What the loop tells whoever watches, once a step."""
+    """What the loop tells whoever watches, once a step; `validation` at some of them."""
 
     step: int
     steps: int
     loss: float
     rate: float
+    validation: float | None = None
 
 
 @dataclass
@@ -122,9 +125,31 @@ def train(
     points: int = 40,
     validations: int = 8,
 ) -> tuple[Model, Curve]:
-    """Train the recipe's model with a position mechanism.
+    """Train the recipe's model with a position mechanism: `fit` by relpos's own functions."""
+    model, curve = fit(
+        task, position, recipe, OURS, seed=seed, device=device, precision=precision, watch=watch, points=points,
+        validations=validations,
+    )  # fmt: skip
+    return cast("Model", model), curve
+
+
+def fit(
+    task: Task,
+    position: str,
+    recipe: Recipe,
+    procedure: Procedure,
+    *,
+    seed: int,
+    device: torch.device,
+    precision: str = "float32",
+    watch: Callable[[Progress], None] | None = None,
+    points: int = 40,
+    validations: int = 8,
+) -> tuple[nn.Module, Curve]:
+    """Train a model with a position mechanism.
 
     Args:
+        procedure: what builds the model, gives its loss and measures it.
         watch: called after every step.
         points, validations: how many points of the loss curve and how many validations to keep.
 
@@ -145,7 +170,7 @@ def train(
     cpu = device.type == "cpu"
     accelerator = Accelerator(cpu=cpu, device_placement=False, mixed_precision=PRECISIONS[precision])
     torch.manual_seed(seed)
-    built = recipe.build(task, position).to(device)
+    built = procedure.model(recipe, task, position).to(device)
     optimizer = make_optimizer(recipe.optimizer, recipe.groups(built))
     model = accelerator.prepare(built)
     half = precision == "fp16-mixed"
@@ -169,11 +194,11 @@ def train(
         done, rate = step + 1, rate_at(step, recipe)
         for group in optimizer.param_groups:
             group["lr"] = rate * group["multiplier"]
-        inputs, classes = (x.to(device) for x in next(batches))
-        if step % recipe.hessian_every == 0:  # not in float16, whose range squares and second derivatives leave
-            estimate_hessian(recipe.optimizer, optimizer, model, inputs, classes)
+        batch = to_device(next(batches), device)
+        if isinstance(optimizer, Sophia) and step % recipe.hessian_every == 0:
+            estimate_hessian(recipe.optimizer, optimizer, model, *batch)  # not in float16, whose range squares leave
         with torch.autocast(device.type, torch.float16) if half else accelerator.autocast():
-            loss = cross_entropy(model(inputs), classes)
+            loss = procedure.loss(model, batch)
         reached = loss.item()
         require_finite("loss", reached, done)
         accelerator.backward(scaler.scale(loss))
@@ -190,21 +215,28 @@ def train(
             curve.add(done, losses, rate)
         if done % max(1, recipe.steps // validations) == 0 or done == recipe.steps:
             # No step follows the last one, whose loss would tell that the weights are no numbers.
-            require_finite("loss", _loss(model, inputs, classes), done)
-            valid = validated(model, task, device)
+            require_finite("loss", _loss(model, batch, procedure), done)
+            valid = _validated(model, task, device, recipe, procedure)
             require_finite("loss", valid, done)
             curve.validation_step.append(done)
             curve.validation.append(valid)
             model.train()
         if watch is not None:
-            watch(Progress(done, recipe.steps, reached, rate))
+            now = curve.validation[-1] if curve.validation_step[-1:] == [done] else None
+            watch(Progress(done, recipe.steps, reached, rate, now))
     model.eval()
-    unwrapped: Model = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    unwrapped: nn.Module = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
     return unwrapped, curve
 
 
 @torch.no_grad()
-def _loss(model: nn.Module, inputs: Tensor, classes: Tensor) -> float:
+def _loss(model: nn.Module, batch: Any, procedure: Procedure) -> float:
     """The loss of a batch as it is measured, in float32 and without dropout; the model is left so."""
     model.eval()
-    return cross_entropy(model(inputs), classes).item()
+    return procedure.loss(model, batch).item()
+
+
+def _validated(model: nn.Module, task: Task, device: torch.device, recipe: Recipe, procedure: Procedure) -> float:
+    if not procedure.measures:
+        return validated(model, task, device)
+    return procedure.figures(model, task, "validation", device, recipe.batch_size, at_most=None).mean().item()

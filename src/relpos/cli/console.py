@@ -1,0 +1,45 @@
+"""How a comparison shows itself on a console: bars and lines that fit its width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from relpos.cli.saying import say, watching
+from relpos.comparing import Display
+from relpos.comparison.workers import Event, WorkerTask
+from relpos.data import Watch
+
+
+class ConsoleDisplay(Display):
+    """A bar while files are read, lines, and bars for the work under way.
+
+    Args:
+        console: to print on.
+    """
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(lambda line: say(console, line))
+        self._console = console
+
+    @contextmanager
+    def reading(self) -> Iterator[Watch | None]:
+        with reading(self._console) as watch:
+            yield watch
+
+    @contextmanager
+    def working(self, tasks: Sequence[WorkerTask]) -> Iterator[Callable[[Event], None]]:
+        with watching(tasks, self._console) as take:
+            yield take
+
+
+@contextmanager
+def reading(console: Console) -> Iterator[Watch]:
+    """A bar while files are read, on a terminal; it shows once there is a first file."""
+    columns = (TextColumn("reading {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task("images", total=None, visible=False)
+        yield lambda done, of: bars.update(bar, completed=done, total=of, visible=True)

@@ -1,0 +1,168 @@
+"""`relpos.compare`: the same model with each position mechanism, on your data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from relpos.comparing.display import Display
+from relpos.comparing.result import ComparisonResult
+from relpos.comparison import (
+    Comparison,
+    ComparisonSettings,
+    default_folder,
+    find_build,
+    find_function,
+    require_asked,
+    require_usable,
+)
+from relpos.core.checks import fail, require_choice
+from relpos.data import Task, find_data, notes
+from relpos.files.writing import require_writable
+from relpos.report import write_report
+from relpos.train import Build, Evaluate, Procedure, Recipe, TrainingStep
+
+PAGE = "report.html"
+
+
+def compare(
+    model: str | Build | None = None,
+    data: object = "digits",
+    positions: str | Sequence[str] | None = None,
+    *,
+    seeds: int = 1,
+    step: str | TrainingStep | None = None,
+    evaluate: str | Evaluate | None = None,
+    better: Literal["higher", "lower"] | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    recipe: Mapping[str, Any] | None = None,
+    what: str = "position",
+    choices: Sequence[str] | None = None,
+    image_size: int | Sequence[int] | None = None,
+    patch: int | Sequence[int] | None = None,
+    bad_images: Literal["error", "skip"] | None = None,
+    max_pixels: int | None = None,
+    rotate: bool = False,
+    out: str | Path | None = None,
+    quick: bool = False,
+    device: str = "auto",
+    precision: str = "float32",
+    display: Display | None = None,
+) -> ComparisonResult:
+    """Train the same model with each position mechanism and see which suits it: the command `relpos compare`.
+
+        result = relpos.compare(data="photos/", positions=["none", "relative_2d", "rotary_2d"], seeds=3)
+        result.table(); result.best       # None while undecided
+        result.page; result.models["rotary_2d", 0]
+
+    Figures repeat bit for bit on the same machine, and a call that was cut short continues where it was. Runs go to
+    processes of their own; where a function or a dataset cannot be sent to another (a closure, or one defined in a
+    notebook), all runs are in this process, and a line says so.
+
+    Args:
+        model: None for relpos's own, a vision transformer or a language model; else `build(position, task)`, which
+            returns an `nn.Module` with the position of that name, or `"FILE.py:build"`. `task` knows the data:
+            `image_size`, `channels` and `classes` of images, `length` of text.
+        data: a folder of images (`DIR/class/...`), a file of text, `"digits"`, `"text"`, or a `relpos.data.Task`.
+        positions: names of mechanisms, `a+b` for a sum; `"standard"` for about a dozen well-known ones, `"all"` for
+            every one that suits the data. Six where left out. A `build` may also be asked for `"own"`.
+        seeds: training runs of each; one decides nothing.
+        step: `step(model, batch)`, which returns the loss, instead of the cross-entropy of `model(inputs)` and classes.
+        evaluate: `evaluate(model, split)`, which returns a figure, or one for each unit, instead of accuracy or bits
+            per byte; `split` gives the batches of the validation or the test data. With a step alone the figure is its
+            loss. Each of the three may be `"FILE.py:NAME"`.
+        better: with `evaluate`, which of its figures are: `"higher"` or `"lower"`.
+        steps, batch_size, lr: of training, instead of the recipe's; lr is the highest learning rate.
+        recipe: other fields of the recipe by name, such as `{"weight_decay": 0.1}`.
+        what, choices: compare `"attention"`, `"norm"` or `"optimizer"` instead, those of the names in `choices`.
+        image_size, patch, bad_images, max_pixels, rotate: of a folder of images, as `relpos.data.ImageFolder` has them.
+        out: the folder of the results; one under runs/, named after the settings, where left out.
+        quick: see that it works, in under a minute; ranks nothing.
+        device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:0"`. precision: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"`.
+        display: shows what is going on; lines are printed where left out.
+
+    Raises:
+        ValueError: one line that says what was expected, what came and what to do.
+    """
+    display = Display() if display is None else display
+    procedure = _procedure(model, step, evaluate, better)
+    asked = (_names(positions), seeds, steps, device, precision)
+    chosen = None if choices is None else tuple(choices)
+    require_asked(*asked, what=what, choices=chosen, procedure=procedure)
+    folder = None if out is None else Path(out)
+    if folder is None:  # before many images are read
+        require_writable(Path("runs"))
+    else:
+        require_usable(folder)
+    with display.reading() as watch:
+        images = {"image_size": image_size, "patch": patch, "bad_images": bad_images, "max_pixels": max_pixels}
+        task = find_data(data, watch=watch, **images, rotate=rotate)
+    for note in notes(task):
+        display.say(note)
+    changes = {**({} if recipe is None else recipe), "batch_size": batch_size, "learning_rate": lr}
+    settings = ComparisonSettings.make(
+        task,
+        *asked,
+        quick=quick,
+        what=what,
+        choices=chosen,
+        recipe={name: value for name, value in changes.items() if value is not None},
+        procedure=procedure,
+    )
+    folder = default_folder(settings) if folder is None else folder
+    comparison = Comparison(settings, task, folder, procedure)
+    _say_what_begins(comparison, batch_size, display)
+    with display.working([one for stage in comparison.tasks() for one in stage]) as take:
+        results = comparison.run(take)
+    write_report(results, folder / PAGE)
+    return ComparisonResult(results, folder / PAGE, comparison)
+
+
+def _procedure(model: object, step: object, evaluate: object, better: Literal["higher", "lower"] | None) -> Procedure:
+    if evaluate is None:
+        if better is not None:
+            fail("better beside evaluate", f"better={better!r} alone", "Leave it out: of a loss less is better.")
+    elif better is None:
+        fail("better='higher' or 'lower' beside evaluate", "none", "Say which of its figures are better.")
+    else:
+        require_choice(better, "better", ("higher", "lower"))
+    own = (
+        find_build(model),
+        find_function(step, "step(model, batch)"),
+        find_function(evaluate, "evaluate(model, split)"),
+    )
+    return Procedure(*own, "lower" if better is None else better)
+
+
+def _names(positions: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    if positions is None or isinstance(positions, str):
+        return None if positions is None else (positions,)
+    return tuple(positions)
+
+
+def _say_what_begins(comparison: Comparison, batch_size: int | None, display: Display) -> None:
+    """Lines on what is about to be done, where, and what is not as usual."""
+    settings, folder, task = comparison.settings, comparison.store.folder, comparison.task
+    note = note_on_batch(settings.recipe, task, batch_size)
+    if note:
+        display.say(note)
+    if not any(comparison.tasks()):
+        display.say(f"This comparison is finished. Its results, from {folder}/:")
+        return
+    done = sum(map(comparison.store.has, [job.id for job in comparison.jobs]))
+    begun = f", {done} of {len(comparison.jobs)} training runs finished before" if done else ""
+    display.say(f"Comparing {', '.join(settings.names)} on {settings.task}, in {folder}/{begun}")
+    if comparison.kept_here is not None:
+        display.say(f"All runs are in this process, since another could not be sent them: {comparison.kept_here}.")
+
+
+def note_on_batch(recipe: Recipe, task: Task, asked: int | None = None) -> str | None:
+    """A line where there are fewer training units than a batch of the recipe, or than the batch that was asked for."""
+    usual = Recipe.of(task).batch_size if asked is None else asked
+    if recipe.batch_size >= usual:
+        return None
+    what = {"images": "images", "text": "bytes", "other": "inputs"}[task.kind]
+    return f"Batches of {recipe.batch_size} instead of {usual}: there are {task.sizes['train']} training {what}."

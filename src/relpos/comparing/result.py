@@ -1,0 +1,90 @@
+"""What `relpos.compare` returns: the table, the best, the page and the trained models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from io import StringIO
+from pathlib import Path
+
+from torch import nn
+
+from relpos.comparison import Comparison
+from relpos.report import advise, decided, render_terminal
+from relpos.results import Results
+
+_WIDTH = 112
+
+
+class ResultTable(str):
+    """A comparison's table and advice as text, which shows as it is read."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+class TrainedModels(Mapping[tuple[str, int], nn.Module]):
+    """The trained models by name and seed, each made from its weights when it is asked for, in evaluation mode."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self._comparison = comparison
+
+    def __getitem__(self, key: tuple[str, int]) -> nn.Module:
+        name, seed = key
+        return self._comparison.model(name, seed)
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return iter([(job.name, job.seed) for job in self._comparison.trained()])
+
+    def __len__(self) -> int:
+        return len(self._comparison.trained())
+
+
+class ComparisonResult:
+    """A finished comparison.
+
+    Attributes:
+        results: everything that was measured, as `results.json` has it.
+        page: the file of the page. folder: of all files.
+        models: the trained models by name and seed: `models["rotary_2d", 0]`.
+    """
+
+    def __init__(self, results: Results, page: Path, comparison: Comparison) -> None:
+        self.results, self.page, self.folder = results, page, page.parent
+        self.models = TrainedModels(comparison)
+
+    @property
+    def best(self) -> str | None:
+        """The name of what is better on the test data than all others, beyond the 95% intervals of the differences.
+
+        None while undecided: after a quick run or one seed, where others are tied with it, or nothing beats chance.
+        """
+        return decided(self.results)
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """The lines that the page opens with."""
+        return advise(self.results).lines
+
+    def table(self) -> ResultTable:
+        """The table and the advice, as the command prints them."""
+        from rich.console import Console
+
+        console = Console(file=StringIO(), width=_WIDTH, color_system=None)
+        console.print(render_terminal(self.results, width=_WIDTH), crop=False)
+        assert isinstance(console.file, StringIO)
+        return ResultTable(console.file.getvalue().rstrip())
+
+    def __repr__(self) -> str:
+        return f"{self.table()}\nPage: {self.page}"
+
+    def _repr_html_(self) -> str:
+        """The picture of what is reached against its cost, the advice and the table, for notebooks."""
+        from relpos.report import notebook_html
+
+        return notebook_html(self.results)

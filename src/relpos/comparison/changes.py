@@ -1,0 +1,48 @@
+"""A recipe with some of its numbers changed: `recipe={"weight_decay": 0.1}`, `--set recipe.weight_decay=0.1`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from relpos.core.checks import fail, require_flag, require_int, require_name, require_number, shape_of
+from relpos.results import RecipeRecord
+from relpos.train import Recipe
+
+
+def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """The recipe with these fields instead of its own.
+
+    Fewer steps shorten the warm-up to a fifth of them, and an optimizer brings the rate and decay chosen for it, where
+    the changes do not say otherwise.
+
+    Raises:
+        ValueError: there is no such field, or its value is of another type or out of range.
+    """
+    known, hints = [field.name for field in fields(recipe)], get_type_hints(RecipeRecord)
+    for name, value in changes.items():
+        require_name(name, known, "a field of the recipe")
+        _require_fit(name, value, hints[name])
+    if "optimizer" in changes:
+        recipe = recipe.by(changes["optimizer"])
+    if "steps" in changes:
+        warmup = min(recipe.warmup_steps, max(1, changes["steps"] // 5))
+        recipe = replace(recipe, warmup_steps=warmup)
+    return replace(recipe, **changes)
+
+
+def _require_fit(name: str, value: Any, hint: Any) -> None:
+    """Raise unless a value is of a field's type; what names mean is the model's to know."""
+    kinds = get_args(hint) or (hint,)
+    if value is None and NoneType in kinds:
+        return
+    if bool in kinds:
+        require_flag(value, f"the recipe's {name}")
+    elif float in kinds:
+        require_number(value, f"the recipe's {name}", "of at least 0", "Choose another value.")
+    elif int in kinds:
+        require_int(value, f"the recipe's {name}", at_least=0 if name == "warmup_steps" else 1)
+    elif not isinstance(value, str):
+        fail(f"the recipe's {name} as a name", shape_of(value), "Write it in quotes.")

@@ -1,0 +1,82 @@
+"""What a training run leaves in a folder of its own.
+
+DIR/training/RUN/losses.jsonl          a line a step: {"step": 1, "loss": 2.31, "rate": 0.0002}; some with validation
+DIR/training/RUN/model.safetensors     the trained weights
+DIR/training/RUN/events.out...         the same curves for TensorBoard, where it is installed
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any, Self
+
+from torch import nn
+
+from relpos.files.writing import write_whole
+from relpos.train import Progress
+
+TRAINING = "training"
+_LOSSES, _WEIGHTS = "losses.jsonl", "model.safetensors"
+
+
+class TrainingLog:
+    """Losses and rates of a run, written as they come; one begun before in the same folder is begun anew.
+
+    Args:
+        folder: of the run; it is made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / _LOSSES).open("w", encoding="utf-8", buffering=1)  # a line at a time
+        self._board = _board(folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def add(self, progress: Progress) -> None:
+        """Write a step down."""
+        entry = {"step": progress.step, "loss": progress.loss, "rate": progress.rate}
+        if progress.validation is not None:
+            entry["validation"] = progress.validation
+        self._file.write(json.dumps(entry) + "\n")
+        if self._board is not None:
+            for name in entry.keys() - {"step"}:
+                self._board.add_scalar(name, entry[name], progress.step)
+
+
+def _board(folder: Path) -> Any:
+    """TensorBoard's writer, or None where it is not installed."""
+    if importlib.util.find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(log_dir=str(folder))  # type: ignore[no-untyped-call, unused-ignore]
+
+
+def weights_of(folder: Path) -> Path:
+    """The file of a run's trained weights."""
+    return folder / _WEIGHTS
+
+
+def save_weights(folder: Path, model: nn.Module) -> None:
+    """Keep a trained model's weights; tensors that share memory are written each."""
+    from safetensors.torch import save
+
+    tensors = {name: x.detach().cpu().clone().contiguous() for name, x in model.state_dict().items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(weights_of(folder), save(tensors))
+
+
+def load_weights(folder: Path, model: nn.Module) -> None:
+    """Give a model the weights that were kept of it."""
+    from safetensors.torch import load_file
+
+    model.load_state_dict(load_file(weights_of(folder)))

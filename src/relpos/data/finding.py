@@ -1,0 +1,87 @@
+"""The task that a person's data is: `data=` of `relpos.compare`, `--data` of the command.
+
+    "digits", "text"                data that comes with the libraries
+    a folder                        images, a folder for each class
+    a file                          text, read as bytes
+    a `Task`                        itself
+
+A folder that is called digits is `./digits`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from relpos.core.checks import fail, shape_of
+from relpos.data.digits import Digits
+from relpos.data.images import ImageFolder
+from relpos.data.task import ImageTask, Task, Watch
+from relpos.data.text import Text
+from relpos.files.reading import require_utf8
+
+BUILT_IN: dict[str, type[Task]] = {"digits": Digits, "text": Text}
+KINDS_OF_DATA = {
+    "digits": Digits.summary,
+    "text": "English as bytes: Python's documentation of its own language, which it carries.",
+    "DIR": ImageFolder.summary,
+    "FILE": "Your own text, read as bytes.",
+}
+"""What data may be, in words, for a list."""
+_NAMED = 5
+"""Files that a line names."""
+
+
+def find_data(data: object, *, watch: Watch | None = None, **images: Any) -> Task:
+    """The task of a person's data.
+
+    Args:
+        data: as this file's head lists it.
+        watch: told how many files are read, of how many.
+        images: options of `ImageFolder`, for a folder alone; those that are None or False are not given.
+
+    Raises:
+        ValueError: there is no such data, it cannot be read, or the options are for other data.
+    """
+    given = {name: value for name, value in images.items() if value is not None and value is not False}
+    for name in given.keys() & {"image_size", "patch"}:
+        given[name] = (given[name], given[name]) if isinstance(given[name], int) else tuple(given[name])
+    if not isinstance(data, str | Path | Task):
+        fail("data as a folder of images, a file of text, digits or text", shape_of(data), "Name one of them.")
+    path = None if isinstance(data, Task) or data in BUILT_IN else Path(data).expanduser()
+    if path is not None:
+        require_utf8(path, "data")
+        if path.is_dir():
+            return ImageFolder(path, watch=watch, **given)
+        if not path.exists():
+            near = difflib.get_close_matches(str(data), BUILT_IN, n=1)
+            remedy = f"Did you mean {near[0]}?" if near else "Name one of them."
+            fail("data as a folder of images, a file of text, digits or text", f"{data}, which does not exist", remedy)
+    if given:
+        named = ", ".join(given)
+        what = data.name if isinstance(data, Task) else data
+        fail(f"a folder of images as data with {named}", str(what), f"Name the folder, or leave {named} out.")
+    if isinstance(data, Task):
+        return data
+    return BUILT_IN[str(data)]() if path is None else Text(path)
+
+
+def notes(task: Task) -> list[str]:
+    """What a person should know of their own data once it is read: a line on it, one on each kind of file left out."""
+    found = [task.description] if {"images", "text"} & set(task.options) else []
+    if not isinstance(task, ImageTask):
+        return found
+    if task.skipped:
+        every = sum(task.sizes.values()) + len(task.skipped)
+        named = _listed([f"{one['path']} ({one['reason']})" for one in task.skipped])
+        found.append(f"Skipped {len(task.skipped)} of {every} images: {named}")
+    if task.ignored:
+        files, is_no = ("file", "is no image") if len(task.ignored) == 1 else ("files", "are no images")
+        found.append(f"Ignored {len(task.ignored)} {files} that {is_no} in a class's folder: {_listed(task.ignored)}")
+    return found
+
+
+def _listed(what: list[str] | tuple[str, ...]) -> str:
+    more = f", and {len(what) - _NAMED} more" if len(what) > _NAMED else ""
+    return ", ".join(what[:_NAMED]) + more
