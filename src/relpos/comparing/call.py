@@ -66,7 +66,8 @@ def compare(
         model: None for relpos's own, a vision transformer or a language model; else `build(position, task)`, which
             returns an `nn.Module` with the position of that name, or `"FILE.py:build"`. `task` knows the data:
             `image_size`, `channels` and `classes` of images, `length` of text.
-        data: a folder of images (`DIR/class/...`), a file of text, `"digits"`, `"text"`, or a `relpos.data.Task`.
+        data: a folder of images (`DIR/class/...`), a file of text, `"digits"`, `"text"`, or (train, validation, test),
+            each a dataset with `__len__` and `__getitem__` or a tuple of tensors.
         positions: names of mechanisms, `a+b` for a sum; `"standard"` for about a dozen well-known ones, `"all"` for
             every one that suits the data. Six where left out. A `build` may also be asked for `"own"`.
         seeds: training runs of each; one decides nothing.
@@ -100,6 +101,9 @@ def compare(
     with display.reading() as watch:
         images = {"image_size": image_size, "patch": patch, "bad_images": bad_images, "max_pixels": max_pixels}
         task = find_data(data, watch=watch, **images, rotate=rotate)
+    if procedure.build is None and task.kind == "other":
+        came = "none, and relpos's own take images [C, height, width] with a class each"
+        fail("a model beside these datasets", came, "Pass model=build.")
     for note in notes(task):
         display.say(note)
     changes = {**({} if recipe is None else recipe), "batch_size": batch_size, "learning_rate": lr}

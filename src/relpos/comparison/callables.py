@@ -6,10 +6,11 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -102,29 +103,57 @@ def find_build(model: object) -> Callable[..., Any] | None:
 
 
 def described(function: Callable[..., Any] | None) -> str | None:
-    """A function in words, with a fingerprint of its code and of the plain values that it closes over."""
+    """A function in words, with a fingerprint: other code is another comparison.
+
+    Of a function in a file it is the file's. Of others it is the byte code, with that of the functions and classes of
+    the same module that it uses and the plain values that it closes over.
+    """
     if function is None:
         return None
     if isinstance(function, FunctionInFile):
-        digest = hashlib.sha256(function.path.read_bytes()).hexdigest()[:12]
-        return f"{function.path.name}:{function.name}, sha256 {digest}"
-    name = getattr(function, "__qualname__", type(function).__qualname__).replace("<locals>.", "")
-    return f"{name}, sha256 {hashlib.sha256(_code(function).encode()).hexdigest()[:12]}"
+        name, path = f"{function.path.name}:{function.name}", function.path
+    else:
+        inner = function.func if isinstance(function, partial) else function
+        name = getattr(inner, "__qualname__", type(inner).__qualname__).replace("<locals>.", "")
+        path = _file(inner)
+    digest = hashlib.sha256(path.read_bytes() if path else b"")
+    if not isinstance(function, FunctionInFile):
+        digest.update("\0".join(_code(function, set())).encode())
+    return f"{name}, sha256 {digest.hexdigest()[:12]}"
 
 
-def _code(function: Callable[..., Any]) -> str:
-    """The source of a function, or its byte code, and the plain values among its defaults and what it closes over."""
-    if isinstance(function, partial):
-        return f"{_code(function.func)}\0{_plain([*function.args, *function.keywords.values()])}"
+def _file(function: object) -> Path | None:
+    """The file that a function or class stands in; None for one of a notebook or a prompt."""
     try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):
-        code = getattr(function, "__code__", None)
-        source = repr(type(function)) if code is None else f"{code.co_code!r} {code.co_names} {_plain(code.co_consts)}"
-    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    kept = [*cells, *(getattr(function, "__defaults__", None) or ())]
-    return f"{source}\0{_plain(kept)}"
+        path = Path(inspect.getsourcefile(function) or "")  # type: ignore[arg-type]
+    except TypeError:
+        return None
+    return path if path.is_file() else None
 
 
-def _plain(values: Any) -> str:
-    return repr([value for value in values if isinstance(value, bool | int | float | str)])
+def _code(held: Any, seen: set[int]) -> Iterator[str]:
+    """The code of functions and classes and the plain values that they use, of a module's own alone."""
+    if id(held) in seen:
+        return
+    seen.add(id(held))
+    if isinstance(held, bool | int | float | str):
+        yield repr(held)
+    elif isinstance(held, partial):
+        for inner in (held.func, *held.args, *held.keywords.values()):
+            yield from _code(inner, seen)
+    elif isinstance(held, type):
+        for inner in vars(held).values():
+            yield from _code(inner, seen)
+    elif isinstance(held, CodeType):
+        yield f"{held.co_code!r}{held.co_names}"
+        for inner in held.co_consts:
+            yield from _code(inner, seen)
+    elif isinstance(held, FunctionType):
+        yield from _code(held.__code__, seen)
+        cells = [cell.cell_contents for cell in held.__closure__ or ()]
+        used = [held.__globals__.get(name) for name in held.__code__.co_names]
+        own = [one for one in used if getattr(one, "__module__", held.__module__) == held.__module__]
+        for inner in (*cells, *(held.__defaults__ or ()), *own):
+            yield from _code(inner, seen)
+    elif getattr(type(held), "__module__", "") == "__main__":  # an object that is called
+        yield from _code(type(held), seen)

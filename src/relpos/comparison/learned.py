@@ -93,9 +93,10 @@ def _grey(images: Tensor, grid: tuple[int, int]) -> Tensor:
 def attention_over_examples(model: VisionTransformer, task: ImageTask) -> Attention:
     """Attention of the patch in the middle, in every layer and head, over a few test images of different classes."""
     labels = task.labels("test")
-    wanted = torch.linspace(0, len(task.classes) - 1, EXAMPLES + 2).round().long()[1:-1]
-    if len(task.classes) < EXAMPLES + 2:  # too few to be spread over
-        wanted = torch.arange(min(EXAMPLES, len(task.classes)))
+    there = labels.unique()
+    wanted = there[torch.linspace(0, len(there) - 1, EXAMPLES + 2).round().long()[1:-1]]
+    if len(there) < EXAMPLES + 2:  # too few to be spread over
+        wanted = there[:EXAMPLES]
     chosen = [int((labels == label).nonzero()[0]) for label in wanted]
     batch = torch.cat([task.examples(task.probes[0], "test", slice(one, one + 1))[0][:, 0] for one in chosen])
     grid = Grid(*model.patch_embed.grid_size, prefix=model.prefix)

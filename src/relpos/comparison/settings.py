@@ -74,6 +74,7 @@ class ComparisonSettings:
             those of this process (all cores, or `OMP_NUM_THREADS`).
         what: is compared. choices: their names where that is not position; `positions` is then the one of all models.
         model, step, evaluate: a person's own functions in words, with a fingerprint; None is what relpos does.
+        changes: of the recipe, that were asked for, steps apart.
         better: which figures of one's own are; None where relpos measures.
     """
 
@@ -92,6 +93,7 @@ class ComparisonSettings:
     model: str | None = None
     step: str | None = None
     evaluate: str | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
     better: Literal["higher", "lower"] | None = None
 
     @property
@@ -176,6 +178,7 @@ class ComparisonSettings:
             what=kind,
             choices=named,
             model=described(procedure.build),
+            changes={name: value for name, value in changes.items() if name != "steps"},
             better=procedure.better if procedure.measures else None,
             step=described(procedure.step),
             evaluate=described(procedure.evaluate),

@@ -6,6 +6,7 @@ from typing import Any
 
 from relpos.core.checks import require_name
 from relpos.data.canvas import CanvasTask
+from relpos.data.datasets import Datasets, ImageDatasets
 from relpos.data.digits import Digits
 from relpos.data.finding import KINDS_OF_DATA, find_data, notes
 from relpos.data.images import ImageFolder
@@ -33,7 +34,9 @@ __all__ = [
     "KINDS_OF_DATA",
     "TASKS",
     "CanvasTask",
+    "Datasets",
     "Digits",
+    "ImageDatasets",
     "ImageFolder",
     "ImageProbe",
     "ImageTask",

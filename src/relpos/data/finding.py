@@ -3,6 +3,7 @@
     "digits", "text"                data that comes with the libraries
     a folder                        images, a folder for each class
     a file                          text, read as bytes
+    (train, validation, test)       datasets, in Python
     a `Task`                        itself
 
 A folder that is called digits is `./digits`.
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from relpos.core.checks import fail, shape_of
+from relpos.data.datasets import of_datasets
 from relpos.data.digits import Digits
 from relpos.data.images import ImageFolder
 from relpos.data.task import ImageTask, Task, Watch
@@ -47,9 +49,17 @@ def find_data(data: object, *, watch: Watch | None = None, **images: Any) -> Tas
     given = {name: value for name, value in images.items() if value is not None and value is not False}
     for name in given.keys() & {"image_size", "patch"}:
         given[name] = (given[name], given[name]) if isinstance(given[name], int) else tuple(given[name])
-    if not isinstance(data, str | Path | Task):
-        fail("data as a folder of images, a file of text, digits or text", shape_of(data), "Name one of them.")
-    path = None if isinstance(data, Task) or data in BUILT_IN else Path(data).expanduser()
+    if isinstance(data, tuple | list):
+        if len(data) != 3:
+            fail("data as three datasets: train, validation, test", f"{len(data)}", "Pass all of them.")
+        patch = given.pop("patch", None)
+        if not given:
+            return of_datasets(data, patch)
+    elif not isinstance(data, str | Path | Task):
+        fail(
+            "data as a folder of images, a file of text, digits, text or datasets", shape_of(data), "Pass one of them."
+        )
+    path = Path(data).expanduser() if isinstance(data, str | Path) and data not in BUILT_IN else None
     if path is not None:
         require_utf8(path, "data")
         if path.is_dir():
@@ -60,7 +70,7 @@ def find_data(data: object, *, watch: Watch | None = None, **images: Any) -> Tas
             fail("data as a folder of images, a file of text, digits or text", f"{data}, which does not exist", remedy)
     if given:
         named = ", ".join(given)
-        what = data.name if isinstance(data, Task) else data
+        what = data.name if isinstance(data, Task) else "datasets" if isinstance(data, tuple | list) else data
         fail(f"a folder of images as data with {named}", str(what), f"Name the folder, or leave {named} out.")
     if isinstance(data, Task):
         return data
@@ -69,7 +79,8 @@ def find_data(data: object, *, watch: Watch | None = None, **images: Any) -> Tas
 
 def notes(task: Task) -> list[str]:
     """What a person should know of their own data once it is read: a line on it, one on each kind of file left out."""
-    found = [task.description] if {"images", "text"} & set(task.options) else []
+    own = task.name == "datasets" or {"images", "text"} & set(task.options)
+    found = [task.description] if own else []
     if not isinstance(task, ImageTask):
         return found
     if task.skipped:

@@ -1,5 +1,6 @@
 """The command that asks for a comparison, and how to cite it."""
 
+import json
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -12,17 +13,55 @@ IMAGE_OPTIONS = ("image_size", "patch", "bad_images", "rotate", "max_pixels")
 """What of `settings.task_options` the command takes; the rest, such as a fingerprint of the images, only describes."""
 
 
+_OPTION = {"batch_size": "--batch-size", "learning_rate": "--lr"}
+"""Fields of a recipe that have an option of their own."""
+
+
 def command_line(results: Results) -> str:
-    """The command that asks for this comparison; only the folder for the results is the reader's own."""
+    """The command that asks for this comparison; only the folder for the results is the reader's own.
+
+    Where functions or datasets were handed over in Python, the call of `relpos.compare` instead.
+    """
     settings = results.settings
+    own = {name: held.split(", ")[0] for name in _FUNCTIONS if (held := getattr(settings, name)) is not None}
+    if settings.task == "datasets" or any(".py:" not in held for held in own.values()):
+        return _call(settings, own)
     words = ["relpos", "compare", "--data", _data(settings), *_image_options(settings.task_options)]
+    for name, held in own.items():
+        words += [f"--{name}", held]
+    if "evaluate" in own:
+        words += ["--better", str(settings.better)]
     if settings.what != "position":
         words += ["--what", settings.what, "--choices", ",".join(settings.choices)]
     words += ["--positions", ",".join(settings.positions)]
     words += ["--seeds", str(settings.seeds), "--steps", str(settings.recipe.steps)]
+    for name, value in settings.changes.items():
+        words += [_OPTION[name], str(value)] if name in _OPTION else ["--set", f"recipe.{name}={_typed(value)}"]
     words += ["--quick"] if settings.quick else []
     words += ["--device", settings.device, "--precision", settings.precision, "--out", "DIR"]
     return shlex.join(words)
+
+
+_FUNCTIONS = ("model", "step", "evaluate")
+
+
+def _typed(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _call(settings: SettingsRecord, own: Mapping[str, str]) -> str:
+    """The call in Python; functions and datasets stand there by name, and are the reader's own."""
+    data = "(train, validation, test)" if settings.task == "datasets" else repr(_data(settings))
+    given = {**{name: repr(held) if ".py:" in held else held for name, held in own.items()}, "data": data}
+    if "evaluate" in own:
+        given["better"] = repr(settings.better)
+    given |= {"positions": repr(settings.positions), "seeds": str(settings.seeds)}
+    given |= {"steps": str(settings.recipe.steps)}
+    if settings.changes:
+        given["recipe"] = repr(settings.changes)
+    given |= {"quick": "True"} if settings.quick else {}
+    given |= {"device": repr(settings.device), "precision": repr(settings.precision), "out": "DIR"}
+    return "\n".join(["relpos.compare(", *(f"    {name}={held}," for name, held in given.items()), ")"])
 
 
 def _data(settings: SettingsRecord) -> str:

@@ -128,7 +128,9 @@ def _chart(
     shown = {name: lines[name] for name in _front(results, lines, advice)}
     left_out = f" ({len(shown)} of {len(lines)})" if len(shown) < len(lines) else ""
     of_chance = chance_of(results) if chance else None
-    return Chart(title + left_out, across, shown, measure_of(results).is_share, log, of_chance, advice.named)
+    measure = measure_of(results)
+    own = f"figure ({measure.better} is better)" if measure.key == "figure" else ""
+    return Chart(title + left_out, across, shown, measure.is_share, log, of_chance, advice.named, own)
 
 
 def _front(results: Results, lines: Mapping[str, Sequence[Point]], advice: Advice) -> list[str]:

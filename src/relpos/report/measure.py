@@ -34,12 +34,17 @@ class Measure:
         little: a difference of this size is worth nothing.
     """
 
-    key: Literal["accuracy", "bits_per_byte"]
+    key: Literal["accuracy", "bits_per_byte", "figure"]
     name: str
     better: Literal["higher", "lower"]
     unit: str
     tested: str
     little: float = 0.02
+
+    @property
+    def suffix(self) -> str:
+        """The unit of a figure that is no share; one's own have none."""
+        return "" if self.key == "figure" else "bits"
 
     @property
     def is_share(self) -> bool:
@@ -48,14 +53,18 @@ class Measure:
 
     def figure(self, value: float) -> str:
         """One outcome with its unit."""
-        return f"{self.number(value)}%" if self.is_share else f"{self.number(value)} bits"
+        return f"{self.number(value)}%" if self.is_share else f"{self.number(value)} {self.suffix}".strip()
 
     def number(self, value: float) -> str:
         """One outcome as a table has it."""
+        if self.key == "figure":
+            return f"{value:.4g}".replace("-", MINUS)
         return f"{100.0 * value:.1f}" if self.is_share else f"{value:.3f}"
 
     def size(self, value: float, *, decimals: int | None = None) -> str:
         """A difference without its unit; a real minus sign, and none before a zero."""
+        if self.key == "figure":
+            return f"{value:.{3 if decimals is None else decimals}g}".replace("-", MINUS)
         if decimals is None:
             decimals = 1 if self.is_share else 3
         text = f"{(100.0 if self.is_share else 1.0) * value:.{decimals}f}"
@@ -63,11 +72,11 @@ class Measure:
 
     def gap(self, value: float) -> str:
         """A difference with its unit."""
-        return f"{self.size(value)} {'points' if self.is_share else 'bits'}"
+        return f"{self.size(value)} {'points' if self.is_share else self.suffix}".strip()
 
     def bounds(self, interval: Interval) -> str:
         """Both ends, with a digit less than the figure itself where they still differ."""
-        few, all_ = (0, 1) if self.is_share else (2, 3)
+        few, all_ = (0, 1) if self.is_share else (3, 5) if self.key == "figure" else (2, 3)
         low, high = (self.size(end, decimals=few) for end in (interval.low, interval.high))
         if low == high:
             low, high = (self.size(end, decimals=all_) for end in (interval.low, interval.high))
@@ -75,7 +84,8 @@ class Measure:
 
     def interval(self, scored: Scored) -> Interval:
         """The mean of outcomes with its interval, which stays within what the measure can be."""
-        return mean_interval(scored, most=1.0 if self.is_share else None)
+        least = None if self.key == "figure" else 0.0
+        return mean_interval(scored, least=least, most=1.0 if self.is_share else None)
 
     def ahead(self, first: Scored, second: Scored) -> Interval:
         """By how much the first is better, unit by unit over the seeds that both have."""
@@ -90,9 +100,20 @@ class Measure:
 
 
 ACCURACY = Measure("accuracy", "accuracy", "higher", "image", "test images")
+OTHER_ACCURACY = Measure("accuracy", "accuracy", "higher", "input", "test inputs")
 BITS = Measure("bits_per_byte", "bits per byte", "lower", "block", "blocks of test text")
+
+
+FIGURE = {
+    better: Measure("figure", "figure", better, "unit", "test data", little=0.0) for better in ("higher", "lower")
+}
+"""Figures of a person's own, by which are better; how much of one is little, nobody but they know."""
 
 
 def measure_of(results: Results) -> Measure:
     """What a comparison measures."""
+    if results.settings.better is not None:
+        return FIGURE[results.settings.better]
+    if results.task.kind == "other":
+        return OTHER_ACCURACY
     return BITS if results.task.kind == "text" else ACCURACY

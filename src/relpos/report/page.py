@@ -21,7 +21,7 @@ from relpos.report.measure import measure_of
 from relpos.report.reproduce import reproduce
 from relpos.report.standings import Contender, chance_of, far_probe, outcomes
 from relpos.report.table import NOTHING, Table, build_table, grown_sizes, listed_sizes
-from relpos.results import Results, plain, read
+from relpos.results import Results, SettingsRecord, plain, read
 from relpos.viz.attention import attention_svgs
 from relpos.viz.canvas import to_png, to_svg
 from relpos.viz.charts import Chart, draw, figures_beside
@@ -130,14 +130,20 @@ def _context(results: Results) -> dict[str, Any]:
         "results": results,
         "settings": settings,
         "task": results.task,
-        "recipe": plain(settings.recipe),
+        "recipe": _recipe(settings),
+        "own": {name: held for name in ("model", "step", "evaluate") if (held := getattr(settings, name))},
         "advice": advice,
         "measure": measure,
         "kinds": KINDS[settings.what],
         "counted": _counted(len(results.names), KINDS[settings.what]),
         "is_position": settings.what == "position",
         "chance": chance_of(results),
-        "unit": "image" if measure.is_share else "block of text",
+        "unit": "block of text" if measure.key == "bits_per_byte" else measure.unit,
+        "trained": _trained(results),
+        "metric": {"accuracy": "Accuracy", "bits_per_byte": "Bits per byte", "figure": "The figure"}[measure.key],
+        "direction": {"accuracy": "in percent", "bits_per_byte": "lower is better"}.get(
+            measure.key, f"{measure.better} is better"
+        ),
         "overview": _drawn(first, looks, "overview"),
         "table": table,
         "gaps": _gaps(table),
@@ -161,6 +167,25 @@ def _context(results: Results) -> dict[str, Any]:
         "style": Markup(stylesheet() + (HERE / "style.css").read_text(encoding="utf-8")),
         "script": Markup((HERE / "page.js").read_text(encoding="utf-8")),
     }
+
+
+_OF_MODEL = (
+    "embed_dim", "depth", "num_heads", "mlp_ratio", "shared_position", "position_init_std", "attention", "num_kv_heads",
+    "norm", "qk_norm", "global_pool", "class_token", "mlp",
+)  # fmt: skip
+
+
+def _recipe(settings: SettingsRecord) -> dict[str, Any]:
+    """The recipe's fields; of a person's own model those of training alone."""
+    fields: dict[str, Any] = plain(settings.recipe)
+    return {name: held for name, held in fields.items() if settings.model is None or name not in _OF_MODEL}
+
+
+def _trained(results: Results) -> str:
+    """The model in words."""
+    if results.settings.model is not None:
+        return f"model of {results.settings.model.split(', ')[0]}"
+    return "small causal language model" if results.task.kind == "text" else "small vision transformer"
 
 
 def _counted(count: int, kinds: str) -> str:
@@ -243,7 +268,10 @@ def _by_seed(results: Results, ranked: Sequence[str]) -> dict[str, Any]:
 
 
 def _python(results: Results, names: Sequence[str]) -> dict[str, str] | None:
-    """Python that trains the first of these outside the command."""
+    """Python that trains the first of these outside the command; none where a person's own functions or datasets do."""
+    settings = results.settings
+    if settings.model or settings.better or settings.task == "datasets":
+        return None
     name = next((name for name in names if results.runs(name)), None)
     return None if name is None else {"name": name, "source": reproduce(results, name)}
 

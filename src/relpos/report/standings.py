@@ -156,13 +156,14 @@ def stand(results: Results, probe: ProbeRecord) -> Standings | None:
 
 def chance_of(results: Results) -> float | None:
     """What guessing reaches; None where nothing is guessed."""
-    return 1.0 / len(results.task.classes) if results.task.classes else None
+    return 1.0 / len(results.task.classes) if results.task.classes and measure_of(results).is_share else None
 
 
 def place(probe: ProbeRecord) -> str:
     """Where a sentence speaks of: "on the test images", "at +3 pixels", "on the canvas 24 x 24, anywhere"."""
     if probe.group == "test":
-        return "on the test images" if probe.image_size or probe.length is None else f"at {probe.label}"
+        what = "images" if probe.image_size else "data"
+        return f"on the test {what}" if probe.length is None else f"at {probe.label}"
     if probe.group == "shift" and "px" in probe.label:
         return f"at +{probe.x:g} pixel" + ("" if probe.x == 1 else "s")
     return f"on the canvas {probe.label}" if probe.group == "canvas" else f"at {probe.label}"

@@ -53,8 +53,10 @@ class Interval:
         return self.low <= 0.0 <= self.high
 
 
-def mean_interval(outcomes: Mapping[int, NDArray[np.float64]], *, most: float | None = 1.0) -> Interval:
-    """What one mechanism reaches: `outcomes[seed]` is `[images]`, from 0 to `most`; the interval stays inside them.
+def mean_interval(
+    outcomes: Mapping[int, NDArray[np.float64]], *, least: float | None = 0.0, most: float | None = 1.0
+) -> Interval:
+    """What one mechanism reaches: `outcomes[seed]` is `[images]`, `least` to `most`; the interval stays inside them.
 
     Raises `ValueError` for no seeds, no images, or seeds with different numbers of images.
     """
@@ -62,7 +64,8 @@ def mean_interval(outcomes: Mapping[int, NDArray[np.float64]], *, most: float | 
         _stack(outcomes, name="outcomes"), seeds=tuple(sorted(outcomes)), share=most is not None
     )
     high = interval.high if most is None else min(most, interval.high)
-    return Interval(interval.mean, max(0.0, interval.low), high, interval.images, interval.seeds, interval.covers_seeds)
+    low = interval.low if least is None else max(least, interval.low)
+    return Interval(interval.mean, low, high, interval.images, interval.seeds, interval.covers_seeds)
 
 
 def paired_difference(

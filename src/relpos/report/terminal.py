@@ -48,6 +48,7 @@ def render_table(results: Results, *, width: int = WIDTH) -> list[RenderableType
         shown = _table(results, built, kept)
     parts: list[RenderableType] = [shown] if _wide(shown) <= width else _lists(built, kept, width)
     what = "Accuracy in %" if measure.is_share else "Bits per byte, fewer are better"
+    what = f"The figure, {measure.better} is better" if measure.key == "figure" else what
     half = "\N{PLUS-MINUS SIGN} half the width of the 95% interval"
     cut_off = any("(" in _figure(built, row, index) for row in built.rows for index in kept)
     ends = f", or (its ends) where it stops at {'0 or 100' if measure.is_share else '0'}" if cut_off else ""

@@ -59,6 +59,7 @@ class SettingsRecord:
     model: Annotated[str | None, "a person's own `build`, with a fingerprint of its code"] = None
     step: Annotated[str | None, "a person's own training step, likewise"] = None
     evaluate: Annotated[str | None, "what measures instead of relpos, likewise"] = None
+    changes: Annotated[dict[str, Any], "of the recipe, that were asked for, steps apart"] = field(default_factory=dict)
     better: Annotated[Literal["higher", "lower"] | None, "of a figure of one's own: which is"] = None
 
 

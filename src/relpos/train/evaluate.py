@@ -69,6 +69,14 @@ def right(
 
 
 @torch.no_grad()
+def classified(model: nn.Module, task: Task, split: Split, device: torch.device) -> Bool[Tensor, "n trials"]:
+    """Whether the model names the class of each input of a split, or of each of its tokens."""
+    model.eval()
+    found = [_likeliest(model(inputs.to(device))).cpu() == classes for inputs, classes in task.once(split, AT_ONCE)]
+    return torch.cat(found).flatten(1) if found[0].dim() > 1 else torch.cat(found)[:, None]
+
+
+@torch.no_grad()
 def bits(
     model: nn.Module, task: Text, probe: TextProbe, split: Split, device: torch.device, *, blocks: int | None = None
 ) -> Float[Tensor, "n N"]:
@@ -110,12 +118,14 @@ def measured(
             "values": [round(value, 6) for value in each.mean(dim=1).tolist()],
             "by_place": [round(value, 4) for value in pieces.view(bins, -1).mean(dim=1).tolist()],
         }
-    assert isinstance(task, ImageTask)
-    assert isinstance(probe, ImageProbe)
-    hits = right(model, task, probe, "test", device)
+    if isinstance(task, ImageTask):
+        assert isinstance(probe, ImageProbe)
+        hits = right(model, task, probe, "test", device)
+    else:
+        hits = classified(model, task, "test", device)
     return {
         "accuracy": round(hits.float().mean().item(), 6),
-        "trials": probe.trials,
+        "trials": hits.shape[1],
         "correct": hits.sum(dim=1).tolist(),
     }
 
@@ -126,6 +136,7 @@ def validated(model: nn.Module, task: Task, device: torch.device) -> float:
     if isinstance(task, Text):
         assert isinstance(probe, TextProbe)
         return bits(model, task, probe, "validation", device, blocks=VALIDATION_BLOCKS).mean().item()
-    assert isinstance(task, ImageTask)
+    if not isinstance(task, ImageTask):
+        return classified(model, task, "validation", device).float().mean().item()
     assert isinstance(probe, ImageProbe)
     return right(model, task, probe, "validation", device, trials=1).float().mean().item()

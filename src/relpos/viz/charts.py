@@ -39,6 +39,7 @@ class Chart:
     Attributes:
         lines: name to points, best first. bold: names that the text speaks of.
         percent: figures are shares. log: of x. chance: a dotted line.
+        figure: what they are, where they are neither shares nor bits.
     """
 
     title: str
@@ -48,11 +49,12 @@ class Chart:
     log: bool = False
     chance: float | None = None
     bold: Sequence[str] = field(default_factory=tuple)
+    figure: str = ""
 
     @property
     def up(self) -> str:
         """What the vertical axis is."""
-        return "accuracy" if self.percent else "bits per byte (lower is better)"
+        return self.figure or ("accuracy" if self.percent else "bits per byte (lower is better)")
 
 
 def draw(chart: Chart, looks: Mapping[str, Style], *, size: tuple[float, float] = (WIDTH, HEIGHT)) -> Figure:

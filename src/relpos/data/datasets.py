@@ -1,0 +1,206 @@
+"""Datasets of a person's own as a task: (train, validation, test), each a PyTorch dataset or a tuple of tensors.
+
+Images [C, height, width] with a class each are an `ImageTask`, on which relpos trains models of its own. Anything else
+needs a person's own model, and a step too unless its targets are classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import TensorDataset, default_collate
+
+from relpos.core.checks import fail, shape_of
+from relpos.data.task import FIRST, STANDARD, ImageProbe, ImageTask, Probe, Split, Task, TaskKind
+from relpos.data.text import FIRST_ON_TEXT, STANDARD_ON_TEXT
+
+_SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+_ALONG = 8
+"""Patches along a side of an image, at least, where the person does not say how large one is."""
+_LOOKED_AT = 8
+"""Items of a split that a fingerprint is made of."""
+
+
+def of_datasets(given: Sequence[Any], patch: tuple[int, int] | None = None) -> Task:
+    """The task of three datasets.
+
+    Raises:
+        ValueError: they are not three, one is no dataset or empty, or patches do not divide the images.
+    """
+    splits = {}
+    for name, held in zip(_SPLITS, given, strict=True):
+        is_tensors = isinstance(held, tuple) and held and all(isinstance(x, Tensor) for x in held)
+        dataset = TensorDataset(*held) if is_tensors else held
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or isinstance(dataset, str):
+            remedy = "Pass one with __len__ and __getitem__, or a tuple of tensors."
+            fail(f"a dataset for {name}", shape_of(held), remedy)
+        if len(dataset) == 0:
+            fail(f"a dataset for {name} with items", "an empty one", "Put some into it.")
+        splits[name] = dataset
+    first = splits["train"][0]
+    if _is_image_with_class(first):
+        return ImageDatasets(splits, _patch(tuple(first[0].shape[1:]), patch))
+    if patch is not None:
+        fail("images [C, height, width] with a class each beside patch", _shapes(first), "Leave patch out.")
+    return Datasets(splits)
+
+
+def _is_image_with_class(item: Any) -> bool:
+    if not isinstance(item, tuple | list) or len(item) != 2 or not isinstance(item[0], Tensor):
+        return False
+    is_class = isinstance(item[1], int) or (
+        isinstance(item[1], Tensor) and item[1].dim() == 0 and not item[1].is_floating_point()
+    )
+    return is_class and item[0].dim() == 3 and item[0].is_floating_point()
+
+
+def _patch(image: tuple[int, ...], asked: tuple[int, int] | None) -> tuple[int, int]:
+    """The patch that was asked for, else the largest that leaves some along each side."""
+    if asked is None:
+        rows, columns = (
+            max(one for one in range(1, side + 1) if side % one == 0 and (side // one >= _ALONG or one == 1))
+            for side in image
+        )
+        return rows, columns
+    if any(side % one for side, one in zip(image, asked, strict=True)):
+        came = f"images of {image[0]} x {image[1]}"
+        fail(f"images that patches of {asked[0]} x {asked[1]} divide", came, "Choose another patch.")
+    return asked
+
+
+def _shapes(item: Any) -> str:
+    """The tensors of an item by their shapes."""
+    return f"items of {', '.join(shape_of(leaf) for leaf in pytree.tree_leaves(item))}"
+
+
+class _OfDatasets(Task):
+    """What both kinds share."""
+
+    name: ClassVar[str] = "datasets"
+    summary: ClassVar[str] = "Datasets of your own."
+
+    def __init__(self, splits: dict[Split, Any]) -> None:
+        self.splits = splits
+        counts = [f"{len(splits[name]):,} {words}" for name, words in zip(_SPLITS, _FOR, strict=True)]
+        self.title = "Your datasets"
+        self.description = f"{type(splits['train']).__name__}: {counts[0]}, {counts[1]}, {counts[2]}."
+        self.options: dict[str, Any] = {"contents": _contents(splits)}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {name: len(held) for name, held in self.splits.items()}
+
+    def _batch(self, split: Split, chosen: Sequence[int]) -> Any:
+        return default_collate([self.splits[split][index] for index in chosen])
+
+    def batches(self, batch_size: int, seed: int) -> Iterator[Any]:
+        count, generator = len(self.splits["train"]), torch.Generator().manual_seed(seed)
+        while True:
+            order = torch.randperm(count, generator=generator).tolist()
+            for start in range(0, count - batch_size + 1, batch_size):  # a short last batch would weigh more
+                batch = self._batch("train", order[start : start + batch_size])
+                yield tuple(batch) if isinstance(batch, list) else batch
+
+    def once(self, split: Split, batch_size: int) -> Iterator[Any]:
+        count = len(self.splits[split])
+        for start in range(0, count, batch_size):
+            batch = self._batch(split, range(start, min(start + batch_size, count)))
+            yield tuple(batch) if isinstance(batch, list) else batch
+
+
+_FOR = ("inputs to train on", "for validation", "to test")
+
+
+class Datasets(_OfDatasets):
+    """Inputs and targets of any kind. The first axis of the first input is taken for its tokens."""
+
+    kind: ClassVar[TaskKind] = "other"
+    measure: ClassVar[Literal["accuracy", "bits_per_byte"]] = "accuracy"
+    positions: ClassVar[tuple[str, ...]] = FIRST_ON_TEXT
+    standard: ClassVar[tuple[str, ...]] = STANDARD_ON_TEXT
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        first = next(leaf for leaf in pytree.tree_leaves(self.splits["train"][0]))
+        return (first.shape[0] if isinstance(first, Tensor) and first.dim() else 1,)
+
+    @property
+    def size(self) -> int:
+        return self.grid[0]
+
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        return (OwnProbe("test", "test", "test", None, 0, "The test data."),)
+
+    def noise(self, grid: tuple[int, ...], batch_size: int) -> Any:
+        return next(self.batches(batch_size, 0))
+
+
+class OwnProbe(Probe):
+    """The plain test of data whose inputs have no size that a model could be grown to."""
+
+    @property
+    def size(self) -> int:
+        raise NotImplementedError("these data have one size")
+
+
+class ImageDatasets(_OfDatasets, ImageTask):
+    """Images of one size with a class each.
+
+    Raises:
+        ValueError: a class is below 0, or items differ in what they are.
+    """
+
+    positions: ClassVar[tuple[str, ...]] = FIRST
+    standard: ClassVar[tuple[str, ...]] = STANDARD
+
+    def __init__(self, splits: dict[Split, Any], patch_size: tuple[int, int]) -> None:
+        super().__init__(splits)
+        image = splits["train"][0][0]
+        self.channels, self.image_size, self.patch_size = image.shape[0], tuple(image.shape[1:]), patch_size
+        highest = max(int(self.labels(split).max()) for split in splits)
+        lowest = min(int(self.labels(split).min()) for split in splits)
+        if lowest < 0:
+            fail("classes counted from 0", str(lowest), "Number them anew.")
+        named = getattr(splits["train"], "classes", ())
+        self.classes = tuple(map(str, named if len(named) > highest else range(highest + 1)))
+
+    @cached_property
+    def _labels(self) -> dict[Split, Int[Tensor, " n"]]:
+        return {
+            split: torch.tensor([int(held[index][1]) for index in range(len(held))])
+            for split, held in self.splits.items()
+        }
+
+    @property
+    def probes(self) -> tuple[ImageProbe, ...]:
+        return (ImageProbe("test", "test", "test", None, 0, "The test images.", self.image_size, 1),)
+
+    def labels(self, split: Split) -> Int[Tensor, " n"]:
+        return self._labels[split]
+
+    def examples(
+        self, probe: ImageProbe, split: Split, chosen: slice = slice(None)
+    ) -> tuple[Float[Tensor, "n trials C height width"], Int[Tensor, " n"]]:
+        which = range(len(self.splits[split]))[chosen]
+        return torch.stack([self.splits[split][index][0] for index in which])[:, None], self.labels(split)[chosen]
+
+
+def _contents(splits: dict[Split, Any]) -> str:
+    """A fingerprint of the sizes, and of some items of validation and test: those of training may be augmented."""
+    digest = hashlib.sha256()
+    for name in ("validation", "test"):
+        held = splits[name]
+        for index in range(0, len(held), max(1, len(held) // _LOOKED_AT)):
+            for leaf in pytree.tree_leaves(held[index]):
+                is_tensor = isinstance(leaf, Tensor)
+                digest.update(leaf.cpu().contiguous().numpy().tobytes() if is_tensor else repr(leaf).encode())
+    counts = " + ".join(str(len(splits[name])) for name in _SPLITS)
+    return f"{counts} items, sha256 {digest.hexdigest()[:12]}"

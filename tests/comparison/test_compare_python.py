@@ -1,0 +1,329 @@
+"""`relpos.compare`: models, data, steps and figures of one's own; what it returns, and what mistakes get."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import own_model
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import relpos
+from relpos.comparing import Display
+from relpos.comparison.callables import described
+from relpos.data import find_task
+from relpos.results import load_results
+from relpos.train import measured
+
+OWN = Path(own_model.__file__)
+
+
+def waves(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Sequences of 12 tokens, and of each where its largest first number stands: what only position tells."""
+    inputs = torch.rand(count, 12, 4, generator=torch.Generator().manual_seed(seed))
+    return inputs, inputs[:, :, 0].argmax(dim=1) / 12
+
+
+WAVES = (waves(96, 0), waves(32, 1), waves(40, 2))
+
+
+def compare(out: Path, *arguments: Any, **options: Any) -> tuple[relpos.ComparisonResult, list[str]]:
+    """A comparison on the CPU and the lines that it showed."""
+    lines: list[str] = []
+    options = {"device": "cpu", "steps": 3, "out": out, "display": Display(lines.append), **options}
+    return relpos.compare(*arguments, **options), lines
+
+
+@pytest.fixture(scope="module")
+def on_digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[relpos.ComparisonResult, list[str]]:
+    out = tmp_path_factory.mktemp("digits") / "out"
+    return compare(out, positions=["none", "learned"], quick=True, recipe={"depth": 1}, lr=1e-3, batch_size=32)
+
+
+def test_models_that_come_back_reach_what_is_written(on_digits: tuple[relpos.ComparisonResult, list[str]]) -> None:
+    result, task = on_digits[0], find_task("digits")
+    assert list(result.models) == [("none", 0), ("learned", 0)]
+    for run in result.results.records:
+        model = result.models[run.position, 0]
+        assert not model.training
+        reached = measured(model, task, task.probes[0], torch.device("cpu"))
+        assert reached["correct"] == run.metrics[0].correct
+    with pytest.raises(KeyError, match=r"among \('none', 0\), \('learned', 0\); got \('t5', 0\)"):
+        result.models["t5", 0]
+
+
+def test_what_was_asked_is_the_recipe_and_on_the_page(
+    on_digits: tuple[relpos.ComparisonResult, list[str]], tmp_path: Path
+) -> None:
+    result, lines = on_digits
+    recipe = result.results.settings.recipe
+    assert (recipe.depth, recipe.learning_rate, recipe.batch_size, recipe.steps) == (1, 1e-3, 32, 3)
+    page = result.page.read_text(encoding="utf-8")
+    assert "--set recipe.depth=1 --batch-size 32 --lr 0.001" in page
+    assert load_results(result.folder / "results.json") == result.results
+    assert lines[0].startswith("Comparing none, learned on digits, in ")
+    assert lines[-1] == "Done: time training steps (5 of 5 done)"
+
+
+def test_a_result_draws_itself(on_digits: tuple[relpos.ComparisonResult, list[str]]) -> None:
+    result = on_digits[0]
+    assert result.best is None, "a quick run decides nothing"
+    assert "learned" in str(result.table())
+    assert repr(result).endswith(f"Page: {result.page}")
+    shown = result._repr_html_()
+    assert "<table>" in shown
+    assert "It works: 2 of 2 trained" in shown
+
+
+def test_losses_and_rates_are_written_a_line_a_step(on_digits: tuple[relpos.ComparisonResult, list[str]]) -> None:
+    result = on_digits[0]
+    for run in result.results.records:
+        text = (result.folder / "training" / run.id / "losses.jsonl").read_text()
+        entries = [json.loads(line) for line in text.splitlines()]
+        assert [entry["step"] for entry in entries] == [1, 2, 3]
+        assert [round(entry["loss"], 6) for entry in entries] == run.curve.loss
+        assert [round(entry["rate"], 6) for entry in entries] == run.curve.rate
+        assert [round(entry["validation"], 6) for entry in entries] == run.curve.validation
+
+
+def test_it_is_tensorboards_too_where_that_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    from types import ModuleType
+
+    from relpos.comparison.training import TrainingLog
+    from relpos.train.loop import Progress
+
+    told: list[Any] = []
+
+    class SummaryWriter:
+        def __init__(self, log_dir: str) -> None:
+            told.append(log_dir)
+
+        def add_scalar(self, *entry: Any) -> None:
+            told.append(entry)
+
+        def close(self) -> None:
+            told.append("closed")
+
+    written = ModuleType("torch.utils.tensorboard")
+    written.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", written)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "tensorboard" or None)
+    with TrainingLog(tmp_path / "run") as log:
+        log.add(Progress(1, 2, 0.5, 0.1, 0.25))
+        log.add(Progress(2, 2, 0.4, 0.05))
+    assert told[0] == str(tmp_path / "run")
+    assert sorted(told[1:4]) == [("loss", 0.5, 1), ("rate", 0.1, 1), ("validation", 0.25, 1)]
+    assert sorted(told[4:6]) == [("loss", 0.4, 2), ("rate", 0.05, 2)]
+    assert told[6:] == ["closed"]
+
+
+def test_a_file_builds_the_models(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN.read_text())
+    out = tmp_path / "out"
+    result, lines = compare(out, f"{file}:build", positions=["own", "learned"], quick=True)
+    assert result.results.settings.model is not None
+    assert result.results.settings.model.startswith("mine.py:build, sha256 ")
+    assert not any("in this process" in line for line in lines)
+    parameters = {run.position: run.parameters.position for run in result.results.records}
+    assert parameters == {"own": 0, "learned": 16 * 16}
+    assert {cost.depth for cost in result.results.costs} == {None}
+    reasons = {metric.reason for metric in result.results.records[0].metrics if metric.probe.startswith("canvas")}
+    assert reasons == {"it has no rule by which it extrapolates to another size"}
+    assert "--model mine.py:build" in result.page.read_text(encoding="utf-8")
+    file.write_text(file.read_text() + "\n# changed\n")
+    with pytest.raises(ValueError, match=r"these differ: model was 'mine\.py:build, sha256 .*, now 'mine\.py:build"):
+        compare(out, f"{file}:build", positions=["own", "learned"], quick=True)
+
+
+def test_regression_by_a_step_and_figures_of_ones_own(tmp_path: Path) -> None:
+    """Figures are below 0 and more is better: the interval is not cut off at 0, and learned positions win."""
+    result, lines = compare(
+        tmp_path / "out", own_model.build_for_regression, WAVES, ["none", "learned"], seeds=3, step=own_model.step,
+        evaluate=own_model.evaluate, better="higher", steps=200, lr=1e-2,
+    )  # fmt: skip
+    assert not any("in this process" in line for line in lines)
+    for run in result.results.records:
+        (metric,) = run.metrics
+        assert metric.values is not None
+        assert len(metric.values) == 40
+        assert metric.figure == pytest.approx(sum(metric.values) / 40, abs=1e-5)
+        if run.variant == "recipe":
+            model = result.models[run.position, run.seed]
+            wanted = own_model.evaluate(model, [WAVES[2]])
+            assert metric.values == pytest.approx(wanted.tolist(), abs=1e-5)
+    assert result.best == "learned"
+    assert "The figure, higher is better" in str(result.table())
+    page = result.page.read_text(encoding="utf-8")
+    assert "vision transformer" not in page
+    assert "(train, validation, test)" in page
+
+
+def test_a_closure_runs_here_and_a_line_says_so(tmp_path: Path) -> None:
+    width = 16
+
+    def build(position: str, task: Any) -> nn.Module:
+        return own_model.Pooled(4, 1, position, width - 4)
+
+    torch.manual_seed(7)
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    here, lines = compare(tmp_path / "here", build, WAVES, ["learned"], step=own_model.step, quick=True)
+    assert any(re.match(r"All runs are in this process, since .*build", line) for line in lines)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+    there, _ = compare(
+        tmp_path / "there", own_model.build_for_regression, WAVES, ["learned"], step=own_model.step, quick=True
+    )
+    for one, other in zip(here.results.records, there.results.records, strict=True):
+        assert (one.curve, one.metrics) == (other.curve, other.metrics), "the same figures in either"
+    assert here.results.costs[0].peak_memory_mib is None
+    assert there.results.costs[0].peak_memory_mib is not None
+
+
+class Pictures(Dataset[tuple[Tensor, int]]):
+    """Grey pictures whose brighter half says their class."""
+
+    classes = ("left", "right", "above")
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        picture, label = torch.zeros(1, 16, 24), index % 3
+        half = [(slice(None), slice(0, 12)), (slice(None), slice(12, 24)), (slice(0, 8), slice(None))][label]
+        picture[0][half] = 1.0 + index / 100
+        return picture, label
+
+
+def test_datasets_of_images_train_our_models(tmp_path: Path) -> None:
+    data = (Pictures(30), Pictures(6), Pictures(9))
+    result, lines = compare(tmp_path / "out", None, data, ["none"], quick=True, patch=4)
+    task = result.results.task
+    assert (task.classes, task.channels, task.image_size, task.patch_size) == (
+        ["left", "right", "above"], 1, [16, 24], [4, 4],
+    )  # fmt: skip
+    assert lines[0] == "Pictures: 30 inputs to train on, 6 for validation, 9 to test."
+    assert "Batches of 30 instead of 64: there are 30 training images." in lines
+    (metric,) = result.results.records[0].metrics
+    assert metric.correct is not None
+    assert len(metric.correct) == 9
+
+
+MISTAKES: list[tuple[str, dict[str, Any], str]] = [
+    ("fails", {"model": own_model.fails}, r"expected build\(.*\) to return a model; got KeyError: 'none' for the posit"),
+    ("none", {"model": own_model.gives_none}, r"expected a torch\.nn\.Module from build\(position, task\); got None\."),
+    ("shape", {"model": own_model.of_another_shape}, r"expected scores of shape \(2, 10\) from the model; got .*\(2, 3\)"),
+    ("module", {"model": nn.Linear(1, 1)}, r"expected build\(position, task\) as a function .*; got Linear\(.*Pass the"),
+    ("hf", {"model": "hf:bert"}, r"got hf:bert, which is not served yet\. Pass build"),
+    ("own", {"positions": ["own"]}, r"expected a position mechanism.* got 'own'|got 'own'"),
+    ("gone", {"data": "no/such"}, r"expected data as a folder .*; got no/such, which does not exist\. Name one"),
+    ("two", {"data": WAVES[:2]}, r"expected data as three datasets: train, validation, test; got 2\."),
+    ("no set", {"data": (WAVES[0], WAVES[1], 3)}, r"expected a dataset for test; got int 3\. Pass one with __len__"),
+    ("empty", {"data": (WAVES[0], [], WAVES[2])}, r"expected a dataset for validation with items; got an empty one"),
+    ("model", {"data": WAVES}, r"expected a model beside these datasets; got none, and relpos's own take images"),
+    ("data", {"data": 3}, r"expected data as a folder of images, .*; got int 3\."),
+    (
+        "no step",
+        {"data": WAVES, "model": own_model.build_for_regression},
+        r"expected classes as integers; got a tensor of shape \(2,\) and dtype float32\. Pass a step",
+    ),
+    (
+        "scalar",
+        {"data": WAVES, "model": own_model.build_for_regression, "step": lambda model, batch: model(batch[0])},
+        r"expected one number as a tensor from step\(model, batch\); got a tensor of shape \(2, 1\)",
+    ),
+    (
+        "gradient",
+        {"data": WAVES, "model": own_model.build_for_regression, "step": lambda model, batch: torch.zeros(())},
+        r"expected a loss that depends on the model's parameters; got one without a gradient",
+    ),
+    (
+        "figure",
+        {
+            "data": WAVES, "model": own_model.build_for_regression, "step": own_model.step, "better": "lower",
+            "evaluate": lambda model, split: "good",
+        },
+        r"expected a number, or one for each unit, from evaluate\(model, split\); got str 'good'\.",
+    ),
+    (
+        "raises",
+        {
+            "data": WAVES, "model": own_model.build_for_regression, "step": own_model.step, "better": "lower",
+            "evaluate": lambda model, split: 1 / 0,
+        },
+        r"expected evaluate\(model, split\) to return a figure; got ZeroDivisionError: division by zero for the pos",
+    ),
+    ("better", {"evaluate": own_model.evaluate}, r"expected better='higher' or 'lower' beside evaluate; got none"),
+    ("what", {"what": "norm", "model": own_model.build}, r"expected what='position' with a model, .*; got 'norm'"),
+    ("field", {"recipe": {"weigth_decay": 1}}, r"a field of the recipe among .*; got 'weigth_decay'\. Did you mean"),
+    ("bool", {"recipe": {"shared_position": 3}}, r"the recipe's shared_position to be True or False; got int 3"),
+    ("name", {"recipe": {"norm": 3}}, r"expected the recipe's norm as a name; got int 3"),
+    ("step file", {"step": "mine.py"}, r"expected step\(model, batch\) as a function or FILE\.py:NAME; got 'mine\.py'"),
+    (
+        "sophia",
+        {"step": own_model.step, "recipe": {"optimizer": "sophia-g"}},
+        r"expected adamw or lion with a step or evaluate of one's own; got sophia-g\.",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "says"), [one[1:] for one in MISTAKES], ids=[one[0] for one in MISTAKES])
+def test_a_mistake_is_one_line_and_nothing_is_written(options: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        compare(tmp_path / "out", **{"positions": ["none"], **options})
+    assert len(str(caught.value).splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_code_has_another_fingerprint() -> None:
+    def made(source: str, name: str = "build") -> Callable[..., Any]:
+        there: dict[str, Any] = {"__name__": "__main__"}
+        exec(source, there)
+        found: Callable[..., Any] = there[name]
+        return found
+
+    first = "def inner(x):\n    return x + 1\nclass Net:\n    def run(self):\n        return inner(2)\n"
+    source = first + "def build(position, task):\n    return Net()\n"
+    assert described(made(source)) == described(made(source))
+    assert described(made(source)) != described(made(source.replace("x + 1", "x + 2"))), "two calls below"
+
+    def closing(width: int) -> Callable[..., Any]:
+        def build(position: str, task: Any) -> int:
+            return width
+
+        return build
+
+    assert described(closing(3)) != described(closing(4))
+    assert described(partial(own_model.step, 3)) != described(partial(own_model.step, 4))
+    assert described(None) is None
+
+
+def test_a_loss_without_evaluate_is_the_figure(tmp_path: Path) -> None:
+    result, _ = compare(
+        tmp_path / "out",
+        own_model.build_for_regression,
+        WAVES,
+        ["none"],
+        step=own_model.step,
+        quick=True,
+        batch_size=16,
+    )
+    (metric,) = result.results.records[0].metrics
+    model = result.models["none", 0]
+    with torch.no_grad():
+        wanted = [own_model.step(model, [x[at : at + 16] for x in WAVES[2]]).item() for at in (0, 16, 32)]
+    assert metric.values == pytest.approx(wanted, abs=1e-5)
+    assert result.results.settings.better == "lower"
+    assert math.isfinite(metric.figure or math.nan)
