@@ -100,8 +100,6 @@ class BeitAttention(_Beit):
 class BeitModel(_Beit):
     """`BeitModel`: keeps the caller's mask from being added to an image."""
 
-    dropouts = ()
-
     def forward(
         self,
         pixel_values: Tensor,

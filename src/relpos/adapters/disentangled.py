@@ -30,8 +30,6 @@ from relpos.core import LineVectors, Sequence, Terms, lines
 class DisentangledEncoder(Retrofitted):
     """`DebertaV2Encoder` and its like: what it hands to the layers."""
 
-    dropouts = ()
-
     border = 640
     training_border = 1024
 

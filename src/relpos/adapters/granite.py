@@ -23,8 +23,6 @@ from relpos.adapters.transformer_xl import by_head
 class GraniteAttention(Retrofitted):
     """Granite Speech's, within blocks; the last one is filled up. Its blocks of 200 tokens are faster as published."""
 
-    dropouts = ()
-
     border = 512
     training_border = 512
 

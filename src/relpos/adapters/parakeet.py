@@ -85,8 +85,6 @@ def _is_offline(kwargs: dict[str, Any]) -> bool:
 class ParakeetEncoder(Retrofitted):
     """Parakeet's encoder, for its mask."""
 
-    dropouts = ()
-
     border = ParakeetAttention.border
     training_border = ParakeetAttention.training_border
 
@@ -143,8 +141,6 @@ def _encode_parakeet(
 
 class NemotronEncoder(Retrofitted):
     """Nemotron's streaming encoder, where a query sees its own chunk and some before it."""
-
-    dropouts = ()
 
     border = ParakeetAttention.border
     training_border = ParakeetAttention.training_border

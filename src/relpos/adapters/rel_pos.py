@@ -70,8 +70,6 @@ class _Shared:
 class RelPosModel(Retrofitted):
     """`VisionTransformerRelPos` with one module for all layers."""
 
-    dropouts = ()
-
     border = 512
     training_border = 512
 

@@ -38,8 +38,6 @@ class RetrofitReport:
     left: tuple[Left, ...]
     verified: tuple[Verdict, ...]
     border: int | None
-    drops: bool
-    """Whether the model drops attention weights, so that it trains as published unless a border was asked for."""
 
     def __str__(self) -> str:
         libraries = ", ".join(f"{name} {version}" for name, version in self.versions.items())
@@ -52,10 +50,6 @@ class RetrofitReport:
         for (path, reason), count in Counter((one.path, one.reason) for one in self.left).items():
             lines.append(f"  left      {_short(path)} x {count}: {reason}")
         lines += [f"  verified  {verdict}" for verdict in self.verified]
-        if self.drops and self.border is None:
-            lines.append(
-                "  dropout   of attention weights: training runs as published; border= trains by relpos, in less memory"
-            )
         if not self.verified:
             lines.append("  verified  nothing: verify=False")
         return "\n".join(lines)

@@ -18,7 +18,7 @@ from relpos.adapters import interface
 from relpos.adapters.kinds import PositionKind, Replaced, path_of, refused_classes, replaced_classes
 from relpos.adapters.libraries import require_importable, strange
 from relpos.adapters.reporting import Left, RetrofitReport, Swapped
-from relpos.adapters.retrofitted import NEVER, drops_weights, is_swapped, published_class, route, swap, unswap
+from relpos.adapters.retrofitted import NEVER, is_swapped, published_class, swap, unswap
 from relpos.adapters.verification import Verdict, verify_model
 from relpos.core.checks import fail, require_flag, require_int, shape_of
 
@@ -41,8 +41,7 @@ def retrofit(
         model: changed in place; `relpos.restore` undoes it. Retrofitting it again is an error.
         verify: run a copy of one module of each kind, published and retrofitted, and compare outputs and gradients.
         force: also serve a version of the library whose source was not run; it is verified all the same.
-        border: tokens from which relpos computes, in place of the measured number; 0 for always. Without it, training
-            with dropout of attention weights runs as published: relpos takes longer then, in less memory.
+        border: tokens from which relpos computes, in place of the measured number; 0 for always.
         progress: called with the name of what is being verified.
 
     Returns:
@@ -74,8 +73,7 @@ def retrofit(
         _require_agreement(verdicts)
     versions = {kind.library: metadata.version(kind.library) for _, _, kind, _ in found}
     rows = tuple(Swapped(name, path_of(published_class(module)), one.architecture) for name, module, one in chosen)
-    drops = any(route(module).drops for _, module, _, _ in found)
-    return RetrofitReport(type(model).__name__, versions, rows, tuple(left), tuple(verdicts), border, drops)
+    return RetrofitReport(type(model).__name__, versions, rows, tuple(left), tuple(verdicts), border)
 
 
 def restore(model: nn.Module) -> None:
@@ -173,9 +171,6 @@ def _swap(found: list[tuple[str, nn.Module, PositionKind, Replaced]], border: in
             configs[id(module.config)] = module.config
     for config in configs.values():
         interface.switch(config)
-    drops = any(drops_weights(module) for _, module, _, _ in found)
-    for _, module, _, _ in found:
-        route(module).drops = drops
 
 
 @contextmanager

@@ -73,8 +73,6 @@ class ConformerShawAttention(ConformerAttention):
 class SeamlessEncoder(Retrofitted):
     """SeamlessM4T v2's encoder, for its mask: by default one chunk holds all tokens, and says nothing."""
 
-    dropouts = ()
-
     def _apply_chunk_attention(self, attention_mask: Tensor | None, hidden_states: Tensor) -> Tensor | None:
         tokens = hidden_states.shape[1]
         whole = tokens <= self.config.speech_encoder_chunk_size
@@ -86,8 +84,6 @@ class SeamlessEncoder(Retrofitted):
 
 class SpeechT5Positions(Retrofitted):
     """What makes SpeechT5's vectors, once for all layers."""
-
-    dropouts = ()
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """The table, `[2 max, D]`, in place of `[N, N, D]`."""
@@ -101,8 +97,6 @@ class SpeechT5Positions(Retrofitted):
 
 class MaskedByKeys(Retrofitted):
     """An encoder that hands on a mask of one number a key, `[B, 1, 1, M]` of bool."""
-
-    dropouts = ()
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The published forward."""

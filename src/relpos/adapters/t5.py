@@ -123,8 +123,6 @@ def _refuse(kwargs: dict[str, Any]) -> None:
 class MPNetEncoder(Retrofitted):
     """MPNet makes the bias in its encoder, for all layers."""
 
-    dropouts = ()
-
     border = T5Attention.border
     training_border = T5Attention.training_border
 
