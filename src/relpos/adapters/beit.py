@@ -243,6 +243,20 @@ def _run_attention(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     return (module(x, attention_mask=bias)[0],)
 
 
+def _run_model(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
+    """The model with its first layer, at a small resolution that is no square; then the same with padding."""
+    config = module.config  # of a copy
+    config._attn_implementation_internal = "sdpa"
+    rows, columns = 4, 6
+    patch = config.patch_size
+    padding = draws.padding(draws.batch, rows * columns + 1)
+    outputs = []
+    for mask in (None, padding):
+        pixels = draws.normal(draws.batch, config.num_channels, rows * patch, columns * patch)
+        outputs.append(module(pixels, attention_mask=mask).last_hidden_state)
+    return tuple(outputs)
+
+
 def _run_data2vec(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """A bias of its own, one that was handed on, both."""
     patch, window = module.config.patch_size, (4, 6)
@@ -294,6 +308,12 @@ KINDS = (
         verified=(
             Verified(_BEIT + "BeitRelativePositionBias", _run_bias, _TABLE),
             Verified(_BEIT + "BeitAttention", _run_attention, _TABLE),
+            Verified(
+                _BEIT + "BeitModel",
+                _run_model,
+                (*_TABLE, "lambda_1", "lambda_2"),  # 1e-5 of a layer hides it
+                first=("layers",),
+            ),
             Verified(_DATA2VEC + "RelativePositionBias", _run_bias, _TABLE),
             Verified(_DATA2VEC + "SelfAttention", _run_data2vec, _TABLE),
             Verified(_DATA2VEC + "SdpaSelfAttention", _run_data2vec, _TABLE),

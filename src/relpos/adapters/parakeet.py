@@ -233,12 +233,30 @@ def _run_nemotron(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     return (module(x, position_embeddings=positions, attention_mask=mask)[0][seen],)
 
 
+def _run_encoder(module: Any, draws: RandomInputs, **more: Any) -> tuple[Tensor, ...]:
+    """An encoder with its first layer, on padded frames; with sdpa, as padded rows are NaN in eager attention."""
+    config = module.config  # of a copy
+    config._attn_implementation_internal = "sdpa"
+    frames = draws.tokens * config.subsampling_factor
+    x = draws.normal(draws.batch, frames, config.num_mel_bins)
+    out = module(x, attention_mask=draws.padding(draws.batch, frames), **more)
+    return (out.last_hidden_state[out.attention_mask.bool()],)
+
+
+def _run_streaming_encoder(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
+    """Chunks so short that both of their ends are seen."""
+    module.config.sliding_window = 9  # of a copy
+    return _run_encoder(module, draws, num_lookahead_tokens=2)
+
+
 def _not_sdpa(module: Any) -> str | None:
     own = module.config._attn_implementation
     return (
         None if own == "sdpa" else f"attn_implementation={own!r}, whose mask the library turns around; load with sdpa"
     )
 
+
+_TABLES = ("bias_u", "bias_v", "relative_k_proj.weight")
 
 KINDS = (
     PositionKind(
@@ -271,13 +289,20 @@ KINDS = (
             Verified(
                 class_path("parakeet", "ParakeetEncoderAttention"),
                 _run_parakeet,
-                tables=("bias_u", "bias_v", "relative_k_proj.weight"),
+                _TABLES,
                 exact=1e-6,  # its eager attention has a softmax in float32
             ),
+            Verified(class_path("parakeet", "ParakeetEncoder"), _run_encoder, _TABLES, first=("layers",)),
             Verified(
                 class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoderAttention"),
                 _run_nemotron,
-                tables=("bias_u", "bias_v", "relative_k_proj.weight"),
+                _TABLES,
+            ),
+            Verified(
+                class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoder"),
+                _run_streaming_encoder,
+                _TABLES,
+                first=("layers",),
             ),
         ),
     ),

@@ -109,7 +109,8 @@ class MaskedByKeys(Retrofitted):
         tokens, mask = hidden_states.shape[1], kwargs.get("attention_mask")
         asked = kwargs.get("output_attentions")
         asked = self.config.output_attentions if asked is None else asked
-        if mask is not None and mask.dim() == 2 and not args and not asked and self.takes(tokens, tokens):
+        named = self.config._attn_implementation is not None  # a VITS encoder built by itself: the library drops masks
+        if mask is not None and mask.dim() == 2 and named and not args and not asked and self.takes(tokens, tokens):
             kwargs["attention_mask"] = mask[:, None, None].bool()
         return super().forward(hidden_states, *args, **kwargs)
 
@@ -238,8 +239,43 @@ def _keys(module: Any, draws: RandomInputs) -> Tensor:
     return mask if is_swapped(module) else _written_out(mask, draws.tokens, draws.dtype)
 
 
+def _run_speecht5_encoder(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
+    return _encoded(module, draws, draws.normal(draws.batch, draws.tokens, module.config.hidden_size))
+
+
+def _run_vits_encoder(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
+    x = draws.normal(draws.batch, draws.tokens, module.config.hidden_size)
+    return _encoded(module, draws, x, padding_mask=draws.padding(draws.batch, draws.tokens)[..., None])
+
+
+def _run_seamless_encoder(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
+    config = module.config  # of a copy
+    if config.speech_encoder_chunk_size is not None:
+        config.speech_encoder_chunk_size = max(config.speech_encoder_chunk_size, draws.tokens)
+    x = draws.normal(draws.batch, draws.tokens, config.hidden_size)
+    padding = draws.padding(draws.batch, draws.tokens)
+    return (module(x, attention_mask=padding)[padding.bool()],)
+
+
+def _encoded(module: Any, draws: RandomInputs, x: Tensor, **more: Any) -> tuple[Tensor, ...]:
+    """The real tokens of an encoder with its first layer, on a padded batch."""
+    padding = draws.padding(draws.batch, draws.tokens)
+    return (module(x, attention_mask=padding, **more)[0][padding.bool()],)
+
+
 def _no_window(module: Any) -> str | None:
-    return None if module.window_size else "it has no position (window_size)"
+    return None if _window(module) else "it has no position (window_size)"
+
+
+def _window(module: Any) -> Any:
+    """`window_size` of an attention module, or of an encoder of them."""
+    return module.config.window_size if hasattr(module, "layers") else module.window_size
+
+
+def _not_relative_key(module: Any) -> str | None:
+    """Why a module of SeamlessM4T v2 has nothing to replace, which knows Shaw's position alone."""
+    kind = module.config.position_embeddings_type if hasattr(module, "layers") else module.position_embeddings_type
+    return None if kind == "relative_key" else "it has no position"
 
 
 def _in_decoder(module: Any) -> str | None:
@@ -268,7 +304,7 @@ KINDS = (
                 "seamless_m4t_v2",
                 class_path("seamless_m4t_v2", "SeamlessM4Tv2ConformerSelfAttention"),
                 ConformerShawAttention,
-                unfit=other_position,
+                unfit=_not_relative_key,
             ),
         ),
         verified=tuple(
@@ -289,6 +325,7 @@ KINDS = (
                 class_path("seamless_m4t_v2", "SeamlessM4Tv2ConformerEncoder"),
                 SeamlessEncoder,
                 reads=("forward", "_apply_chunk_attention"),
+                unfit=_not_relative_key,
             ),
             Replaced("speecht5", class_path("speecht5", "SpeechT5RelativePositionalEncoding"), SpeechT5Positions),
             Replaced("speecht5", class_path("speecht5", "SpeechT5Attention"), SpeechT5Attention, unfit=_in_decoder),
@@ -305,11 +342,29 @@ KINDS = (
                 ),
                 unfit=_no_window,
             ),
-            Replaced("vits", class_path("vits", "VitsEncoder"), VitsEncoder),
+            Replaced("vits", class_path("vits", "VitsEncoder"), VitsEncoder, unfit=_no_window),
         ),
         verified=(
+            Verified(
+                class_path("seamless_m4t_v2", "SeamlessM4Tv2ConformerEncoder"),
+                _run_seamless_encoder,
+                tables=("distance_embedding.weight",),
+                first=("layers",),
+            ),
             Verified(class_path("speecht5", "SpeechT5Attention"), _run_speecht5, tables=()),
+            Verified(
+                class_path("speecht5", "SpeechT5Encoder"),
+                _run_speecht5_encoder,
+                tables=("pe_k.weight",),
+                first=("layers",),
+            ),
             Verified(class_path("vits", "VitsAttention"), _run_vits, tables=("emb_rel_k", "emb_rel_v")),
+            Verified(
+                class_path("vits", "VitsEncoder"),
+                _run_vits_encoder,
+                tables=("emb_rel_k", "emb_rel_v"),
+                first=("layers",),
+            ),
         ),
         refused=(
             Refused(
