@@ -22,7 +22,7 @@ from relpos.adapters.grids import (
     terms_of_table,
     with_extras,
 )
-from relpos.adapters.interface import refuse_weights, weights_are_recorded
+from relpos.adapters.interface import MASKS, refuse_weights, weights_are_recorded
 from relpos.adapters.kinds import PositionKind, Replaced, Verified
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
@@ -294,8 +294,8 @@ KINDS = (
             Replaced(
                 "beit", _BEIT + "BeitRelativePositionBias", BeitBias, ("forward", "generate_relative_position_index")
             ),
-            Replaced("beit", _BEIT + "BeitAttention", BeitAttention, unfit=_unfit),
-            Replaced("beit", _BEIT + "BeitModel", BeitModel, unfit=_unfit),
+            Replaced("beit", _BEIT + "BeitAttention", BeitAttention, ("forward", *MASKS), unfit=_unfit),
+            Replaced("beit", _BEIT + "BeitModel", BeitModel, ("forward", *MASKS), unfit=_unfit),
             Replaced(
                 "data2vec-vision",
                 _DATA2VEC + "RelativePositionBias",

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.adapters.interface import mask_of, weights_are_recorded
+from relpos.adapters.interface import MASKS, mask_of, weights_are_recorded
 from relpos.adapters.kinds import PositionKind, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
@@ -256,6 +256,10 @@ def _not_sdpa(module: Any) -> str | None:
     )
 
 
+_CAPTURED = (
+    "transformers.utils.generic.merge_with_config_defaults",
+    "transformers.utils.output_capturing.capture_outputs",
+)
 _TABLES = ("bias_u", "bias_v", "relative_k_proj.weight")
 
 KINDS = (
@@ -269,7 +273,9 @@ KINDS = (
                 ParakeetAttention,
                 reads=("forward", "_rel_shift", "ParakeetEncoderConvolutionModule"),
             ),
-            Replaced("parakeet", class_path("parakeet", "ParakeetEncoder"), ParakeetEncoder),
+            Replaced(
+                "parakeet", class_path("parakeet", "ParakeetEncoder"), ParakeetEncoder, reads=("forward", *_CAPTURED)
+            ),
             Replaced(
                 "nemotron_asr_streaming",
                 class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoderAttention"),
@@ -281,7 +287,7 @@ KINDS = (
                 "nemotron_asr_streaming",
                 class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoder"),
                 NemotronEncoder,
-                reads=("forward", "chunked_limited_mask_function"),
+                reads=("forward", "chunked_limited_mask_function", *MASKS, *_CAPTURED),
                 unfit=_not_sdpa,
             ),
         ),

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.adapters.interface import mask_of
+from relpos.adapters.interface import MASKS, mask_of
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
@@ -329,7 +329,7 @@ KINDS = (
             ),
             Replaced("speecht5", class_path("speecht5", "SpeechT5RelativePositionalEncoding"), SpeechT5Positions),
             Replaced("speecht5", class_path("speecht5", "SpeechT5Attention"), SpeechT5Attention, unfit=_in_decoder),
-            Replaced("speecht5", class_path("speecht5", "SpeechT5Encoder"), MaskedByKeys),
+            Replaced("speecht5", class_path("speecht5", "SpeechT5Encoder"), MaskedByKeys, ("forward", *MASKS)),
             Replaced(
                 "vits",
                 class_path("vits", "VitsAttention"),
@@ -342,7 +342,7 @@ KINDS = (
                 ),
                 unfit=_no_window,
             ),
-            Replaced("vits", class_path("vits", "VitsEncoder"), VitsEncoder, unfit=_no_window),
+            Replaced("vits", class_path("vits", "VitsEncoder"), VitsEncoder, ("forward", *MASKS), unfit=_no_window),
         ),
         verified=(
             Verified(
