@@ -24,7 +24,7 @@ from torch import Tensor
 from relpos.adapters.interface import MASKS, mask_of
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
-from relpos.adapters.retrofitted import Retrofitted, is_swapped
+from relpos.adapters.retrofitted import Retrofitted, is_swapped, rows_of
 from relpos.adapters.transformer_xl import ConformerAttention, by_head, other_position, run_conformer
 from relpos.core import LineVectors, Sequence, Terms, at_least_float32, lines
 
@@ -67,7 +67,7 @@ class ConformerShawAttention(ConformerAttention):
         if module.position_embeddings_type != "relative_key":
             return super().terms(tokens, relative)
         left, right = module.left_max_position_embeddings, module.right_max_position_embeddings
-        return shaw_terms(module.distance_embedding.weight, tokens, -right, left, turned=True)
+        return shaw_terms(rows_of(module.distance_embedding), tokens, -right, left, turned=True)
 
 
 class SeamlessEncoder(Retrofitted):
@@ -95,8 +95,7 @@ class SpeechT5Positions(Retrofitted):
         if not self.takes(tokens, tokens):
             published: Tensor = super().forward(hidden_states)
             return published
-        table: Tensor = self.pe_k.weight
-        return table
+        return rows_of(self.pe_k)
 
 
 class MaskedByKeys(Retrofitted):
