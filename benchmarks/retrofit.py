@@ -137,8 +137,9 @@ def main() -> None:
         "timm": imported("timm").__version__,
         "python": platform.python_version(),
     }
-    result["threads"], result["processor"] = asked.threads, _processor()
     wanted = list(SHAPES) if asked.only is None else [name for name in asked.only.split(";") if name]
+    if wanted:
+        result["threads"], result["processor"] = asked.threads, _processor()
     for name in wanted:
         build, lengths = SHAPES[name]
         rows = {}

@@ -22,7 +22,7 @@ from relpos.adapters.grids import (
     terms_of_table,
     with_extras,
 )
-from relpos.adapters.interface import refuse_weights, weights_are_recorded
+from relpos.adapters.interface import MASKS, refuse_weights, weights_are_recorded
 from relpos.adapters.kinds import PositionKind, Replaced, Verified
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
@@ -241,6 +241,20 @@ def _run_attention(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     return (module(x, attention_mask=bias)[0],)
 
 
+def _run_model(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
+    """The model with its first layer, at a small resolution that is no square; then the same with padding."""
+    config = module.config  # of a copy
+    config._attn_implementation_internal = "sdpa"
+    rows, columns = 4, 6
+    patch = config.patch_size
+    padding = draws.padding(draws.batch, rows * columns + 1)
+    outputs = []
+    for mask in (None, padding):
+        pixels = draws.normal(draws.batch, config.num_channels, rows * patch, columns * patch)
+        outputs.append(module(pixels, attention_mask=mask).last_hidden_state)
+    return tuple(outputs)
+
+
 def _run_data2vec(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """A bias of its own, one that was handed on, both."""
     patch, window = module.config.patch_size, (4, 6)
@@ -278,8 +292,8 @@ KINDS = (
             Replaced(
                 "beit", _BEIT + "BeitRelativePositionBias", BeitBias, ("forward", "generate_relative_position_index")
             ),
-            Replaced("beit", _BEIT + "BeitAttention", BeitAttention, unfit=_unfit),
-            Replaced("beit", _BEIT + "BeitModel", BeitModel, unfit=_unfit),
+            Replaced("beit", _BEIT + "BeitAttention", BeitAttention, ("forward", *MASKS), unfit=_unfit),
+            Replaced("beit", _BEIT + "BeitModel", BeitModel, ("forward", *MASKS), unfit=_unfit),
             Replaced(
                 "data2vec-vision",
                 _DATA2VEC + "RelativePositionBias",
@@ -292,6 +306,12 @@ KINDS = (
         verified=(
             Verified(_BEIT + "BeitRelativePositionBias", _run_bias, _TABLE),
             Verified(_BEIT + "BeitAttention", _run_attention, _TABLE),
+            Verified(
+                _BEIT + "BeitModel",
+                _run_model,
+                (*_TABLE, "lambda_1", "lambda_2"),  # 1e-5 of a layer hides it
+                first=("layers",),
+            ),
             Verified(_DATA2VEC + "RelativePositionBias", _run_bias, _TABLE),
             Verified(_DATA2VEC + "SelfAttention", _run_data2vec, _TABLE),
             Verified(_DATA2VEC + "SdpaSelfAttention", _run_data2vec, _TABLE),

@@ -230,7 +230,7 @@ def _unfit(module: Any) -> str | None:
 def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """The encoder, with its first layer, on padded tokens."""
     padding = draws.padding(draws.batch, draws.tokens)
-    x = draws.normal(draws.batch, draws.tokens, module.rel_embeddings.embedding_dim)
+    x = draws.normal(draws.batch, draws.tokens, module.rel_embeddings.weight.shape[1])
     out: Tensor = module(x, padding)[0]
     return (out[padding.bool()],)
 

@@ -31,6 +31,30 @@ from relpos.engines import attention
 SERVED = ("sdpa", "eager")
 _PREFIX = "relpos_"
 
+_MASKING = "transformers.masking_utils."
+MASKS = tuple(_MASKING + name for name in ("create_bidirectional_mask", "_preprocess_mask_arguments"))
+"""What a model makes its mask by: which masks it hands through, and what it asks of the function that makes one."""
+
+READS = (
+    *MASKS,
+    *(
+        _MASKING + name
+        for name in (
+            "create_causal_mask",
+            "causal_mask_function",
+            "bidirectional_mask_function",
+            "prepare_padding_mask",
+            "padding_mask_function",
+            "sdpa_mask",
+            "eager_mask",
+        )
+    ),
+    "transformers.integrations.sdpa_attention.create_position_bias_mask",
+    "transformers.integrations.sdpa_attention.sdpa_attention_forward",
+)
+"""What our functions stand in front of. Their source has a fingerprint, as that of a class has; so has the
+`eager_attention_forward` of a model's file."""
+
 
 def switch(config: Any) -> None:
     """Let the models of a configuration use our functions, in front of those they had."""

@@ -136,6 +136,14 @@ def swap(module: nn.Module, mixin: type[Retrofitted], border: int | None = None)
         module.__dict__[_ROUTE] = Route(border, mechanism=module.mechanism())
 
 
+def rows_of(embedding: Any) -> Tensor:
+    """All rows of an embedding. They are looked up, as the library looks them up, for an adapter (LoRA) may add to them
+    and hooks may gather them."""
+    weight: Tensor = embedding.weight
+    rows: Tensor = embedding(torch.arange(weight.shape[0], device=weight.device))
+    return rows
+
+
 def _names(module: nn.Module) -> set[str]:
     """What a module's own attributes, parameters, buffers and children are called."""
     return {*vars(module), *module._parameters, *module._buffers, *module._modules}
