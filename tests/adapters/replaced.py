@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import relpos
-from relpos.core import Coordinates, Rotation
+from relpos.core import Coordinates
 from relpos.core.terms import content
 
 Call = Callable[[Any], Tensor]
@@ -33,11 +33,10 @@ def by_hand(
     terms = relpos.Terms() if position is None else position.terms(queries, keys)
     if scale is None:
         scale = next((term.value for term in terms.of(relpos.Scale)), q.shape[-1] ** -0.5)
-    rotations = terms.of(Rotation)
-    turned_q, turned_k = content(relpos.Terms(*rotations), q, k) if rotations else (q, k)
+    turned_q, turned_k = content(terms, q, k)
     scores = scale * turned_q @ turned_k.mT
     for term in terms:
-        if not isinstance(term, Rotation | relpos.Scale):
+        if not isinstance(term, relpos.Rotation | relpos.Scale | relpos.QueryBias):
             scores = scores + term.scores(q, k, scale, allowed)  # type: ignore[attr-defined]
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -1e9)

@@ -87,10 +87,14 @@ def replace_position(
     with _undone_on_error(model):
         for stack, positions in zip(stacks, built, strict=True):
             _put_in(stack, positions)
-    layers = tuple(
-        f"{len(stack.layers)} layers of {stack.name or 'the model itself'}, {stack.site.queries}" for stack in stacks
-    )
+    layers = tuple(map(_layers_of, stacks))
     return ReplacementReport(type(model).__name__, _name_of(position), rows, layers, shared, kept=False)
+
+
+def _layers_of(stack: Stack) -> str:
+    tokens = stack.site.queries
+    where = f"texts of at most {tokens.count} tokens" if is_growing(tokens) else str(tokens)
+    return f"{len(stack.layers)} layers of {stack.name or 'the model itself'}, {where}"
 
 
 def _name_of(position: PositionChoice) -> str:

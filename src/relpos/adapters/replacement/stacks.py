@@ -90,7 +90,7 @@ class Given:
 
 
 Finder = Callable[[str, Any, Given], Iterator[Stack]]
-FAMILIES = ("vit",)
+FAMILIES = ("vit", "bert", "gpt2", "llama")
 
 
 @cache
