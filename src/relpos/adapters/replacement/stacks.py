@@ -90,7 +90,7 @@ class Given:
 
 
 Finder = Callable[[str, Any, Given], Iterator[Stack]]
-FAMILIES = ("vit", "bert", "gpt2", "llama")
+FAMILIES = ("vit", "bert", "gpt2", "llama", "t5")
 
 
 @cache
