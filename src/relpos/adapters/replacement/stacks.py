@@ -90,7 +90,7 @@ class Given:
 
 
 Finder = Callable[[str, Any, Given], Iterator[Stack]]
-FAMILIES = ("vit", "bert", "gpt2", "llama", "t5")
+FAMILIES = ("vit", "bert", "gpt2", "llama", "t5", "torch_attention")
 
 
 @cache
@@ -115,11 +115,21 @@ def stacks_of(model: nn.Module, given: Given) -> list[Stack]:
         if (finder := _finders().get(path_of(type(module)))) is not None
         for stack in finder(name, module, given)
     ]
+    found = found or _alone(model, given)
     if not found:
-        known = ", ".join(sorted({path.rpartition(".")[2] for path in _finders()}))
-        fail("a model whose attention can be found", type(model).__name__, f"Known are {known}.")
+        known = ", ".join(sorted({".".join((path.split(".")[0], path.split(".")[-1])) for path in _finders()}))
+        fail("a model whose attention can be found", type(model).__name__, f"Known are {known}, nn.MultiheadAttention.")
     for stack in found:
+        if given.causal is not None and stack.site.causal != given.causal:
+            came = f"causal={given.causal} for {type(stack.holder).__name__}, which has {stack.site.causal}"
+            fail("causal as the model has it", came, "Leave causal out.")
         _require_free(stack)
+    return found
+
+
+def _alone(model: nn.Module, given: Given) -> list[Stack]:
+    """PyTorch's layers outside any encoder, in a module of the user's own."""
+    found: list[Stack] = import_module("relpos.adapters.replacement.torch_attention").layers_alone(model, given)
     return found
 
 
