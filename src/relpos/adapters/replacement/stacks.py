@@ -90,7 +90,7 @@ class Given:
 
 
 Finder = Callable[[str, Any, Given], Iterator[Stack]]
-FAMILIES = ("vit", "bert", "gpt2", "llama", "t5", "torch_attention")
+FAMILIES = ("vit", "beit", "swin", "bert", "gpt2", "llama", "t5", "torch_attention")
 
 
 @cache

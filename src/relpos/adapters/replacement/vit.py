@@ -83,7 +83,7 @@ def _timm(name: str, model: Any, given: Given) -> Iterator[Stack]:
         fail("a model that keeps all patches", f"patch_drop_rate={model.patch_drop.prob}", "Build it with 0.")
     layers = tuple(require_class(block.attn, "timm.layers.attention.Attention") for block in model.blocks)
     grid = given.grid(Grid(*model.patch_embed.grid_size, prefix=model.num_prefix_tokens))
-    own = () if model.pos_embed is None else (_absolute("pos_embed", model.pos_embed),)
+    own = () if model.pos_embed is None else (absolute("pos_embed", model.pos_embed),)
     first = layers[0]
     site = Site(first.num_heads, first.head_dim, model.embed_dim, grid)
     yield Stack(name, model, site, layers, TimmAttention, own, ((model, TimmVisionTransformer),))
@@ -94,13 +94,14 @@ def _transformers(name: str, model: Any, given: Given) -> Iterator[Stack]:
     layers = tuple(require_class(layer.attention, f"{_VIT}.ViTAttention") for layer in model.layers)
     patches = embeddings.patch_embeddings
     sizes = (image // patch for image, patch in zip(patches.image_size, patches.patch_size, strict=True))
-    own = (_absolute("embeddings.position_embeddings", embeddings.position_embeddings),)
+    own = (absolute("embeddings.position_embeddings", embeddings.position_embeddings),)
     first = layers[0]
     site = Site(first.num_attention_heads, first.head_dim, model.config.hidden_size, given.grid(Grid(*sizes, prefix=1)))
     yield Stack(name, model, site, layers, InterfaceAttention, own, ((embeddings, ViTEmbeddings),))
 
 
-def _absolute(name: str, vectors: Tensor) -> Own:
+def absolute(name: str, vectors: Tensor) -> Own:
+    """An embedding `[1, N, E]` that a model adds to its tokens, by its name."""
     return Own(name, f"absolute embedding of {vectors.shape[1]} positions", (name,))
 
 
