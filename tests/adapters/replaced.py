@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -87,12 +88,15 @@ def require_round_trips(build: Callable[[], nn.Module], position: Any, call: Cal
     assert not torch.allclose(call(fresh), replaced)
     fresh.load_state_dict(model.state_dict())
     assert torch.equal(call(fresh), replaced)
-    copied = copy.deepcopy(model)
+    copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
     relpos.restore(model)
     assert torch.equal(call(model), before)
     assert model.state_dict().keys() == state.keys()
     assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
     assert [name for name, x in model.named_parameters() if x.requires_grad] == trained
     assert torch.equal(call(copied), replaced), "a copy has mechanisms of its own"
+    assert torch.equal(call(pickled), replaced)
+    relpos.restore(pickled)
+    assert torch.equal(call(pickled), before)
     assert "off" in str(report)
     relpos.replace_position(model, position, **options)  # a second time, after restore

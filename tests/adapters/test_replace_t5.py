@@ -15,8 +15,8 @@ import relpos
 from models import padding, tokens
 from relpos import Sequence
 from relpos.adapters.libraries import imported
-from relpos.adapters.replacement.positioned import Positioned
-from relpos.adapters.replacement.t5 import T5Attention
+from relpos.adapters.replacement.placed import Placed
+from relpos.adapters.replacement.t5 import PlacedT5Attention
 
 IDS, TARGETS = tokens(3, 9), tokens(3, 6, seed=1)
 MASK = padding(3, 9)
@@ -143,9 +143,9 @@ def test_planted_faults_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = expected(model)
     assert torch.allclose(states(model), wanted)
     with monkeypatch.context() as patch:
-        patch.setattr(Positioned, "attend_placed", None)
+        patch.setattr(Placed, "attend_placed", None)
         nothing = states(model)
-        patch.delattr(T5Attention, "forward")
+        patch.delattr(PlacedT5Attention, "forward")
         for wrong in (nothing, states(model)):
             assert not torch.allclose(wrong, wanted, rtol=1e-3, atol=1e-3)
         assert not torch.allclose(nothing, states(model), rtol=1e-3, atol=1e-3), "the second has its own bias"

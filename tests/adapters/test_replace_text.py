@@ -14,7 +14,7 @@ import relpos
 from models import padding, tokens
 from relpos import DenseBias, LineBias, Sequence
 from relpos.adapters.libraries import imported
-from relpos.adapters.replacement.hf import PositionEmbedding
+from relpos.adapters.replacement.hf import PlacedEmbedding
 from relpos.adapters.replacement.llama import NoRotation
 from relpos.core.densify import written_out
 
@@ -263,7 +263,7 @@ def test_planted_faults_are_seen(build: Callable[[], Any], monkeypatch: pytest.M
 
     assert not differs()
     with monkeypatch.context() as patch:
-        patch.delattr(NoRotation if build is llama else PositionEmbedding, "forward")
+        patch.delattr(NoRotation if build is llama else PlacedEmbedding, "forward")
         assert differs()
     layers = [x for x in model.modules() if hasattr(x, "attend_placed") and hasattr(x, "is_causal")]
     assert len(layers) == 2

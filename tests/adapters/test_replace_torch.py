@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import relpos
 from relpos import Grid, Sequence
-from relpos.adapters.replacement.torch_attention import MultiheadAttention, TransformerEncoder
+from relpos.adapters.replacement.torch_attention import PlacedEncoder, PlacedMultiheadAttention
 from relpos.core import Coordinates
 
 TOKENS = torch.randn(3, 7, 32, generator=torch.Generator().manual_seed(0)).double()
@@ -120,10 +120,10 @@ def test_this_test_sees_a_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     model = encoder()
     bag = model(TOKENS)
     relpos.replace_position(model, "relative_1d", coordinates=Sequence(7), init_std=0.5)
-    monkeypatch.delattr(MultiheadAttention, "_qkv_same_embed_dim")
+    monkeypatch.delattr(PlacedMultiheadAttention, "_qkv_same_embed_dim")
     torch.testing.assert_close(model(TOKENS), bag, rtol=1e-9, atol=1e-9)
     monkeypatch.undo()
-    monkeypatch.delattr(TransformerEncoder, "use_nested_tensor")
+    monkeypatch.delattr(PlacedEncoder, "use_nested_tensor")
     with pytest.raises((RuntimeError, ValueError, AssertionError)):
         model(TOKENS, src_key_padding_mask=PADDING)
 
@@ -209,7 +209,7 @@ def test_wrong_uses() -> None:
             relpos.replace_position(model, position, **{"coordinates": Sequence(7), **options})
         assert "\n" not in str(caught.value)
         assert list(model.state_dict()) == keys
-        assert not any(isinstance(x, MultiheadAttention) for x in model.modules())
+        assert not any(isinstance(x, PlacedMultiheadAttention) for x in model.modules())
 
     refused(encoder(), "coordinates, which PyTorch's modules do not hold; got None", coordinates=None)
     refused(encoder(), "coordinates to be coordinates", coordinates=7)

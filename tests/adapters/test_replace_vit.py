@@ -14,7 +14,7 @@ import relpos
 from models import images
 from relpos import DenseBias, Grid, LineBias
 from relpos.adapters.libraries import imported
-from relpos.adapters.replacement.vit import TimmVisionTransformer, ViTEmbeddings
+from relpos.adapters.replacement.vit import PlacedVisionTransformer, PlacedViTEmbeddings
 from relpos.core.densify import written_out
 
 pytestmark = pytest.mark.usefixtures("timm")
@@ -248,9 +248,9 @@ def test_planted_faults_are_seen(build: Callable[[], Any], monkeypatch: pytest.M
     assert not differs()
     with monkeypatch.context() as patch:
         if build is timm_vit:
-            patch.delattr(TimmVisionTransformer, "_pos_embed")
+            patch.delattr(PlacedVisionTransformer, "_pos_embed")
         else:
-            patch.delattr(ViTEmbeddings, "position_embeddings")
+            patch.delattr(PlacedViTEmbeddings, "position_embeddings")
         assert differs()
     attn = model.blocks[0].attn if build is timm_vit else model.layers[0].attention
     with monkeypatch.context() as patch:

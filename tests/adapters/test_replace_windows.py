@@ -15,8 +15,8 @@ import relpos
 from models import images
 from relpos import DenseBias, Grid
 from relpos.adapters.libraries import imported
-from relpos.adapters.replacement.beit import Beit
-from relpos.adapters.replacement.swin import WindowAttention
+from relpos.adapters.replacement.beit import PlacedBeit
+from relpos.adapters.replacement.swin import PlacedWindowAttention
 from relpos.core.densify import written_out
 
 pytestmark = pytest.mark.usefixtures("timm")
@@ -198,7 +198,7 @@ def test_planted_faults_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert not differs(model)
     assert not differs(windows)
-    for one, owner, name in ((model, Beit, "pos_embed"), (windows, WindowAttention, "forward")):
+    for one, owner, name in ((model, PlacedBeit, "pos_embed"), (windows, PlacedWindowAttention, "forward")):
         with monkeypatch.context() as patch:
             patch.delattr(owner, name)
             assert differs(one)

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from relpos.adapters import interface
-from relpos.adapters.replacement.positioned import Place, ReplacedPositions, is_growing, position_in
-from relpos.adapters.replacement.stacks import CHILD, Given, Stack, stacks_of
+from relpos.adapters.replacement.finding import stacks_of
+from relpos.adapters.replacement.placed import Placement, ReplacedPositions, is_growing, put_in_front
+from relpos.adapters.replacement.stacks import CHILD, Given, Stack
 from relpos.adapters.reporting import OwnPosition, ReplacementReport
 from relpos.adapters.retrofitted import is_swapped
 from relpos.adapters.retrofitting import restore
@@ -145,7 +146,7 @@ def _built(stack: Stack, position: PositionChoice, shared: bool, trainable: bool
     weight = next(stack.holder.parameters())
     positions.to(device=weight.device, dtype=weight.dtype)
     with torch.no_grad():
-        place = Place(positions, 0, site.queries)
+        place = Placement(positions, 0, site.queries)
         count = min(site.queries.count, 8) if is_growing(site.queries) else site.queries.count
         place.terms(count, count)
         if is_growing(site.queries) and site.causal and count > 1:
@@ -162,9 +163,9 @@ def _put_in(stack: Stack, positions: ReplacedPositions) -> None:
     for name in positions.frozen:
         stack.holder.get_parameter(name).requires_grad_(False)
     for number, layer in enumerate(stack.layers):
-        position_in(layer, stack.mixin, Place(positions, number, stack.site.queries))
+        put_in_front(layer, stack.mixin, Placement(positions, number, stack.site.queries))
     for module, mixin in stack.tokens:
-        position_in(module, mixin, Place(positions, 0, stack.site.queries))
+        put_in_front(module, mixin, Placement(positions, 0, stack.site.queries))
     config = _config_of(stack)
     if config is not None:
         interface.switch(config)

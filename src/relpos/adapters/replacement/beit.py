@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos.adapters.replacement.positioned import Positioned
+from relpos.adapters.replacement.placed import Placed
 from relpos.adapters.replacement.stacks import Given, Own, Stack, require_class
 from relpos.adapters.replacement.vit import absolute
 from relpos.adapters.windows import projected_with_biases
@@ -17,7 +17,7 @@ from relpos.position import Site
 _TABLE = "relative_position_bias_table"
 
 
-class BeitAttention(Positioned):
+class PlacedBeitAttention(Placed):
     """`Attention` of timm's BEiT."""
 
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
@@ -32,10 +32,12 @@ class BeitAttention(Positioned):
         return projected
 
 
-class Beit(Positioned):
+class PlacedBeit(Placed):
     """`Beit`: no table for all layers, and an absolute embedding where the mechanism has one."""
 
-    rel_pos_bias = property(lambda self: None)
+    @property
+    def rel_pos_bias(self) -> None:
+        """None: no table for all layers."""
 
     @property
     def pos_embed(self) -> Tensor:
@@ -60,7 +62,7 @@ def _beit(name: str, model: Any, given: Given) -> Iterator[Stack]:
         model.embed_dim,
         given.grid(Grid(*model.patch_embed.grid_size, prefix=1)),
     )
-    yield Stack(name, model, site, layers, BeitAttention, tuple(own), ((model, Beit),))
+    yield Stack(name, model, site, layers, PlacedBeitAttention, tuple(own), ((model, PlacedBeit),))
 
 
 def tables(layer: str, count: int, first: Any) -> Own:

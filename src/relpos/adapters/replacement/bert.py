@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from relpos.adapters.kinds import class_path
-from relpos.adapters.replacement.hf import InterfaceAttention, PositionEmbedding
+from relpos.adapters.replacement.hf import PlacedEmbedding, PlacedInterfaceAttention
 from relpos.adapters.replacement.stacks import Given, Own, Stack, require_class
 from relpos.position import Site
 
@@ -21,7 +21,7 @@ def _bert(name: str, model: Any, given: Given) -> Iterator[Stack]:
     )
     where = "embeddings.position_embeddings"
     own = (Own(where, f"absolute embedding of {vectors.num_embeddings} positions", (f"{where}.weight",)),)
-    yield Stack(name, model, site, layers, InterfaceAttention, own, ((vectors, PositionEmbedding),))
+    yield Stack(name, model, site, layers, PlacedInterfaceAttention, own, ((vectors, PlacedEmbedding),))
 
 
 STACKS = {class_path("bert", "BertModel"): _bert}

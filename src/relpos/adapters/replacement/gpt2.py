@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from relpos.adapters.kinds import class_path
-from relpos.adapters.replacement.hf import InterfaceAttention, PositionEmbedding
+from relpos.adapters.replacement.hf import PlacedEmbedding, PlacedInterfaceAttention
 from relpos.adapters.replacement.stacks import Given, Own, Stack, require_class
 from relpos.position import Site
 
@@ -17,7 +17,7 @@ def _gpt2(name: str, model: Any, given: Given) -> Iterator[Stack]:
     longest = given.sequence(vectors.num_embeddings)
     site = Site(first.num_heads, first.head_dim, vectors.embedding_dim, longest, causal=True)
     own = (Own("wpe", f"absolute embedding of {vectors.num_embeddings} positions", ("wpe.weight",)),)
-    yield Stack(name, model, site, layers, InterfaceAttention, own, ((vectors, PositionEmbedding),))
+    yield Stack(name, model, site, layers, PlacedInterfaceAttention, own, ((vectors, PlacedEmbedding),))
 
 
 STACKS = {class_path("gpt2", "GPT2Model"): _gpt2}

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.adapters.replacement.positioned import Positioned
+from relpos.adapters.replacement.placed import Placed
 from relpos.core.checks import fail
 
 
-class InterfaceAttention(Positioned):
+class PlacedInterfaceAttention(Placed):
     """Attention that calls the attention function of its configuration, which calls `attend_placed`."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -24,7 +24,7 @@ class InterfaceAttention(Positioned):
         return super().forward(*args, **kwargs)
 
 
-class PositionEmbedding(Positioned):
+class PlacedEmbedding(Placed):
     """An `nn.Embedding` of positions, asked for the vectors of position ids."""
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ class PositionEmbedding(Positioned):
         return self.place.embed(module.weight.new_zeros(*ids.shape, module.embedding_dim), ids)
 
 
-class TokenModel(Positioned):
+class PlacedTokenModel(Placed):
     """A model that has no embedding of positions: they are added to its `inputs_embeds`."""
 
     def embedded(

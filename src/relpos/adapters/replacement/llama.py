@@ -12,13 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from relpos.adapters.kinds import class_path
-from relpos.adapters.replacement.hf import InterfaceAttention, TokenModel
-from relpos.adapters.replacement.positioned import Positioned
+from relpos.adapters.replacement.hf import PlacedInterfaceAttention, PlacedTokenModel
+from relpos.adapters.replacement.placed import Placed
 from relpos.adapters.replacement.stacks import Given, Own, Stack, require_class
 from relpos.position import Site
 
 
-class NoRotation(Positioned):
+class NoRotation(Placed):
     """`LlamaRotaryEmbedding`, at angle 0."""
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,7 +27,7 @@ class NoRotation(Positioned):
         return x.new_ones(1, x.shape[1], width), x.new_zeros(1, x.shape[1], width)
 
 
-class LlamaModel(TokenModel):
+class PlacedLlama(PlacedTokenModel):
     """`LlamaModel`, which adds nothing to tokens itself."""
 
     def forward(
@@ -54,7 +54,7 @@ def _llama(name: str, model: Any, given: Given) -> Iterator[Stack]:
     rotary = require_class(model.rotary_emb, class_path("llama", "LlamaRotaryEmbedding"))
     base = config.rope_parameters["rope_theta"]
     own = (Own("rotary_emb", f"rotation of queries and keys, {rotary.rope_type}, base {base:g}"),)
-    yield Stack(name, model, site, layers, InterfaceAttention, own, ((model, LlamaModel), (rotary, NoRotation)))
+    yield Stack(name, model, site, layers, PlacedInterfaceAttention, own, ((model, PlacedLlama), (rotary, NoRotation)))
 
 
 STACKS = {class_path("llama", "LlamaModel"): _llama}

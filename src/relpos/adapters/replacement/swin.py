@@ -12,13 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from relpos.adapters.replacement.beit import tables
-from relpos.adapters.replacement.positioned import Positioned
+from relpos.adapters.replacement.placed import Placed
 from relpos.adapters.replacement.stacks import Given, Stack, require_class
 from relpos.core import Grid
 from relpos.position import Site
 
 
-class WindowAttention(Positioned):
+class PlacedWindowAttention(Placed):
     """`WindowAttention` of timm's Swin."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -39,7 +39,7 @@ def _stage(name: str, stage: Any, given: Given) -> Iterator[Stack]:
     first = layers[0]
     width = first.qkv.out_features // 3 // first.num_heads
     site = Site(first.num_heads, width, first.dim, given.grid(Grid(*first.window_size)))
-    yield Stack(name, stage, site, layers, WindowAttention, (tables("blocks.{}.attn", len(layers), first),))
+    yield Stack(name, stage, site, layers, PlacedWindowAttention, (tables("blocks.{}.attn", len(layers), first),))
 
 
 STACKS = {"timm.models.swin_transformer.SwinTransformerStage": _stage}

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from relpos.adapters.kinds import class_path
-from relpos.adapters.replacement.hf import InterfaceAttention, TokenModel
+from relpos.adapters.replacement.hf import PlacedInterfaceAttention, PlacedTokenModel
 from relpos.adapters.replacement.stacks import Given, Own, Stack, require_class
 from relpos.position import Site
 
@@ -20,7 +20,7 @@ _LONGEST = 512
 """Tokens that T5 was trained on (Raffel et al. 2020, section 3.1.2); its configuration does not say."""
 
 
-class T5Attention(InterfaceAttention):
+class PlacedT5Attention(PlacedInterfaceAttention):
     """`T5Attention` among the tokens of a stack. It hands on one zero in place of the bias that it would have made."""
 
     def forward(
@@ -36,7 +36,7 @@ class T5Attention(InterfaceAttention):
         return super().forward(hidden_states, mask, key_value_states, nothing, **more)
 
 
-class T5Stack(TokenModel):
+class PlacedT5Stack(PlacedTokenModel):
     """`T5Stack`, which adds nothing to tokens itself."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -62,7 +62,7 @@ def _t5(name: str, model: Any, given: Given) -> Iterator[Stack]:
     )
     longest = given.sequence(_LONGEST)
     site = Site(first.n_heads, first.key_value_proj_dim, first.d_model, longest, causal=first.is_causal)
-    yield Stack(name, model, site, layers, T5Attention, own, ((model, T5Stack),))
+    yield Stack(name, model, site, layers, PlacedT5Attention, own, ((model, PlacedT5Stack),))
 
 
 STACKS = {class_path("t5", "T5Stack"): _t5}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from relpos.adapters.replacement.positioned import Positioned
+from relpos.adapters.replacement.placed import Placed
 from relpos.adapters.replacement.stacks import Given, Stack, require_class
 from relpos.core import Coordinates
 from relpos.core.checks import fail
@@ -23,7 +23,7 @@ from relpos.position import Site
 _ATTENTION = "torch.nn.modules.activation.MultiheadAttention"
 
 
-class MultiheadAttention(Positioned):
+class PlacedMultiheadAttention(Placed):
     """`nn.MultiheadAttention` among the tokens of one sequence or grid."""
 
     @property
@@ -68,16 +68,19 @@ class MultiheadAttention(Positioned):
         x = x if batched else x[0]
         if not need_weights:
             return x, None
-        terms, allowed = self.placed(q.shape[2], k.shape[2], mask, causal=is_causal)
+        terms, allowed = self.terms_and_mask(q.shape[2], k.shape[2], mask, causal=is_causal)
         maps = attention_weights(q, k, position=terms, mask=allowed)
         maps = maps.mean(dim=1) if average_attn_weights else maps
         return x, maps if batched else maps[0]
 
 
-class TransformerEncoder(Positioned):
+class PlacedEncoder(Placed):
     """`nn.TransformerEncoder`: tokens get their position on the way in."""
 
-    use_nested_tensor = property(lambda self: False)
+    @property
+    def use_nested_tensor(self) -> bool:
+        """False: nested tensors are for fused kernels alone."""
+        return False
 
     def forward(self, src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The published forward of tokens that have their position."""
@@ -110,7 +113,7 @@ def _numbers(mask: Tensor, like: Tensor) -> Tensor:
 
 def _encoder(name: str, model: Any, given: Given) -> Iterator[Stack]:
     layers = tuple(_served(require_class(layer.self_attn, _ATTENTION)) for layer in model.layers)
-    yield Stack(name, model, _site(layers, given), layers, MultiheadAttention, (), ((model, TransformerEncoder),))
+    yield Stack(name, model, _site(layers, given), layers, PlacedMultiheadAttention, (), ((model, PlacedEncoder),))
 
 
 def _decoder(name: str, layer: Any, given: Given) -> Iterator[Stack]:
@@ -131,7 +134,7 @@ def layers_alone(model: nn.Module, given: Given) -> list[Stack]:
     if len(sizes) > 1:
         came = ", ".join(f"{heads} heads of width {width // heads}" for width, heads in sizes)
         fail("nn.MultiheadAttention of one size", came, "Pass the modules of each size on their own.")
-    return [Stack("", model, _site(layers, given), layers, MultiheadAttention, ())]
+    return [Stack("", model, _site(layers, given), layers, PlacedMultiheadAttention, ())]
 
 
 def _served(layer: Any) -> nn.MultiheadAttention:

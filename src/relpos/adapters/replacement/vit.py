@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.adapters.replacement.hf import InterfaceAttention
-from relpos.adapters.replacement.positioned import Positioned
+from relpos.adapters.replacement.hf import PlacedInterfaceAttention
+from relpos.adapters.replacement.placed import Placed
 from relpos.adapters.replacement.stacks import Given, Own, Stack, require_class
 from relpos.core import Grid
 from relpos.core.checks import fail
 from relpos.position import Site
 
 
-class TimmAttention(Positioned):
+class PlacedTimmAttention(Placed):
     """`Attention` of timm's layers."""
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
@@ -40,7 +40,7 @@ class TimmAttention(Positioned):
         return dropped
 
 
-class TimmVisionTransformer(Positioned):
+class PlacedVisionTransformer(Placed):
     """`VisionTransformer` of timm, and DeiT with its second token."""
 
     def _pos_embed(self, x: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class TimmVisionTransformer(Positioned):
         return dropped
 
 
-class ViTEmbeddings(Positioned):
+class PlacedViTEmbeddings(Placed):
     """`ViTEmbeddings` of transformers."""
 
     @property
@@ -86,7 +86,7 @@ def _timm(name: str, model: Any, given: Given) -> Iterator[Stack]:
     own = () if model.pos_embed is None else (absolute("pos_embed", model.pos_embed),)
     first = layers[0]
     site = Site(first.num_heads, first.head_dim, model.embed_dim, grid)
-    yield Stack(name, model, site, layers, TimmAttention, own, ((model, TimmVisionTransformer),))
+    yield Stack(name, model, site, layers, PlacedTimmAttention, own, ((model, PlacedVisionTransformer),))
 
 
 def _transformers(name: str, model: Any, given: Given) -> Iterator[Stack]:
@@ -97,7 +97,7 @@ def _transformers(name: str, model: Any, given: Given) -> Iterator[Stack]:
     own = (absolute("embeddings.position_embeddings", embeddings.position_embeddings),)
     first = layers[0]
     site = Site(first.num_attention_heads, first.head_dim, model.config.hidden_size, given.grid(Grid(*sizes, prefix=1)))
-    yield Stack(name, model, site, layers, InterfaceAttention, own, ((embeddings, ViTEmbeddings),))
+    yield Stack(name, model, site, layers, PlacedInterfaceAttention, own, ((embeddings, PlacedViTEmbeddings),))
 
 
 def absolute(name: str, vectors: Tensor) -> Own:

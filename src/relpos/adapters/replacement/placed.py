@@ -1,10 +1,10 @@
 """A module of another library whose own position is off, and where it asks a mechanism instead.
 
 The mechanisms of a stack are one child, `positions`, of the module that holds the stack: their parameters are saved,
-moved and trained with it. Each layer keeps a `Place`, which says where its tokens are and which mechanism is its own.
+moved and trained with it. Each layer keeps a `Placement`: where its tokens are, and which mechanism is its own.
 
     tokens    place.embed(x)                     absolute mechanisms, before the first layer
-    scores    place.terms(queries, keys)         all others, in `Positioned.attend_placed`
+    scores    place.terms(queries, keys)         all others, in `Placed.attend_placed`
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ReplacedPositions(LayerPositions):
 
 
 @dataclass
-class Place:
+class Placement:
     """Where the tokens of a module are, and what says so.
 
     Attributes:
@@ -101,13 +101,13 @@ def is_growing(coordinates: Coordinates) -> bool:
     return isinstance(coordinates, Sequence) and coordinates.prefix == 0
 
 
-class Positioned(Retrofitted):
-    """What a mixin has in common with others; `place` is None nowhere but on the way."""
+class Placed(Retrofitted):
+    """What a mixin has in common with others."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Placement:
         """Where its tokens are."""
-        found: Place = self.made
+        found: Placement = self.made
         return found
 
     def attend_placed(
@@ -128,11 +128,13 @@ class Positioned(Retrofitted):
                 that are added to scores.
             scale: the model's own; the mechanism may have one where that is 1/sqrt(D).
         """
-        terms, allowed = self.placed(q.shape[2], k.shape[2], mask, causal=causal)
+        terms, allowed = self.terms_and_mask(q.shape[2], k.shape[2], mask, causal=causal)
         scale = None if scale is None or scale == q.shape[-1] ** -0.5 else scale
         return self.attend(q, k, v, position=terms, mask=allowed, scale=scale, dropout=dropout)
 
-    def placed(self, queries: int, keys: int, mask: Tensor | None, *, causal: bool) -> tuple[Terms, Mask | None]:
+    def terms_and_mask(
+        self, queries: int, keys: int, mask: Tensor | None, *, causal: bool
+    ) -> tuple[Terms, Mask | None]:
         """Terms and mask of the last `queries` tokens among `keys`; arguments as in `attend_placed`."""
         terms = self.place.terms(queries, keys)
         if mask is not None and mask.dim() == 4:
@@ -147,7 +149,7 @@ def _added(mask: Tensor) -> Term:
     return DenseBias(mask.clamp(min=torch.finfo(mask.dtype).min / 4))
 
 
-def position_in(module: Any, mixin: type[Positioned], place: Place) -> None:
+def put_in_front(module: Any, mixin: type[Placed], place: Placement) -> None:
     """Put the mixin in front of a module's class, and tell it its place."""
     swap(module, mixin)
     route(module).mechanism = place
