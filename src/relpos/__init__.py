@@ -7,7 +7,7 @@
 `offset = query - key` everywhere. Shapes are PyTorch SDPA's: [batch, heads, tokens, width].
 """
 
-from relpos.adapters import restore, retrofit
+from relpos.adapters import replace_position, restore, retrofit
 from relpos.compat import AdamW, ALiBiPositionalEmbedding, RotaryPositionalEmbedding
 from relpos.core import (
     AxisVectors,
@@ -187,6 +187,7 @@ __all__ = [
     "lines",
     "lookup",
     "parameter_groups",
+    "replace_position",
     "restore",
     "retrofit",
     "rotate",

@@ -1,4 +1,4 @@
-"""What a retrofit did, as data and as the lines that people read."""
+"""What a retrofit or a replacement did, as data and as the lines that people read."""
 
 from __future__ import annotations
 
@@ -65,6 +65,43 @@ class RetrofitReport:
         if training == other == "never":
             return "as published, which was faster wherever it was timed; border=0 saves its memory"
         return f"relpos computes {training}" if training == other else f"relpos trains {training}, infers {other}"
+
+
+@dataclass(frozen=True)
+class OwnPosition:
+    """What a model knew of position itself: the name of the module or parameter that said it, and what it was."""
+
+    name: str
+    what: str
+
+
+@dataclass(frozen=True)
+class ReplacementReport:
+    """What `relpos.replace_position` did to a model; printing it gives the lines.
+
+    Attributes:
+        model: its class. position: the mechanism's name.
+        own: what the model knew of position itself.
+        layers: which layers have the mechanism now, in words.
+        shared: whether one mechanism serves all layers of a stack.
+        kept: whether its own position was kept, "own", and nothing was changed.
+    """
+
+    model: str
+    position: str
+    own: tuple[OwnPosition, ...]
+    layers: tuple[str, ...]
+    shared: bool
+    kept: bool
+
+    def __str__(self) -> str:
+        lines = [self.model]
+        lines += [f"  {'kept' if self.kept else 'off ':<9} {one.name}: {one.what}" for one in self.own]
+        if not self.own:
+            lines.append("  off       nothing: it knew nothing of position itself")
+        count = "one for all" if self.shared else "one a layer"
+        lines += [f"  position  {self.position}, {count}: {layers}" for layers in self.layers]
+        return "\n".join(lines)
 
 
 def _short(path: str) -> str:

@@ -17,6 +17,7 @@ from torch import nn
 from relpos.adapters import interface
 from relpos.adapters.kinds import PositionKind, Replaced, path_of, refused_classes, replaced_classes
 from relpos.adapters.libraries import require_importable, strange
+from relpos.adapters.replacement.stacks import take_out
 from relpos.adapters.reporting import Left, RetrofitReport, Swapped
 from relpos.adapters.retrofitted import NEVER, is_swapped, published_class, swap, unswap
 from relpos.adapters.verification import Verdict, verify_model
@@ -77,7 +78,7 @@ def retrofit(
 
 
 def restore(model: nn.Module) -> None:
-    """Undo `relpos.retrofit`, bit for bit; a model that is not retrofitted stays as it is.
+    """Undo `relpos.retrofit` or `relpos.replace_position`, bit for bit; any other model stays as it is.
 
     Raises:
         ValueError: it is no module.
@@ -88,6 +89,7 @@ def restore(model: nn.Module) -> None:
         if is_swapped(module):
             unswap(module)
             interface.switch_back(getattr(module, "config", None))
+    take_out(model)
 
 
 def _found(
