@@ -136,9 +136,9 @@ def seeds() -> None:
 
 
 CHECKED_SHARE = 4
-"""One in so many of the conformance suites' tests, of the slow ones and of those with parameters runs with shapes and types
-enforced, always the same ones; all other tests do. The checks are up to two fifths of their time, and they differ in
-numbers more than in calls."""
+"""One in so many of the conformance suites' tests, of the slow ones and of those with parameters runs with shapes and
+types enforced, always the same ones; all other tests do. The checks are up to two fifths of their time, and they differ
+in numbers more than in calls."""
 
 
 @pytest.fixture(autouse=True)

@@ -174,6 +174,20 @@ def test_a_module_with_a_forward_of_its_own() -> None:
     _refused(model, "Retrofit before accelerate's hooks")
 
 
+def test_a_forward_that_came_after_the_retrofit() -> None:
+    """accelerate's mixed precision sets one, which would outlive the class that it belongs to."""
+    model = models()["parakeet"].made(torch.float32)
+    relpos.retrofit(model, verify=False)
+    own = model.forward
+    model.forward = lambda *args, **kwargs: own(*args, **kwargs)  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"got the model, which has one\. Take accelerate's off first"):
+        relpos.restore(model)
+    assert is_swapped(model)
+    del model.forward
+    relpos.restore(model)
+    assert not is_swapped(model)
+
+
 def test_inside_inference_mode() -> None:
     model = _t5()
     with torch.inference_mode():

@@ -76,6 +76,8 @@ def replace_position(
         require_coordinates(coordinates, "coordinates")
     if causal is not None:
         require_flag(causal, "causal")
+    require_flag(shared, "shared")
+    require_flag(trainable, "trainable")
     if any(is_swapped(module) for module in model.modules()):
         fail("a model as its library has it", "one that relpos has changed", "Call relpos.restore(model) first.")
     stacks = stacks_of(model, Given(coordinates, causal))

@@ -81,15 +81,27 @@ def restore(model: nn.Module) -> None:
     """Undo `relpos.retrofit` or `relpos.replace_position`, bit for bit; any other model stays as it is.
 
     Raises:
-        ValueError: it is no module.
+        ValueError: it is no module, or accelerate has given a retrofitted module a forward of its own.
     """
     if not isinstance(model, nn.Module):
         fail("a model, an nn.Module", shape_of(model), "Pass the model itself.")
+    _require_own_forward(model)
     for module in model.modules():
         if is_swapped(module):
             unswap(module)
             interface.switch_back(getattr(module, "config", None))
     take_out(model)
+
+
+def _require_own_forward(model: nn.Module) -> None:
+    """Raise one line where a swapped module would keep a forward of the class that is taken from it."""
+    for name, module in model.named_modules():
+        if is_swapped(module) and "forward" in vars(module):
+            fail(
+                "modules without a forward of their own",
+                f"{name or 'the model'}, which has one",
+                "Take accelerate's off first: accelerator.unwrap_model(model, keep_fp32_wrapper=False).",
+            )
 
 
 def _found(
@@ -142,7 +154,7 @@ def _require_served(
         if "forward" in vars(module):
             fail(
                 "modules without a forward of their own",
-                f"{name}, which has one",
+                f"{name or 'the model'}, which has one",
                 "Retrofit before accelerate's hooks.",
             )
         if kind.switches and interface.is_switched(getattr(module, "config", None)):
