@@ -48,6 +48,10 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: _transformers("T5Config", "T5EncoderModel", vocab_size=1000, num_layers=1, dropout_rate=0.0),
         (512, 2048, 4096),
     ),
+    "t5-small, encoder, dropout 0.1": (
+        lambda: _transformers("T5Config", "T5EncoderModel", vocab_size=1000, num_layers=1, dropout_rate=0.1),
+        (512, 2048, 4096),
+    ),
     "deberta-v2-base": (
         lambda: _transformers(
             "DebertaV2Config",
