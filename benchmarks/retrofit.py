@@ -102,12 +102,6 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (512, 1024, 2048),
     ),
-    "sam-base, vision": (
-        lambda: _transformers(
-            "SamVisionConfig", "SamVisionModel", num_hidden_layers=1, global_attn_indexes=[0], initializer_range=0.02
-        ),
-        (),
-    ),
     "timm swinv2_tiny_window16_256": (lambda: _timm("swinv2_tiny_window16_256"), ()),
 }
 """Name to how a model is made, and lengths; images have the model's own size."""

@@ -28,7 +28,7 @@ class ParakeetAttention(Retrofitted):
     """Parakeet's and Nemotron's."""
 
     border = 1024
-    training_border = 512
+    training_border = 1024
 
     def forward(
         self,
