@@ -140,8 +140,6 @@ class Data2VecAttention(_Beit):
         image, tokens = relative_position_bias, hidden_states.shape[1]
         shared = image is None or is_image(image, tokens)
         if not (self.takes(tokens, tokens) and shared and (image is not None or module.has_relative_position_bias)):
-            if image is not None and is_image(image, tokens):  # an encoder in training, this layer not
-                image = dense_of_image(image, tokens)
             return super().forward(hidden_states, output_attentions, image, interpolate_pos_encoding, resolution)
         refuse_weights(output_attentions)
         if module.has_relative_position_bias:
@@ -187,8 +185,6 @@ class TimmAttention(_Beit):
         tokens, table = x.shape[1], module.relative_position_bias_table
         fits = shared_rel_pos_bias is None or is_image(shared_rel_pos_bias, tokens)
         if not (self.takes(tokens, tokens) and fits and (table is not None or shared_rel_pos_bias is not None)):
-            if shared_rel_pos_bias is not None and is_image(shared_rel_pos_bias, tokens):
-                shared_rel_pos_bias = dense_of_image(shared_rel_pos_bias, tokens)
             return super().forward(x, shared_rel_pos_bias=shared_rel_pos_bias)
         q, k, v = (
             projected_with_biases(module, x).unflatten(-1, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)

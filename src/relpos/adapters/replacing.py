@@ -8,8 +8,6 @@ Retrofit keeps what a model computes. This changes it: what the model knew of po
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,7 +19,7 @@ from relpos.adapters.replacement.placed import Placement, ReplacedPositions, is_
 from relpos.adapters.replacement.stacks import CHILD, Given, Stack
 from relpos.adapters.reporting import OwnPosition, ReplacementReport
 from relpos.adapters.retrofitted import is_swapped
-from relpos.adapters.retrofitting import restore
+from relpos.adapters.retrofitting import undone_on_error
 from relpos.core import Coordinates, Sequence, require_coordinates
 from relpos.core.checks import fail, require_flag, shape_of
 from relpos.models.positions import PositionChoice
@@ -87,7 +85,7 @@ def replace_position(
     _require_axes(position, stacks)
     _require_implementation(stacks)
     built = [_built(stack, position, shared, trainable, init_std) for stack in stacks]
-    with _undone_on_error(model):
+    with undone_on_error(model):
         for stack, positions in zip(stacks, built, strict=True):
             _put_in(stack, positions)
     layers = tuple(map(_layers_of, stacks))
@@ -171,12 +169,3 @@ def _put_in(stack: Stack, positions: ReplacedPositions) -> None:
     config = _config_of(stack)
     if config is not None:
         interface.switch(config)
-
-
-@contextmanager
-def _undone_on_error(model: nn.Module) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        restore(model)
-        raise

@@ -63,7 +63,7 @@ def retrofit(
     found, left = _found(model, border)
     _require_served(model, found, left, force)
     chosen = [(name, module, replaced) for name, module, _, replaced in found]
-    with _undone_on_error(model):
+    with undone_on_error(model):
         _swap(found, border)
         verdicts = verify_model(model, progress) if verify or force else []
         if not verdicts and (verify or force):
@@ -188,7 +188,8 @@ def _swap(found: list[tuple[str, nn.Module, PositionKind, Replaced]], border: in
 
 
 @contextmanager
-def _undone_on_error(model: nn.Module) -> Iterator[None]:
+def undone_on_error(model: nn.Module) -> Iterator[None]:
+    """Restore a model where what changes it fails half-way."""
     try:
         yield
     except BaseException:
