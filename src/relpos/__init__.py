@@ -10,7 +10,7 @@
 import importlib
 import typing
 
-from relpos.adapters import restore, retrofit
+from relpos.adapters import replace_position, restore, retrofit
 from relpos.compat import AdamW, ALiBiPositionalEmbedding, RotaryPositionalEmbedding
 from relpos.core import (
     AxisVectors,
@@ -194,6 +194,7 @@ __all__ = [
     "lines",
     "lookup",
     "parameter_groups",
+    "replace_position",
     "restore",
     "retrofit",
     "rotate",

@@ -147,6 +147,20 @@ MODELS = [
         )
         for architecture, name in _LIKE_SAM.items()
     ),
+    *(
+        Model(
+            f"{architecture}, eager",
+            lambda architecture=architecture: _encoder(
+                architecture, _LIKE_SAM[architecture], attn_implementation="eager"
+            ),
+            _image,
+            _features,
+            1e-6,
+            TABLES,
+            tags=ALIKE,
+        )
+        for architecture in ("sam_hq", "deepseek_ocr2", "unlimited_ocr")
+    ),
     Model("vitdet", _vitdet, lambda: {"pixel_values": images(2, (64, 48))}, _features, tables=TABLES, tags=NO_PADDING),
     Model("seggpt", _seggpt, _pairs, _features, 1e-6, TABLES, tags=NO_PADDING),
     Model(

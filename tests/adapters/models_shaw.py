@@ -163,7 +163,7 @@ MODELS = [
         adapted,
         tags=ONE_TABLE,
     ),
-    Model("speecht5", _speecht5, _translation, _translated, tags=ONE_TABLE),
+    Model("speecht5", _speecht5, _translation, _translated, tags=ONE_TABLE | {"not reentrant"}),
     Model("vits", _vits, _text, at_frames, tags=ONE_TABLE),
     Model(
         "granite_speech",

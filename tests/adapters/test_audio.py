@@ -121,13 +121,3 @@ def test_bfloat16_is_as_near_as_published(name: str) -> None:
         own = model.called(module)
     for x, y, z in zip(own, published, exact, strict=True):
         assert float((x - z).abs().mean()) <= 1.5 * float((y - z).abs().mean())
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.1])
-def test_dropout_of_states_is_none_of_attention_weights(rate: float) -> None:
-    encoder: Any = models()["parakeet"].made(torch.float32)
-    encoder.dropout = 0.1  # of hidden states
-    for layer in encoder.layers:
-        layer.self_attn.attention_dropout = rate
-    report = relpos.retrofit(encoder, verify=False)
-    assert report.drops is (rate > 0)

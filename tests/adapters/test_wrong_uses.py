@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 
 import relpos
 from models import models, tokens
-from relpos.adapters import libraries
+from relpos.adapters import interface, libraries
 from relpos.adapters.libraries import imported
 from relpos.adapters.retrofitted import is_swapped
 
@@ -68,6 +69,37 @@ def test_another_source(monkeypatch: pytest.MonkeyPatch) -> None:
     _refused(model, r"T5Attention\.forward.* of transformers 5\.\d+\.\d+ differs from the source that was run")
     report = relpos.retrofit(model, force=True, verify=False)
     assert report.verified, "force verifies all the same"
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        *(("t5", function) for function in interface.READS),
+        ("t5", "transformers.models.t5.modeling_t5.eager_attention_forward"),
+        ("beit", "transformers.masking_utils.create_bidirectional_mask"),
+        ("speecht5", "transformers.masking_utils._preprocess_mask_arguments"),
+        ("vits", "transformers.masking_utils._preprocess_mask_arguments"),
+        ("nemotron_asr_streaming", "transformers.masking_utils.create_bidirectional_mask"),
+        ("parakeet", "transformers.utils.output_capturing.capture_outputs"),
+        ("parakeet", "transformers.utils.generic.merge_with_config_defaults"),
+    ],
+)
+def test_another_source_of_what_models_share(name: str, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models()[name].made(torch.float32)
+    file, _, own = function.rpartition(".")
+    version = r"transformers 5\.\d+\.\d+"
+    line = rf"{re.escape(function)} of {version} differs from the source that was run \({version}\)"
+    monkeypatch.setattr(imported(file), own, lambda *args, **kwargs: None)
+    _refused(model, line)
+    if "eager" not in own:  # which a file may lack, as it has no such function of its own
+        monkeypatch.delattr(imported(file), own)
+        _refused(model, line)
+
+
+def test_another_source_that_a_model_does_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models()["swin"].made(torch.float32)
+    monkeypatch.setattr(imported("transformers.masking_utils"), "sdpa_mask", lambda: None)
+    assert relpos.retrofit(model, border=0, verify=False).replaced
 
 
 def test_another_implementation_of_attention() -> None:
@@ -140,6 +172,20 @@ def test_a_module_with_a_forward_of_its_own() -> None:
     layer = model.encoder.block[0].layer[0].SelfAttention
     layer.forward = lambda *args, **kwargs: None
     _refused(model, "Retrofit before accelerate's hooks")
+
+
+def test_a_forward_that_came_after_the_retrofit() -> None:
+    """accelerate's mixed precision sets one, which would outlive the class that it belongs to."""
+    model = models()["parakeet"].made(torch.float32)
+    relpos.retrofit(model, verify=False)
+    own = model.forward
+    model.forward = lambda *args, **kwargs: own(*args, **kwargs)  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"got the model, which has one\. Take accelerate's off first"):
+        relpos.restore(model)
+    assert is_swapped(model)
+    del model.forward
+    relpos.restore(model)
+    assert not is_swapped(model)
 
 
 def test_inside_inference_mode() -> None:

@@ -44,7 +44,7 @@ TERMS = (
     "a mask and Sinks",
 )
 LENGTHS, SYMBOLS = "several lengths", "several lengths, dynamic=True"
-BY_INDUCTOR = {"LineBias with prefix", "LineVectors of values", "RowRule"}
+BY_INDUCTOR = {"LineBias with prefix", "RowRule"}
 
 
 def compiler(name: str, backend: str) -> str:

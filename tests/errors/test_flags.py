@@ -21,6 +21,11 @@ def language(**changes: Any) -> relpos.LanguageModel:
     return relpos.LanguageModel(7, context=6, embed_dim=8, depth=1, num_heads=2, **changes)
 
 
+def replaced(**given: Any) -> Any:
+    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    return relpos.replace_position(attention, "t5", coordinates=relpos.Sequence(5), **given)
+
+
 FLAGS: dict[str, Callable[[Any], Any]] = {
     "ALiBi.learned": lambda flag: relpos.ALiBi(4, learned=flag),
     "DisentangledPosition.c2p": lambda flag: relpos.DisentangledPosition(4, 8, 8, c2p=flag),
@@ -58,6 +63,8 @@ FLAGS: dict[str, Callable[[Any], Any]] = {
     "flash_attention.causal": lambda flag: relpos.flash_attention(x(), x(), x(), causal=flag),
     "linear_attention.causal": lambda flag: relpos.linear_attention(x(), x(), x(), causal=flag),
     "linear_attention.normalize": lambda flag: relpos.linear_attention(x(), x(), x(), normalize=flag),
+    "replace_position.shared": lambda flag: replaced(shared=flag),
+    "replace_position.trainable": lambda flag: replaced(trainable=flag),
     "patterns.dilated.causal": lambda flag: patterns.dilated(6, 3, 2, causal=flag),
     "patterns.fixed.causal": lambda flag: patterns.fixed(6, 3, causal=flag),
     "patterns.local.causal": lambda flag: patterns.local(3, causal=flag),

@@ -37,9 +37,13 @@ def with_threads() -> Iterator[Callable[[int], None]]:
 CASES = [case for case in cases() if case[2] != ("triton",) or not torch.cuda.is_available()]
 
 
-@pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize(
-    "first", [pytest.param(first, marks=[pytest.mark.slow] if first else []) for first in range(0, len(CASES), 28)]
+    ("first", "threads"),
+    [
+        pytest.param(first, threads, marks=[pytest.mark.slow] if first else [])
+        for number, first in enumerate(range(0, len(CASES), 28))
+        for threads in ([1] if number % 3 else [1, 4])
+    ],
 )
 def test_calls(first: int, threads: int, calls: dict[str, Any], with_threads: Callable[[int], None]) -> None:
     with_threads(threads)

@@ -22,7 +22,7 @@ from relpos.adapters.grids import (
     terms_of_table,
     with_extras,
 )
-from relpos.adapters.interface import refuse_weights, weights_are_recorded
+from relpos.adapters.interface import MASKS, refuse_weights, weights_are_recorded
 from relpos.adapters.kinds import PositionKind, Replaced, Verified
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
@@ -100,8 +100,6 @@ class BeitAttention(_Beit):
 class BeitModel(_Beit):
     """`BeitModel`: keeps the caller's mask from being added to an image."""
 
-    dropouts = ()
-
     def forward(
         self,
         pixel_values: Tensor,
@@ -142,8 +140,6 @@ class Data2VecAttention(_Beit):
         image, tokens = relative_position_bias, hidden_states.shape[1]
         shared = image is None or is_image(image, tokens)
         if not (self.takes(tokens, tokens) and shared and (image is not None or module.has_relative_position_bias)):
-            if image is not None and is_image(image, tokens):  # an encoder in training, this layer not
-                image = dense_of_image(image, tokens)
             return super().forward(hidden_states, output_attentions, image, interpolate_pos_encoding, resolution)
         refuse_weights(output_attentions)
         if module.has_relative_position_bias:
@@ -189,8 +185,6 @@ class TimmAttention(_Beit):
         tokens, table = x.shape[1], module.relative_position_bias_table
         fits = shared_rel_pos_bias is None or is_image(shared_rel_pos_bias, tokens)
         if not (self.takes(tokens, tokens) and fits and (table is not None or shared_rel_pos_bias is not None)):
-            if shared_rel_pos_bias is not None and is_image(shared_rel_pos_bias, tokens):
-                shared_rel_pos_bias = dense_of_image(shared_rel_pos_bias, tokens)
             return super().forward(x, shared_rel_pos_bias=shared_rel_pos_bias)
         q, k, v = (
             projected_with_biases(module, x).unflatten(-1, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
@@ -243,6 +237,20 @@ def _run_attention(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     return (module(x, attention_mask=bias)[0],)
 
 
+def _run_model(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
+    """The model with its first layer, at a small resolution that is no square; then the same with padding."""
+    config = module.config  # of a copy
+    config._attn_implementation_internal = "sdpa"
+    rows, columns = 4, 6
+    patch = config.patch_size
+    padding = draws.padding(draws.batch, rows * columns + 1)
+    outputs = []
+    for mask in (None, padding):
+        pixels = draws.normal(draws.batch, config.num_channels, rows * patch, columns * patch)
+        outputs.append(module(pixels, attention_mask=mask).last_hidden_state)
+    return tuple(outputs)
+
+
 def _run_data2vec(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """A bias of its own, one that was handed on, both."""
     patch, window = module.config.patch_size, (4, 6)
@@ -280,8 +288,8 @@ KINDS = (
             Replaced(
                 "beit", _BEIT + "BeitRelativePositionBias", BeitBias, ("forward", "generate_relative_position_index")
             ),
-            Replaced("beit", _BEIT + "BeitAttention", BeitAttention, unfit=_unfit),
-            Replaced("beit", _BEIT + "BeitModel", BeitModel, unfit=_unfit),
+            Replaced("beit", _BEIT + "BeitAttention", BeitAttention, ("forward", *MASKS), unfit=_unfit),
+            Replaced("beit", _BEIT + "BeitModel", BeitModel, ("forward", *MASKS), unfit=_unfit),
             Replaced(
                 "data2vec-vision",
                 _DATA2VEC + "RelativePositionBias",
@@ -294,6 +302,12 @@ KINDS = (
         verified=(
             Verified(_BEIT + "BeitRelativePositionBias", _run_bias, _TABLE),
             Verified(_BEIT + "BeitAttention", _run_attention, _TABLE),
+            Verified(
+                _BEIT + "BeitModel",
+                _run_model,
+                (*_TABLE, "lambda_1", "lambda_2"),  # 1e-5 of a layer hides it
+                first=("layers",),
+            ),
             Verified(_DATA2VEC + "RelativePositionBias", _run_bias, _TABLE),
             Verified(_DATA2VEC + "SelfAttention", _run_data2vec, _TABLE),
             Verified(_DATA2VEC + "SdpaSelfAttention", _run_data2vec, _TABLE),

@@ -26,8 +26,6 @@ from relpos.position import T5Bias
 class LayoutLMv3Encoder(Retrofitted):
     """The encoder makes the biases of all layers."""
 
-    dropouts = ()
-
     border = NEVER  # without gradients the N x N numbers, made once for all layers, are faster at every length
     training_border = 512
 

@@ -30,8 +30,6 @@ from relpos.core import LineVectors, Sequence, Terms, lines
 class DisentangledEncoder(Retrofitted):
     """`DebertaV2Encoder` and its like: what it hands to the layers."""
 
-    dropouts = ()
-
     border = 640
     training_border = 1024
 
@@ -232,7 +230,7 @@ def _unfit(module: Any) -> str | None:
 def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """The encoder, with its first layer, on padded tokens."""
     padding = draws.padding(draws.batch, draws.tokens)
-    x = draws.normal(draws.batch, draws.tokens, module.rel_embeddings.embedding_dim)
+    x = draws.normal(draws.batch, draws.tokens, module.rel_embeddings.weight.shape[1])
     out: Tensor = module(x, padding)[0]
     return (out[padding.bool()],)
 

@@ -52,7 +52,7 @@ class GatedAttention(Retrofitted):
             offset = torch.arange(1 - tokens, tokens, device=hidden_states.device)
             position_bias = module.rel_attn_embed(module._relative_positions_bucket(-offset)).T[None, :, None]
         linears = module.q_proj, module.k_proj, module.v_proj
-        q, k, v = (by_head(linear(hidden_states), module.head_dim) for linear in linears)
+        q, k, v = (by_head(_as_read(linear, hidden_states), module.head_dim) for linear in linears)
         values = at_least_float32(position_bias[0, :, 0])
         out = self.attend(
             torch.cat([q, _gate(module, hidden_states).to(q.dtype)], dim=-1),
@@ -63,7 +63,12 @@ class GatedAttention(Retrofitted):
             scale=module.scaling,
             dropout=module.dropout if self.training else 0.0,
         )
-        return module.out_proj(out.transpose(1, 2).flatten(2)), None, position_bias
+        return _as_read(module.out_proj, out.transpose(1, 2).flatten(2)), None, position_bias
+
+
+def _as_read(linear: Any, x: Tensor) -> Tensor:
+    """What a linear layer makes by its weights alone. As published it is not called: adapters on it do nothing."""
+    return torch.nn.functional.linear(x, linear.weight, linear.bias)
 
 
 def _gate(module: Any, hidden_states: Tensor) -> Tensor:

@@ -15,15 +15,13 @@ from torch import Tensor
 from relpos.adapters.interface import mask_of, weights_are_recorded
 from relpos.adapters.kinds import PositionKind, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
-from relpos.adapters.retrofitted import Retrofitted
+from relpos.adapters.retrofitted import Retrofitted, rows_of
 from relpos.adapters.shaw import shaw_terms
 from relpos.adapters.transformer_xl import by_head
 
 
 class GraniteAttention(Retrofitted):
     """Granite Speech's, within blocks; the last one is filled up. Its blocks of 200 tokens are faster as published."""
-
-    dropouts = ()
 
     border = 512
     training_border = 512
@@ -45,7 +43,7 @@ class GraniteAttention(Retrofitted):
             q,
             k,
             v,
-            position=shaw_terms(module.rel_pos_emb.weight, size, -longest, longest),
+            position=shaw_terms(rows_of(module.rel_pos_emb), size, -longest, longest),
             mask=mask_of(valid, size, size),
             scale=module.scale,
         )
@@ -80,7 +78,7 @@ class Granite5Attention(Retrofitted):
             q,
             k,
             v,
-            position=shaw_terms(module.rel_pos_emb.weight, size, -longest, longest),
+            position=shaw_terms(rows_of(module.rel_pos_emb), size, -longest, longest),
             mask=mask_of(valid, size, size),
             scale=module.scaling,
             dropout=module.attention_dropout if self.training else 0.0,

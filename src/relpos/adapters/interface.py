@@ -31,6 +31,30 @@ from relpos.engines import attention
 SERVED = ("sdpa", "eager")
 _PREFIX = "relpos_"
 
+_MASKING = "transformers.masking_utils."
+MASKS = tuple(_MASKING + name for name in ("create_bidirectional_mask", "_preprocess_mask_arguments"))
+"""What a model makes its mask by: which masks it hands through, and what it asks of the function that makes one."""
+
+READS = (
+    *MASKS,
+    *(
+        _MASKING + name
+        for name in (
+            "create_causal_mask",
+            "causal_mask_function",
+            "bidirectional_mask_function",
+            "prepare_padding_mask",
+            "padding_mask_function",
+            "sdpa_mask",
+            "eager_mask",
+        )
+    ),
+    "transformers.integrations.sdpa_attention.create_position_bias_mask",
+    "transformers.integrations.sdpa_attention.sdpa_attention_forward",
+)
+"""What our functions stand in front of. Their source has a fingerprint, as that of a class has; so has the
+`eager_attention_forward` of a model's file."""
+
 
 def switch(config: Any) -> None:
     """Let the models of a configuration use our functions, in front of those they had."""
@@ -121,6 +145,10 @@ def _attention(
         attention_mask = attention_mask[:, 0, 0]  # a layer that reads its mask was given one with four dimensions
     if attention_mask is not None and attention_mask.dim() == 4:
         causal = False  # such a mask says all
+    placed = getattr(module, "attend_placed", None)  # whose position was replaced
+    if placed is not None:
+        out = placed(query, key, value, attention_mask, causal=causal, scale=scaling, dropout=dropout)
+        return out.transpose(1, 2), None
     by_offset = position_bias is not None and is_by_offset(position_bias, queries, keys)
     if by_offset and (attention_mask is None or attention_mask.dim() == 2 or is_by_key(attention_mask)):
         assert position_bias is not None
@@ -248,7 +276,7 @@ def refuse_weights(asked: bool | None) -> None:
     """Raise where attention weights are asked for, `output_attentions=True`."""
     if asked:
         fail(
-            "output_attentions=False after relpos.retrofit, which makes no weights",
+            "output_attentions=False after relpos.retrofit or relpos.replace_position, which make no weights",
             "True",
             "Call relpos.restore(model) first.",
         )

@@ -26,8 +26,8 @@ class Replaced:
         architecture: as the library names it, "t5".
         path: the class, "transformers.models.t5.modeling_t5.T5Attention".
         mixin: what is put in front of it.
-        reads: its methods, and functions of its file, that the mixin overrides or stands on; their source has a
-            fingerprint, and another source is refused.
+        reads: its methods, and functions of its file or (by their full names) of others, that the mixin overrides or
+            stands on; their source has a fingerprint, and another source is refused.
         unfit: says why one module of this class cannot be served (a setting), or None.
         tokens: tokens of a module that has a fixed number, a window; None where a call decides.
     """

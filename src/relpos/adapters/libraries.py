@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from relpos.adapters import interface
 from relpos.adapters.kinds import PositionKind, Replaced
 from relpos.core.checks import fail
 
@@ -69,24 +70,36 @@ def known() -> dict[str, dict[str, str]]:
     return found
 
 
-def digests(replaced: Replaced) -> Iterator[tuple[str, str]]:
+def digests(kind: PositionKind, replaced: Replaced) -> Iterator[tuple[str, str]]:
     """The methods and functions that a mixin stands on and the digest of each one's source."""
     file, _, name = replaced.path.rpartition(".")
-    module = imported(file)
-    owner = getattr(module, name)
-    for read in replaced.reads:
-        target: Any = owner if hasattr(owner, read) else module
-        source = inspect.getsource(getattr(target, read))
-        where = f"{replaced.path}.{read}" if target is owner else f"{file}.{read}"
+    owner = getattr(imported(file), name)
+    reads = replaced.reads
+    if kind.switches:
+        eager = ("eager_attention_forward",) if hasattr(imported(file), "eager_attention_forward") else ()
+        reads = (*reads, *eager, *interface.READS)
+    for read in reads:
+        where = read if "." in read else f"{replaced.path if hasattr(owner, read) else file}.{read}"
+        source = inspect.getsource(getattr(owner, read)) if hasattr(owner, read) else _source(where)
         yield where, hashlib.sha256(" ".join(source.split()).encode()).hexdigest()[:16]
+
+
+def _source(where: str) -> str:
+    """The source of a function by its full name; nothing where this version has none."""
+    file, _, name = where.rpartition(".")
+    try:
+        return inspect.getsource(getattr(imported(file), name))
+    except (ImportError, AttributeError):
+        return ""
 
 
 def strange(kind: PositionKind, replaced: Replaced) -> str | None:
     """Why the installed source of a class is not one that was run, or None where it is."""
-    unknown = [where for where, digest in digests(replaced) if digest not in known().get(where, {})]
+    found = list(digests(kind, replaced))
+    unknown = [where for where, digest in found if digest not in known().get(where, {})]
     if not unknown:
         return None
-    run = sorted({version for where, _ in digests(replaced) for version in known().get(where, {}).values()})
+    run = sorted({version for where, _ in found for version in known().get(where, {}).values()})
     return (
         f"{', '.join(unknown)} of {kind.library} {metadata.version(kind.library)} differs from the source that was "
         f"run ({kind.library} {', '.join(run) or 'none'})"

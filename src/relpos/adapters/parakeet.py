@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.adapters.interface import mask_of, weights_are_recorded
+from relpos.adapters.interface import MASKS, mask_of, weights_are_recorded
 from relpos.adapters.kinds import PositionKind, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
@@ -28,7 +28,7 @@ class ParakeetAttention(Retrofitted):
     """Parakeet's and Nemotron's."""
 
     border = 1024
-    training_border = 512
+    training_border = 1024
 
     def forward(
         self,
@@ -84,8 +84,6 @@ def _is_offline(kwargs: dict[str, Any]) -> bool:
 
 class ParakeetEncoder(Retrofitted):
     """Parakeet's encoder, for its mask."""
-
-    dropouts = ()
 
     border = ParakeetAttention.border
     training_border = ParakeetAttention.training_border
@@ -143,8 +141,6 @@ def _encode_parakeet(
 
 class NemotronEncoder(Retrofitted):
     """Nemotron's streaming encoder, where a query sees its own chunk and some before it."""
-
-    dropouts = ()
 
     border = ParakeetAttention.border
     training_border = ParakeetAttention.training_border
@@ -233,12 +229,34 @@ def _run_nemotron(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     return (module(x, position_embeddings=positions, attention_mask=mask)[0][seen],)
 
 
+def _run_encoder(module: Any, draws: RandomInputs, **more: Any) -> tuple[Tensor, ...]:
+    """An encoder with its first layer, on padded frames; with sdpa, as padded rows are NaN in eager attention."""
+    config = module.config  # of a copy
+    config._attn_implementation_internal = "sdpa"
+    frames = draws.tokens * config.subsampling_factor
+    x = draws.normal(draws.batch, frames, config.num_mel_bins)
+    out = module(x, attention_mask=draws.padding(draws.batch, frames), **more)
+    return (out.last_hidden_state[out.attention_mask.bool()],)
+
+
+def _run_streaming_encoder(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
+    """Chunks so short that both of their ends are seen."""
+    module.config.sliding_window = 9  # of a copy
+    return _run_encoder(module, draws, num_lookahead_tokens=2)
+
+
 def _not_sdpa(module: Any) -> str | None:
     own = module.config._attn_implementation
     return (
         None if own == "sdpa" else f"attn_implementation={own!r}, whose mask the library turns around; load with sdpa"
     )
 
+
+_CAPTURED = (
+    "transformers.utils.generic.merge_with_config_defaults",
+    "transformers.utils.output_capturing.capture_outputs",
+)
+_TABLES = ("bias_u", "bias_v", "relative_k_proj.weight")
 
 KINDS = (
     PositionKind(
@@ -251,7 +269,9 @@ KINDS = (
                 ParakeetAttention,
                 reads=("forward", "_rel_shift", "ParakeetEncoderConvolutionModule"),
             ),
-            Replaced("parakeet", class_path("parakeet", "ParakeetEncoder"), ParakeetEncoder),
+            Replaced(
+                "parakeet", class_path("parakeet", "ParakeetEncoder"), ParakeetEncoder, reads=("forward", *_CAPTURED)
+            ),
             Replaced(
                 "nemotron_asr_streaming",
                 class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoderAttention"),
@@ -263,7 +283,7 @@ KINDS = (
                 "nemotron_asr_streaming",
                 class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoder"),
                 NemotronEncoder,
-                reads=("forward", "chunked_limited_mask_function"),
+                reads=("forward", "chunked_limited_mask_function", *MASKS, *_CAPTURED),
                 unfit=_not_sdpa,
             ),
         ),
@@ -271,13 +291,20 @@ KINDS = (
             Verified(
                 class_path("parakeet", "ParakeetEncoderAttention"),
                 _run_parakeet,
-                tables=("bias_u", "bias_v", "relative_k_proj.weight"),
+                _TABLES,
                 exact=1e-6,  # its eager attention has a softmax in float32
             ),
+            Verified(class_path("parakeet", "ParakeetEncoder"), _run_encoder, _TABLES, first=("layers",)),
             Verified(
                 class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoderAttention"),
                 _run_nemotron,
-                tables=("bias_u", "bias_v", "relative_k_proj.weight"),
+                _TABLES,
+            ),
+            Verified(
+                class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoder"),
+                _run_streaming_encoder,
+                _TABLES,
+                first=("layers",),
             ),
         ),
     ),

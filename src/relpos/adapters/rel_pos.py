@@ -10,6 +10,8 @@ table on as an image of offsets (`grids`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -70,17 +72,40 @@ class _Shared:
 class RelPosModel(Retrofitted):
     """`VisionTransformerRelPos` with one module for all layers."""
 
-    dropouts = ()
-
     border = 512
     training_border = 512
 
     @property
     def shared_rel_pos(self) -> Any:
-        """The module that all layers share, or what makes an image of it."""
+        """The module that all layers share; in a call of the model, what makes an image of it."""
         own = self._modules.get("shared_rel_pos")
-        tokens = 0 if own is None else _tokens_of(own)
+        if own is None or not self.__dict__.get(_CALLED):
+            return own
+        tokens = _tokens_of(own)
         return _Shared(own) if self.takes(tokens, tokens) else own
+
+    def forward_features(self, *args: Any, **kwargs: Any) -> Any:
+        """The published method."""
+        with _called(self):
+            return super().forward_features(*args, **kwargs)  # type: ignore[misc]
+
+    def forward_intermediates(self, *args: Any, **kwargs: Any) -> Any:
+        """The published method."""
+        with _called(self):
+            return super().forward_intermediates(*args, **kwargs)  # type: ignore[misc]
+
+
+_CALLED = "_relpos_called"
+
+
+@contextmanager
+def _called(model: RelPosModel) -> Iterator[None]:
+    """While a model is called. What looks for its modules at other times (adapters) finds the module itself."""
+    model.__dict__[_CALLED] = True
+    try:
+        yield
+    finally:
+        del model.__dict__[_CALLED]
 
 
 class RelPosAttention(Retrofitted):
@@ -220,10 +245,10 @@ def _run_channels(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
 
 
 def _run_model(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """The bias of all layers, if there is one, which attention within one of them has."""
-    layer, own = module.blocks[0].attn, module._modules.get("shared_rel_pos")
-    x = draws.normal(draws.batch, _tokens_of(layer.rel_pos if own is None else own), layer.qkv.in_features)
-    return (layer(x, None if own is None else module.shared_rel_pos.get_bias()),)
+    """The model with its first layer, on images of its own size."""
+    embedding = module.patch_embed
+    pixels = draws.normal(draws.batch, embedding.proj.in_channels, *embedding.img_size)
+    return (module.forward_features(pixels),)
 
 
 _ALL = ("RelPosBias", "RelPosBiasTf", "RelPosMlp")
@@ -258,7 +283,7 @@ KINDS = (
         ),
         verified=(
             *(Verified(f"timm.models.{file}.{name}", run, _TABLES) for file, name, _, run, _, _ in _SERVED),
-            Verified(_MODEL, _run_model, _TABLES, first=("blocks",)),
+            Verified(_MODEL, _run_model, (*_TABLES, "gamma"), first=("blocks",)),  # 1e-5 of a layer hides it
         ),
         refused=(
             Refused("convit", "timm.models.convit.GPSA", _GATED),

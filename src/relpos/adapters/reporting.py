@@ -1,4 +1,4 @@
-"""What a retrofit did, as data and as the lines that people read."""
+"""What a retrofit or a replacement did, as data and as the lines that people read."""
 
 from __future__ import annotations
 
@@ -38,8 +38,6 @@ class RetrofitReport:
     left: tuple[Left, ...]
     verified: tuple[Verdict, ...]
     border: int | None
-    drops: bool
-    """Whether the model drops attention weights, so that it trains as published unless a border was asked for."""
 
     def __str__(self) -> str:
         libraries = ", ".join(f"{name} {version}" for name, version in self.versions.items())
@@ -52,10 +50,6 @@ class RetrofitReport:
         for (path, reason), count in Counter((one.path, one.reason) for one in self.left).items():
             lines.append(f"  left      {_short(path)} x {count}: {reason}")
         lines += [f"  verified  {verdict}" for verdict in self.verified]
-        if self.drops and self.border is None:
-            lines.append(
-                "  dropout   of attention weights: training runs as published; border= trains by relpos, in less memory"
-            )
         if not self.verified:
             lines.append("  verified  nothing: verify=False")
         return "\n".join(lines)
@@ -71,6 +65,43 @@ class RetrofitReport:
         if training == other == "never":
             return "as published, which was faster wherever it was timed; border=0 saves its memory"
         return f"relpos computes {training}" if training == other else f"relpos trains {training}, infers {other}"
+
+
+@dataclass(frozen=True)
+class OwnPosition:
+    """What a model knew of position itself: the name of the module or parameter that said it, and what it was."""
+
+    name: str
+    what: str
+
+
+@dataclass(frozen=True)
+class ReplacementReport:
+    """What `relpos.replace_position` did to a model; printing it gives the lines.
+
+    Attributes:
+        model: its class. position: the mechanism's name.
+        own: what the model knew of position itself.
+        layers: which layers have the mechanism now, in words.
+        shared: whether one mechanism serves all layers of a stack.
+        kept: whether its own position was kept, "own", and nothing was changed.
+    """
+
+    model: str
+    position: str
+    own: tuple[OwnPosition, ...]
+    layers: tuple[str, ...]
+    shared: bool
+    kept: bool
+
+    def __str__(self) -> str:
+        lines = [self.model]
+        lines += [f"  {'kept' if self.kept else 'off ':<9} {one.name}: {one.what}" for one in self.own]
+        if not self.own:
+            lines.append("  off       nothing: it knew nothing of position itself")
+        count = "one for all" if self.shared else "one a layer"
+        lines += [f"  position  {self.position}, {count}: {layers}" for layers in self.layers]
+        return "\n".join(lines)
 
 
 def _short(path: str) -> str:

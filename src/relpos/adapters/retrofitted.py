@@ -43,15 +43,12 @@ class Route:
         border: tokens, the geometric mean of queries and keys; None for the mixin's own, measured border.
         forced: take every call of more than one query, as a verification does.
         taken: calls that relpos computed while forced.
-        drops: some layer of the model drops attention weights in training. Such calls run as published, for relpos's
-            dropout, the same on every run and engine, takes longer; a border that was asked for takes them too.
         mechanism: what the mixin's `mechanism` made for the module; it reads the module's own weights by `terms_from`.
     """
 
     border: int | None = None
     forced: bool = False
     taken: int = 0
-    drops: bool = False
     mechanism: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -71,11 +68,6 @@ class Retrofitted(nn.Module):
 
         def __getattr__(self, name: str) -> Any: ...  # what a published module has
 
-    dropouts: ClassVar[tuple[str, ...]] = (
-        "attention_dropout", "attn_drop", "attn_dropout", "attn_dropout_p", "attn_drop_p", "dropout", "dropout_rate",
-    )  # fmt: skip
-    """What the probability may be called with which attention weights are dropped; nothing in an encoder."""
-
     def mechanism(self) -> Any:
         """The position as mechanisms of relpos for the settings of the module; made once, on the meta device."""
         return None
@@ -92,8 +84,6 @@ class Retrofitted(nn.Module):
             return False
         if route.forced:
             return True
-        if route.border is None and route.drops and self.training:
-            return False
         own = self.training_border if torch.is_grad_enabled() else self.border
         border = own if route.border is None else route.border
         return queries * keys >= border * border
@@ -146,11 +136,12 @@ def swap(module: nn.Module, mixin: type[Retrofitted], border: int | None = None)
         module.__dict__[_ROUTE] = Route(border, mechanism=module.mechanism())
 
 
-def drops_weights(module: Any) -> bool:
-    """Whether an attention module drops weights in training."""
-    rates = (getattr(module, name, None) for name in module.dropouts)
-    numbers = (getattr(rate, "p", getattr(rate, "drop_prob", rate)) for rate in rates)  # SEW-D has a class of its own
-    return any(number not in (None, 0.0) for number in numbers)
+def rows_of(embedding: Any) -> Tensor:
+    """All rows of an embedding. They are looked up, as the library looks them up, for an adapter (LoRA) may add to them
+    and hooks may gather them."""
+    weight: Tensor = embedding.weight
+    rows: Tensor = embedding(torch.arange(weight.shape[0], device=weight.device))
+    return rows
 
 
 def _names(module: nn.Module) -> set[str]:

@@ -17,8 +17,9 @@ from torch import nn
 from relpos.adapters import interface
 from relpos.adapters.kinds import PositionKind, Replaced, path_of, refused_classes, replaced_classes
 from relpos.adapters.libraries import require_importable, strange
+from relpos.adapters.replacement.stacks import take_out
 from relpos.adapters.reporting import Left, RetrofitReport, Swapped
-from relpos.adapters.retrofitted import NEVER, drops_weights, is_swapped, published_class, route, swap, unswap
+from relpos.adapters.retrofitted import NEVER, is_swapped, published_class, swap, unswap
 from relpos.adapters.verification import Verdict, verify_model
 from relpos.core.checks import fail, require_flag, require_int, shape_of
 
@@ -41,8 +42,7 @@ def retrofit(
         model: changed in place; `relpos.restore` undoes it. Retrofitting it again is an error.
         verify: run a copy of one module of each kind, published and retrofitted, and compare outputs and gradients.
         force: also serve a version of the library whose source was not run; it is verified all the same.
-        border: tokens from which relpos computes, in place of the measured number; 0 for always. Without it, training
-            with dropout of attention weights runs as published: relpos takes longer then, in less memory.
+        border: tokens from which relpos computes, in place of the measured number; 0 for always.
         progress: called with the name of what is being verified.
 
     Returns:
@@ -63,7 +63,7 @@ def retrofit(
     found, left = _found(model, border)
     _require_served(model, found, left, force)
     chosen = [(name, module, replaced) for name, module, _, replaced in found]
-    with _undone_on_error(model):
+    with undone_on_error(model):
         _swap(found, border)
         verdicts = verify_model(model, progress) if verify or force else []
         if not verdicts and (verify or force):
@@ -74,22 +74,34 @@ def retrofit(
         _require_agreement(verdicts)
     versions = {kind.library: metadata.version(kind.library) for _, _, kind, _ in found}
     rows = tuple(Swapped(name, path_of(published_class(module)), one.architecture) for name, module, one in chosen)
-    drops = any(route(module).drops for _, module, _, _ in found)
-    return RetrofitReport(type(model).__name__, versions, rows, tuple(left), tuple(verdicts), border, drops)
+    return RetrofitReport(type(model).__name__, versions, rows, tuple(left), tuple(verdicts), border)
 
 
 def restore(model: nn.Module) -> None:
-    """Undo `relpos.retrofit`, bit for bit; a model that is not retrofitted stays as it is.
+    """Undo `relpos.retrofit` or `relpos.replace_position`, bit for bit; any other model stays as it is.
 
     Raises:
-        ValueError: it is no module.
+        ValueError: it is no module, or accelerate has given a retrofitted module a forward of its own.
     """
     if not isinstance(model, nn.Module):
         fail("a model, an nn.Module", shape_of(model), "Pass the model itself.")
+    _require_own_forward(model)
     for module in model.modules():
         if is_swapped(module):
             unswap(module)
             interface.switch_back(getattr(module, "config", None))
+    take_out(model)
+
+
+def _require_own_forward(model: nn.Module) -> None:
+    """Raise one line where a swapped module would keep a forward of the class that is taken from it."""
+    for name, module in model.named_modules():
+        if is_swapped(module) and "forward" in vars(module):
+            fail(
+                "modules without a forward of their own",
+                f"{name or 'the model'}, which has one",
+                "Take accelerate's off first: accelerator.unwrap_model(model, keep_fp32_wrapper=False).",
+            )
 
 
 def _found(
@@ -142,7 +154,7 @@ def _require_served(
         if "forward" in vars(module):
             fail(
                 "modules without a forward of their own",
-                f"{name}, which has one",
+                f"{name or 'the model'}, which has one",
                 "Retrofit before accelerate's hooks.",
             )
         if kind.switches and interface.is_switched(getattr(module, "config", None)):
@@ -173,13 +185,11 @@ def _swap(found: list[tuple[str, nn.Module, PositionKind, Replaced]], border: in
             configs[id(module.config)] = module.config
     for config in configs.values():
         interface.switch(config)
-    drops = any(drops_weights(module) for _, module, _, _ in found)
-    for _, module, _, _ in found:
-        route(module).drops = drops
 
 
 @contextmanager
-def _undone_on_error(model: nn.Module) -> Iterator[None]:
+def undone_on_error(model: nn.Module) -> Iterator[None]:
+    """Restore a model where what changes it fails half-way."""
     try:
         yield
     except BaseException:

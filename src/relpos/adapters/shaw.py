@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.adapters.interface import mask_of
+from relpos.adapters.interface import MASKS, mask_of
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
-from relpos.adapters.retrofitted import Retrofitted, is_swapped
+from relpos.adapters.retrofitted import Retrofitted, is_swapped, rows_of
 from relpos.adapters.transformer_xl import ConformerAttention, by_head, other_position, run_conformer
 from relpos.core import LineVectors, Sequence, Terms, at_least_float32, lines
 
@@ -67,13 +67,11 @@ class ConformerShawAttention(ConformerAttention):
         if module.position_embeddings_type != "relative_key":
             return super().terms(tokens, relative)
         left, right = module.left_max_position_embeddings, module.right_max_position_embeddings
-        return shaw_terms(module.distance_embedding.weight, tokens, -right, left, turned=True)
+        return shaw_terms(rows_of(module.distance_embedding), tokens, -right, left, turned=True)
 
 
 class SeamlessEncoder(Retrofitted):
     """SeamlessM4T v2's encoder, for its mask: by default one chunk holds all tokens, and says nothing."""
-
-    dropouts = ()
 
     def _apply_chunk_attention(self, attention_mask: Tensor | None, hidden_states: Tensor) -> Tensor | None:
         tokens = hidden_states.shape[1]
@@ -87,29 +85,25 @@ class SeamlessEncoder(Retrofitted):
 class SpeechT5Positions(Retrofitted):
     """What makes SpeechT5's vectors, once for all layers."""
 
-    dropouts = ()
-
     def forward(self, hidden_states: Tensor) -> Tensor:
         """The table, `[2 max, D]`, in place of `[N, N, D]`."""
         tokens = hidden_states.shape[1]
         if not self.takes(tokens, tokens):
             published: Tensor = super().forward(hidden_states)
             return published
-        table: Tensor = self.pe_k.weight
-        return table
+        return rows_of(self.pe_k)
 
 
 class MaskedByKeys(Retrofitted):
     """An encoder that hands on a mask of one number a key, `[B, 1, 1, M]` of bool."""
-
-    dropouts = ()
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The published forward."""
         tokens, mask = hidden_states.shape[1], kwargs.get("attention_mask")
         asked = kwargs.get("output_attentions")
         asked = self.config.output_attentions if asked is None else asked
-        if mask is not None and mask.dim() == 2 and not args and not asked and self.takes(tokens, tokens):
+        named = self.config._attn_implementation is not None  # a VITS encoder built by itself: the library drops masks
+        if mask is not None and mask.dim() == 2 and named and not args and not asked and self.takes(tokens, tokens):
             kwargs["attention_mask"] = mask[:, None, None].bool()
         return super().forward(hidden_states, *args, **kwargs)
 
@@ -238,8 +232,43 @@ def _keys(module: Any, draws: RandomInputs) -> Tensor:
     return mask if is_swapped(module) else _written_out(mask, draws.tokens, draws.dtype)
 
 
+def _run_speecht5_encoder(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
+    return _encoded(module, draws, draws.normal(draws.batch, draws.tokens, module.config.hidden_size))
+
+
+def _run_vits_encoder(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
+    x = draws.normal(draws.batch, draws.tokens, module.config.hidden_size)
+    return _encoded(module, draws, x, padding_mask=draws.padding(draws.batch, draws.tokens)[..., None])
+
+
+def _run_seamless_encoder(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
+    config = module.config  # of a copy
+    if config.speech_encoder_chunk_size is not None:
+        config.speech_encoder_chunk_size = max(config.speech_encoder_chunk_size, draws.tokens)
+    x = draws.normal(draws.batch, draws.tokens, config.hidden_size)
+    padding = draws.padding(draws.batch, draws.tokens)
+    return (module(x, attention_mask=padding)[padding.bool()],)
+
+
+def _encoded(module: Any, draws: RandomInputs, x: Tensor, **more: Any) -> tuple[Tensor, ...]:
+    """The real tokens of an encoder with its first layer, on a padded batch."""
+    padding = draws.padding(draws.batch, draws.tokens)
+    return (module(x, attention_mask=padding, **more)[0][padding.bool()],)
+
+
 def _no_window(module: Any) -> str | None:
-    return None if module.window_size else "it has no position (window_size)"
+    return None if _window(module) else "it has no position (window_size)"
+
+
+def _window(module: Any) -> Any:
+    """`window_size` of an attention module, or of an encoder of them."""
+    return module.config.window_size if hasattr(module, "layers") else module.window_size
+
+
+def _not_relative_key(module: Any) -> str | None:
+    """Why a module of SeamlessM4T v2 has nothing to replace, which knows Shaw's position alone."""
+    kind = module.config.position_embeddings_type if hasattr(module, "layers") else module.position_embeddings_type
+    return None if kind == "relative_key" else "it has no position"
 
 
 def _in_decoder(module: Any) -> str | None:
@@ -268,7 +297,7 @@ KINDS = (
                 "seamless_m4t_v2",
                 class_path("seamless_m4t_v2", "SeamlessM4Tv2ConformerSelfAttention"),
                 ConformerShawAttention,
-                unfit=other_position,
+                unfit=_not_relative_key,
             ),
         ),
         verified=tuple(
@@ -289,10 +318,11 @@ KINDS = (
                 class_path("seamless_m4t_v2", "SeamlessM4Tv2ConformerEncoder"),
                 SeamlessEncoder,
                 reads=("forward", "_apply_chunk_attention"),
+                unfit=_not_relative_key,
             ),
             Replaced("speecht5", class_path("speecht5", "SpeechT5RelativePositionalEncoding"), SpeechT5Positions),
             Replaced("speecht5", class_path("speecht5", "SpeechT5Attention"), SpeechT5Attention, unfit=_in_decoder),
-            Replaced("speecht5", class_path("speecht5", "SpeechT5Encoder"), MaskedByKeys),
+            Replaced("speecht5", class_path("speecht5", "SpeechT5Encoder"), MaskedByKeys, ("forward", *MASKS)),
             Replaced(
                 "vits",
                 class_path("vits", "VitsAttention"),
@@ -305,11 +335,29 @@ KINDS = (
                 ),
                 unfit=_no_window,
             ),
-            Replaced("vits", class_path("vits", "VitsEncoder"), VitsEncoder),
+            Replaced("vits", class_path("vits", "VitsEncoder"), VitsEncoder, ("forward", *MASKS), unfit=_no_window),
         ),
         verified=(
+            Verified(
+                class_path("seamless_m4t_v2", "SeamlessM4Tv2ConformerEncoder"),
+                _run_seamless_encoder,
+                tables=("distance_embedding.weight",),
+                first=("layers",),
+            ),
             Verified(class_path("speecht5", "SpeechT5Attention"), _run_speecht5, tables=()),
+            Verified(
+                class_path("speecht5", "SpeechT5Encoder"),
+                _run_speecht5_encoder,
+                tables=("pe_k.weight",),
+                first=("layers",),
+            ),
             Verified(class_path("vits", "VitsAttention"), _run_vits, tables=("emb_rel_k", "emb_rel_v")),
+            Verified(
+                class_path("vits", "VitsEncoder"),
+                _run_vits_encoder,
+                tables=("emb_rel_k", "emb_rel_v"),
+                first=("layers",),
+            ),
         ),
         refused=(
             Refused(

@@ -37,8 +37,6 @@ from relpos.core import LineBias, Sequence, Terms, at_least_float32, lines
 class AlibiModel(Retrofitted):
     """`BloomModel` and `MptModel`: the mask that they hand to their layers."""
 
-    dropouts = ()
-
     border = 512
     training_border = 768
 
@@ -213,8 +211,6 @@ class MptModel(AlibiModel):
 
 class FalconModel(Retrofitted):
     """`FalconModel`: its configuration is switched, and with it the mask. Its layers attend."""
-
-    dropouts = ()
 
     border = 512
     training_border = 512

@@ -24,7 +24,7 @@ from relpos.adapters.interface import (
 )
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
-from relpos.adapters.retrofitted import Retrofitted, is_swapped
+from relpos.adapters.retrofitted import Retrofitted, is_swapped, rows_of
 from relpos.core import LineBias, Sequence, Terms
 from relpos.core.checks import fail
 from relpos.position import T5Bias
@@ -64,7 +64,7 @@ class T5Attention(Retrofitted):
         if not (served and self.takes(query_length, key_length)):
             published: Tensor = super().compute_bias(query_length, key_length, device, past_seen_tokens)  # type: ignore[misc]
             return published
-        return by_offset(self.made, self.relative_attention_bias.weight, query_length, key_length)
+        return by_offset(self.made, rows_of(self.relative_attention_bias), query_length, key_length)
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The published forward, without its N x M zeros where there is no position."""
@@ -123,8 +123,6 @@ def _refuse(kwargs: dict[str, Any]) -> None:
 class MPNetEncoder(Retrofitted):
     """MPNet makes the bias in its encoder, for all layers."""
 
-    dropouts = ()
-
     border = T5Attention.border
     training_border = T5Attention.training_border
 
@@ -136,12 +134,12 @@ class MPNetEncoder(Retrofitted):
     def compute_position_bias(self, x: Tensor, position_ids: Any = None, num_buckets: int = 32) -> Tensor:
         """The bias: one number an offset where relpos attends."""
         tokens = x.shape[1]
-        table: Tensor = self.relative_attention_bias.weight
-        if position_ids is not None or num_buckets != table.shape[0] or not self.takes(tokens, tokens):
+        known = num_buckets == self.relative_attention_bias.weight.shape[0]
+        if position_ids is not None or not known or not self.takes(tokens, tokens):
             published: Tensor = super().compute_position_bias(x, position_ids, num_buckets)  # type: ignore[misc]
             return published
         self.count()
-        return by_offset(self.made, table, tokens, tokens)
+        return by_offset(self.made, rows_of(self.relative_attention_bias), tokens, tokens)
 
 
 class MPNetSelfAttention(Retrofitted):

@@ -225,7 +225,7 @@ def _area(module: Any) -> int:
 def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """Two windows, then two that the shift has cut."""
     tokens = _area(module)
-    width = next(x.shape[1] for name, x in module.named_parameters() if name.endswith(("query.weight", "qkv.weight")))
+    width = (module.query if hasattr(module, "query") else module.qkv).in_features
     x = draws.normal(draws.batch, tokens, width)
     shifted = draws.normal(draws.batch, tokens, width)
     first = module(x)

@@ -3,35 +3,53 @@
 No generator state, so a block of pairs can be drawn alone, in any order, on any device, and again in a backward, and
 `reference`, `streaming` and `triton` drop the same pairs. The function is 32-bit integer arithmetic (multiply, xor,
 shift), the finaliser known as lowbias32 (Wellons, "Prospecting for hash functions", 2018), applied once for each of the
-coordinates; here in int64, kept below 2^32.
+coordinates; here in int32, whose products wrap around and whose right shift copies the sign.
 """
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int32, Integer
 from torch import Tensor
 
-_WORD = 0xFFFFFFFF
+_SIGN = -(2**31)
 
 
-def _multiply(x: Tensor, factor: int) -> Tensor:
-    """`x * factor mod 2^32` without leaving int64: the factor in two halves."""
-    low, high = factor & 0xFFFF, factor >> 16
-    return (x * low + (((x * high) & 0xFFFF) << 16)) & _WORD
+def mix_(x: Int32[Tensor, "*S"], spare: Int32[Tensor, "*S"] | None = None) -> Int32[Tensor, "*S"]:
+    """lowbias32 in place: a permutation of the 32-bit words in which every input bit moves every output bit.
+
+    Args:
+        spare: memory for what is in between.
+    """
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32), (16, 1)):
+        shifted = torch.bitwise_right_shift(x, shift, out=spare)
+        x.bitwise_xor_(shifted.bitwise_and_(0xFFFFFFFF >> shift))
+        if factor != 1:
+            x.mul_(factor)
+    return x
 
 
-def mix(x: Int[Tensor, "*S"]) -> Int[Tensor, "*S"]:
-    """lowbias32: a permutation of the 32-bit words in which every input bit moves every output bit."""
-    x = x ^ (x >> 16)
-    x = _multiply(x, 0x7FEB352D)
-    x = x ^ (x >> 15)
-    x = _multiply(x, 0x846CA68B)
-    return x ^ (x >> 16)
+def head_words(seed: Integer[Tensor, ""], batch: int, heads: int) -> Int32[Tensor, "B H"]:
+    """The word of each head: of the seed, the number in the batch and the number of the head."""
+    numbers = (torch.arange(count, dtype=torch.int32, device=seed.device) for count in (batch, heads))
+    word = mix_(seed.to(torch.int32, copy=True))
+    for number in numbers:
+        word = mix_(word[..., None] ^ number)
+    return word
+
+
+def is_kept(word: Int32[Tensor, "*S"], dropout: float, out: Tensor | None = None) -> Tensor:
+    """Whether the word of a pair, as an unsigned number, is not among the lowest of this share. Changes the word."""
+    return torch.ge(word.bitwise_xor_(_SIGN), int(dropout * 2**32) + _SIGN, out=out)
 
 
 def keep(
-    seed: Int[Tensor, ""], batch: int, heads: int, rows: Int[Tensor, " n"], columns: Int[Tensor, " m"], dropout: float
+    seed: Integer[Tensor, ""],
+    batch: int,
+    heads: int,
+    rows: Integer[Tensor, " n"],
+    columns: Integer[Tensor, " m"],
+    dropout: float,
 ) -> Bool[Tensor, "B H n m"]:
     """True, with probability 1 - dropout, for each pair of the given rows and columns.
 
@@ -39,9 +57,7 @@ def keep(
         seed: a 32-bit word.
         rows, columns: indices of queries and keys, so that a block can be drawn alone.
     """
-    word = mix(seed & _WORD)
-    word = mix(word ^ torch.arange(batch, device=rows.device)[:, None, None, None])
-    word = mix(word ^ torch.arange(heads, device=rows.device)[:, None, None])
-    word = mix(word ^ rows[:, None])
-    word = mix(word ^ columns)
-    return word >= int(dropout * 2**32)
+    word = head_words(seed, batch, heads)
+    for number in (rows, columns):
+        word = mix_(word[..., None] ^ number.to(torch.int32))
+    return is_kept(word, dropout)

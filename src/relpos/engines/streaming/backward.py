@@ -88,8 +88,8 @@ class Backward:
                 total = total if sink is None else total + sink
                 weights /= torch.where(total == 0, 1, total)
 
-            kept = scores.dropout(chunk, tile)
-            used = weights if kept is None else weights * kept
+            kept = None if scores.dropout is None else scores.dropout.factors(chunk, tile)
+            used = weights if kept is None else torch.mul(weights, kept, out=scores.workspace.used.like(weights))
             if self.d_v is not None:
                 left, right = used, upstream
                 if plan.bfloat16:

@@ -40,7 +40,9 @@ def supports(call: Call) -> bool:
     fits = (
         x.device.type == "cpu" and x.dtype == torch.float32 and x.shape[3] == width for x in (call.q, call.k, call.v)
     )
-    if flash_kernel() is None or not all(fits) or call.terms.of(LineVectors) or not HankelPlan.supports(call):
+    if flash_kernel() is None or not all(fits) or call.dropout > 0 or call.terms.of(LineVectors):
+        return False
+    if not HankelPlan.supports(call):
         return False
     for term in call.terms.of(LineBias):
         query, key = term.lines.layout.query, term.lines.layout.key

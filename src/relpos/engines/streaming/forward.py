@@ -77,9 +77,8 @@ class Forward:
         for tile in chunk.block.tiles:
             weights = scores.exp(scores.compute(chunk, tile, shift) if score is None else score.sub_(shift))
             total += weights.sum(dim=-1, keepdim=True)
-            kept = scores.dropout(chunk, tile)
-            if kept is not None:
-                weights.mul_(kept)
+            if scores.dropout is not None:
+                weights.mul_(scores.dropout.factors(chunk, tile))
             rounded, v = weights, chunk.heads.v
             if bfloat16:
                 rounded, v = scores.workspace.rounded(weights), chunk.heads.input_v

@@ -104,7 +104,7 @@ class HankelPlan(Plan):
         """Whether this plan covers all terms of the call."""
         biases, vectors = call.terms.of(LineBias), call.terms.of(LineVectors)
         known = all(isinstance(term, LineBias | LineVectors | Sinks) for term in call.terms)
-        if call.dropout > 0 or len(biases) > 1 or not known:
+        if len(biases) > 1 or not known:
             return False
         for bias in biases:
             layout = bias.lines.layout

@@ -17,6 +17,8 @@ _NOT_LEARNED, _WINDOW = 2**21, 2**20
 _LEAST = 2**20
 """Scores of all heads below which the fixed cost of a call, about a millisecond, dominates."""
 _TOO_SMALL = f"the call is too small: from {_LEAST:,} scores (heads x queries x keys) on it is faster"
+_DROPOUT = 2**18
+"""Pairs from which its dropout by counter is faster than a draw of PyTorch's generator for each score."""
 _MANY, _OF_MANY = 2**24, 2**14
 """From so many scores of all heads on, a dense step waits for fresh memory; it is slower then from so many pairs on."""
 _SCORES = 2**25
@@ -67,11 +69,13 @@ def _border(call: Call) -> tuple[int | None, str]:
     kinds = {term.lines.layout.kind for term in call.terms if isinstance(term, LineBias | LineVectors)}
     batch = max(1, call.q.shape[0]) * call.q.shape[1]
     regular = kinds <= {"affine"} if vectors else "irregular" not in kinds and len(biases) <= 1
-    if not regular or call.dropout > 0 or any(not isinstance(term, regular_terms) for term in call.terms):
+    if not regular or any(not isinstance(term, regular_terms) for term in call.terms):
         border = -(-_SCORES // batch)
         if call.terms.of(RowRule):
             return border, "a row rule"
         return min(border, _PATTERN) if is_pattern(call.mask) else border, "a position that is no line bias"
+    if call.dropout > 0:
+        return _DROPOUT, "dropout"
     if not kinds:
         if is_pattern(call.mask):
             return _PATTERN, "a pattern"

@@ -20,9 +20,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core import Sinks, Softcap
-from relpos.core.random import keep
 from relpos.engines.call import Call
 from relpos.engines.streaming.chunks import CallTensors, Chunk, Heads
+from relpos.engines.streaming.dropout import DropoutFactors
 from relpos.engines.streaming.matmul import add_matmul
 from relpos.engines.streaming.plan import Plan
 from relpos.engines.streaming.tiles import Tile
@@ -37,6 +37,7 @@ class Scores:
     Attributes:
         sink: the sink's logit of each of the B * H heads, `[BH, 1, 1]`, in the unit of the scores.
         tanh: the tanh of the last tile's soft cap, `[g, n, m]`.
+        dropout: the factors of dropout, or None without dropout.
     """
 
     def __init__(self, call: Call, plan: Plan) -> None:
@@ -44,6 +45,7 @@ class Scores:
         self.batch, self.heads = call.q.shape[:2]
         self.dtype = torch.promote_types(call.q.dtype, torch.float32)
         self.workspace = Workspace(self.dtype, call.q.device)
+        self.dropout = None if call.seed is None else DropoutFactors(call, call.seed, self.workspace)
         softcap, sinks = call.terms.one(Softcap), call.terms.one(Sinks)
         self.cap = None if softcap is None else softcap.cap
         self.tanh: Tensor | None = None
@@ -97,15 +99,3 @@ class Scores:
         if x.shape[0] == 1 and x.shape[1] == 1:
             return x[0]
         return x.expand(self.batch, self.heads, *x.shape[2:]).flatten(0, 1)[heads]
-
-    def dropout(self, chunk: Chunk, tile: Tile) -> Float[Tensor, "g n m"] | None:
-        """The factors of dropout, for all heads; None without dropout."""
-        call = self.call
-        if call.seed is None:
-            return None
-        columns = torch.arange(call.k.shape[2], device=call.q.device)[tile.keys]
-        rows, tokens = chunk.block.queries + call.first_row, call.tokens
-        pairs = [(rows, columns)] if tokens is None else [(own[rows], own[columns]) for own in tokens]
-        batch = self.batch // len(pairs)
-        kept = [keep(call.seed, batch, self.heads, own, theirs, call.dropout) for own, theirs in pairs]
-        return torch.stack(kept, dim=1).flatten(0, 2).to(self.dtype) / (1 - call.dropout)

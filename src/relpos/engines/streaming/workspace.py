@@ -46,6 +46,13 @@ class Buffer:
             self.shape = (g, n, m, skew, columns)
         return view
 
+    def like(self, x: Float[Tensor, "g n m"]) -> Float[Tensor, "g n m"]:
+        """A tile that lies as `x` does in its buffer; its contents and what surrounds it are undefined."""
+        entries = x.untyped_storage().nbytes() // x.element_size()
+        if self.store.numel() < entries:
+            self.store = self.store.new_empty(entries)
+        return self.store.as_strided(x.shape, x.stride(), x.storage_offset())
+
     def _view(self, g: int, n: int, m: int, row_stride: int) -> Float[Tensor, "g n m"]:
         if self.store.numel() < g * n * row_stride:
             self.store = self.store.new_empty(g * n * row_stride)
@@ -91,6 +98,8 @@ class Workspace:
         self.gradient = Buffer(dtype, device)
         self.skewed_gradient = Buffer(dtype, device)
         self.product = Buffer(dtype, device)
+        self.used = Buffer(dtype, device)
+        self.kept = Buffer(dtype, device)
         self.bfloat16 = Buffer(torch.bfloat16, device)
 
     def rounded(self, x: Float[Tensor, "g n m"]) -> Float[Tensor, "g n m"]:

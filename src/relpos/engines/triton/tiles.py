@@ -162,7 +162,7 @@ def to(x, like: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def _mix(x):
-    """lowbias32 on 32-bit words, as `core.random.mix`."""
+    """lowbias32 on 32-bit words, as `core.random.mix_`."""
     x = x ^ (x >> 16)
     x = x * 0x7FEB352D
     x = x ^ (x >> 15)

@@ -1,0 +1,72 @@
+"""The stacks of a model, found by the full names of its classes, exactly.
+
+A family is a file with a dictionary `STACKS`: the name of a class to a function that says what stacks a module of this
+class holds. It imports nothing of the other library, and is imported when a model is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from torch import nn
+
+from relpos.adapters.kinds import path_of
+from relpos.adapters.replacement.stacks import CHILD, Given, Stack
+from relpos.core.checks import fail
+
+Finder = Callable[[str, Any, Given], Iterator[Stack]]
+FAMILIES = ("vit", "beit", "swin", "bert", "gpt2", "llama", "t5", "torch_attention")
+
+
+@cache
+def _finders() -> dict[str, Finder]:
+    """The functions of all families, by class."""
+    return {
+        path: finder
+        for family in FAMILIES
+        for path, finder in import_module(f"relpos.adapters.replacement.{family}").STACKS.items()
+    }
+
+
+def stacks_of(model: nn.Module, given: Given) -> list[Stack]:
+    """The stacks of a model.
+
+    Raises:
+        ValueError: there is none, or one that cannot be served.
+    """
+    found = [
+        stack
+        for name, module in model.named_modules()
+        if (finder := _finders().get(path_of(type(module)))) is not None
+        for stack in finder(name, module, given)
+    ]
+    found = found or _alone(model, given)
+    if not found:
+        known = ", ".join(sorted({".".join((path.split(".")[0], path.split(".")[-1])) for path in _finders()}))
+        fail("a model whose attention can be found", type(model).__name__, f"Known are {known}, nn.MultiheadAttention.")
+    for stack in found:
+        if given.causal is not None and stack.site.causal != given.causal:
+            came = f"causal={given.causal} for {type(stack.holder).__name__}, which has {stack.site.causal}"
+            fail("causal as the model has it", came, "Leave causal out.")
+        _require_free(stack)
+    return found
+
+
+def _alone(model: nn.Module, given: Given) -> list[Stack]:
+    """PyTorch's layers outside any encoder, in a module of the user's own."""
+    found: list[Stack] = import_module("relpos.adapters.replacement.torch_attention").layers_alone(model, given)
+    return found
+
+
+def _require_free(stack: Stack) -> None:
+    """Raise where something is in the way."""
+    if hasattr(stack.holder, CHILD):
+        came = f"{type(stack.holder).__name__}, which has one"
+        fail(f"a model without a child named {CHILD!r}", came, "Rename it.")
+    for module in (*stack.layers, *(one for one, _ in stack.tokens)):
+        if "forward" in vars(module):
+            came = f"{type(module).__name__} with one"
+            fail("modules without a forward of their own", came, "Replace before accelerate's hooks.")

@@ -1,0 +1,23 @@
+"""transformers' GPT-2. Own position: one learned vector a token, `wpe`, added to the embedding of words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from relpos.adapters.kinds import class_path
+from relpos.adapters.replacement.hf import PlacedEmbedding, PlacedInterfaceAttention
+from relpos.adapters.replacement.stacks import Given, Own, Stack, require_class
+from relpos.position import Site
+
+
+def _gpt2(name: str, model: Any, given: Given) -> Iterator[Stack]:
+    layers = tuple(require_class(block.attn, class_path("gpt2", "GPT2Attention")) for block in model.h)
+    vectors, first = model.wpe, layers[0]
+    longest = given.sequence(vectors.num_embeddings)
+    site = Site(first.num_heads, first.head_dim, vectors.embedding_dim, longest, causal=True)
+    own = (Own("wpe", f"absolute embedding of {vectors.num_embeddings} positions", ("wpe.weight",)),)
+    yield Stack(name, model, site, layers, PlacedInterfaceAttention, own, ((vectors, PlacedEmbedding),))
+
+
+STACKS = {class_path("gpt2", "GPT2Model"): _gpt2}

@@ -1,0 +1,56 @@
+"""transformers: what its families have in common. Their layers attend by the interface of `adapters.interface`.
+
+The published forward makes queries and keys and extends the cache; the attention function that is switched in asks
+the layer for its position. Keys in a cache are not rotated, so that a rotation is that of all tokens at every step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos.adapters.replacement.placed import Placed
+from relpos.core.checks import fail
+
+
+class PlacedInterfaceAttention(Placed):
+    """Attention that calls the attention function of its configuration, which calls `attend_placed`."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The published forward."""
+        refuse_static(kwargs.get("past_key_values"))
+        return super().forward(*args, **kwargs)
+
+
+class PlacedEmbedding(Placed):
+    """An `nn.Embedding` of positions, asked for the vectors of position ids."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """The vectors of positions `[1 or B, N]`, `[1 or B, N, E]`."""
+        module: Any = self
+        return self.place.embed(module.weight.new_zeros(*ids.shape, module.embedding_dim), ids)
+
+
+class PlacedTokenModel(Placed):
+    """A model that has no embedding of positions: they are added to its `inputs_embeds`."""
+
+    def embedded(
+        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, cache: Any, ids: Tensor | None = None
+    ) -> Tensor | None:
+        """Tokens with their position, or what the caller gave where there is nothing to add."""
+        if (input_ids is None) == (inputs_embeds is None):
+            return inputs_embeds  # fails, as published
+        x: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if ids is None:
+            before = 0 if cache is None else cache.get_seq_length()
+            ids = torch.arange(before, before + x.shape[1], device=x.device)[None]
+        return self.place.embed(x, ids)
+
+
+def refuse_static(cache: Any) -> None:
+    """Raise on a cache that has its full length from the beginning."""
+    if getattr(cache, "is_compileable", False):
+        remedy = 'Generate with cache_implementation="dynamic", or call relpos.restore(model) first.'
+        fail("a cache that grows, after relpos.replace_position", type(cache).__name__, remedy)

@@ -1,0 +1,155 @@
+"""A module of another library whose own position is off, and where it asks a mechanism instead.
+
+The mechanisms of a stack are one child, `positions`, of the module that holds the stack: their parameters are saved,
+moved and trained with it. Each layer keeps a `Placement`: where its tokens are, and which mechanism is its own.
+
+    tokens    place.embed(x)                     absolute mechanisms, before the first layer
+    scores    place.terms(queries, keys)         all others, in `Placed.attend_placed`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos.adapters.interface import mask_of
+from relpos.adapters.retrofitted import Retrofitted, route, swap
+from relpos.core import Coordinates, DenseBias, Mask, Positions, Sequence, Term, Terms
+from relpos.core.checks import fail
+from relpos.models.positions import LayerPositions
+from relpos.position.mechanism import AS_IS, acts_on_tokens
+
+_FAR = 2**24
+"""A position beyond all, for mechanisms that are defined anywhere."""
+
+
+class ReplacedPositions(LayerPositions):
+    """The mechanisms of a stack, in the module that holds it.
+
+    Attributes:
+        frozen: names in that module of the parameters of its own position, which were trained before.
+    """
+
+    frozen: tuple[str, ...] = ()
+
+
+@dataclass
+class Placement:
+    """Where the tokens of a module are, and what says so.
+
+    Attributes:
+        positions: the mechanisms of its stack.
+        layer: the number of its layer in the stack.
+        coordinates: what the mechanisms were built for. A sequence without prefix also stands for shorter ones, and for
+            the last queries of keys that a cache holds.
+    """
+
+    positions: ReplacedPositions
+    layer: int
+    coordinates: Coordinates
+
+    def terms(self, queries: int, keys: int) -> Terms:
+        """The position of the last `queries` tokens among `keys`.
+
+        Raises:
+            ValueError: another number of tokens than the coordinates have.
+        """
+        sums = self.positions.sums()
+        mechanism = sums[self.layer % len(sums)]
+        if not is_growing(self.coordinates):
+            self._require_all(queries)
+            self._require_all(keys)
+            return mechanism.terms(self.coordinates)
+        if queries == keys:
+            return mechanism.terms(Sequence(keys))
+        return mechanism.terms(Sequence(queries, start=keys - queries), Sequence(keys))
+
+    def embed(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Tokens `[B, N, E]` with their absolute position added, where a mechanism has one.
+
+        Args:
+            ids: the position of each token of a sequence, `[1 or B, N]`; default their order.
+
+        Raises:
+            ValueError: another number of tokens than the coordinates have, or a position beyond the last.
+        """
+        first = self.positions.sums()[0]
+        if not acts_on_tokens(first):
+            return x
+        if not is_growing(self.coordinates):
+            self._require_all(x.shape[1])
+            return first.embed(x, self.coordinates)
+        if ids is None:
+            return first.embed(x, Sequence(x.shape[1]))
+        high = _FAR if AS_IS in first.growth else self.coordinates.count - 1
+        if ids.device.type == "cpu" and not torch.compiler.is_compiling() and int(ids.max()) > high:
+            remedy = "Replace with coordinates=relpos.Sequence(length) of the longest text."
+            fail(f"positions 0 to {high}, as the mechanism was built for", f"position {int(ids.max())}", remedy)
+        return first.embed(x, Positions(ids, low=0, high=high))
+
+    def _require_all(self, tokens: int) -> None:
+        if tokens != self.coordinates.count:
+            remedy = "Positions are those of the size that the model was built for; build it for the other one."
+            fail(f"{self.coordinates.count} tokens, of {self.coordinates}", f"{tokens}", remedy)
+
+
+def is_growing(coordinates: Coordinates) -> bool:
+    """Whether coordinates stand for any shorter number of tokens: a text."""
+    return isinstance(coordinates, Sequence) and coordinates.prefix == 0
+
+
+class Placed(Retrofitted):
+    """What a mixin has in common with others."""
+
+    @property
+    def place(self) -> Placement:
+        """Where its tokens are."""
+        found: Placement = self.made
+        return found
+
+    def attend_placed(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        *,
+        causal: bool = False,
+        scale: float | None = None,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        """Attention of the last N of M tokens with the mechanism of the layer, `[B, H, N, D]`.
+
+        Args:
+            mask: `[B, M]`, True or 1 at real keys; or of four dimensions, True where a pair may attend, or numbers
+                that are added to scores.
+            scale: the model's own; the mechanism may have one where that is 1/sqrt(D).
+        """
+        terms, allowed = self.terms_and_mask(q.shape[2], k.shape[2], mask, causal=causal)
+        scale = None if scale is None or scale == q.shape[-1] ** -0.5 else scale
+        return self.attend(q, k, v, position=terms, mask=allowed, scale=scale, dropout=dropout)
+
+    def terms_and_mask(
+        self, queries: int, keys: int, mask: Tensor | None, *, causal: bool
+    ) -> tuple[Terms, Mask | None]:
+        """Terms and mask of the last `queries` tokens among `keys`; arguments as in `attend_placed`."""
+        terms = self.place.terms(queries, keys)
+        if mask is not None and mask.dim() == 4:
+            terms, mask = terms + _added(mask), None
+        return terms, mask_of(mask, queries, keys, causal=causal)
+
+
+def _added(mask: Tensor) -> Term:
+    """A mask of pairs as numbers that are added: a quarter of the least there is, since more is added."""
+    if mask.dtype == torch.bool:
+        mask = torch.where(mask, 0.0, -torch.inf)
+    return DenseBias(mask.clamp(min=torch.finfo(mask.dtype).min / 4))
+
+
+def put_in_front(module: Any, mixin: type[Placed], place: Placement) -> None:
+    """Put the mixin in front of a module's class, and tell it its place."""
+    swap(module, mixin)
+    route(module).mechanism = place

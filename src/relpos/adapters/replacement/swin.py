@@ -1,0 +1,45 @@
+"""timm's Swin. Own position: a table of offsets within a window, a layer.
+
+A stage is a stack, since windows and heads are its own. Where windows are cut by the shift, the model's mask of 0 and
+-100 is added as published. Nothing can be added to tokens: a window does not say where it is in the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from relpos.adapters.replacement.beit import tables
+from relpos.adapters.replacement.placed import Placed
+from relpos.adapters.replacement.stacks import Given, Stack, require_class
+from relpos.core import Grid
+from relpos.position import Site
+
+
+class PlacedWindowAttention(Placed):
+    """`WindowAttention` of timm's Swin."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attention within windows `[B * windows, N, E]`; the mask is `[windows, N, N]`."""
+        module: Any = self
+        q, k, v = module.qkv(x).unflatten(-1, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        if mask is not None:
+            mask = mask.repeat(x.shape[0] // mask.shape[0], 1, 1)[:, None]
+        dropout = module.attn_drop.p if self.training else 0.0
+        out = self.attend_placed(q, k, v, mask, scale=module.scale, dropout=dropout)
+        projected: Tensor = module.proj_drop(module.proj(out.transpose(1, 2).flatten(2)))
+        return projected
+
+
+def _stage(name: str, stage: Any, given: Given) -> Iterator[Stack]:
+    attention = "timm.models.swin_transformer.WindowAttention"
+    layers = tuple(require_class(block.attn, attention) for block in stage.blocks)
+    first = layers[0]
+    width = first.qkv.out_features // 3 // first.num_heads
+    site = Site(first.num_heads, width, first.dim, given.grid(Grid(*first.window_size)))
+    yield Stack(name, stage, site, layers, PlacedWindowAttention, (tables("blocks.{}.attn", len(layers), first),))
+
+
+STACKS = {"timm.models.swin_transformer.SwinTransformerStage": _stage}

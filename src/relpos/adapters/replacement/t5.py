@@ -1,0 +1,68 @@
+"""transformers' T5. Own position: a table of 32 buckets of distances, in the first layer of a stack, for all of them.
+
+Encoder and decoder are stacks of their own. Cross-attention, which has no position, stays as published, and so does
+T5's scale of 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from relpos.adapters.kinds import class_path
+from relpos.adapters.replacement.hf import PlacedInterfaceAttention, PlacedTokenModel
+from relpos.adapters.replacement.stacks import Given, Own, Stack, require_class
+from relpos.position import Site
+
+_LONGEST = 512
+"""Tokens that T5 was trained on (Raffel et al. 2020, section 3.1.2); its configuration does not say."""
+
+
+class PlacedT5Attention(PlacedInterfaceAttention):
+    """`T5Attention` among the tokens of a stack. It hands on one zero in place of the bias that it would have made."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        mask: Tensor | None = None,
+        key_value_states: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        **more: Any,
+    ) -> Any:
+        """The published forward without its bias."""
+        nothing = hidden_states.new_zeros(1, self.n_heads, 1, 1)
+        return super().forward(hidden_states, mask, key_value_states, nothing, **more)
+
+
+class PlacedT5Stack(PlacedTokenModel):
+    """`T5Stack`, which adds nothing to tokens itself."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The published forward, of tokens that have their position."""
+        kwargs = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
+        tokens, embeds, cache = (kwargs.get(name) for name in ("input_ids", "inputs_embeds", "past_key_values"))
+        x = self.embedded(tokens, embeds, cache if self.is_decoder else None)
+        return super().forward(**kwargs | {"inputs_embeds": x, "input_ids": tokens if x is None else None})
+
+
+_ARGUMENTS = (
+    "input_ids", "attention_mask", "encoder_hidden_states", "encoder_attention_mask", "inputs_embeds",
+    "past_key_values", "use_cache",
+)  # fmt: skip
+
+
+def _t5(name: str, model: Any, given: Given) -> Iterator[Stack]:
+    attention = class_path("t5", "T5Attention")
+    layers = tuple(require_class(block.layer[0].SelfAttention, attention) for block in model.block)
+    first, where = layers[0], "block.0.layer.0.SelfAttention.relative_attention_bias"
+    own = (
+        Own(where, f"table of {first.relative_attention_num_buckets} buckets, for all layers", (f"{where}.weight",)),
+    )
+    longest = given.sequence(_LONGEST)
+    site = Site(first.n_heads, first.key_value_proj_dim, first.d_model, longest, causal=first.is_causal)
+    yield Stack(name, model, site, layers, PlacedT5Attention, own, ((model, PlacedT5Stack),))
+
+
+STACKS = {class_path("t5", "T5Stack"): _t5}

@@ -1,0 +1,171 @@
+"""`relpos.replace_position(model, position)`: others' models with another idea of where tokens are.
+
+report = relpos.replace_position(model, "relative_2d")    in place; the report says what was switched off
+relpos.restore(model)                                     as if nothing had been
+
+Retrofit keeps what a model computes. This changes it: what the model knew of position is off.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from relpos.adapters import interface
+from relpos.adapters.replacement.finding import stacks_of
+from relpos.adapters.replacement.placed import Placement, ReplacedPositions, is_growing, put_in_front
+from relpos.adapters.replacement.stacks import CHILD, Given, Stack
+from relpos.adapters.reporting import OwnPosition, ReplacementReport
+from relpos.adapters.retrofitted import is_swapped
+from relpos.adapters.retrofitting import undone_on_error
+from relpos.core import Coordinates, Sequence, require_coordinates
+from relpos.core.checks import fail, require_flag, shape_of
+from relpos.models.positions import PositionChoice
+from relpos.position import find
+from relpos.position.mechanism import acts_on_tokens
+
+OWN = "own"
+
+
+def replace_position(
+    model: nn.Module,
+    position: PositionChoice,
+    *,
+    coordinates: Coordinates | None = None,
+    causal: bool | None = None,
+    shared: bool = False,
+    trainable: bool = True,
+    init_std: float = 0.0,
+) -> ReplacementReport:
+    """Let a model of timm, transformers or PyTorch know of position what a mechanism says, and nothing else, in place.
+
+    Its own absolute embedding, tables, rotation or slopes are switched off; they stay in its state dict and take no
+    gradient. The mechanisms are a child named `positions` of the module that holds the layers, so that they are saved,
+    moved and trained with it. To load what was saved, replace in a fresh model and call `load_state_dict`. Prefix
+    tokens, grids, causal and padding masks, caches and grouped heads are read from the model.
+
+    Args:
+        model: changed in place; `relpos.restore` undoes it.
+        position: a mechanism's name ("relative_2d"), several joined with "+", a function from a `relpos.Site` to a
+            mechanism, None for no position, or "own" for what the model has.
+        coordinates: where tokens are, for modules that do not know: `nn.MultiheadAttention`, `nn.TransformerEncoder`.
+            For a text, the longest one, where that is not what the model's configuration says.
+        causal: for the same modules, whether a query sees only what comes before it. Masks stay arguments of calls.
+        shared: one mechanism for all layers of a stack, or one a layer.
+        trainable: False freezes what the mechanisms own.
+        init_std: standard deviation that learned positions start from. At 0 tables start as nothing, so that a model
+            with trained weights first computes what it would without position.
+
+    Returns:
+        What was switched off, and what took its place. Print it.
+
+    Raises:
+        ValueError: no attention that can be found, or a position that its tokens cannot have; nothing was changed.
+
+    Example:
+        >>> model = timm.create_model("vit_tiny_patch16_224")
+        >>> print(relpos.replace_position(model, "relative_2d"))
+    """
+    if not isinstance(model, nn.Module):
+        fail("a model, an nn.Module", shape_of(model), "Pass the model itself.")
+    if coordinates is not None:
+        require_coordinates(coordinates, "coordinates")
+    if causal is not None:
+        require_flag(causal, "causal")
+    require_flag(shared, "shared")
+    require_flag(trainable, "trainable")
+    if any(is_swapped(module) for module in model.modules()):
+        fail("a model as its library has it", "one that relpos has changed", "Call relpos.restore(model) first.")
+    stacks = stacks_of(model, Given(coordinates, causal))
+    rows = tuple(OwnPosition(stack.path(own.name), own.what) for stack in stacks for own in stack.own)
+    if position == OWN:
+        return ReplacementReport(type(model).__name__, OWN, rows, (), shared, kept=True)
+    _require_axes(position, stacks)
+    _require_implementation(stacks)
+    built = [_built(stack, position, shared, trainable, init_std) for stack in stacks]
+    with undone_on_error(model):
+        for stack, positions in zip(stacks, built, strict=True):
+            _put_in(stack, positions)
+    layers = tuple(map(_layers_of, stacks))
+    return ReplacementReport(type(model).__name__, _name_of(position), rows, layers, shared, kept=False)
+
+
+def _layers_of(stack: Stack) -> str:
+    tokens = stack.site.queries
+    where = f"texts of at most {tokens.count} tokens" if is_growing(tokens) else str(tokens)
+    return f"{len(stack.layers)} layers of {stack.name or 'the model itself'}, {where}"
+
+
+def _name_of(position: PositionChoice) -> str:
+    return "none" if position is None else position if isinstance(position, str) else "a mechanism of your own"
+
+
+def _require_axes(position: PositionChoice, stacks: list[Stack]) -> None:
+    """Raise where a preset makes no sense on the tokens of a model."""
+    if not isinstance(position, str):
+        return
+    axes = find(position).token_axes
+    for stack in stacks:
+        if stack.site.queries.axes not in axes:
+            came = f"{position!r}, which is for {' or '.join(map(str, axes))}"
+            tokens = f"tokens of {type(stack.holder).__name__}, which have {stack.site.queries.axes}"
+            fail(f"a position with the axes of the {tokens}", came, "Choose another: relpos list positions.")
+
+
+def _require_implementation(stacks: list[Stack]) -> None:
+    """Raise where a model of transformers attends by something that cannot be switched."""
+    for config in (config for config in map(_config_of, stacks) if config is not None):
+        if interface.is_switched(config):
+            came = "one that shares its configuration with a model that relpos has changed"
+            fail("a model with a configuration of its own", came, "Build it with copy.deepcopy(config).")
+        own = interface.implementation(config)
+        if own not in interface.SERVED:
+            fail("attn_implementation sdpa or eager", own, 'Load the model with attn_implementation="sdpa".')
+        if getattr(config, "output_attentions", False):
+            fail("a model that returns no attention weights", "config.output_attentions=True", "Set it to False.")
+
+
+def _config_of(stack: Stack) -> Any:
+    """The configuration of a stack's layers, which selects their attention function; None outside transformers."""
+    return getattr(stack.layers[0], "config", None)
+
+
+def _built(stack: Stack, position: PositionChoice, shared: bool, trainable: bool, init_std: float) -> ReplacedPositions:
+    """The mechanisms of a stack, tried out on its coordinates before anything changes."""
+    site = stack.site
+    site = type(site)(**{**vars(site), "init_std": init_std})
+    positions = ReplacedPositions.for_layers(position, site, len(stack.layers), shared=shared, trainable=trainable)
+    assert isinstance(positions, ReplacedPositions)
+    first = positions.sums()[0]
+    if acts_on_tokens(first) and not stack.tokens:
+        remedy = "Choose one that acts in attention, such as a bias or a rotation."
+        came = f"{_name_of(position)}, which is added to tokens"
+        fail(f"a position that acts in attention, all there is in {type(stack.holder).__name__}", came, remedy)
+    weight = next(stack.holder.parameters())
+    positions.to(device=weight.device, dtype=weight.dtype)
+    with torch.no_grad():
+        place = Placement(positions, 0, site.queries)
+        count = min(site.queries.count, 8) if is_growing(site.queries) else site.queries.count
+        place.terms(count, count)
+        if is_growing(site.queries) and site.causal and count > 1:
+            first.terms(Sequence(1, start=count - 1), Sequence(count))
+        place.embed(weight.new_zeros(1, count, site.embed_dim))
+    return positions
+
+
+def _put_in(stack: Stack, positions: ReplacedPositions) -> None:
+    """Switch off what a stack knows of position and put the mechanisms in its place."""
+    names = (name for own in stack.own for name in own.parameters)
+    positions.frozen = tuple(name for name in names if stack.holder.get_parameter(name).requires_grad)
+    stack.holder.add_module(CHILD, positions)
+    for name in positions.frozen:
+        stack.holder.get_parameter(name).requires_grad_(False)
+    for number, layer in enumerate(stack.layers):
+        put_in_front(layer, stack.mixin, Placement(positions, number, stack.site.queries))
+    for module, mixin in stack.tokens:
+        put_in_front(module, mixin, Placement(positions, 0, stack.site.queries))
+    config = _config_of(stack)
+    if config is not None:
+        interface.switch(config)

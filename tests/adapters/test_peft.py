@@ -1,0 +1,149 @@
+"""PEFT's adapters in retrofitted models: before the retrofit and after it, on every linear layer and table inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models_t5 import SMALL
+from torch import Tensor, nn
+
+import relpos
+from models import Model, models, padding, tokens
+from relpos.adapters.kinds import path_of, replaced_classes
+from relpos.adapters.libraries import imported
+
+pytestmark = [
+    pytest.mark.usefixtures("timm"),
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning",
+        "ignore:`is_gradient_checkpointing`:FutureWarning",
+        "ignore:Support for mismatched key_padding_mask:UserWarning",
+    ),
+]
+LINEAR = [name for name, model in models().items() if "alike" not in model.tags and "efficientformer_v2" not in name]
+"""Models whose attention has a linear layer; EfficientFormer's is made of convolutions."""
+
+
+def _inside(model: nn.Module) -> list[str]:
+    """The linear layers and tables in what a retrofit replaces."""
+    found = set()
+    for name, module in model.named_modules():
+        if path_of(type(module)) in replaced_classes():
+            parts = (
+                part for part, one in module.named_modules(prefix=name) if isinstance(one, nn.Linear | nn.Embedding)
+            )
+            found.update(parts)
+    assert found
+    return sorted(found)
+
+
+def _adapted(model: nn.Module, targets: list[str]) -> nn.Module:
+    """With LoRA that says something."""
+    peft = imported("peft")
+    peft.inject_adapter_in_model(peft.LoraConfig(r=4, target_modules=targets), model)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            if "lora" in name:
+                x.copy_(torch.randn(x.shape, generator=generator) * 0.1)
+    return model.double()
+
+
+def _step(model: Model, module: nn.Module) -> tuple[tuple[Tensor, ...], dict[str, Tensor | None]]:
+    """Outputs, and the gradients of what is trained."""
+    outputs = model.called(module)
+    generator = torch.Generator().manual_seed(1)
+    torch.autograd.backward(outputs, [torch.randn(x.shape, generator=generator).to(x) for x in outputs])
+    return outputs, {name: x.grad for name, x in module.named_parameters() if x.requires_grad}
+
+
+@pytest.mark.parametrize("first", ["retrofit", "adapters"])
+@pytest.mark.parametrize("name", LINEAR)
+def test_lora_computes_and_trains_as_published(name: str, first: str) -> None:
+    model = models()[name]
+    module = model.made()
+    targets = _inside(module)
+    outputs, gradients = _step(model, _adapted(module, targets))
+    other = model.made()
+    if first == "retrofit":
+        relpos.retrofit(other, border=0, verify=False)
+        _adapted(other, targets)
+    else:
+        assert relpos.retrofit(_adapted(other, targets), border=0).verified
+    own_outputs, own_gradients = _step(model, other)
+    for own, theirs in zip(own_outputs, outputs, strict=True):
+        assert float((own - theirs).detach().abs().max()) <= model.exact * float(theirs.detach().abs().max())
+    assert own_gradients.keys() == gradients.keys()
+    largest = max(float(x.abs().max()) for x in gradients.values() if x is not None)
+    for key, wanted in gradients.items():
+        found = own_gradients[key]
+        assert (found is None) == (wanted is None), key
+        if found is not None and wanted is not None:
+            assert float((found - wanted).abs().max()) <= 10 * model.exact * largest, key
+
+
+def _translator() -> Any:
+    transformers = imported("transformers")
+    torch.manual_seed(0)
+    config = transformers.T5Config(**SMALL, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, dropout_rate=0.0)
+    return transformers.T5ForConditionalGeneration(config)
+
+
+KINDS: dict[str, Any] = {
+    "lora": lambda peft: peft.LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, target_modules=["q", "k", "v"]),
+    "dora": lambda peft: peft.LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, target_modules=["q", "v"], use_dora=True),
+    "a table that is trained whole": lambda peft: peft.LoraConfig(
+        task_type="SEQ_2_SEQ_LM", r=4, target_modules=["q"], modules_to_save=["relative_attention_bias"]
+    ),
+    "ia3": lambda peft: peft.IA3Config(task_type="SEQ_2_SEQ_LM"),
+    "prefixes": lambda peft: peft.PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3),
+    "prompts": lambda peft: peft.PromptTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_optimizer_step_of_t5(kind: str) -> None:
+    inputs = {"input_ids": tokens(2, 11), "attention_mask": padding(2, 11), "labels": tokens(2, 5, seed=1)}
+    peft, losses = imported("peft"), []
+    for retrofitted in (False, True):
+        model = _translator()
+        if retrofitted:
+            relpos.retrofit(model, border=0, verify=False)
+        torch.manual_seed(1)
+        model = peft.get_peft_model(model, KINDS[kind](peft))
+        optimizer = torch.optim.SGD([x for x in model.parameters() if x.requires_grad], lr=0.5)
+        steps = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(**inputs).loss
+            loss.backward()
+            optimizer.step()
+            steps.append(float(loss.detach()))
+        losses.append(steps)
+    assert losses[0][0] - losses[0][-1] > 1e-4, "it learns"
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_adapters_that_a_retrofitted_model_trained_are_saved_loaded_and_merged(tmp_path: Path) -> None:
+    inputs = {"input_ids": tokens(2, 11), "decoder_input_ids": tokens(2, 5, seed=1)}
+    model = _translator()
+    relpos.retrofit(model, border=0, verify=False)
+    peft = imported("peft")
+    config = peft.LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, target_modules=["q", "relative_attention_bias"])
+    adapted = peft.get_peft_model(model, config)
+    with torch.no_grad():
+        for name, x in adapted.named_parameters():
+            if "lora" in name:
+                nn.init.normal_(x, std=0.1)
+        adapted.save_pretrained(tmp_path)
+        wanted = adapted(**inputs).logits
+        assert float((wanted - _translator()(**inputs).logits).abs().max()) > 1e-3
+        loaded = peft.PeftModel.from_pretrained(_translator(), tmp_path)
+        torch.testing.assert_close(loaded(**inputs).logits, wanted, rtol=1e-5, atol=1e-5)
+        merged = adapted.merge_and_unload()
+        torch.testing.assert_close(merged(**inputs).logits, wanted, rtol=1e-5, atol=1e-5)
+        relpos.restore(merged)
+        torch.testing.assert_close(merged(**inputs).logits, wanted, rtol=1e-5, atol=1e-5)
