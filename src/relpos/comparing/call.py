@@ -14,6 +14,7 @@ from relpos.comparison import (
     default_folder,
     find_build,
     find_function,
+    random_state_kept,
     require_asked,
     require_usable,
 )
@@ -26,6 +27,7 @@ from relpos.train import Build, Evaluate, Procedure, Recipe, TrainingStep
 PAGE = "report.html"
 
 
+@random_state_kept()
 def compare(
     model: str | Build | None = None,
     data: object = "digits",

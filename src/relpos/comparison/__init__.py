@@ -5,7 +5,7 @@ from relpos.comparison.choices import CHOICES, WHATS
 from relpos.comparison.experiment import Comparison
 from relpos.comparison.settings import ComparisonSettings, Job, default_folder, environment, require_asked
 from relpos.comparison.store import OtherSettingsError, require_usable
-from relpos.comparison.workers import Event, WorkerError
+from relpos.comparison.workers import Event, WorkerError, random_state_kept
 
 __all__ = [
     "CHOICES",
@@ -20,6 +20,7 @@ __all__ = [
     "environment",
     "find_build",
     "find_function",
+    "random_state_kept",
     "require_asked",
     "require_usable",
 ]

@@ -111,7 +111,8 @@ def described(function: Callable[..., Any] | None) -> str | None:
     if function is None:
         return None
     if isinstance(function, FunctionInFile):
-        name, path = f"{function.path.name}:{function.name}", function.path
+        name = f"{function.path.name}:{function.name}"
+        path: Path | None = function.path
     else:
         inner = function.func if isinstance(function, partial) else function
         name = getattr(inner, "__qualname__", type(inner).__qualname__).replace("<locals>.", "")

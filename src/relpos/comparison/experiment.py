@@ -23,7 +23,7 @@ from relpos.comparison.run import run
 from relpos.comparison.settings import ComparisonSettings, Job, describe, environment
 from relpos.comparison.store import Store
 from relpos.comparison.training import TRAINING, TrainingLog, load_weights, save_weights, weights_of
-from relpos.comparison.workers import Event, WorkerTask, main_left_out, run_here, run_tasks
+from relpos.comparison.workers import Event, WorkerTask, main_left_out, random_state_kept, run_here, run_tasks
 from relpos.files.writing import write_json
 from relpos.results import SCHEMA_VERSION, Results, plain, read
 from relpos.train import OURS, Procedure, Progress
@@ -162,6 +162,7 @@ class Comparison:
                 take(event)
         return self._gather()
 
+    @random_state_kept()
     def model(self, name: str, seed: int) -> nn.Module:
         """A trained model in evaluation mode, on the CPU.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import random
 import signal
 import sys
 import traceback
@@ -21,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 RemoteFunction = Callable[..., Any]
@@ -124,15 +126,28 @@ def run_here(tasks: Sequence[WorkerTask], tell: Callable[[Event], None]) -> None
 
     The process's threads and random numbers are as before afterwards.
     """
-    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    threads = torch.get_num_threads()
     try:
-        for task in tasks:
-            tell(Event(task, "started"))
-            report = [partial(_progress, task, tell)] if task.reports else []
-            tell(Event(task, "finished", task.function(*task.arguments, *report)))
+        with random_state_kept():
+            for task in tasks:
+                tell(Event(task, "started"))
+                report = [partial(_progress, task, tell)] if task.reports else []
+                tell(Event(task, "finished", task.function(*task.arguments, *report)))
     finally:
         torch.set_num_threads(threads)
-        torch.set_rng_state(state)
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """What is drawn in here is not missed outside: the random numbers of Python, NumPy and PyTorch go on as before."""
+    python, array = random.getstate(), np.random.get_state()  # noqa: NPY002 - the one that others draw from
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(gpus):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(array)  # noqa: NPY002
 
 
 def _progress(task: WorkerTask, tell: Callable[[Event], None], report: Any) -> None:

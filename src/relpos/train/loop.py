@@ -7,10 +7,12 @@ randomness (initialisation, batches, dropout, Sophia's draws) comes from one see
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -169,7 +171,7 @@ def fit(
     AcceleratorState._reset_state(reset_partial_state=True)
     cpu = device.type == "cpu"
     accelerator = Accelerator(cpu=cpu, device_placement=False, mixed_precision=PRECISIONS[precision])
-    torch.manual_seed(seed)
+    _seed_everything(seed)
     built = procedure.model(recipe, task, position).to(device)
     optimizer = make_optimizer(recipe.optimizer, recipe.groups(built))
     model = accelerator.prepare(built)
@@ -227,6 +229,13 @@ def fit(
     model.eval()
     unwrapped: nn.Module = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
     return unwrapped, curve
+
+
+def _seed_everything(seed: int) -> None:
+    """Also what a person's own model or dataset may draw from."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the one that others draw from
+    torch.manual_seed(seed)
 
 
 @torch.no_grad()
