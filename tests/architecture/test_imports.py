@@ -26,8 +26,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "train": BELOW_TRAIN | {"files"},
     "results": set(),
     "version": set(),
-    "comparison": BELOW_COMPARE | {"results", "version"},
-    "comparing": BELOW_COMPARE | {"comparison", "report", "results"},
+    "comparison": BELOW_COMPARE | {"adapters", "results", "version"},
+    "comparing": BELOW_COMPARE | {"adapters", "comparison", "report", "results"},
     "viz": {"core", "position", "engines", "files", "results"},
     "report": {"files", "results", "viz"},
     "bench": BELOW_LAYERS

@@ -79,7 +79,11 @@ def replace_position(
     if any(is_swapped(module) for module in model.modules()):
         fail("a model as its library has it", "one that relpos has changed", "Call relpos.restore(model) first.")
     stacks = stacks_of(model, Given(coordinates, causal))
-    rows = tuple(OwnPosition(stack.path(own.name), own.what) for stack in stacks for own in stack.own)
+    rows = tuple(
+        OwnPosition(stack.path(own.name), own.what, tuple(map(stack.path, own.parameters)))
+        for stack in stacks
+        for own in stack.own
+    )
     if position == OWN:
         return ReplacementReport(type(model).__name__, OWN, rows, (), shared, kept=True)
     _require_axes(position, stacks)

@@ -69,10 +69,15 @@ class RetrofitReport:
 
 @dataclass(frozen=True)
 class OwnPosition:
-    """What a model knew of position itself: the name of the module or parameter that said it, and what it was."""
+    """What a model knew of position itself: the name of the module or parameter that said it, and what it was.
+
+    Attributes:
+        parameters: names in the model of what of it is learned.
+    """
 
     name: str
     what: str
+    parameters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

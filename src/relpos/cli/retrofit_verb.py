@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,28 +68,20 @@ def _lengths(text: str) -> tuple[int, ...]:
 
 def _model(name: str) -> Any:
     """The model of `hf:FOLDER`, or `timm:NAME` with random weights."""
-    from relpos.adapters.libraries import imported, require_importable
+    from relpos.adapters.libraries import imported
+    from relpos.adapters.library_models import require_folder, require_timm_name
     from relpos.core.checks import fail
 
     source, _, rest = name.partition(":")
     if source == "timm" and rest:
-        require_importable("timm")
-        timm = imported("timm")
-        if rest not in timm.list_models():  # there are a thousand
-            near = difflib.get_close_matches(rest, timm.list_models(), n=3, cutoff=0.5)
-            remedy = f"Did you mean {', '.join(near)}?" if near else "timm.list_models() has their names."
-            fail("the name of a model of timm", repr(rest), remedy)
-        return timm.create_model(rest, pretrained=False)
+        require_timm_name(rest)
+        return imported("timm").create_model(rest, pretrained=False)
     if source == "hf" and rest:
-        require_importable("transformers")
+        require_folder(rest)
         transformers = imported("transformers")
         folder = Path(rest)
-        if not (folder / "config.json").is_file():
-            fail("a folder with config.json after hf:", rest, "Save a model there with model.save_pretrained(FOLDER).")
         if any(folder.glob("*.safetensors")):
             return transformers.AutoModel.from_pretrained(folder, local_files_only=True)
-        if any(folder.glob("*.bin")):
-            fail("weights as safetensors", f"{rest} with others", "Save them with model.save_pretrained(FOLDER).")
         return transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(folder))
     fail("hf:FOLDER or timm:NAME", repr(name), "Write relpos retrofit timm:beit_base_patch16_224.")
 

@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from relpos.adapters.library_models import LibraryModel
 from relpos.comparing.display import Display
 from relpos.comparing.result import ComparisonResult
 from relpos.comparison import (
+    OWN,
     Comparison,
     ComparisonSettings,
     default_folder,
     find_build,
     find_function,
+    listed,
     random_state_kept,
     require_asked,
     require_usable,
@@ -100,6 +103,8 @@ def compare(
         require_writable(Path("runs"))
     else:
         require_usable(folder)
+    if isinstance(procedure.build, LibraryModel) and patch is None:
+        image_size, patch = _sizes(procedure.build, data, image_size)
     with display.reading() as watch:
         images = {"image_size": image_size, "patch": patch, "bad_images": bad_images, "max_pixels": max_pixels}
         task = find_data(data, watch=watch, **images, rotate=rotate)
@@ -108,6 +113,10 @@ def compare(
         fail("a model beside these datasets", came, "Pass model=build.")
     for note in notes(task):
         display.say(note)
+    if isinstance(procedure.build, LibraryModel):
+        asked = (_suited(procedure.build, task, asked[0], display), *asked[1:])
+        for note in procedure.build.notes(task):
+            display.say(note)
     changes = {**({} if recipe is None else recipe), "batch_size": batch_size, "learning_rate": lr}
     settings = ComparisonSettings.make(
         task,
@@ -147,6 +156,39 @@ def _names(positions: str | Sequence[str] | None) -> tuple[str, ...] | None:
     if positions is None or isinstance(positions, str):
         return None if positions is None else (positions,)
     return tuple(positions)
+
+
+def _sizes(
+    model: LibraryModel, data: object, image_size: int | Sequence[int] | None
+) -> tuple[int | Sequence[int] | None, Sequence[int] | None]:
+    """The image size and patch that suit a model, where the data leave them open: its own patch, and eight or more."""
+    patch = model.own_patch
+    is_folder = isinstance(data, str | Path) and Path(data).expanduser().is_dir() and str(data) != "digits"
+    if patch is None or not (is_folder or isinstance(data, tuple | list)):
+        return image_size, None
+    if is_folder and image_size is None:
+        image_size = tuple(max(_SIDE, _PATCHES * one) for one in patch)
+    return image_size, patch
+
+
+_SIDE, _PATCHES = 64, 8
+"""Pixels and patches along a side of an image that is made for a model, at least."""
+
+
+def _suited(
+    model: LibraryModel, task: Task, positions: tuple[str, ...] | None, display: Display
+) -> tuple[str, ...] | None:
+    """The names that were asked for; of a list that relpos has, its own and those that the model can take."""
+    names = listed(positions, task)
+    if names is None:
+        return positions
+    refused = {name: model.refusal(name, task) for name in (OWN, *names)}
+    if refused[OWN] is not None:
+        raise ValueError(refused[OWN])
+    for name, reason in refused.items():
+        if reason is not None:
+            display.say(f"Left out {name}: {reason}")
+    return tuple(name for name, reason in refused.items() if reason is None)
 
 
 def _say_what_begins(comparison: Comparison, batch_size: int | None, display: Display) -> None:

@@ -3,12 +3,21 @@
 from relpos.comparison.callables import find_build, find_function
 from relpos.comparison.choices import CHOICES, WHATS
 from relpos.comparison.experiment import Comparison
-from relpos.comparison.settings import ComparisonSettings, Job, default_folder, environment, require_asked
+from relpos.comparison.settings import (
+    OWN,
+    ComparisonSettings,
+    Job,
+    default_folder,
+    environment,
+    listed,
+    require_asked,
+)
 from relpos.comparison.store import OtherSettingsError, require_usable
 from relpos.comparison.workers import Event, WorkerError, random_state_kept
 
 __all__ = [
     "CHOICES",
+    "OWN",
     "WHATS",
     "Comparison",
     "ComparisonSettings",
@@ -20,6 +29,7 @@ __all__ = [
     "environment",
     "find_build",
     "find_function",
+    "listed",
     "random_state_kept",
     "require_asked",
     "require_usable",

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 
+from relpos.adapters.library_models import PREFIXES, LibraryModel
 from relpos.core.checks import fail, shape_of
-
-_SERVED_LATER = ("timm:", "hf:")
 
 
 @dataclass(frozen=True)
@@ -95,10 +94,8 @@ def find_function(given: object, call: str) -> Callable[..., Any] | None:
 
 def find_build(model: object) -> Callable[..., Any] | None:
     """What builds the models of `model=`: None for those of relpos, else as `find_function`."""
-    if isinstance(model, str) and model.startswith(_SERVED_LATER):
-        # The seam: here a build is to be made of a model of timm or transformers and of its position's replacement.
-        remedy = "Pass build(position, task) -> nn.Module, or FILE.py:build, that builds it."
-        fail("a model as a function or FILE.py:build", f"{model}, which is not served yet", remedy)
+    if isinstance(model, str) and model.startswith(PREFIXES):
+        return LibraryModel(model)
     return find_function(model, "build(position, task)")
 
 
@@ -110,6 +107,8 @@ def described(function: Callable[..., Any] | None) -> str | None:
     """
     if function is None:
         return None
+    if isinstance(function, LibraryModel):
+        return function.described()
     if isinstance(function, FunctionInFile):
         name = f"{function.path.name}:{function.name}"
         path: Path | None = function.path

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from relpos import results
+from relpos.adapters.library_models import LibraryModel
 from relpos.comparison.callables import described
 from relpos.comparison.changes import changed
 from relpos.comparison.choices import CHOICES, POSITIONS, WHATS, find_choice
@@ -25,7 +26,7 @@ from relpos.models import LanguageModel, VisionTransformer
 from relpos.optim import parameter_groups
 from relpos.position import find, presets
 from relpos.results import Environment, MechanismRecord, What, plain
-from relpos.train import OURS, ImageRecipe, Procedure, Recipe, require_precision, resolve_device
+from relpos.train import OF_THE_MODEL, OURS, ImageRecipe, Procedure, Recipe, require_precision, resolve_device
 from relpos.version import __version__
 
 QUICK_STEPS = 60
@@ -147,16 +148,16 @@ class ComparisonSettings:
         kind, axes = cast("What", what), len(task.grid)
         usual = task.positions if kind == "position" else (POSITIONS[axes],)
         chosen = usual if positions is None else tuple(dict.fromkeys(positions))
-        if chosen == (STANDARD,):
-            chosen = task.standard
-        if chosen == (EVERY,):
-            chosen = tuple(name for name, preset in presets().items() if axes in preset.token_axes)
+        chosen = listed(chosen, task) or chosen
         for name in chosen if procedure.build is None else ():
             if axes not in find(name).token_axes:
                 fail(f"positions that make sense on {task.kind} for task {task.name}", repr(name), "Leave it out.")
         changes = dict({} if recipe is None else recipe)
         if steps is None and quick:
             steps = changes.get("steps", QUICK_STEPS_ON_TEXT if task.kind == "text" else QUICK_STEPS)
+        for name in changes.keys() & OF_THE_MODEL if procedure.build is not None else ():
+            came = f"{name}, which is of relpos's own models"
+            fail("numbers of training beside a model of one's own", came, f"Leave {name} out.")
         used = changed(Recipe.of(task), changes if steps is None else {**changes, "steps": steps}).within(task)
         if procedure.measures and used.optimizer.startswith("sophia"):
             fail("adamw or lion with a step or evaluate of one's own", used.optimizer, "Choose one of them.")
@@ -209,6 +210,17 @@ class ComparisonSettings:
         """Plain values, as `comparison.json` has them: of a comparison of positions without `what`."""
         whole = {**plain(self.describe()), "task_options": plain(self.task_options)}
         return {name: value for name, value in whole.items() if name != "what" or self.what != "position"}
+
+
+def listed(positions: tuple[str, ...] | None, task: Task) -> tuple[str, ...] | None:
+    """The names of a list that relpos has: None for its first choice, `("standard",)`, `("all",)`; else None."""
+    if positions is None:
+        return task.positions
+    if positions == (STANDARD,):
+        return task.standard
+    if positions == (EVERY,):
+        return tuple(name for name, preset in presets().items() if len(task.grid) in preset.token_axes)
+    return None
 
 
 def _require_served(names: tuple[str, ...], position: str, recipe: Recipe, task: Task) -> None:
@@ -306,9 +318,10 @@ def describe(name: str, settings: ComparisonSettings, task: Task, procedure: Pro
         return find_choice(settings.what, name).describe()
     rules = list(growth(procedure.tried(settings.recipe, task, name)))
     if name == OWN:
-        return MechanismRecord(
-            OWN, "The model's own", "What the model knows of position by itself.", "the model", rules
-        )
+        known = "what the model knows of position by itself"
+        if isinstance(procedure.build, LibraryModel):
+            known = "; ".join(f"{own.what} ({own.name})" for own in procedure.build.own(task)) or "nothing"
+        return MechanismRecord(OWN, "The model's own", f"{known[0].upper()}{known[1:]}.", "the model", rules)
     preset = find(name)
     return MechanismRecord(name, preset.title, preset.summary, preset.source, rules, preset.family)
 

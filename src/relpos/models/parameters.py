@@ -12,7 +12,7 @@ from torch import nn
 
 from relpos.core.checks import fail, shape_of
 from relpos.layers import GatedMlp, Mlp, MultiHeadAttention, PatchEmbedding
-from relpos.position.mechanism import is_mechanism
+from relpos.position.mechanism import is_mechanism, position_parameters
 
 _PARTS: dict[type[nn.Module], str] = {
     PatchEmbedding: "patch embedding",
@@ -50,6 +50,7 @@ def count_parameters(model: nn.Module) -> dict[str, Count]:
         fail("a module to count", shape_of(model), "Build the model first.")
     counts: dict[str, Count] = {}
     seen: set[nn.Parameter] = set()
+    position = position_parameters(model)
 
     def walk(module: nn.Module, part: str) -> None:
         if part != "position":  # whatever a mechanism holds is position's
@@ -60,6 +61,7 @@ def count_parameters(model: nn.Module) -> dict[str, Count]:
                 continue
             seen.add(parameter)
             own = "prefix tokens" if name in ("prefix_tokens", "cls_token") else part
+            own = "position" if parameter in position else own
             is_bias = name.endswith("bias") and own != "position"
             count = Count(biases=parameter.numel()) if is_bias else Count(weights=parameter.numel())
             counts[own] = counts.get(own, Count()) + count

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from relpos.core.checks import fail, require_number, shape_of
-from relpos.position.mechanism import is_mechanism
+from relpos.position.mechanism import position_parameters
 
 _PREFIX_TOKENS = ("prefix_tokens", "cls_token", "reg_token")
 
@@ -51,7 +51,7 @@ def parameter_groups(
     require_number(weight_decay, "weight_decay", "of at least 0", "0 is none.")
     multiplier = position_learning_rate_multiplier
     require_number(multiplier, "position_learning_rate_multiplier", "of at least 0", "1 is the rate of the rest.")
-    own = {parameter for module in model.modules() if is_mechanism(module) for parameter in module.parameters()}
+    own = position_parameters(model)
     position, decayed, rest = [], [], []
     for name, parameter in model.named_parameters():
         if parameter in own:

@@ -270,6 +270,12 @@ def is_mechanism(x: object) -> bool:
     return isinstance(x, nn.Module) and callable(getattr(x, "terms", None))
 
 
+def position_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """What describes position in a model: all that mechanisms own, and what its `own_position` names."""
+    found = {one for module in model.modules() if is_mechanism(module) for one in module.parameters()}
+    return found | {model.get_parameter(name) for name in getattr(model, "own_position", ())}
+
+
 def parts_of(mechanism: Mechanism) -> list[Mechanism]:
     """The mechanisms that it is a sum of. A wrapper is one: what it holds would answer without it."""
     return mechanism.parts() if isinstance(mechanism, Mechanism) else [mechanism]

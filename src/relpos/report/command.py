@@ -24,7 +24,7 @@ def command_line(results: Results) -> str:
     """
     settings = results.settings
     own = {name: held.split(", ")[0] for name in _FUNCTIONS if (held := getattr(settings, name)) is not None}
-    if settings.task == "datasets" or any(".py:" not in held for held in own.values()):
+    if settings.task == "datasets" or not all(map(_is_typed, own.values())):
         return _call(settings, own)
     words = ["relpos", "compare", "--data", _data(settings), *_image_options(settings.task_options)]
     for name, held in own.items():
@@ -45,6 +45,11 @@ def command_line(results: Results) -> str:
 _FUNCTIONS = ("model", "step", "evaluate")
 
 
+def _is_typed(held: str) -> bool:
+    """Whether the command takes it: FILE.py:NAME, or a model of a library by name."""
+    return ".py:" in held or held.startswith(("timm:", "hf:"))
+
+
 def _typed(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
@@ -52,7 +57,7 @@ def _typed(value: Any) -> str:
 def _call(settings: SettingsRecord, own: Mapping[str, str]) -> str:
     """The call in Python; functions and datasets stand there by name, and are the reader's own."""
     data = "(train, validation, test)" if settings.task == "datasets" else repr(_data(settings))
-    given = {**{name: repr(held) if ".py:" in held else held for name, held in own.items()}, "data": data}
+    given = {**{name: repr(held) if _is_typed(held) else held for name, held in own.items()}, "data": data}
     if "evaluate" in own:
         given["better"] = repr(settings.better)
     given |= {"positions": repr(settings.positions), "seeds": str(settings.seeds)}

@@ -15,10 +15,11 @@ from relpos.train.loop import (
 )
 from relpos.train.optimizers import OPTIMIZERS, OptimizerName, cross_entropy, estimate_hessian, make_optimizer
 from relpos.train.procedure import OURS, Build, Evaluate, Procedure, SplitBatches, TrainingStep, to_device
-from relpos.train.recipe import ImageRecipe, Model, Recipe, TextRecipe
+from relpos.train.recipe import OF_THE_MODEL, ImageRecipe, Model, Recipe, TextRecipe
 
 __all__ = [
     "AUTOCAST",
+    "OF_THE_MODEL",
     "OPTIMIZERS",
     "OURS",
     "PRECISIONS",

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from relpos.data import ImageProbe, ImageTask, Probe, Split, Task, Text, TextProbe
+from relpos.train.scores import scores_of
 
 AT_ONCE = 256
 _SCORES = AT_ONCE * 256**2
@@ -29,7 +30,7 @@ def predict(
 ) -> Int[Tensor, " n"]:
     """The most likely class of every image, -1 where a score is nan; the model is left in evaluation mode."""
     model.eval()
-    return torch.cat([_likeliest(model(batch.to(device))).cpu() for batch in images.split(batch_size)])
+    return torch.cat([_likeliest(scores_of(model, batch.to(device))).cpu() for batch in images.split(batch_size)])
 
 
 def _likeliest(scores: Float[Tensor, "n classes"]) -> Int[Tensor, " n"]:
@@ -72,7 +73,10 @@ def right(
 def classified(model: nn.Module, task: Task, split: Split, device: torch.device) -> Bool[Tensor, "n trials"]:
     """Whether the model names the class of each input of a split, or of each of its tokens."""
     model.eval()
-    found = [_likeliest(model(inputs.to(device))).cpu() == classes for inputs, classes in task.once(split, AT_ONCE)]
+    found = [
+        _likeliest(scores_of(model, inputs.to(device))).cpu() == classes
+        for inputs, classes in task.once(split, AT_ONCE)
+    ]
     return torch.cat(found).flatten(1) if found[0].dim() > 1 else torch.cat(found)[:, None]
 
 
@@ -91,7 +95,7 @@ def bits(
     step = max(1, _BYTES_AT_ONCE // probe.length)
     found = []
     for piece, follow in zip(pieces.split(step), wanted.split(step), strict=True):
-        logits = model(piece.to(device)).float()
+        logits = scores_of(model, piece.to(device)).float()
         found.append(F.cross_entropy(logits.mT, follow.to(device), reduction="none").cpu())
     return (torch.cat(found) / torch.log(torch.tensor(2.0))).view(read.shape)
 

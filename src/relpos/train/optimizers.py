@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from relpos.core.checks import require_choice
 from relpos.layers import MultiHeadAttention
 from relpos.optim import Lion, Sophia, sampled_loss
+from relpos.train.scores import scores_of
 
 OptimizerName = Literal["adamw", "lion", "sophia-g", "sophia-h"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
@@ -55,12 +56,12 @@ def estimate_hessian(
     if not isinstance(optimizer, Sophia):
         return
     if name == "sophia-g":
-        sampled_loss(model(inputs).float()).backward()
+        sampled_loss(scores_of(model, inputs).float()).backward()
         optimizer.update_hessian(classes.numel())
         optimizer.zero_grad()
         return
     with _differentiable_twice(model):
-        optimizer.update_hessian_by_hutchinson(cross_entropy(model(inputs), classes))
+        optimizer.update_hessian_by_hutchinson(cross_entropy(scores_of(model, inputs), classes))
 
 
 @contextmanager

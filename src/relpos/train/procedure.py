@@ -25,6 +25,7 @@ from relpos.data import ImageTask, Split, Task, Text
 from relpos.data.text import VOCABULARY
 from relpos.train.optimizers import cross_entropy
 from relpos.train.recipe import Recipe
+from relpos.train.scores import scores_of
 
 Build = Callable[[str, Task], nn.Module]
 TrainingStep = Callable[[nn.Module, Any], Tensor]
@@ -98,7 +99,7 @@ class Procedure:
         """
         if self.step is None:
             inputs, classes = batch
-            return cross_entropy(model(inputs), classes)
+            return cross_entropy(scores_of(model, inputs), classes)
         loss = self.step(model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             fail("one number as a tensor from step(model, batch)", shape_of(loss), "Return the mean of the losses.")
@@ -158,7 +159,7 @@ class Procedure:
         if classes.is_floating_point():
             fail("classes as integers", shape_of(classes), "Pass a step(model, batch) -> loss of your own.")
         with torch.no_grad(), _called("the model to take a batch of inputs", position):
-            scores = model(inputs)
+            scores = scores_of(model, inputs)
         count = len(task.classes) if isinstance(task, ImageTask) else VOCABULARY if isinstance(task, Text) else None
         remedy = "Build the model for them, or pass a step(model, batch) -> loss of your own."
         shape = (*classes.shape, "classes" if count is None else count)

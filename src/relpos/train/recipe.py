@@ -22,6 +22,8 @@ Rates = dict[OptimizerName, tuple[float, float]]
 """The learning rate and the decay of each optimizer."""
 _BLOCKS = ("embed_dim", "depth", "num_heads", "num_kv_heads", "mlp_ratio", "attention", "norm", "qk_norm")
 """The fields of a recipe that say what the blocks of its model are."""
+OF_THE_MODEL = frozenset((*_BLOCKS, "shared_position", "position_init_std", "global_pool", "class_token", "mlp"))
+"""The fields that say what relpos's own model is; the others are of training."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,240 @@
+"""A model of timm or transformers by name, built at the size of the data, with a mechanism in place of its position.
+
+    timm:NAME      timm's model of that name, random weights
+    hf:FOLDER      the model of FOLDER/config.json, with its weights where there are some
+
+No network is used. Images bring their size, patch, channels and classes; a text its bytes as the vocabulary. Of the
+weights what does not fit that starts anew: the embedding of words and the head, or the class head.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from relpos.adapters.libraries import imported, require_importable
+from relpos.adapters.replacing import OWN, replace_position
+from relpos.adapters.reporting import OwnPosition
+from relpos.core.checks import fail
+from relpos.data import ImageTask, Task, Text
+from relpos.data.text import VOCABULARY
+
+PREFIXES = ("timm:", "hf:")
+INIT_STD = 0.02
+"""What learned positions start from beside random weights: what both libraries give new parameters."""
+
+
+@dataclass(frozen=True)
+class LibraryModel:
+    """`build(position, task)` of a model of timm or transformers; any process builds the same.
+
+    Args:
+        name: `"timm:NAME"` or `"hf:FOLDER"`.
+
+    Raises:
+        ValueError: the library is missing, or there is no such model.
+    """
+
+    name: str
+
+    def __post_init__(self) -> None:
+        source, _, rest = self.name.partition(":")
+        if source == "timm" and rest:
+            require_timm_name(rest)
+        elif source == "hf" and rest:
+            require_folder(rest)
+        else:
+            fail("timm:NAME or hf:FOLDER", repr(self.name), "Write for example timm:vit_tiny_patch16_224.")
+
+    def __call__(self, position: str, task: Task) -> nn.Module:
+        """The model for a task, with a mechanism by name, `"own"` for what it has.
+
+        Its own position's parameters, kept, are named in its attribute `own_position`, so that they are counted and
+        trained as those of mechanisms are.
+
+        Raises:
+            ValueError: it cannot take these data, or this position.
+        """
+        model = self._made(task)
+        report = replace_position(model, position, init_std=0.0 if self._is_trained else INIT_STD)
+        if position == OWN:
+            model.own_position = tuple(name for own in report.own for name in own.parameters)  # type: ignore[assignment]
+        if isinstance(task, Text):
+            _require_causal(model, self.name)
+        return model
+
+    def own(self, task: Task) -> tuple[OwnPosition, ...]:
+        """What the model knows of position by itself."""
+        return replace_position(self._made(task), OWN).own
+
+    def refusal(self, position: str, task: Task) -> str | None:
+        """Why the model cannot take a position, in a line; None where it can."""
+        try:
+            self(position, task)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def notes(self, task: Task) -> list[str]:
+        """What a person should know before models are trained: how it is built, and which weights start anew."""
+        if not self._is_trained:
+            return [f"{self.name} at the size of the data, with random weights."]
+        anew = self._loaded(task)[1]
+        said = f"; these start anew, since they do not fit the data: {', '.join(anew)}" if anew else ""
+        return [f"{self.name} starts from its trained weights{said}."]
+
+    @cached_property
+    def own_patch(self) -> tuple[int, int] | None:
+        """The patch that the published model has, where it has one."""
+        if self._is_timm:
+            with torch.device("meta"):
+                patch = getattr(getattr(self._timm(), "patch_embed", None), "patch_size", None)
+        else:
+            patch = getattr(self._config(), "patch_size", None)
+        return (patch, patch) if isinstance(patch, int) else None if patch is None else (patch[0], patch[1])
+
+    def described(self) -> str:
+        """The model in words, with the library's version and a fingerprint of a folder's files."""
+        if self._is_timm:
+            return f"{self.name}, timm {metadata.version('timm')}"
+        digest = hashlib.sha256((self._folder / "config.json").read_bytes())
+        for file in sorted(self._folder.glob("*.safetensors")):
+            digest.update(file.read_bytes())
+        version = metadata.version("transformers")
+        return f"{self.name}, transformers {version}, sha256 {digest.hexdigest()[:12]}"
+
+    @property
+    def _is_timm(self) -> bool:
+        return self.name.startswith("timm:")
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.name.partition(":")[2]).expanduser()
+
+    @property
+    def _is_trained(self) -> bool:
+        return not self._is_timm and any(self._folder.glob("*.safetensors"))
+
+    def _made(self, task: Task) -> nn.Module:
+        """The model as published, for a task."""
+        if self._is_timm:
+            if not isinstance(task, ImageTask):
+                fail(f"images for {self.name}", f"the data {task.name}", "Name a folder of images, or another model.")
+            sizes = {"img_size": task.image_size, "patch_size": task.patch_size}
+            return self._timm(num_classes=len(task.classes), in_chans=task.channels, **sizes)
+        return self._loaded(task)[0]
+
+    def _timm(self, **arguments: Any) -> nn.Module:
+        name = self.name.partition(":")[2]
+        timm = imported("timm")
+        try:
+            made: nn.Module = timm.create_model(name, pretrained=False, **arguments)
+        except TypeError as error:
+            replace_position(timm.create_model(name, pretrained=False), OWN)  # says so where it has no attention
+            fail(f"{self.name} to take {', '.join(arguments)}", str(error), "Pass build(position, task) instead.")
+        return made
+
+    def _config(self) -> Any:
+        return imported("transformers").AutoConfig.from_pretrained(self._folder, local_files_only=True)
+
+    def _loaded(self, task: Task) -> tuple[nn.Module, list[str]]:
+        """transformers' model for a task, and the names of weights that the folder has not, or not of this shape."""
+        transformers, config = imported("transformers"), self._config()
+        if isinstance(task, ImageTask):
+            auto, kinds = transformers.AutoModelForImageClassification, "images"
+            sizes = {"image_size": task.image_size, "patch_size": task.patch_size, "num_channels": task.channels}
+            changes: dict[str, Any] = {**sizes, "num_labels": len(task.classes)}
+        elif isinstance(task, Text):
+            auto, kinds = transformers.AutoModelForCausalLM, "text"
+            changes = {"vocab_size": VOCABULARY, "is_decoder": True, "use_cache": False}
+            changes |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+            if not self._is_trained:
+                changes["max_position_embeddings"] = task.length
+        else:
+            fail(f"images or a text for {self.name}", f"the data {task.name}", "Pass build(position, task) instead.")
+        if type(config) not in auto._model_mapping:
+            came = f"{type(config).__name__} and {kinds}"
+            fail(f"data of {self.name}'s kind", came, "Name other data, or pass build(position, task) and a step.")
+        for key, value in changes.items():
+            if hasattr(config, key):
+                setattr(config, key, value)
+        longest = getattr(config, "max_position_embeddings", None)
+        if isinstance(task, Text) and longest is not None and longest < task.length:
+            came = f"{longest} in {self.name}"
+            fail(f"at least {task.length} positions, as the data have", came, "Name another model.")
+        if not self._is_trained:
+            return auto.from_config(config), []
+        with _quiet():
+            model, said = auto.from_pretrained(
+                self._folder, config=config, local_files_only=True, ignore_mismatched_sizes=True, dtype=torch.float32,
+                output_loading_info=True,
+            )  # fmt: skip
+        anew = {name if isinstance(name, str) else name[0] for key in _NOT_LOADED for name in said[key]}
+        return model, sorted(anew)
+
+
+_NOT_LOADED = ("missing_keys", "mismatched_keys")
+
+
+def require_timm_name(name: str) -> None:
+    """Raise unless timm has a model of this name."""
+    require_importable("timm")
+    known = imported("timm").list_models()
+    if name not in known:  # there are a thousand
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        remedy = f"Did you mean {', '.join(near)}?" if near else "timm.list_models() has their names."
+        fail("the name of a model of timm", repr(name), remedy)
+
+
+def require_folder(folder: str) -> None:
+    """Raise unless transformers can make a model of a folder."""
+    require_importable("transformers")
+    path = Path(folder).expanduser()
+    if not (path / "config.json").is_file():
+        fail("a folder with config.json after hf:", folder, "Save a model there with model.save_pretrained(FOLDER).")
+    if any(path.glob("*.bin")) and not any(path.glob("*.safetensors")):
+        fail("weights as safetensors", f"{folder} with others", "Save them with model.save_pretrained(FOLDER).")
+    try:
+        kind = json.loads((path / "config.json").read_text("utf-8")).get("model_type")
+    except (ValueError, AttributeError) as error:
+        fail(f"JSON in {path / 'config.json'}", str(error), "Save the model again.")
+    if kind not in imported("transformers").CONFIG_MAPPING:
+        remedy = "Save a model of transformers there."
+        fail(f"a model_type that transformers knows in {path / 'config.json'}", repr(kind), remedy)
+
+
+@torch.no_grad()
+def _require_causal(model: nn.Module, name: str) -> None:
+    """Raise where a later byte changes what is said of earlier ones: it would be told what it is to guess."""
+    training = model.training
+    model.eval()
+    ids = torch.arange(16)[None].repeat(2, 1)
+    ids[1, -1] = 99
+    scores = model(ids).logits
+    model.train(training)
+    if not torch.allclose(scores[0, :-1], scores[1, :-1], atol=1e-4):
+        fail("a model that reads a text forward", f"{name}, which sees later bytes", "Pass build and a step instead.")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the lines of transformers on weights that do not fit, which are told in our own."""
+    logger = logging.getLogger("transformers")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
