@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 KINDS = ("positions", "data", "backends")
 WHATS = ("position", "attention", "norm", "optimizer")
 OPTIMIZERS = ("adamw", "lion", "sophia-g", "sophia-h")
+STRATEGIES = ("ddp", "fsdp")
 PRECISIONS = ("float32", "bf16-mixed", "fp16-mixed")
 _DIGITS_SHOWN = 40
 _SEED_AT_MOST = 2**63 - 1
@@ -104,6 +105,31 @@ def _add_machine(parser: ArgumentParser) -> None:
     parser.add_argument("--precision", choices=PRECISIONS, default="float32", metavar="NAME", help=what)
 
 
+def _add_processes(parser: ArgumentParser) -> None:
+    """How a run is spread over processes, and what is kept of it on the way."""
+    add = parser.add_argument
+    add(
+        "--devices",
+        type=_COUNT,
+        metavar="N",
+        help="processes on this machine, one a GPU; the same as torchrun --standalone --nproc-per-node N -m relpos "
+        "train. Default: 1",
+    )
+    strategy = (
+        "over several processes: ddp, each holds the model; fsdp, each holds a part of every weight. Default: ddp"
+    )
+    add("--strategy", choices=STRATEGIES, default="ddp", metavar="NAME", help=strategy)
+    add("--accumulate", type=_COUNT, default=1, metavar="N", help="parts of a batch computed in turn. Default: 1")
+    add("--compile", action="store_true", help="compile the model block by block (torch.compile)")
+    every = "steps from one checkpoint in OUT/checkpoints to the next. Default: one a minute"
+    add("--checkpoint-every", type=_STEPS, metavar="N", help=every)
+    add("--keep", type=whole(at_least=2, at_most=1000), default=2, metavar="N", help="checkpoints kept. Default: 2")
+    resume = "go on from a checkpoint: auto for the newest that is whole, or the path of one"
+    add("--resume", type=words, metavar="WHICH", help=resume)
+
+
+_SIZES = whole(at_least=1, at_most=1_000_000)
+_COUNT = whole(at_least=1, at_most=4096)
 _STEPS = whole(at_least=1, at_most=10_000_000)
 _THREADS = whole(at_least=1, at_most=1024)
 
@@ -128,8 +154,7 @@ def _compare(parser: ArgumentParser) -> None:
         help="training runs of each. Default: 1",
     )
     add("--steps", type=_STEPS, metavar="N", help="training steps. Default: the recipe's")
-    sizes = whole(at_least=1, at_most=1_000_000)
-    add("--batch-size", type=sizes, metavar="N", help="inputs of a training step. Default: the recipe's")
+    add("--batch-size", type=_SIZES, metavar="N", help="inputs of a training step. Default: the recipe's")
     add("--lr", type=number, metavar="RATE", help="the highest learning rate. Default: the recipe's")
     add(
         "--set",
@@ -179,8 +204,10 @@ def _train(parser: ArgumentParser) -> None:
         metavar="N",
         help="CPU threads; figures repeat at an equal number. Default: 1",
     )
+    add("--batch-size", type=_SIZES, metavar="N", help="inputs of a training step. Default: the recipe's")
     _add_data(parser)
     _add_machine(parser)
+    _add_processes(parser)
 
 
 def _show(parser: ArgumentParser) -> None:

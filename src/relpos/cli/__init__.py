@@ -48,6 +48,8 @@ def carry_out(call: CommandLine, loaded: Callable[[], object] = lambda: None) ->
             raise
         fail(_ends(_user_error(error, kept)), 2)
     except Exception as error:
+        if hasattr(error, "code"):  # told to end, a run has written a checkpoint
+            fail(str(error), error.code)
         if call.debug:
             raise
         cause = _ends(str(error)) or "no message"  # of a worker: its name and the end of its traceback

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from relpos.cli.saying import WITH_A_BAR, say
 from relpos.cli.task_choice import choose_task
@@ -35,9 +36,13 @@ def run(arguments: Namespace) -> None:
     from relpos.files.writing import require_writable
     from relpos.train import OPTIMIZERS, Recipe, check_free, measured, require_precision, resolve_device, save, train
     from relpos.train import Progress as StepProgress
+    from relpos.train.keeping import Keeping
+    from relpos.train.processes import Spread, device_here, is_main, world_size
     from relpos.version import __version__
 
-    console = Console()
+    if arguments.devices is not None and arguments.devices > 1 and world_size() == 1:
+        _launch(arguments.devices)
+    console = Console(quiet=not is_main())
     folder = Path(arguments.out)
     check_free(folder)
     require_writable(folder)
@@ -45,21 +50,40 @@ def run(arguments: Namespace) -> None:
         require_int(arguments.steps, "steps", at_least=1)
     require_int(arguments.threads, "threads", at_least=1)
     torch.set_num_threads(arguments.threads)
-    device = resolve_device(arguments.device)
+    device = device_here(resolve_device(arguments.device))
     require_precision(arguments.precision)
     require_choice(arguments.optimizer, "--optimizer", OPTIMIZERS)
     task = choose_task(arguments, console)
     recipe = Recipe.of(task).by(arguments.optimizer).within(task)
+    if arguments.batch_size is not None:
+        recipe = replace(recipe, batch_size=arguments.batch_size).within(task)
     if arguments.steps is not None:
         recipe = replace(recipe, steps=arguments.steps, warmup_steps=min(recipe.warmup_steps, arguments.steps))
     if note := note_on_batch(recipe, task):
         say(console, note)
+    spread = Spread(arguments.strategy, arguments.accumulate, arguments.compile)
+    spread.require_divides(recipe.batch_size, world_size())
     weights = recipe.build(task, arguments.position).parameters()
     require_writable(folder, size=sum(x.numel() * x.element_size() for x in weights))
+    keeping = Keeping(
+        folder,
+        arguments.checkpoint_every,
+        arguments.keep,
+        settings={
+            "task": task.name,
+            "task options": json.loads(json.dumps(task.options, default=str)),
+            "position": arguments.position,
+            "seed": arguments.seed,
+            "precision": arguments.precision,
+            **asdict(recipe),
+        },
+        tell=lambda line: say(console, line),
+        writes=is_main(),
+    )
 
     bar = [BarColumn()] if console.width >= WITH_A_BAR else []
     text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=False))
-    with Progress(*bar, text, TimeRemainingColumn(), console=console, transient=True) as bars:
+    with Progress(*bar, text, TimeRemainingColumn(), console=console, transient=True, disable=not is_main()) as bars:
         shown = bars.add_task(arguments.position, total=recipe.steps)
 
         def watch(step: StepProgress) -> None:
@@ -74,13 +98,19 @@ def run(arguments: Namespace) -> None:
             device=device,
             precision=arguments.precision,
             watch=watch,
+            spread=spread,
+            keeping=keeping,
+            resume=arguments.resume,
         )
     reached = {"validation": curve.validation[-1], "test": measured(model, task, task.probes[0], device)[task.measure]}
+    if not is_main():
+        return
     about = {
         "seed": arguments.seed,
         "device": str(device),
         "precision": arguments.precision,
         "threads": arguments.threads,
+        "processes": world_size(),
         "relpos": __version__,
         "torch": torch.__version__,
         **{f"{split}_{task.measure}": value for split, value in reached.items()},
@@ -93,3 +123,12 @@ def run(arguments: Namespace) -> None:
     words = ", ".join(f"{split} {value}" for split, value in figures.items())
     by = "" if recipe.optimizer == "adamw" else f" by {recipe.optimizer}"
     say(console, f"{arguments.position} on {task.name}{by}: {words}. Saved in {folder}/")
+
+
+def _launch(devices: int) -> NoReturn:
+    """Become torchrun, which starts this command in several processes."""
+    import os
+    import sys
+
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices)]
+    os.execv(sys.executable, [sys.executable, *torchrun, "-m", "relpos", *sys.argv[1:]])

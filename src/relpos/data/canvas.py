@@ -8,6 +8,7 @@ picture in the middle, anywhere, and zoomed with the canvas. Where asked, it is 
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -98,19 +99,20 @@ class CanvasTask(ImageTask):
         return (images - level.mean) / level.deviation
 
     def batches(
-        self, batch_size: int, seed: int
+        self, batch_size: int, seed: int, *, start: int = 0
     ) -> Iterator[tuple[Float[Tensor, "B C height width"], Int[Tensor, " B"]]]:
         pictures, labels = self.pictures("train"), self.labels("train")
         if not 1 <= batch_size <= len(labels):  # no whole batch would ever come
             fail(f"a batch size from 1 to {len(labels)}", str(batch_size), "There are no more training images.")
         cell = torch.tensor(self._cell())
         generator = torch.Generator().manual_seed(seed)
-        while True:
+        an_epoch = len(labels) // batch_size  # a short last batch would weigh its images more
+        for epoch in itertools.count():
             order = torch.randperm(len(labels), generator=generator)
-            for chosen in order.split(batch_size):
-                if len(chosen) < batch_size:  # a short last batch would weigh its images more
-                    continue
+            for number, chosen in enumerate(order.split(batch_size)[:an_epoch], epoch * an_epoch):
                 places = cell[torch.randint(len(cell), (batch_size,), generator=generator)]
+                if number < start:
+                    continue
                 yield self._place(pictures[chosen], places, self.image_size), labels[chosen]
 
     def _canvases(self) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ needs a person's own model, and a step too unless its targets are classes.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -100,12 +101,13 @@ class _OfDatasets(Task):
     def _batch(self, split: Split, chosen: Sequence[int]) -> Any:
         return default_collate([self.splits[split][index] for index in chosen])
 
-    def batches(self, batch_size: int, seed: int) -> Iterator[Any]:
-        count, generator = len(self.splits["train"]), torch.Generator().manual_seed(seed)
-        while True:
-            order = torch.randperm(count, generator=generator).tolist()
-            for start in range(0, count - batch_size + 1, batch_size):  # a short last batch would weigh more
-                batch = self._batch("train", order[start : start + batch_size])
+    def batches(self, batch_size: int, seed: int, *, start: int = 0) -> Iterator[Any]:
+        items, generator = len(self.splits["train"]), torch.Generator().manual_seed(seed)
+        an_epoch = items // batch_size  # a short last batch would weigh its items more
+        for epoch in itertools.count():
+            order = torch.randperm(items, generator=generator).tolist()
+            for number in range(max(0, start - epoch * an_epoch), an_epoch):
+                batch = self._batch("train", order[number * batch_size : (number + 1) * batch_size])
                 yield tuple(batch) if isinstance(batch, list) else batch
 
     def once(self, split: Split, batch_size: int) -> Iterator[Any]:

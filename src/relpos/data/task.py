@@ -134,8 +134,14 @@ class Task(ABC):
         """The probes, in the order they are shown; the first is the plain test, at the trained size."""
 
     @abstractmethod
-    def batches(self, batch_size: int, seed: int) -> Iterator[tuple[Shaped[Tensor, "B ..."], Int[Tensor, "B ..."]]]:
-        """Training batches without end, inputs and the classes to predict, the same for the same seed."""
+    def batches(
+        self, batch_size: int, seed: int, *, start: int = 0
+    ) -> Iterator[tuple[Shaped[Tensor, "B ..."], Int[Tensor, "B ..."]]]:
+        """Training batches without end, inputs and the classes to predict, the same for the same seed.
+
+        Args:
+            start: how many of them to pass over.
+        """
 
     @abstractmethod
     def noise(self, grid: tuple[int, ...], batch_size: int) -> tuple[Shaped[Tensor, "B ..."], Int[Tensor, "B ..."]]:
@@ -196,7 +202,7 @@ class ImageTask(Task):
 
     @abstractmethod
     def batches(
-        self, batch_size: int, seed: int
+        self, batch_size: int, seed: int, *, start: int = 0
     ) -> Iterator[tuple[Float[Tensor, "B C height width"], Int[Tensor, " B"]]]:
         """Training batches without end, the same for the same seed."""
 

@@ -8,6 +8,7 @@ A model that extrapolates to longer inputs needs fewer bits there, since it sees
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -149,13 +150,17 @@ class Text(Task):
         """All bytes of a split."""
         return torch.frombuffer(bytearray(self._splits[split]), dtype=torch.uint8).long()
 
-    def batches(self, batch_size: int, seed: int) -> Iterator[tuple[Int[Tensor, "B N"], Int[Tensor, "B N"]]]:
+    def batches(
+        self, batch_size: int, seed: int, *, start: int = 0
+    ) -> Iterator[tuple[Int[Tensor, "B N"], Int[Tensor, "B N"]]]:
         """Stretches of the training text from anywhere, and for every byte the one that follows."""
         data = self.stream("train")
         places = torch.arange(self.length + 1)
         generator = torch.Generator().manual_seed(seed)
-        while True:
+        for number in itertools.count():
             starts = torch.randint(len(data) - self.length, (batch_size, 1), generator=generator)
+            if number < start:
+                continue
             stretch = data[starts + places]
             yield stretch[:, :-1], stretch[:, 1:]
 

@@ -19,7 +19,7 @@ V2's network (`log_cpb`), which sees the offset alone, or with KERPLE, whose fun
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -56,13 +56,20 @@ class FIREBias(Mechanism):
         require_number(c, "c", "above 0", "The published one is 0.1.")
         require_number(threshold, "threshold", "above 0", "The published one is 512.")
         self.threshold = float(threshold)
-        self.c = nn.Parameter(torch.tensor(float(c)))
-        self.multiplier = nn.Parameter(torch.tensor(1.0))
+        self.c = nn.Parameter(torch.tensor([float(c)]))  # with an axis, for fully_shard takes none without
+        self.multiplier = nn.Parameter(torch.ones(1))
         self.mlp = nn.Sequential(nn.Linear(1, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, num_heads))
 
     @classmethod
     def from_site(cls, site: Site) -> Self:
         return cls(site.num_heads)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in ("c", "multiplier"):  # checkpoints of before had numbers without an axis
+            x = state_dict.get(prefix + name)
+            if x is not None and x.dim() == 0:
+                state_dict[prefix + name] = x.reshape(1)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         return f"threshold={self.threshold}"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -20,9 +21,12 @@ from relpos.core.checks import fail
 from relpos.data import Task
 from relpos.optim import Sophia
 from relpos.train.evaluate import validated
+from relpos.train.keeping import Keeping
 from relpos.train.optimizers import estimate_hessian, make_optimizer
 from relpos.train.procedure import OURS, Procedure, to_device
+from relpos.train.processes import Spread, all_of, means_of, number_of, world_size
 from relpos.train.recipe import Model, Recipe
+from relpos.train.resuming import generators_now, put_back, set_generators, take_out, whole
 
 PRECISIONS = {"float32": "no", "bf16-mixed": "bf16", "fp16-mixed": "no"}
 """What accelerate is asked for."""
@@ -126,11 +130,12 @@ def train(
     watch: Callable[[Progress], None] | None = None,
     points: int = 40,
     validations: int = 8,
+    **more: Any,
 ) -> tuple[Model, Curve]:
     """Train the recipe's model with a position mechanism: `fit` by relpos's own functions."""
     model, curve = fit(
         task, position, recipe, OURS, seed=seed, device=device, precision=precision, watch=watch, points=points,
-        validations=validations,
+        validations=validations, **more,
     )  # fmt: skip
     return cast("Model", model), curve
 
@@ -147,6 +152,9 @@ def fit(
     watch: Callable[[Progress], None] | None = None,
     points: int = 40,
     validations: int = 8,
+    spread: Spread = Spread(),  # noqa: B008 - it is frozen
+    keeping: Keeping | None = None,
+    resume: str | None = None,
 ) -> tuple[nn.Module, Curve]:
     """Train a model with a position mechanism.
 
@@ -154,6 +162,9 @@ def fit(
         procedure: what builds the model, gives its loss and measures it.
         watch: called after every step.
         points, validations: how many points of the loss curve and how many validations to keep.
+        spread: how a step is spread over the processes that a launcher has started, and over time.
+        keeping: where checkpoints are written; None for none.
+        resume: "auto" or the path of a checkpoint, to go on from.
 
     Returns:
         The trained model in evaluation mode, and its curve.
@@ -161,6 +172,7 @@ def fit(
     Raises:
         DivergedError: a loss or a gradient is nan or inf. The gradient of float16, which is scaled, may be: such a step
             is skipped, unless forty before it were.
+        StoppedError: the process was told to end, and `keeping` has what it reached.
     """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
@@ -171,17 +183,29 @@ def fit(
     AcceleratorState._reset_state(reset_partial_state=True)
     cpu = device.type == "cpu"
     accelerator = Accelerator(cpu=cpu, device_placement=False, mixed_precision=PRECISIONS[precision])
+    world, rank = accelerator.num_processes, accelerator.process_index
+    if world_size() != world:
+        fail(f"{world_size()} processes that know of each other", str(world), "Start them with torchrun.")
+    spread.require_divides(recipe.batch_size, world)
+    _require_shares(recipe, precision, spread, world)
+    resumed = None if keeping is None else keeping.resumed(resume)
     _seed_everything(seed)
     built = procedure.model(recipe, task, position).to(device)
+    if rank:
+        _seed_everything(seed + rank * _APART)  # other dropout
+    model = spread.wrapped(built, accelerator, device)
     optimizer = make_optimizer(recipe.optimizer, recipe.groups(built))
-    model = accelerator.prepare(built)
     half = precision == "fp16-mixed"
     # Without float16 it multiplies nothing and skips nothing.
     scaler = torch.amp.GradScaler(device.type, enabled=half)
 
-    batches = task.batches(recipe.batch_size, seed)
-    curve = Curve()
-    losses: list[float] = []
+    now = _Now()
+    if resumed is not None:
+        put_back(resumed, built, optimizer, scaler)
+        set_generators(resumed, rank, device)
+        now = _Now.of(resumed.state["loop"])
+    batches = task.batches(recipe.batch_size, seed, start=now.step)
+    curve, losses = now.curve, now.losses
 
     def require_finite(what: Literal["loss", "gradient"], value: float, step: int) -> None:
         if math.isfinite(value):
@@ -190,45 +214,98 @@ def fit(
             curve.add(step - 1, losses, rate_at(max(0, step - 2), recipe))
         raise DivergedError(what, value, step=step, recipe=recipe, position=position, curve=curve)
 
-    skipped = 0
+    def write(step: int) -> bool:
+        assert keeping is not None
+        snapshot = take_out(built, optimizer, scaler, all_of(generators_now(device)), {"loop": asdict(now)})
+        return keeping.write(step, snapshot)
+
     model.train()
-    for step in range(recipe.steps):
-        done, rate = step + 1, rate_at(step, recipe)
-        for group in optimizer.param_groups:
-            group["lr"] = rate * group["multiplier"]
-        batch = to_device(next(batches), device)
-        if isinstance(optimizer, Sophia) and step % recipe.hessian_every == 0:
-            estimate_hessian(recipe.optimizer, optimizer, model, *batch)  # not in float16, whose range squares leave
-        with torch.autocast(device.type, torch.float16) if half else accelerator.autocast():
-            loss = procedure.loss(model, batch)
-        reached = loss.item()
-        require_finite("loss", reached, done)
-        accelerator.backward(scaler.scale(loss))
-        scaler.unscale_(optimizer)
-        norm = accelerator.clip_grad_norm_(model.parameters(), recipe.gradient_clip)
-        skipped = skipped + 1 if half and not math.isfinite(float(norm)) else 0
-        if not half or skipped > _SKIPPED_AT_MOST:
-            require_finite("gradient", float(norm), done)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        losses.append(reached)
-        if done % max(1, recipe.steps // points) == 0 or done == recipe.steps:
-            curve.add(done, losses, rate)
-        if done % max(1, recipe.steps // validations) == 0 or done == recipe.steps:
-            # No step follows the last one, whose loss would tell that the weights are no numbers.
-            require_finite("loss", _loss(model, batch, procedure), done)
-            valid = _validated(model, task, device, recipe, procedure)
-            require_finite("loss", valid, done)
-            curve.validation_step.append(done)
-            curve.validation.append(valid)
-            model.train()
-        if watch is not None:
-            now = curve.validation[-1] if curve.validation_step[-1:] == [done] else None
-            watch(Progress(done, recipe.steps, reached, rate, now))
+    with nullcontext() if keeping is None else keeping.listening():
+        for step in range(now.step, recipe.steps):
+            done, rate = step + 1, rate_at(step, recipe)
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group["multiplier"]
+            share = to_device(spread.share(next(batches), accelerator), device)
+            if isinstance(optimizer, Sophia) and step % recipe.hessian_every == 0:
+                # not in float16, whose range squares leave
+                estimate_hessian(recipe.optimizer, optimizer, model, *share, processes=world)
+            reached = 0.0
+            for number, part in enumerate(spread.parts(share), 1):
+                with spread.silent(model, accelerator, last=number == spread.accumulate):
+                    with torch.autocast(device.type, torch.float16) if half else accelerator.autocast():
+                        loss = procedure.loss(model, part) / spread.accumulate
+                    reached += loss.item()
+                    accelerator.backward(scaler.scale(loss))
+            told = 0 if keeping is None or keeping.told_to_end is None else keeping.told_to_end
+            due = keeping is not None and keeping.due(done)
+            reached, told_somewhere, due_somewhere = means_of([reached, float(told), float(due)], device)
+            require_finite("loss", reached, done)
+            scaler.unscale_(optimizer)
+            norm = number_of(nn.utils.clip_grad_norm_(model.parameters(), recipe.gradient_clip))
+            now.skipped = now.skipped + 1 if half and not math.isfinite(norm) else 0
+            if not half or now.skipped > _SKIPPED_AT_MOST:
+                require_finite("gradient", norm, done)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            losses.append(reached)
+            if done % max(1, recipe.steps // points) == 0 or done == recipe.steps:
+                curve.add(done, losses, rate)
+            if done % max(1, recipe.steps // validations) == 0 or done == recipe.steps:
+                # No step follows the last one, whose loss would tell that the weights are no numbers.
+                require_finite("loss", means_of([_loss(model, share, procedure)], device)[0], done)
+                valid = _validated(model, task, device, recipe, procedure)
+                require_finite("loss", valid, done)
+                curve.validation_step.append(done)
+                curve.validation.append(valid)
+                model.train()
+            now.step = done
+            if watch is not None:
+                seen = curve.validation[-1] if curve.validation_step[-1:] == [done] else None
+                watch(Progress(done, recipe.steps, reached, rate, seen))
+            if keeping is not None and (told_somewhere or (due_somewhere and done < recipe.steps)):
+                written = write(done)
+                if told_somewhere:
+                    keeping.told_to_end = keeping.told_to_end or 143  # another process was
+                    keeping.end(done, written=written)
     model.eval()
+    if spread.strategy == "fsdp" and world > 1:
+        weights = {name: whole(x) for name, x in built.state_dict().items()}
+        unsharded = procedure.model(recipe, task, position).to(device)
+        unsharded.load_state_dict(weights)
+        return unsharded.eval(), curve
     unwrapped: nn.Module = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
     return unwrapped, curve
+
+
+_APART = 1_000_003
+"""From the seed of one process to that of the next."""
+
+
+@dataclass
+class _Now:
+    """Where a run stands, apart from its tensors: plain values, which a checkpoint holds."""
+
+    step: int = 0
+    skipped: int = 0
+    losses: list[float] = field(default_factory=list)
+    curve: Curve = field(default_factory=Curve)
+
+    @staticmethod
+    def of(tree: dict[str, Any]) -> _Now:
+        """Read from a checkpoint."""
+        return _Now(**(tree | {"curve": Curve(**tree["curve"])}))
+
+
+def _require_shares(recipe: Recipe, precision: str, spread: Spread, world: int) -> None:
+    """Raise on what several processes cannot share."""
+    if world == 1:
+        return
+    if recipe.optimizer == "sophia-h" or (spread.strategy == "fsdp" and recipe.optimizer == "sophia-g"):
+        remedy = "Use adamw or lion" + (", or strategy ddp with sophia-g." if recipe.optimizer == "sophia-g" else ".")
+        fail("an optimizer whose estimates several processes share", recipe.optimizer, remedy)
+    if spread.strategy == "fsdp" and precision == "fp16-mixed":
+        fail("float32 or bf16-mixed with strategy fsdp", precision, "Its losses would be scaled apart.")
 
 
 def _seed_everything(seed: int) -> None:

@@ -51,13 +51,19 @@ def estimate_hessian(
     model: nn.Module,
     inputs: Shaped[Tensor, "B ..."],
     classes: Int[Tensor, "*B"],
+    *,
+    processes: int = 1,
 ) -> None:
-    """Have Sophia take in its estimate at a batch; the parameters hold no gradient afterwards. Others need none."""
+    """Have Sophia take in its estimate at a batch; the parameters hold no gradient afterwards. Others need none.
+
+    Args:
+        processes: how many have a share like this of the batch, whose gradients the model averages.
+    """
     if not isinstance(optimizer, Sophia):
         return
     if name == "sophia-g":
         sampled_loss(scores_of(model, inputs).float()).backward()
-        optimizer.update_hessian(classes.numel())
+        optimizer.update_hessian(classes.numel() * processes)
         optimizer.zero_grad()
         return
     with _differentiable_twice(model):

@@ -1,0 +1,143 @@
+"""A run over several processes, started by torchrun or `accelerate launch`: each takes its share of every batch.
+
+ddp     each process holds the model; gradients are averaged (PyTorch's DistributedDataParallel)
+fsdp    each holds a part of every weight, and gathers a block's when it computes it (FSDP2, `fully_shard`)
+
+A batch is drawn whole, from the one seed, and process r of n takes its elements r, r + n, ...: so n processes train on
+what one would. Blocks are sharded one by one, and the rest, with positions that all blocks share, as one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+from relpos.core.checks import fail, require_choice, require_int
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+Strategy = Literal["ddp", "fsdp"]
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a step is spread over processes and over time.
+
+    Attributes:
+        strategy: what each process holds. accumulate: parts of a process's share that are computed one after another.
+        compile: compile each block.
+    """
+
+    strategy: Strategy = "ddp"
+    accumulate: int = 1
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        require_choice(self.strategy, "strategy", STRATEGIES)
+        require_int(self.accumulate, "accumulate", at_least=1)
+
+    def require_divides(self, batch_size: int, world: int) -> None:
+        """Raise unless a batch can be cut into equal parts."""
+        parts = world * self.accumulate
+        if batch_size % parts:
+            below, above = batch_size // parts * parts, -(-batch_size // parts) * parts
+            near = f"{below} or {above}" if below else f"{above}"
+            fail(
+                f"a batch that {world} processes times {self.accumulate} accumulated parts divide",
+                str(batch_size),
+                f"Choose a batch size of {near}.",
+            )
+
+    def wrapped(self, model: nn.Module, accelerator: Accelerator, device: torch.device) -> nn.Module:
+        """A model whose gradients are those of the whole batch, in every process."""
+        if self.compile:
+            for block in blocks_of(model):
+                block.compile()
+        if self.strategy == "fsdp" and accelerator.num_processes > 1:
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
+            mesh = init_device_mesh(device.type, (accelerator.num_processes,))
+            for block in blocks_of(model):
+                fully_shard(block, mesh=mesh)
+            return fully_shard(model, mesh=mesh)
+        prepared: nn.Module = accelerator.prepare(model)
+        return prepared
+
+    def parts(self, share: Any) -> Iterator[Any]:
+        """A process's share of a batch, part by part."""
+        count = self.accumulate
+        for first in range(count):
+            yield share if count == 1 else pytree.tree_map_only(Tensor, lambda x, at=first: x[at::count], share)
+
+    def share(self, batch: Any, accelerator: Accelerator) -> Any:
+        """What this process computes of a batch."""
+        world, rank = accelerator.num_processes, accelerator.process_index
+        return batch if world == 1 else pytree.tree_map_only(Tensor, lambda x: x[rank::world], batch)
+
+    def silent(self, model: nn.Module, accelerator: Accelerator, *, last: bool) -> AbstractContextManager[Any]:
+        """While a backward pass runs: gradients are exchanged with the last part alone."""
+        if hasattr(model, "set_requires_gradient_sync"):
+            model.set_requires_gradient_sync(last)  # type: ignore[operator]
+            return nullcontext()
+        return nullcontext() if last else accelerator.no_sync(model)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The layers that a model is a stack of: its `blocks`, else the longest of its lists of modules."""
+    blocks = getattr(model, "blocks", None)
+    if not isinstance(blocks, nn.ModuleList | nn.Sequential):
+        lists = (one for one in model.modules() if isinstance(one, nn.ModuleList))
+        blocks = max(lists, key=len, default=nn.ModuleList())
+    return list(blocks)
+
+
+def world_size() -> int:
+    """How many processes a launcher has started with this one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_main() -> bool:
+    """Whether this is the process that writes and speaks."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def device_here(device: torch.device) -> torch.device:
+    """The GPU of this process, where several share a machine."""
+    if device.type == "cuda" and device.index is None and world_size() > 1:
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return device
+
+
+def means_of(values: list[float], device: torch.device) -> list[float]:
+    """The means of numbers over all processes."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return values
+    total = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    return [one / dist.get_world_size() for one in total.tolist()]
+
+
+def all_of(own: Any) -> list[Any]:
+    """What every process has, in their order."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [own]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found
+
+
+def number_of(x: Tensor) -> float:
+    """A number of which processes may have parts."""
+    return float(x.full_tensor() if isinstance(x, DTensor) else x)

@@ -1,0 +1,122 @@
+"""Everything that decides the next step of a run, taken out of it and put back.
+
+What a task draws its batches from is not in it: they follow from the seed and the number of the step.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from relpos.core.checks import fail
+from relpos.train.snapshots import Snapshot
+
+
+def whole(x: Tensor) -> Tensor:
+    """A tensor of which this process may have a part, on the CPU; a call of all processes."""
+    x = x.detach()
+    return (x.full_tensor() if isinstance(x, DTensor) else x).cpu().clone().contiguous()
+
+
+def take_out(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    generators: list[dict[str, Any]],
+    state: dict[str, Any],
+) -> Snapshot:
+    """A snapshot of a run.
+
+    Args:
+        generators: what `generators_now` gives in every process.
+        state: the loop's own, plain values.
+    """
+    moments: dict[str, Tensor] = {}
+    counts: dict[str, dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                moments[f"{name}.{key}"] = whole(value)
+            else:
+                counts.setdefault(name, {})[key] = value
+    drawn = {
+        f"{rank}.{name}": x for rank, own in enumerate(generators) for name, x in own.items() if isinstance(x, Tensor)
+    }
+    plain = [{name: x for name, x in own.items() if not isinstance(x, Tensor)} for own in generators]
+    return Snapshot(
+        {
+            "model": {name: whole(x) for name, x in model.state_dict().items()},
+            "optimizer": moments,
+            "random": drawn,
+        },
+        state | {"optimizer": counts, "scaler": scaler.state_dict(), "random": plain},
+    )
+
+
+def put_back(
+    snapshot: Snapshot,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+) -> None:
+    """Give a model, an optimizer and a scaler what a snapshot holds.
+
+    Raises:
+        ValueError: the model is another.
+    """
+    own, found = model.state_dict(), snapshot.tensors["model"]
+    wrong = sorted(own.keys() ^ found.keys()) or sorted(
+        name for name in own if tuple(own[name].shape) != tuple(found[name].shape)
+    )
+    if wrong:
+        fail("the weights of the same model in the checkpoint", f"others ({wrong[0]})", "Resume with the same data.")
+    model.load_state_dict({name: _as(found[name], x) for name, x in own.items()})
+    moments, counts = snapshot.tensors["optimizer"], snapshot.state["optimizer"]
+    named = dict(model.named_parameters())
+    states: dict[str, dict[str, Any]] = {name: dict(values) for name, values in counts.items()}
+    for key, value in moments.items():
+        name, _, of_what = key.rpartition(".")
+        like = named[name]
+        states.setdefault(name, {})[of_what] = (
+            _as(value, like) if tuple(value.shape) == tuple(like.shape) else value.to(like.device)
+        )
+    for name, values in states.items():
+        optimizer.state[named[name]] = values
+    scaler.load_state_dict(snapshot.state["scaler"])
+
+
+def _as(x: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor on the device of another, and in parts where that is."""
+    x = x.to(like.device)
+    return distribute_tensor(x, like.device_mesh, like.placements) if isinstance(like, DTensor) else x
+
+
+def generators_now(device: torch.device) -> dict[str, Any]:
+    """The states of this process's generators: PyTorch's, Python's and NumPy's."""
+    kind, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 - what others draw from
+    found: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": [random.getstate()[0], list(random.getstate()[1]), random.getstate()[2]],
+        "numpy": [kind, np.asarray(words).tolist(), *rest],
+    }
+    return found | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+
+def set_generators(snapshot: Snapshot, rank: int, device: torch.device) -> bool:
+    """Go on drawing where a snapshot's process left off; whether it had a process of that rank."""
+    every = snapshot.state["random"]
+    if rank >= len(every):
+        return False
+    own, tensors = every[rank], snapshot.tensors["random"]
+    torch.set_rng_state(tensors[f"{rank}.torch"])
+    version, words, gauss = own["python"]
+    random.setstate((version, tuple(words), gauss))
+    np.random.set_state(tuple(own["numpy"]))  # noqa: NPY002
+    if device.type == "cuda" and f"{rank}.cuda" in tensors:
+        torch.cuda.set_rng_state(tensors[f"{rank}.cuda"], device)
+    return True

@@ -1,0 +1,142 @@
+"""The checkpoints of a run on the disk: each is whole or not there, and the newest one that is sound is found again.
+
+checkpoints/step-00000120/    model.safetensors      weights and buffers
+                              optimizer.safetensors  its moments
+                              random.safetensors     states of PyTorch's generators, of every process
+                              state.json             all that is no tensor
+                              manifest.json          sizes and SHA-256
+checkpoints/step-00000160.tmp                        one that is being written, or that a killed run has left
+
+Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from safetensors.torch import save as dumped
+from torch import Tensor
+
+from relpos.core.checks import fail
+from relpos.files.manifest import fault_of, seal, sync
+from relpos.files.reading import MIB, read_json
+from relpos.files.writing import WriteError, write_json, write_whole
+
+FOLDER = "checkpoints"
+STATE = "state.json"
+_NAME = re.compile(r"step-(\d{8,})")
+_LEAST = 2
+"""Sound checkpoints that stay, whatever is asked for."""
+_STATE_AT_MOST = 256 * MIB
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What decides the next step of a run.
+
+    Attributes:
+        tensors: by file ("model", "optimizer", "random") and name.
+        state: the rest, plain values.
+    """
+
+    tensors: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+
+
+class SnapshotStore:
+    """The checkpoints in a folder.
+
+    Args:
+        folder: where they lie, made with the first one.
+        keep: how many stay; never fewer than two.
+    """
+
+    def __init__(self, folder: Path, *, keep: int = _LEAST) -> None:
+        self.folder, self.keep = folder, max(_LEAST, keep)
+
+    def steps(self) -> list[int]:
+        """The steps of which there is a checkpoint, sound or not, the newest first."""
+        if not self.folder.is_dir():
+            return []
+        names = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted((int(name[1]) for name in names if name is not None), reverse=True)
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step lies."""
+        return self.folder / f"step-{step:08d}"
+
+    def write(self, step: int, snapshot: Snapshot) -> None:
+        """Write the checkpoint of a step, then remove older ones.
+
+        Raises:
+            WriteError: it cannot be written; those that were there are there still.
+        """
+        place = self.path(step)
+        if place.exists():
+            if fault_of(place) is None:
+                return  # a resumed run comes by again
+            shutil.rmtree(place)
+        beside = place.with_suffix(".tmp")
+        try:
+            shutil.rmtree(beside, ignore_errors=True)  # of a run that was killed
+            beside.mkdir(parents=True)
+            for name, tensors in snapshot.tensors.items():
+                write_whole(beside / f"{name}.safetensors", dumped(tensors))
+            write_json(beside / STATE, snapshot.state)
+            seal(beside, {"step": step})
+            os.rename(beside, place)
+            sync(self.folder)
+        except BaseException as error:
+            shutil.rmtree(beside, ignore_errors=True)
+            if isinstance(error, OSError) and not isinstance(error, WriteError):
+                message = f"expected to write {place}; got {error.strerror or error}."
+                raise WriteError(message, error.errno) from error
+            raise
+        self._prune()
+
+    def _prune(self) -> None:
+        """Remove the oldest, once so many newer ones are sound."""
+        sound = 0
+        for step in self.steps():
+            place = self.path(step)
+            if sound >= self.keep:
+                dying = place.with_suffix(".tmp")  # first the name, that a kill on the way leaves no half of one
+                with contextlib.suppress(OSError):
+                    os.rename(place, dying)
+                    shutil.rmtree(dying)
+            elif fault_of(place) is None:
+                sound += 1
+
+    def newest(self) -> tuple[Path | None, list[tuple[Path, str]]]:
+        """The newest checkpoint that is sound, and those that were passed over, each with what is wrong with it."""
+        passed = []
+        for step in self.steps():
+            fault = fault_of(self.path(step))
+            if fault is None:
+                return self.path(step), passed
+            passed.append((self.path(step), fault))
+        return None, passed
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """The checkpoint in a folder `step-N`.
+
+    Raises:
+        ValueError: it is none, or it is damaged.
+    """
+    if not path.is_dir():
+        fail("a folder step-N, the checkpoint of a run", str(path), "Leave its name out to take the newest.")
+    fault = fault_of(path)
+    if fault is not None:
+        fail("a checkpoint that is whole", f"{path} ({fault})", "Leave its name out to take the newest that is.")
+    tensors = {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors"))}
+    state: Mapping[str, Any] = read_json(path / STATE, _STATE_AT_MOST)
+    return Snapshot(tensors, dict(state))
