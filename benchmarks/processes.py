@@ -1,0 +1,159 @@
+"""One, two and four processes train the same models: how far their weights are apart, and what a step takes.
+
+    python benchmarks/processes.py [--positions all] [--worlds 2,4] [--steps 5] [--out FILE.json]
+
+Each world is torchrun over gloo on this machine. A row is a mechanism: the largest difference of a weight, over the
+largest way that one went, from those of one process after a few steps of SGD and of AdamW, without dropout, in float32
+and with products in bfloat16. SGD shows a sum that was taken for a mean; AdamW hides it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import relpos  # noqa: F401 - before what it trains with
+from relpos.data import find_task
+from relpos.position import find, presets
+from relpos.train import ImageRecipe, TextRecipe, loop, train
+from relpos.train.processes import Spread, is_main, world_size
+
+CASES = (("sgd", "float32"), ("adamw", "float32"), ("sgd", "bf16-mixed"))
+OUT = Path(__file__).parent / "results" / "processes.json"
+
+
+def _optimizer(name: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, lr=1.0)  # the loop sets the rate of every step
+
+
+def _train(
+    position: str, optimizer: str, precision: str, spread: Spread, steps: int
+) -> tuple[dict[str, Tensor], float]:
+    """The weights after some steps, and the median seconds of a step after the first."""
+    flat = 2 not in find(position).token_axes
+    kind = TextRecipe if flat else ImageRecipe
+    recipe = replace(
+        kind(),
+        steps=steps,
+        warmup_steps=1,
+        batch_size=16,
+        embed_dim=32,
+        depth=2,
+        num_heads=4,
+        learning_rate=0.1 if optimizer == "sgd" else 6e-3,
+        gradient_clip=1e6,  # a smaller one would hide a factor
+    )
+    made = loop.make_optimizer
+    if optimizer == "sgd":
+        loop.make_optimizer = _optimizer
+    task = find_task("text" if flat else "digits")
+    torch.manual_seed(0)
+    start = recipe.build(task, position).state_dict()
+    at = [time.perf_counter()]
+    try:
+        model, _ = train(
+            task,
+            position,
+            recipe,
+            seed=0,
+            device=torch.device("cpu"),
+            precision=precision,
+            spread=spread,
+            validations=1,
+            watch=lambda now: at.append(time.perf_counter()),
+        )
+    finally:
+        loop.make_optimizer = made
+    took = [after - before for before, after in itertools.pairwise(at)][1:-1]  # the last one validates
+    weights = model.state_dict()
+    way = max(float((x - start[name]).abs().max()) for name, x in weights.items())
+    return weights, way, statistics.median(took) if took else 0.0
+
+
+def work(asked: argparse.Namespace) -> None:
+    """One process: train all, and write what came out."""
+    torch.set_num_threads(1)
+    spread, out = Spread(asked.strategy), Path(asked.work)
+    seconds: dict[str, float] = {}
+    ways: dict[str, float] = {}
+    assert world_size() == asked.world, (world_size(), asked.world)
+    for position in asked.positions.split(","):
+        for optimizer, precision in CASES:
+            weights, way, took = _train(position, optimizer, precision, spread, asked.steps)
+            name = f"{position} {optimizer} {precision}"
+            seconds[name], ways[name] = took, way
+            if is_main():
+                save_file({key: x.clone().contiguous() for key, x in weights.items()}, out / f"{name}.safetensors")
+                print(asked.strategy, asked.world, name, flush=True)
+    if is_main():
+        (out / "runs.json").write_text(json.dumps({"seconds": seconds, "ways": ways}))
+
+
+def _started(folder: Path, world: int, strategy: str, asked: argparse.Namespace) -> dict[str, Any]:
+    """Have a world train; its weights' files and seconds."""
+    folder.mkdir()
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)] if world > 1 else []
+    given = ["--work", str(folder), "--world", str(world), "--strategy", strategy, "--positions", asked.positions]
+    command = [sys.executable, *launcher, str(Path(__file__).resolve()), *given, "--steps", str(asked.steps)]
+    subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return {"folder": folder, **json.loads((folder / "runs.json").read_text())}
+
+
+def _difference(own: Path, other: Path) -> float:
+    a, b = load_file(own), load_file(other)
+    assert a.keys() == b.keys()
+    return max(float((x - b[name]).abs().max()) for name, x in a.items())
+
+
+def main() -> None:
+    """Compare all worlds with one process."""
+    parser = argparse.ArgumentParser(description="the same training by several processes")
+    parser.add_argument("--positions", default="all")
+    parser.add_argument("--worlds", default="2,4")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--work", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--world", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--strategy", default="ddp", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.work is not None:
+        work(asked)
+        return
+    if asked.positions == "all":
+        asked.positions = ",".join(presets())
+    worlds = [int(one) for one in asked.worlds.split(",")]
+    with tempfile.TemporaryDirectory() as folder:
+        alone = _started(Path(folder) / "1", 1, "ddp", asked)
+        found: dict[str, Any] = {}
+        for world in worlds:
+            for strategy in ("ddp", "fsdp"):
+                own = _started(Path(folder) / f"{world}{strategy}", world, strategy, asked)
+                for name, took in own["seconds"].items():
+                    file = f"{name}.safetensors"
+                    found.setdefault(name, {})[f"{strategy} {world}"] = {
+                        "difference": _difference(own["folder"] / file, alone["folder"] / file) / alone["ways"][name],
+                        "step": took / alone["seconds"][name] if alone["seconds"][name] else None,
+                    }
+    versions = {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
+    asked.out.write_text(json.dumps({"versions": versions, "steps": asked.steps, "runs": found}, indent=1) + "\n")
+    for name, cells in found.items():
+        print(f"{name:40}", "  ".join(f"{world} {cell['difference']:.1e}" for world, cell in cells.items()))
+
+
+if __name__ == "__main__":
+    main()

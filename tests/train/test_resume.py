@@ -1,0 +1,194 @@
+"""Runs that are cut short and go on: equal to those that were not, bit for bit."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from relpos.data import find_task
+from relpos.train import Curve, ImageRecipe, Progress, Recipe, TextRecipe, train
+from relpos.train.keeping import Keeping, StoppedError
+from relpos.train.processes import Spread
+from relpos.train.snapshots import read_snapshot
+
+SMALL = ImageRecipe(steps=30, warmup_steps=2, batch_size=400, embed_dim=16, depth=1, num_heads=2)  # three an epoch
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Cut(Exception):
+    """A run ends as if it were killed."""
+
+
+def _run(
+    folder: Path | None,
+    recipe: Recipe = SMALL,
+    *,
+    position: str = "relative_2d",
+    cut: int | None = None,
+    every: int = 1,
+    precision: str = "float32",
+    **more: Any,
+) -> tuple[dict[str, Tensor], Curve]:
+    said: list[str] = []
+
+    def watch(now: Progress) -> None:
+        if now.step == cut:
+            raise Cut
+
+    keeping = None if folder is None else Keeping(folder, every, settings={"seed": 5}, tell=said.append)
+    resume = None if folder is None or not (folder / "checkpoints").exists() else "auto"
+    task = find_task("text" if isinstance(recipe, TextRecipe) else "digits")
+    model, curve = train(
+        task, position, recipe, seed=5, device=CPU, precision=precision, watch=watch, keeping=keeping, resume=resume,
+        **more,
+    )  # fmt: skip
+    return model.state_dict(), curve
+
+
+def _assert_same(own: tuple[dict[str, Tensor], Curve], whole: tuple[dict[str, Tensor], Curve]) -> None:
+    assert own[1] == whole[1]
+    assert all(torch.equal(x, whole[0][name]) for name, x in own[0].items())
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[dict[str, Tensor], Curve]:
+    torch.set_num_threads(1)
+    return _run(None)
+
+
+def test_checkpoints_change_nothing(whole: tuple[dict[str, Tensor], Curve], tmp_path: Path) -> None:
+    _assert_same(_run(tmp_path, every=4), whole)
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.slow] if seed > 1 else []) for seed in range(20)]
+)
+def test_a_run_goes_on_from_any_step(seed: int, whole: tuple[dict[str, Tensor], Curve], tmp_path: Path) -> None:
+    """Also in the middle of an epoch; some are cut twice."""
+    draw = random.Random(seed)
+    cuts = sorted(draw.sample(range(2, SMALL.steps), draw.choice((1, 2))))
+    every = draw.choice((1, 3, 4))
+    for cut in cuts:
+        with pytest.raises(Cut):
+            _run(tmp_path, cut=cut, every=every)
+        if not any((tmp_path / "checkpoints").glob("step-*")):
+            return  # nothing was written before the cut: there is nothing to go on from
+    _assert_same(_run(tmp_path, every=every), whole)
+
+
+@pytest.mark.parametrize(
+    ("changed", "more"),
+    [
+        ({"optimizer": "lion"}, {}),
+        ({"optimizer": "sophia-g", "hessian_every": 4}, {}),
+        ({"optimizer": "sophia-h", "hessian_every": 4}, {}),
+        ({}, {"precision": "bf16-mixed"}),
+        ({}, {"precision": "fp16-mixed"}),
+        ({}, {"spread": Spread(accumulate=4)}),
+        ({}, {"position": "fire"}),
+    ],
+    ids=["lion", "sophia-g", "sophia-h", "bf16", "fp16", "accumulation", "fire"],
+)
+@pytest.mark.slow
+def test_whatever_trains_goes_on(changed: dict[str, Any], more: dict[str, Any], tmp_path: Path) -> None:
+    recipe = replace(SMALL, steps=10, **changed)
+    expected = _run(None, recipe, **more)
+    with pytest.raises(Cut):
+        _run(tmp_path, recipe, cut=6, **more)
+    _assert_same(_run(tmp_path, recipe, **more), expected)
+
+
+def test_text_goes_on(tmp_path: Path) -> None:
+    recipe = TextRecipe(steps=6, warmup_steps=2, batch_size=4, embed_dim=16, depth=1, num_heads=2)
+    expected = _run(None, recipe, position="alibi")
+    with pytest.raises(Cut):
+        _run(tmp_path, recipe, position="alibi", cut=4)
+    _assert_same(_run(tmp_path, recipe, position="alibi"), expected)
+
+
+def test_parts_of_a_batch_have_its_gradient() -> None:
+    one, _ = _run(None, replace(SMALL, steps=2))
+    four, _ = _run(None, replace(SMALL, steps=2), spread=Spread(accumulate=4))
+    for name, x in one.items():
+        assert float((four[name] - x).abs().max()) < 1e-3 * max(1.0, float(x.abs().max())), name
+
+
+def test_a_batch_that_cannot_be_cut() -> None:
+    with pytest.raises(ValueError, match=r"1 processes times 3 accumulated parts divide; got 400.*399 or 402"):
+        _run(None, spread=Spread(accumulate=3))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_run_that_is_told_to_end_writes_a_checkpoint(
+    number: signal.Signals, code: int, whole: tuple[dict[str, Tensor], Curve], tmp_path: Path
+) -> None:
+    before = signal.getsignal(number)
+    keeping = Keeping(tmp_path, 1000, settings={"seed": 5}, tell=print)
+
+    def watch(now: Progress) -> None:
+        if now.step == 11:
+            signal.raise_signal(number)
+
+    with pytest.raises(StoppedError, match="--resume auto goes on") as stopped:
+        train(find_task("digits"), "relative_2d", SMALL, seed=5, device=CPU, watch=watch, keeping=keeping)
+    assert stopped.value.code == code
+    assert signal.getsignal(number) == before
+    assert keeping.store.steps() == [12]
+    _assert_same(_run(tmp_path), whole)
+
+
+def test_a_second_interruption_ends_at_once(tmp_path: Path) -> None:
+    def watch(now: Progress) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            find_task("digits"), "relative_2d", SMALL, seed=5, device=CPU,
+            watch=lambda now: (watch(now), watch(now)), keeping=Keeping(tmp_path, 1000),
+        )  # fmt: skip
+
+
+def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(Cut):
+        _run(tmp_path, cut=3)
+    keeping = Keeping(tmp_path, settings={"seed": 6})
+    with pytest.raises(ValueError, match="expected seed 5, as step-00000002 was trained with; got 6"):
+        train(find_task("digits"), "relative_2d", SMALL, seed=6, device=CPU, keeping=keeping, resume="auto")
+    with pytest.raises(ValueError, match=r"--resume auto, or choose another --out"):
+        train(find_task("digits"), "relative_2d", SMALL, seed=5, device=CPU, keeping=keeping)
+
+
+def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
+    with pytest.raises(Cut):
+        _run(tmp_path, cut=3)
+    with pytest.raises(ValueError, match="the weights of the same model"):
+        _run(tmp_path, replace(SMALL, embed_dim=32))
+
+
+def test_nothing_to_resume_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    keeping = Keeping(tmp_path, 2, tell=said.append)
+    train(find_task("digits"), "none", replace(SMALL, steps=4), seed=5, device=CPU, keeping=keeping, resume="auto")
+    assert said == [f"no checkpoint to resume in {tmp_path / 'checkpoints'}: starting at step 0"]
+    assert keeping.store.steps() == [2]  # none of the last step, whose weights are saved
+
+
+def test_a_path_that_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a folder step-N, the checkpoint of a run"):
+        read_snapshot(tmp_path / "step-00000003")

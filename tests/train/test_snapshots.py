@@ -1,0 +1,199 @@
+"""Checkpoints on the disk: whole or not there, whatever fails, and damage is always found."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from relpos.files import manifest, writing
+from relpos.files.manifest import fault_of, require_sound
+from relpos.files.writing import WriteError
+from relpos.train.keeping import Keeping
+from relpos.train.snapshots import Snapshot, SnapshotStore, read_snapshot
+
+
+def _snapshot(step: int) -> Snapshot:
+    generator = torch.Generator().manual_seed(step)
+    tensors = {
+        "model": {"weight": torch.randn(5, 3, generator=generator), "b": torch.randn(2, generator=generator).half()},
+        "optimizer": {"weight.exp_avg": torch.randn(5, 3, generator=generator)},
+        "random": {"0.torch": torch.get_rng_state()},
+    }
+    return Snapshot(tensors, {"loop": {"step": step, "losses": [0.1, 1 / 3]}, "optimizer": {"weight": {"step": step}}})
+
+
+def _assert_read(path: Path, step: int) -> None:
+    found, wanted = read_snapshot(path), _snapshot(step)
+    assert {key: value for key, value in found.state.items() if key != "settings"} == wanted.state
+    for file, tensors in wanted.tensors.items():
+        if file != "random":
+            assert all(torch.equal(x, found.tensors[file][name]) for name, x in tensors.items())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SnapshotStore:
+    made = SnapshotStore(tmp_path / "checkpoints", keep=2)
+    for step in (3, 6):
+        made.write(step, _snapshot(step))
+    return made
+
+
+def test_the_newest_is_found_and_old_ones_go(store: SnapshotStore) -> None:
+    store.write(9, _snapshot(9))
+    assert store.steps() == [9, 6]
+    newest, passed = store.newest()
+    assert newest == store.path(9)
+    assert not passed
+    _assert_read(store.path(9), 9)
+    assert sorted(path.name for path in store.folder.iterdir()) == ["step-00000006", "step-00000009"]
+
+
+def test_two_sound_ones_stay(store: SnapshotStore) -> None:
+    """A damaged one does not count, and is not what older ones are removed for."""
+    (store.path(6) / "state.json").write_text("{}")
+    store.write(9, _snapshot(9))
+    assert store.steps() == [9, 6, 3]
+    store.write(12, _snapshot(12))
+    assert store.steps() == [12, 9]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_every_damage_is_found(seed: int, store: SnapshotStore) -> None:
+    """A bit that is another, or a file that is shorter, longer, missing or more."""
+    draw = random.Random(seed)
+    path = draw.choice(sorted(store.path(6).iterdir()))
+    data = bytearray(path.read_bytes())
+    match draw.choice(("flip", "flip", "flip", "cut", "longer", "missing", "more")):
+        case "flip":
+            place = draw.randrange(len(data))
+            data[place] ^= 1 << draw.randrange(8)
+            path.write_bytes(data)
+        case "cut":
+            path.write_bytes(data[: draw.randrange(len(data))])
+        case "longer":
+            path.write_bytes(data + b" ")
+        case "missing":
+            path.unlink()
+        case "more":
+            (store.path(6) / "more.safetensors").write_bytes(data)
+    try:
+        same = fault_of(store.path(6)) is None and read_snapshot(store.path(6)).state == _snapshot(6).state
+    except ValueError:
+        same = False
+    newest, passed = store.newest()
+    if same:  # a bit of the manifest that says nothing: white space, or what the checkpoint is called there
+        assert path.name == manifest.MANIFEST
+        _assert_read(store.path(6), 6)
+        return
+    assert newest == store.path(3)
+    assert [one for one, _ in passed] == [store.path(6)]
+    with pytest.raises(ValueError, match="a checkpoint that is whole"):
+        read_snapshot(store.path(6))
+    _assert_read(store.path(3), 3)
+
+
+def _count_of_writes(monkeypatch: pytest.MonkeyPatch, fails_at: int, number: int) -> Callable[[], int]:
+    """Every call that reaches the disk fails from one on, as on a full disk."""
+    count = 0
+    first_open, first_rename, first_fsync, first_mkdir = Path.open, os.rename, os.fsync, Path.mkdir
+
+    def full(right: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **more: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count >= fails_at:
+                raise OSError(number, os.strerror(number))
+            return right(*args, **more)
+
+        return called
+
+    def opened(path: Path, mode: str = "r", *args: Any, **more: Any) -> Any:
+        return full(first_open)(path, mode, *args, **more) if "x" in mode or "w" in mode else first_open(path, mode)
+
+    monkeypatch.setattr(Path, "open", opened)
+    monkeypatch.setattr(Path, "mkdir", full(first_mkdir))
+    monkeypatch.setattr(os, "rename", full(first_rename))
+    monkeypatch.setattr(os, "fsync", full(first_fsync))
+    return lambda: count
+
+
+def test_a_full_disk_at_every_write(store: SnapshotStore, tmp_path: Path) -> None:
+    """Those that were there stay, and one line says why the run has no newer one."""
+    calls = 0
+    for at in range(1, 100):
+        said: list[str] = []
+        keeping = Keeping(tmp_path, 1, tell=said.append)
+        with pytest.MonkeyPatch.context() as patch:
+            count = _count_of_writes(patch, at, errno.ENOSPC)
+            written = keeping.write(9, _snapshot(9))
+            calls = count()
+        assert not list(store.folder.glob("*.tmp")), at
+        if written:
+            break
+        assert len(said) == 1
+        assert "no checkpoint of step 9: expected" in said[0]
+        assert said[0].endswith("Training goes on.")
+        assert "\n" not in said[0]
+        newest, _ = store.newest()
+        assert newest is not None
+        _assert_read(newest, 9 if newest == store.path(9) else 6)
+        shutil.rmtree(store.path(9), ignore_errors=True)
+    assert calls > 12  # folder, files, manifest, names
+    assert written
+
+
+def test_what_a_killed_writer_left_is_in_nobodys_way(store: SnapshotStore) -> None:
+    left = store.folder / "step-00000009.tmp"
+    left.mkdir()
+    (left / "model.safetensors").write_bytes(b"half")
+    assert store.newest()[0] == store.path(6)
+    store.write(9, _snapshot(9))
+    assert store.newest()[0] == store.path(9)
+    assert not left.exists()
+
+
+def test_a_step_that_was_written_before(store: SnapshotStore) -> None:
+    """A resumed run comes by again: a sound one stays, a damaged one is written anew."""
+    store.write(6, _snapshot(7))
+    _assert_read(store.path(6), 6)
+    (store.path(6) / "state.json").write_text("{}")
+    store.write(6, _snapshot(6))
+    _assert_read(store.path(6), 6)
+
+
+def test_another_failure_leaves_nothing(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing.os, "fsync", lambda number: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output")))
+    with pytest.raises(WriteError, match="Input/output"):
+        store.write(9, _snapshot(9))
+    assert store.steps() == [6, 3]
+
+
+def test_one_file_is_held_against_the_manifest_beside_it(store: SnapshotStore, tmp_path: Path) -> None:
+    path = store.path(6) / "model.safetensors"
+    require_sound(path, "Train again.")
+    alone = tmp_path / "model.safetensors"
+    alone.write_bytes(b"anything")
+    require_sound(alone, "Train again.")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"bytes, not .*\). Train again"):
+        require_sound(path, "Train again.")
+
+
+def test_nothing_is_unpickled(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pickle
+
+    def refused(*args: Any, **more: Any) -> Any:
+        raise AssertionError("unpickled")
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refused)
+    monkeypatch.setattr(torch, "load", refused)
+    _assert_read(store.path(6), 6)

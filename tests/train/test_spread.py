@@ -1,0 +1,116 @@
+"""Several processes train what one would: torchrun over gloo, DDP and FSDP2."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from relpos.train.snapshots import SnapshotStore
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+ENV = os.environ | {"OMP_NUM_THREADS": "1"}
+
+pytestmark = pytest.mark.slow
+
+
+def _command(*given: Any, processes: int = 1) -> list[str]:
+    launcher = [*TORCHRUN, str(processes)] if processes > 1 else []
+    return [sys.executable, *launcher, "-m", "relpos", "train", "--batch-size", "32", *map(str, given)]
+
+
+def _run(*given: Any, processes: int = 1, code: int = 0) -> str:
+    run = subprocess.run(
+        _command(*given, processes=processes), capture_output=True, text=True, env=ENV, timeout=300, check=False
+    )
+    assert (run.returncode == code) or (processes > 1 and run.returncode and code), run.stdout + run.stderr[-3000:]
+    return run.stdout + run.stderr
+
+
+def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
+    """The largest difference of a weight, over the largest way that one went."""
+    out = tmp_path / "found.json"
+    positions = "relative_2d,fire,rotary_2d,t5"
+    given = ["--positions", positions, "--worlds", "2", "--steps", "3", "--out", str(out)]
+    subprocess.run([sys.executable, str(ROOT / "benchmarks" / "processes.py"), *given], check=True, env=ENV)
+    runs = json.loads(out.read_text())["runs"]
+    assert len(runs) == 12
+    for name, cells in runs.items():
+        assert set(cells) == {"ddp 2", "fsdp 2"}
+        for cell in cells.values():
+            limit = 1e-5 if "sgd float32" in name else 2e-2 if "sgd" in name else 0.2  # AdamW divides by small numbers
+            assert cell["difference"] < limit, (name, cells)
+
+
+def test_the_command_over_two_processes(tmp_path: Path) -> None:
+    """The main process alone writes and speaks; the curve is that of one."""
+    said = _run("--position", "relative_2d", "--steps", 4, "--out", tmp_path / "two", processes=2)
+    assert said.count("Saved in") == 1
+    _run("--position", "relative_2d", "--steps", 4, "--out", tmp_path / "one")
+    own, alone = (load_file(tmp_path / name / "model.safetensors") for name in ("two", "one"))
+    assert all(torch.allclose(x, alone[name], atol=2e-2) for name, x in own.items())
+    about = json.loads((tmp_path / "two" / "config.json").read_text())
+    assert about["processes"] == 2
+
+
+@pytest.mark.parametrize(("before", "after", "strategy"), [(2, 1, "ddp"), (1, 2, "ddp"), (2, 2, "fsdp")])
+def test_a_run_goes_on_in_another_number_of_processes(before: int, after: int, strategy: str, tmp_path: Path) -> None:
+    given = ("--position", "relative_2d", "--steps", 6, "--strategy", strategy)
+    _run(*given, "--out", tmp_path / "whole")
+    _run(*given, "--out", tmp_path / "cut", "--checkpoint-every", 3, processes=before)
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / "cut" / name).unlink()
+    said = _run(*given, "--out", tmp_path / "cut", "--resume", "auto", processes=after)
+    assert "resumed from step-00000003" in said
+    own, whole = (load_file(tmp_path / name / "model.safetensors") for name in ("cut", "whole"))
+    assert all(torch.allclose(x, whole[name], atol=2e-2) for name, x in own.items())
+
+
+def test_a_batch_that_processes_cannot_share(tmp_path: Path) -> None:
+    said = _run("--position", "none", "--steps", 2, "--accumulate", 3, "--out", tmp_path / "out", processes=2, code=2)
+    assert "expected a batch that 2 processes times 3 accumulated parts divide; got 32" in said
+    assert "30 or 36" in said
+
+
+def test_sharing_a_hessian(tmp_path: Path) -> None:
+    given = ("--position", "none", "--steps", 2, "--optimizer", "sophia-h", "--out", tmp_path / "out")
+    assert "an optimizer whose estimates several processes share; got sophia-h" in _run(*given, processes=2, code=2)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_run_goes_on(processes: int, tmp_path: Path) -> None:
+    """`scripts/kill_runs` does it a hundred times."""
+    given = [sys.executable, str(ROOT / "scripts" / "kill_runs"), "--kills", "3" if processes == 1 else "2"]
+    run = subprocess.run(
+        [*given, "--processes", str(processes), "--folder", str(tmp_path / "run")],
+        capture_output=True, text=True, env=ENV, timeout=500, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr[-3000:]
+    assert "nothing unreadable, nothing left behind" in run.stdout
+
+
+def test_sigterm_to_one_of_two_processes(tmp_path: Path) -> None:
+    """torchrun hands it on; a checkpoint is written by the main one."""
+    folder = tmp_path / "run"
+    command = _command("--position", "none", "--steps", 100_000, "--out", folder, "--checkpoint-every", 5, processes=2)
+    store, begun = SnapshotStore(folder / "checkpoints"), time.monotonic()
+    with subprocess.Popen(command, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        while not store.steps():
+            assert time.monotonic() - begun < 200
+            assert run.poll() is None
+            time.sleep(0.2)
+        run.send_signal(signal.SIGTERM)
+        run.wait(timeout=60)
+    newest, passed = store.newest()
+    assert newest is not None
+    assert not passed
