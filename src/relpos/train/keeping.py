@@ -6,6 +6,7 @@ once. A checkpoint that cannot be written is said in one line, and the run goes 
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import Any
 
 from relpos.core.checks import fail, require_int
 from relpos.files.writing import WriteError
+from relpos.train.processes import world_size
 from relpos.train.snapshots import FOLDER, Snapshot, SnapshotStore, read_snapshot
 
 _SECONDS = 60.0
@@ -57,12 +59,19 @@ class Keeping:
     writes: bool = True
     told_to_end: int | None = field(default=None, init=False)
     _written: float = field(default_factory=time.monotonic, init=False)
+    _launcher: int = field(default_factory=os.getppid, init=False)
 
     def __post_init__(self) -> None:
         if self.every is not None:
             require_int(self.every, "checkpoint_every", at_least=1)
         require_int(self.keep, "keep", at_least=2)
         self.store = SnapshotStore(self.folder / FOLDER, keep=self.keep)
+
+    def told(self) -> int:
+        """What to exit with where the process was told to end, else 0. Without its launcher, it is no part of a run."""
+        if self.told_to_end is None and world_size() > 1 and os.getppid() != self._launcher:
+            self.told_to_end = 143
+        return self.told_to_end or 0
 
     def due(self, step: int) -> bool:
         """Whether the checkpoint of a step is due, by this process's clock where no number of steps is given."""

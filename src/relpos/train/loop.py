@@ -216,6 +216,8 @@ def fit(
 
     def write(step: int) -> bool:
         assert keeping is not None
+        if hasattr(built, "reshard"):
+            built.reshard()  # after a validation the root of a sharded model is whole, and its parameters others
         snapshot = take_out(built, optimizer, scaler, all_of(generators_now(device)), {"loop": asdict(now)})
         return keeping.write(step, snapshot)
 
@@ -236,7 +238,7 @@ def fit(
                         loss = procedure.loss(model, part) / spread.accumulate
                     reached += loss.item()
                     accelerator.backward(scaler.scale(loss))
-            told = 0 if keeping is None or keeping.told_to_end is None else keeping.told_to_end
+            told = 0 if keeping is None else keeping.told()
             due = keeping is not None and keeping.due(done)
             reached, told_somewhere, due_somewhere = means_of([reached, float(told), float(due)], device)
             require_finite("loss", reached, done)

@@ -36,6 +36,7 @@ def take_out(
         generators: what `generators_now` gives in every process.
         state: the loop's own, plain values.
     """
+    assert optimizer.state.keys() <= set(model.parameters()), "the optimizer has parameters that the model has not"
     moments: dict[str, Tensor] = {}
     counts: dict[str, dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
