@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.adapters.interface import published_mask, refuse_weights
+from relpos.adapters.interface import published_mask, refuse_recorded_weights
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
@@ -30,7 +30,9 @@ class LayoutLMv3Encoder(Retrofitted):
 
     def mechanism(self) -> tuple[T5Bias, ...]:
         """The buckets of text, x and y."""
-        sizes = [(self.rel_pos_bins, self.max_rel_pos)] + [(self.rel_2d_pos_bins, self.max_rel_2d_pos)] * 2
+        sizes = [(self.rel_pos_bins, self.max_rel_pos)]
+        if self.has_spatial_attention_bias:
+            sizes += [(self.rel_2d_pos_bins, self.max_rel_2d_pos)] * 2
         heads = self.config.num_attention_heads
         return tuple(T5Bias(heads, num_buckets=buckets, max_distance=far, init_std=0.0) for buckets, far in sizes)
 
@@ -71,7 +73,7 @@ class LayoutLMv3Encoder(Retrofitted):
             tables += [(self.rel_pos_x_bias, boxes[..., 0]), (self.rel_pos_y_bias, boxes[..., 3])]
         batch, tokens = order.shape
         bias = like.new_zeros(batch, self.config.num_attention_heads, tokens, tokens)
-        for mechanism, (layer, places) in zip(self.made, tables, strict=False):
+        for mechanism, (layer, places) in zip(self.made, tables, strict=True):
             term = next(iter(mechanism.terms_from({"relative_attention_bias": layer.weight.t()}, anywhere)))
             offsets = places[:, :, None] - places[:, None, :] + reach
             bias += term.values.to(like.dtype)[:, offsets].transpose(0, 1)
@@ -96,7 +98,7 @@ class LayoutLMv3SelfAttention(Retrofitted):
         **kwargs: Any,
     ) -> Any:
         """Attention by relpos where the encoder handed on all that is added, else as published."""
-        refuse_weights(kwargs.get("output_attentions"))
+        refuse_recorded_weights()
         batch, tokens = hidden_states.shape[:2]
         if rel_pos is not None or attention_mask is None:
             mask = published_mask("eager", attention_mask, hidden_states[:, None], tokens)

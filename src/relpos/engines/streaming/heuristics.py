@@ -103,5 +103,6 @@ def _border(call: Call) -> tuple[int | None, str]:
 def _is_read(call: Call) -> bool:
     """Whether all that is added to the scores is there, pair by pair, and learns nothing: PyTorch's kernel reads it."""
     adding = [term for term in call.terms if term.adds_scores]
-    there = [isinstance(term, DenseBias) and not term.bias.requires_grad for term in adding]
+    learns = torch.is_grad_enabled()
+    there = [isinstance(term, DenseBias) and not (learns and term.bias.requires_grad) for term in adding]
     return bool(there) and all(there) and call.dropout == 0 and not is_pattern(call.mask)
