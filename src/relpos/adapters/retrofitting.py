@@ -165,7 +165,7 @@ def _require_served(
         fail("a model that returns no attention weights", "config.output_attentions=True", "Set it to False.")
     for path in sorted({path_of(type(module)) for _, module, _, _ in found}):
         kind, replaced = replaced_classes()[path]
-        reason = strange(kind, replaced)
+        reason = strange(path, replaced.reads, switches=kind.switches)
         if reason and not force:
             fail("a library whose source was run", reason, "Install that version, or pass force=True to verify it.")
     for _, module, kind, _ in found:
