@@ -79,6 +79,10 @@ def replace_position(
     require_flag(shared, "shared")
     require_flag(trainable, "trainable")
     require_flag(force, "force")
+    if torch.is_inference_mode_enabled():
+        fail(
+            "a replacement outside torch.inference_mode()", "one inside", "What is made inside could never be trained."
+        )
     if any(is_swapped(module) for module in model.modules()):
         fail("a model as its library has it", "one that relpos has changed", "Call relpos.restore(model) first.")
     stacks = stacks_of(model, Given(coordinates, causal))
@@ -151,12 +155,13 @@ def _built(stack: Stack, position: PositionChoice, shared: bool, trainable: bool
     weight = next(stack.holder.parameters())
     positions.to(device=weight.device, dtype=weight.dtype)
     with torch.no_grad():
-        place = Placement(positions, 0, site.queries)
         count = min(site.queries.count, 8) if is_growing(site.queries) else site.queries.count
-        place.terms(count, count)
+        x = weight.new_zeros(1, site.num_heads, count, site.head_dim)
+        for number in range(len(positions)):
+            Placement(positions, number, site.queries).terms(count, count).check(x, x, x)
         if is_growing(site.queries) and site.causal and count > 1:
             first.terms(Sequence(1, start=count - 1), Sequence(count))
-        place.embed(weight.new_zeros(1, count, site.embed_dim))
+        Placement(positions, 0, site.queries).embed(weight.new_zeros(1, count, site.embed_dim))
     return positions
 
 
