@@ -200,10 +200,10 @@ def slopes(out):
     (out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum().backward()
     return {{name: x.grad for name, x in model.named_parameters() if x.grad is not None}}
 wanted, came = slopes(eager), slopes(own)
-assert wanted.keys() == came.keys() and any("positions." in name for name in came)
+assert wanted.keys() <= came.keys() and any("positions." in name for name in wanted)
 largest = max(float(x.abs().max()) for x in wanted.values())
-for name, x in wanted.items():
-    assert float((came[name] - x).abs().max()) <= 1e-4 * largest, name
+for name, x in came.items():  # the compiler gives zeros to what the call leaves out
+    assert float((x - wanted.get(name, 0)).abs().max()) <= 1e-4 * largest, name
 print(sum(torch._dynamo.utils.counters["stats"].values()) > 0)
 """
 

@@ -59,7 +59,7 @@ def retrofit(
     if border is not None:
         require_int(border, "border", at_least=0)
     if any(is_swapped(module) for module in model.modules()):
-        fail("a model that is not retrofitted", "one that is", "Call relpos.restore(model) first.")
+        fail("a model as its library has it", "one that relpos has changed", "Call relpos.restore(model) first.")
     found, left = _found(model, border)
     _require_served(model, found, left, force)
     chosen = [(name, module, replaced) for name, module, _, replaced in found]
