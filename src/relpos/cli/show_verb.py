@@ -192,7 +192,12 @@ def _page(arguments: Namespace) -> None:
             came = f"{path}, whose {left[0][0]} cannot be drawn: {left[0][1]}"
         fail(f"weights with a learned position ({', '.join(KNOWN)}, ...)", came, "Absolute positions are not drawn.")
     write_whole(out, weights_page(name, found, left, version=__version__))
-    Console().print(f"Drew {len(found)} parameters of {name}: {out}", highlight=False, soft_wrap=True, markup=False)
+    Console().print(
+        f"Drew {len(found)} parameter{'s' if len(found) > 1 else ''} of {name}: {out}",
+        highlight=False,
+        soft_wrap=True,
+        markup=False,
+    )
 
 
 def _model_folder(path: Path) -> Path:

@@ -85,9 +85,9 @@ def stored_positions(tensors: Tensors, config: Mapping[str, Any]) -> tuple[list[
     return found, left
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    """A name's words and numbers: layer 10 comes after layer 9."""
-    return [(int(word), "") if word.isdigit() else (-1, word) for word in name.split(".")]
+def _natural(name: str) -> tuple[bool, list[tuple[int, str]]]:
+    """A name's words and numbers: layer 10 comes after layer 9, and a decoder after the encoder."""
+    return "decoder" in name, [(int(word), "") if word.isdecimal() else (-1, word) for word in name.split(".")]
 
 
 def _buckets(name: str, values: Values, tensors: Tensors, config: Mapping[str, Any]) -> Stored:
