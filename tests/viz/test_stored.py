@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import relpos
 from relpos.adapters.libraries import imported
+from relpos.core.densify import written_out
 from relpos.files.tensors import Tensors, open_tensors
 from relpos.viz.stored import Stored, stored_positions
 from relpos.viz.strips import Bars, Maps
@@ -183,6 +184,14 @@ def test_replaced_positions(build: Callable[[], Any], position: str, kind: str, 
         for i in range(12):
             for j in range(12):
                 assert np.allclose(at(found[0], i - j), dense[:, i, j])
+    if position == "factored_2d":
+        line = model.blocks[0].attn.place.terms(17, 17).of(relpos.LineBias)[0]
+        dense = written_out(line.values, line.lines).detach().numpy()
+        rows, columns = found[:2]
+        for i in range(16):
+            for j in range(16):
+                (r, c), (s, d) = divmod(i, 4), divmod(j, 4)
+                assert np.allclose(at(rows, r - s) + at(columns, c - d), dense[:, 1 + i, 1 + j], atol=1e-6)
     if position == "t5":  # a decoder that has no encoder: what of the buckets is read is its mechanism's
         mechanism = model.positions[0].mechanisms[0]
         line = mechanism.terms(relpos.Sequence(13)).of(relpos.LineBias)[0]
