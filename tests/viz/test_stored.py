@@ -15,14 +15,14 @@ from torch import Tensor, nn
 import relpos
 from relpos.adapters.libraries import imported
 from relpos.core.densify import written_out
-from relpos.files.tensors import Tensors, open_tensors
+from relpos.files.tensors import StoredTensors, open_tensors
 from relpos.viz.stored import Stored, stored_positions
 from relpos.viz.strips import Bars, Maps
 
 pytestmark = pytest.mark.usefixtures("timm")
 
 
-def kept(state: dict[str, Tensor], folder: Path) -> Tensors:
+def kept(state: dict[str, Tensor], folder: Path) -> StoredTensors:
     save_file({name: x.detach().contiguous().clone() for name, x in state.items()}, folder / "x.safetensors")
     return open_tensors(folder)
 
@@ -239,7 +239,7 @@ def test_what_is_left_out_says_why(tmp_path: Path) -> None:
 def test_nothing_else_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = kept({"a.relative_position_bias_table": torch.zeros(9, 2), "big": torch.zeros(1000)}, tmp_path)
     read: list[str] = []
-    right = Tensors.read
-    monkeypatch.setattr(Tensors, "read", lambda self, name: read.append(name) or right(self, name))  # type: ignore[func-returns-value]
+    right = StoredTensors.read
+    monkeypatch.setattr(StoredTensors, "read", lambda self, name: read.append(name) or right(self, name))  # type: ignore[func-returns-value]
     stored_positions(tensors, {})
     assert read == ["a.relative_position_bias_table"]

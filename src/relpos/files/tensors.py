@@ -1,4 +1,4 @@
-"""Tensors in safetensors files, read one at a time: of a file, a folder, or the shards of an index.
+"""StoredTensors in safetensors files, read one at a time: of a file, a folder, or the shards of an index.
 
 tensors = open_tensors(folder)
 tensors.shapes               every name and its shape, without a byte of a tensor
@@ -25,8 +25,8 @@ _INDEX_AT_MOST = 64 * MIB
 
 
 @dataclass(frozen=True)
-class Tensors:
-    """Tensors by name.
+class StoredTensors:
+    """StoredTensors by name.
 
     Attributes:
         files: name to the file that holds the tensor.
@@ -47,7 +47,7 @@ class Tensors:
         return values
 
 
-def open_tensors(path: Path) -> Tensors:
+def open_tensors(path: Path) -> StoredTensors:
     """The tensors of a file, a folder or an index; only headers are read.
 
     Raises:
@@ -58,7 +58,7 @@ def open_tensors(path: Path) -> Tensors:
     for file in _files(path):
         for name, shape in _header(file).items():
             files[name], shapes[name] = file, shape
-    return Tensors(files, shapes)
+    return StoredTensors(files, shapes)
 
 
 def _files(path: Path) -> list[Path]:

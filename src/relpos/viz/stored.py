@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from relpos.core import LineBias, Sequence
-from relpos.files.tensors import Tensors
+from relpos.files.tensors import StoredTensors
 from relpos.position import T5Bias
 from relpos.viz.learned import OFFSET
 from relpos.viz.strips import Axis, Bars, Maps, heads_named, offsets_of
@@ -61,7 +61,7 @@ class _LeftOutError(Exception):
     """Why a parameter is not drawn."""
 
 
-def stored_positions(tensors: Tensors, config: Mapping[str, Any]) -> tuple[list[Stored], list[tuple[str, str]]]:
+def stored_positions(tensors: StoredTensors, config: Mapping[str, Any]) -> tuple[list[Stored], list[tuple[str, str]]]:
     """What is found, in the order of the layers, and the names that are left out, each with the reason.
 
     Args:
@@ -90,7 +90,7 @@ def _natural(name: str) -> tuple[bool, list[tuple[int, str]]]:
     return "decoder" in name, [(int(word), "") if word.isdecimal() else (-1, word) for word in name.split(".")]
 
 
-def _buckets(name: str, values: Values, tensors: Tensors, config: Mapping[str, Any]) -> Stored:
+def _buckets(name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]) -> Stored:
     count, heads = values.shape
     if _is_image(tensors):
         raise _LeftOutError("distances on a grid are not known from it")
@@ -117,7 +117,7 @@ def _buckets(name: str, values: Values, tensors: Tensors, config: Mapping[str, A
     )  # fmt: skip
 
 
-def _table(name: str, values: Values, tensors: Tensors, config: Mapping[str, Any]) -> Stored:
+def _table(name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]) -> Stored:
     rows, heads = values.shape
     if ".positions." in f".{name}" and not _is_image(tensors):
         prefix = 3 if rows % 2 == 0 else 0
@@ -135,7 +135,7 @@ def _table(name: str, values: Values, tensors: Tensors, config: Mapping[str, Any
     return Stored(name, kind, heads, offsets, (picture,), rest=_rest(values, prefix))
 
 
-def _window(name: str, rows: int, tensors: Tensors) -> tuple[int, int, int]:
+def _window(name: str, rows: int, tensors: StoredTensors) -> tuple[int, int, int]:
     """Rows and columns of a table's window, and its rows for a class token."""
     index = f"{name.rpartition('.')[0]}.relative_position_index".lstrip(".")
     if len(tensors.shapes.get(index, ())) == 2:
@@ -161,7 +161,7 @@ def _rest(values: Values, prefix: int) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(cell.replace("-", "\N{MINUS SIGN}") for cell in row) for row in cells)
 
 
-def _of_axis(name: str, values: Values, tensors: Tensors, config: Mapping[str, Any]) -> Stored:
+def _of_axis(name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]) -> Stored:
     high = _odd(values) // 2
     which = _AXES.get(name.rpartition(".")[2], "axis")
     strip = Bars(
@@ -170,7 +170,7 @@ def _of_axis(name: str, values: Values, tensors: Tensors, config: Mapping[str, A
     return Stored(name, f"table of {which} offsets", values.shape[1], _range(-high, high), (strip,))
 
 
-def _disentangled(name: str, values: Values, tensors: Tensors, config: Mapping[str, Any]) -> Stored:
+def _disentangled(name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]) -> Stored:
     if len(values) % 2:
         raise _LeftOutError(f"it has {len(values)} rows, an odd number")
     half = len(values) // 2
@@ -179,7 +179,7 @@ def _disentangled(name: str, values: Values, tensors: Tensors, config: Mapping[s
     return Stored(name, "DeBERTa's vectors", 0, f"buckets {_range(-half, half - 1)}", _of_vectors(values, axis), note)
 
 
-def _vectors(name: str, values: Values, tensors: Tensors, config: Mapping[str, Any]) -> Stored:
+def _vectors(name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]) -> Stored:
     high = _odd(values) // 2
     which = _AXES.get(name.rpartition(".")[2], "")
     axis = _axis(f"{which} {OFFSET}".strip(), -high, high)
@@ -210,7 +210,7 @@ def _odd(values: Values) -> int:
     return len(values)
 
 
-def _is_image(tensors: Tensors) -> bool:
+def _is_image(tensors: StoredTensors) -> bool:
     return any("patch" in name for name in tensors.shapes)
 
 
@@ -224,7 +224,7 @@ def _range(low: int, high: int) -> str:
 
 _ALIKE = 64
 _AXES = {"rel_pos_h": "row", "rel_pos_w": "column", "0": "row", "1": "column"}
-_Make = Callable[[str, Values, Tensors, Mapping[str, Any]], Stored]
+_Make = Callable[[str, Values, StoredTensors, Mapping[str, Any]], Stored]
 _KINDS: tuple[tuple[str, _Make], ...] = (
     (r"relative_attention_bias(?:\.weight)?", _buckets),
     (r"relative_position_bias_table", _table),
