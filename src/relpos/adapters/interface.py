@@ -280,3 +280,11 @@ def refuse_weights(asked: bool | None) -> None:
             "True",
             "Call relpos.restore(model) first.",
         )
+
+
+def refuse_static(cache: Any, call: str) -> None:
+    """Raise on a cache that has its full length from the beginning, after one of our calls."""
+    if getattr(cache, "is_compileable", False):
+        own = getattr(cache, "self_attention_cache", cache)  # a decoder that attends to an encoder has two
+        remedy = 'Generate with cache_implementation="dynamic", or call relpos.restore(model) first.'
+        fail(f"a cache that grows, after {call}", f"a static one ({type(own).__name__})", remedy)

@@ -62,6 +62,8 @@ def retrofit(
         fail("a model as its library has it", "one that relpos has changed", "Call relpos.restore(model) first.")
     found, left = _found(model, border)
     _require_served(model, found, left, force)
+    if verify or force:
+        _require_whole(model)
     chosen = [(name, module, replaced) for name, module, _, replaced in found]
     with undone_on_error(model):
         _swap(found, border)
@@ -175,6 +177,17 @@ def _require_served(
 
 
 _SEE = "docs/retrofit.md lists what is served."
+
+
+def _require_whole(model: nn.Module) -> None:
+    """Raise one line where a verification would copy parts of weights."""
+    sharded = next((name for name, x in model.named_parameters() if type(x.data).__name__ == "DTensor"), None)
+    if sharded is not None:
+        fail(
+            "weights that are whole, of which a verification makes copies",
+            f"{sharded}, which is sharded",
+            "Retrofit before fully_shard, or pass verify=False.",
+        )
 
 
 def _swap(found: list[tuple[str, nn.Module, PositionKind, Replaced]], border: int | None) -> None:

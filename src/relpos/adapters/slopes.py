@@ -293,7 +293,7 @@ def _unfit(module: Any) -> str | None:
 
 
 def _verified(architecture: str, name: str, embedding: str, layers: str) -> Verified:
-    # the softmax is computed in float32
+    # its bias of each key is rounded to float32
     return Verified(class_path(architecture, name), _run, (), exact=1e-6, without=(embedding,), first=(layers,))
 
 
