@@ -96,7 +96,7 @@ def _buckets(name: str, values: Values, tensors: StoredTensors, config: Mapping[
         raise _LeftOutError("distances on a grid are not known from it")
     given = config.get("relative_attention_max_distance")
     distance = given if isinstance(given, int) and count < given <= 2**14 else _T5_DISTANCE
-    causal = "decoder" in name or not any("encoder" in other for other in tensors.shapes)
+    causal = _is_causal(name, tensors)
     try:
         mechanism = T5Bias(heads, num_buckets=count, max_distance=distance, bidirectional=not causal)
     except ValueError as error:
@@ -210,6 +210,17 @@ def _odd(values: Values) -> int:
     return len(values)
 
 
+def _is_causal(name: str, tensors: StoredTensors) -> bool:
+    """Whether the layers of a table see the past alone."""
+    if "decoder" in name:
+        return True
+    if any("encoder" in other for other in tensors.shapes):
+        return False
+    if any(re.search(rf"(?:^|\.)(?:{_WRITERS})\.", other) for other in tensors.shapes):
+        return True
+    raise _LeftOutError("no name says whether an encoder or a decoder has it")
+
+
 def _is_image(tensors: StoredTensors) -> bool:
     return any("patch" in name for name in tensors.shapes)
 
@@ -223,6 +234,8 @@ def _range(low: int, high: int) -> str:
 
 
 _ALIKE = 64
+_WRITERS = "wte|embed_tokens|lm_head|token_embed"
+"""What models that write text call their embedding of words: GPT-2, Llama, relpos."""
 _AXES = {"rel_pos_h": "row", "rel_pos_w": "column", "0": "row", "1": "column"}
 _Make = Callable[[str, Values, StoredTensors, Mapping[str, Any]], Stored]
 _KINDS: tuple[tuple[str, _Make], ...] = (
