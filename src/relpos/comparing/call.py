@@ -21,7 +21,7 @@ from relpos.comparison import (
     require_asked,
     require_usable,
 )
-from relpos.core.checks import fail, require_choice
+from relpos.core.checks import fail, require_choice, require_flag
 from relpos.data import Task, find_data, notes
 from relpos.files.writing import require_writable
 from relpos.report import write_report
@@ -94,6 +94,8 @@ def compare(
         ValueError: one line that says what was expected, what came and what to do.
     """
     display = Display() if display is None else display
+    require_flag(quick, "quick")
+    require_flag(rotate, "rotate")
     procedure = _procedure(model, step, evaluate, better)
     asked = (_names(positions), seeds, steps, device, precision)
     chosen = None if choices is None else tuple(choices)
@@ -111,12 +113,11 @@ def compare(
     if procedure.build is None and task.kind == "other":
         came = "none, and relpos's own take images [C, height, width] with a class each"
         fail("a model beside these datasets", came, "Pass model=build.")
-    for note in notes(task):
-        display.say(note)
+    said = notes(task)
     if isinstance(procedure.build, LibraryModel):
-        asked = (_suited(procedure.build, task, asked[0], display), *asked[1:])
-        for note in procedure.build.notes(task):
-            display.say(note)
+        suited, left_out = _suited(procedure.build, task, asked[0])
+        asked = (suited, *asked[1:])
+        said += [*procedure.build.notes(task), *left_out]
     changes = {**({} if recipe is None else recipe), "batch_size": batch_size, "learning_rate": lr}
     settings = ComparisonSettings.make(
         task,
@@ -129,6 +130,8 @@ def compare(
     )
     folder = default_folder(settings) if folder is None else folder
     comparison = Comparison(settings, task, folder, procedure)
+    for line in said:  # once it is known that nothing is wrong
+        display.say(line)
     _say_what_begins(comparison, batch_size, display)
     with display.working([one for stage in comparison.tasks() for one in stage]) as take:
         results = comparison.run(take)
@@ -176,19 +179,20 @@ _SIDE, _PATCHES = 64, 8
 
 
 def _suited(
-    model: LibraryModel, task: Task, positions: tuple[str, ...] | None, display: Display
-) -> tuple[str, ...] | None:
-    """The names that were asked for; of a list that relpos has, its own and those that the model can take."""
+    model: LibraryModel, task: Task, positions: tuple[str, ...] | None
+) -> tuple[tuple[str, ...] | None, list[str]]:
+    """The names that were asked for; of a list that relpos has, its own and those that the model can take.
+
+    Also a line on each that it cannot.
+    """
     names = listed(positions, task)
     if names is None:
-        return positions
+        return positions, []
     refused = {name: model.refusal(name, task) for name in (OWN, *names)}
     if refused[OWN] is not None:
         raise ValueError(refused[OWN])
-    for name, reason in refused.items():
-        if reason is not None:
-            display.say(f"Left out {name}: {reason}")
-    return tuple(name for name, reason in refused.items() if reason is None)
+    left_out = [f"Left out {name}: {reason}" for name, reason in refused.items() if reason is not None]
+    return tuple(name for name, reason in refused.items() if reason is None), left_out
 
 
 def _say_what_begins(comparison: Comparison, batch_size: int | None, display: Display) -> None:

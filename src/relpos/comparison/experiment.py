@@ -52,7 +52,12 @@ class _Parcel:
 
 
 def _train(
-    job: Job, settings: ComparisonSettings, work: _Parcel, folder: Path, report: Callable[[Any], None]
+    job: Job,
+    settings: ComparisonSettings,
+    work: _Parcel,
+    folder: Path,
+    probes: tuple[data.Probe, ...],
+    report: Callable[[Any], None],
 ) -> dict[str, Any]:
     task, procedure = work.opened()
     own = folder / TRAINING / job.id
@@ -63,7 +68,8 @@ def _train(
             report(progress)
 
         keep = partial(save_weights, own) if job.variant == "recipe" else None
-        made: dict[str, Any] = plain(run(job, settings, task, watch=watch, procedure=procedure, keep=keep))
+        measured = run(job, settings, task, watch=watch, procedure=procedure, keep=keep, probes=probes)
+    made: dict[str, Any] = plain(measured)
     return made
 
 
@@ -97,8 +103,11 @@ class Comparison:
         self.mechanisms = [describe(name, settings, task, procedure) for name in settings.names]
         self.store = Store(folder, settings.to_json(), plain(self.environment))
         self.jobs = settings.jobs(task, procedure)
-        asked = task.describe()
-        self.described = replace(asked, probes=asked.probes[: len(settings.probes(task))])
+        self.probes = settings.probes(task)
+        own = procedure.build is not None and task.kind != "other"
+        if own and not any(one.growth for one in self.mechanisms):
+            self.probes = tuple(probe for probe in self.probes if probe.size == task.size)  # nobody takes the others
+        self.described = replace(task.describe(), probes=[probe.describe() for probe in self.probes])
         self.kept_here: str | None = None
 
     @cached_property
@@ -120,7 +129,9 @@ class Comparison:
         """
         settings, work, folder = self.settings, self._work, self.store.folder
         training = [
-            WorkerTask(job.id, _train, (job, settings, work, folder), reports=True, label=f"train {job.label}")
+            WorkerTask(
+                job.id, _train, (job, settings, work, folder, self.probes), reports=True, label=f"train {job.label}"
+            )
             for job in self.jobs
         ]
         sizes = cost.sizes(settings, self.task, self.procedure)
