@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -119,7 +120,8 @@ class Comparison:
         except Exception as error:  # whatever a person's own objects raise
             if self.procedure.is_ours and self.task.name in data.TASKS:
                 raise
-            self.kept_here = " ".join(str(error).split()) or type(error).__name__
+            said = re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(error).split())).rstrip(".")
+            self.kept_here = said or type(error).__name__
             return _Parcel(here=(self.task, self.procedure))
 
     def tasks(self) -> list[list[WorkerTask]]:
