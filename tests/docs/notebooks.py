@@ -1,6 +1,6 @@
 """A notebook's code cells, run in order as a kernel would run them.
 
-    python tests/docs/notebooks.py docs/yours.ipynb        runs it and keeps in it what the cells print and return
+python tests/docs/notebooks.py docs/yours.ipynb        runs it and keeps in it what the cells print and return
 """
 
 from __future__ import annotations

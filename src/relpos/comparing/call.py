@@ -59,7 +59,7 @@ def compare(
 ) -> ComparisonResult:
     """Train the same model with each position mechanism and see which suits it: the command `relpos compare`.
 
-        result = relpos.compare(data="photos/", positions=["none", "relative_2d", "rotary_2d"], seeds=3)
+        result = relpos.compare("timm:vit_tiny_patch16_224", "photos/", ["own", "relative_2d", "rotary_2d"], seeds=3)
         result.table(); result.best       # None while undecided
         result.page; result.models["rotary_2d", 0]
 
@@ -68,13 +68,15 @@ def compare(
     notebook), all runs are in this process, and a line says so.
 
     Args:
-        model: None for relpos's own, a vision transformer or a language model; else `build(position, task)`, which
+        model: None for relpos's own, a vision transformer or a language model; `"timm:NAME"` or `"hf:FOLDER"`, built at
+            the size of the data, with its own position or another in its place; `build(position, task)`, which
             returns an `nn.Module` with the position of that name, or `"FILE.py:build"`. `task` knows the data:
-            `image_size`, `channels` and `classes` of images, `length` of text.
+            `image_size`, `patch_size`, `channels` and `classes` of images, `length` of text, `grid` of tokens.
         data: a folder of images (`DIR/class/...`), a file of text, `"digits"`, `"text"`, or (train, validation, test),
             each a dataset with `__len__` and `__getitem__` or a tuple of tensors.
         positions: names of mechanisms, `a+b` for a sum; `"standard"` for about a dozen well-known ones, `"all"` for
-            every one that suits the data. Six where left out. A `build` may also be asked for `"own"`.
+            every one that suits the data. Six where left out. `"own"` is what a model that is not relpos's has by
+            itself, and comes before the six for timm's and transformers'.
         seeds: training runs of each; one decides nothing.
         step: `step(model, batch)`, which returns the loss, instead of the cross-entropy of `model(inputs)` and classes.
         evaluate: `evaluate(model, split)`, which returns a figure, or one for each unit, instead of accuracy or bits
