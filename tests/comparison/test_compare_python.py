@@ -200,6 +200,23 @@ def test_a_closure_runs_here_and_a_line_says_so(tmp_path: Path) -> None:
     assert there.results.costs[0].peak_memory_mib is not None
 
 
+def test_what_a_build_draws_from_python_and_numpy_repeats(tmp_path: Path) -> None:
+    found = []
+    for number in range(2):
+        random.seed(number)
+        np.random.seed(number)  # noqa: NPY002
+
+        def build(position: str, task: Any) -> nn.Module:
+            model = own_model.build_for_regression(position, task)
+            with torch.no_grad():
+                model.head.weight *= random.random() + np.random.rand()  # noqa: NPY002
+            return model
+
+        result, _ = compare(tmp_path / str(number), build, WAVES, ["none"], step=own_model.step, quick=True)
+        found.append(result.results.records[0].curve)
+    assert found[0] == found[1]
+
+
 class Pictures(Dataset[tuple[Tensor, int]]):
     """Grey pictures whose brighter half says their class."""
 
