@@ -44,7 +44,7 @@ def _outputs(printed: str, value: object) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    path = Path(sys.argv[1])
+    path = Path(sys.argv[1]).resolve()  # a notebook may leave for another folder
     notebook = json.loads(path.read_text(encoding="utf-8"))
     for number, (cell, printed, value) in enumerate(cells_run(notebook), start=1):
         cell["outputs"], cell["execution_count"] = _outputs(printed, value), number

@@ -27,7 +27,7 @@ def mechanism_html(mechanism: Mechanism) -> str:
     heads = _distinct([*_named(mechanism, ("num_heads", "heads")), 1, *starts, *ends])
     widths = _distinct([*_named(mechanism, ("head_dim", "width", "dim")), 64, *ends, *(2 * end for end in ends)])
     for tokens, head, width in product(_tokens(mechanism), heads, widths):
-        for embed in _distinct([head * width, *ends]):
+        for embed in _distinct([*_named(mechanism, ("embed_dim",)), head * width, *ends]):
             try:
                 with torch.random.fork_rng():
                     drawn = strips(list(mechanism.parts()), View(tokens, head, width, embed))
@@ -63,10 +63,7 @@ def _tokens(mechanism: Mechanism) -> list[Sequence | Grid]:
     found: list[Sequence | Grid] = []
     for part in mechanism.modules():
         found += [value for value in vars(part).values() if isinstance(value, Sequence | Grid)]
-        sizes = getattr(part, "window_size", None)
-        if isinstance(sizes, tuple):
-            found.append(Grid(*sizes))
-        length = getattr(part, "seq_len", None)
-        if isinstance(length, int):
-            found.append(Sequence(min(length, 4 * _LENGTH)))
+        sizes, prefix = getattr(part, "sizes", ()), getattr(part, "prefix", 0)
+        if sizes:
+            found.append(Sequence(*sizes, prefix=prefix) if len(sizes) == 1 else Grid(*sizes, prefix=prefix))
     return [*found, Sequence(_LENGTH), Grid(*_GRID)]
