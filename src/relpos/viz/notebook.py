@@ -65,5 +65,5 @@ def _tokens(mechanism: Mechanism) -> list[Sequence | Grid]:
         found += [value for value in vars(part).values() if isinstance(value, Sequence | Grid)]
         sizes, prefix = getattr(part, "sizes", ()), getattr(part, "prefix", 0)
         if sizes:
-            found.append(Sequence(*sizes, prefix=prefix) if len(sizes) == 1 else Grid(*sizes, prefix=prefix))
+            found.append(Sequence(sizes[0], prefix=prefix) if len(sizes) == 1 else Grid(*sizes, prefix=prefix))
     return [*found, Sequence(_LENGTH), Grid(*_GRID)]
