@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from relpos.results import (
     SCHEMA_VERSION,
@@ -63,7 +63,7 @@ def schema_page() -> str:
 def _type_words(kind: Any) -> str:
     if kind is Any:
         return "lists of numbers"
-    if get_origin(kind) is UnionType:
+    if get_origin(kind) in (UnionType, Union):
         return " or ".join(_type_words(one) for one in get_args(kind) if one is not NoneType)
     if get_origin(kind) is list:
         return f"list of {_type_words(get_args(kind)[0])}"

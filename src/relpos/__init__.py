@@ -202,6 +202,18 @@ __all__ = [
 ]
 
 
+def _drawn(mechanism: Mechanism) -> str | None:
+    """The picture of a mechanism in a notebook, where matplotlib is installed."""
+    try:
+        picture: str = importlib.import_module("relpos.viz.notebook").mechanism_html(mechanism)
+    except ImportError:
+        return None
+    return picture
+
+
+Mechanism._repr_html_ = _drawn
+
+
 def __getattr__(name: str) -> typing.Any:
     """Of the comparison, which needs libraries that nothing else does, what is asked for."""
     if name in ("ComparisonResult", "compare"):

@@ -36,7 +36,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "adapters": BELOW_TRAIN,
     "compat": BELOW_TRAIN,
     "testing": BELOW_LAYERS,  # and nothing imports it
-    "": BELOW_MODELS | {"models", "optim", "adapters", "compat", "version", "comparing"},  # the last when asked for
+    "": BELOW_MODELS
+    | {"models", "optim", "adapters", "compat", "version", "comparing", "viz"},  # the last two when asked for
 }
 """Part to the parts below it that it may import, besides itself."""
 

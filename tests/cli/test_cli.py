@@ -64,7 +64,11 @@ USER_ERRORS: list[tuple[str, str]] = [
     ("compare --data digit", r"expected data as .*; got digit, which does not exist\. Did you mean digits\?"),
     ("compare --data DIR/gone", r"expected data as .*; got DIR/gone, which does not exist\. Name one of them\."),
     ("compare --task digits", r"unrecognized arguments: --task digits\."),
-    ("compare --model timm:vit_tiny_patch16_224", r"got timm:vit_tiny_patch16_224, which is not served yet\. Pass"),
+    (
+        "compare --model timm:vit_tiny_patch16",
+        r"a model of timm; got 'vit_tiny_patch16'\. Did you mean vit_tiny_patch16_",
+    ),
+    ("compare --model hf:DIR/gone", r"a folder with config\.json after hf:; got DIR/gone\. Save a model there"),
     (
         "compare --model vit.py",
         r"expected build\(position, task\) as a function or FILE\.py:NAME; got 'vit\.py'\. Pass",

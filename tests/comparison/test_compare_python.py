@@ -139,8 +139,8 @@ def test_a_file_builds_the_models(tmp_path: Path) -> None:
     parameters = {run.position: run.parameters.position for run in result.results.records}
     assert parameters == {"own": 0, "learned": 16 * 16}
     assert {cost.depth for cost in result.results.costs} == {None}
-    reasons = {metric.reason for metric in result.results.records[0].metrics if metric.probe.startswith("canvas")}
-    assert reasons == {"it has no rule by which it extrapolates to another size"}
+    asked = [metric.probe for metric in result.results.records[0].metrics]
+    assert asked == ["test", "shift/1", "shift/2", "shift/3"], "nobody is asked what no model has a rule for"
     assert "--model mine.py:build" in result.page.read_text(encoding="utf-8")
     file.write_text(file.read_text() + "\n# changed\n")
     with pytest.raises(ValueError, match=r"these differ: model was 'mine\.py:build, sha256 .*, now 'mine\.py:build"):
@@ -200,6 +200,23 @@ def test_a_closure_runs_here_and_a_line_says_so(tmp_path: Path) -> None:
     assert there.results.costs[0].peak_memory_mib is not None
 
 
+def test_what_a_build_draws_from_python_and_numpy_repeats(tmp_path: Path) -> None:
+    found = []
+    for number in range(2):
+        random.seed(number)
+        np.random.seed(number)  # noqa: NPY002
+
+        def build(position: str, task: Any) -> nn.Module:
+            model = own_model.build_for_regression(position, task)
+            with torch.no_grad():
+                model.head.weight *= random.random() + np.random.rand()  # noqa: NPY002
+            return model
+
+        result, _ = compare(tmp_path / str(number), build, WAVES, ["none"], step=own_model.step, quick=True)
+        found.append(result.results.records[0].curve)
+    assert found[0] == found[1]
+
+
 class Pictures(Dataset[tuple[Tensor, int]]):
     """Grey pictures whose brighter half says their class."""
 
@@ -237,7 +254,10 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("none", {"model": own_model.gives_none}, r"expected a torch\.nn\.Module from build\(position, task\); got None\."),
     ("shape", {"model": own_model.of_another_shape}, r"expected scores of shape \(2, 10\) .*; got .*\(2, 3\)"),
     ("module", {"model": nn.Linear(1, 1)}, r"expected build\(position, task\) as .*; got Linear\(.*Pass the"),
-    ("hf", {"model": "hf:bert"}, r"got hf:bert, which is not served yet\. Pass build"),
+    ("hf", {"model": "hf:gone"}, r"expected a folder with config\.json after hf:; got gone\. Save a model there"),
+    ("hf nothing", {"model": "hf:"}, r"expected timm:NAME or hf:FOLDER; got 'hf:'\. Write for example timm:vit_tiny"),
+    ("timm", {"model": "timm:vit_tini_patch16_224"}, r"of timm; got 'vit_tini_patch16_224'\. Did you mean vit_tiny"),
+    ("depth", {"model": own_model.build, "recipe": {"depth": 1}}, r"of training beside .*; got depth, which is of"),
     ("own", {"positions": ["own"]}, r"expected a position mechanism.* got 'own'|got 'own'"),
     ("gone", {"data": "no/such"}, r"expected data as a folder .*; got no/such, which does not exist\. Name one"),
     ("two", {"data": WAVES[:2]}, r"expected data as three datasets: train, validation, test; got 2\."),

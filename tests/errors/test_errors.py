@@ -39,6 +39,7 @@ CASES = [case for module in MODULES for case in module.CASES]
 
 NOTHING_TO_GET_WRONG = {
     "AdamW",  # PyTorch says what is wrong
+    "ComparisonResult",  # what compare returns
     "Explanation",  # what explain returns
     "Mechanism",  # a base without arguments
     "backends",  # takes none

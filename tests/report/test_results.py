@@ -66,7 +66,7 @@ def test_errors_say_what_was_expected(content: str | None, words: str, tmp_path:
         (lambda tree: tree.update(settings=[]), r"results\.settings: expected an object, got \[\]"),
         (lambda tree: tree.update(mechanisms={}), r"results\.mechanisms: expected a list, got {}"),
         (lambda tree: tree.update(records=[3]), r"results\.records\[0\]: expected an object, got 3"),
-        (lambda tree: tree["task"].update(kind="sound"), r"task\.kind: expected images or text, got 'sound'"),
+        (lambda tree: tree["task"].update(kind="sound"), r"task\.kind: expected images or text or other, got 'sound'"),
         (lambda tree: tree["records"][1].pop("seed"), r"records\[1\]: missing seed"),
         (lambda tree: tree["records"][0].update(sed=1), r"records\[0\]: unknown sed"),
         (

@@ -12,7 +12,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -147,7 +146,8 @@ class LibraryModel:
         return made
 
     def _config(self) -> Any:
-        return imported("transformers").AutoConfig.from_pretrained(self._folder, local_files_only=True)
+        with _quiet():
+            return imported("transformers").AutoConfig.from_pretrained(self._folder, local_files_only=True)
 
     def _loaded(self, task: Task) -> tuple[nn.Module, list[str]]:
         """transformers' model for a task, and the names of weights that the folder has not, or not of this shape."""
@@ -157,7 +157,7 @@ class LibraryModel:
             sizes = {"image_size": task.image_size, "patch_size": task.patch_size, "num_channels": task.channels}
             changes: dict[str, Any] = {**sizes, "num_labels": len(task.classes)}
         elif isinstance(task, Text):
-            auto, kinds = transformers.AutoModelForCausalLM, "text"
+            auto, kinds = transformers.AutoModelForCausalLM, "a text"
             changes = {"vocab_size": VOCABULARY, "is_decoder": True, "use_cache": False}
             changes |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
             if not self._is_trained:
@@ -165,8 +165,8 @@ class LibraryModel:
         else:
             fail(f"images or a text for {self.name}", f"the data {task.name}", "Pass build(position, task) instead.")
         if type(config) not in auto._model_mapping:
-            came = f"{type(config).__name__} and {kinds}"
-            fail(f"data of {self.name}'s kind", came, "Name other data, or pass build(position, task) and a step.")
+            remedy = "Name other data, or pass build(position, task) and a step."
+            fail(f"a model for {kinds}, as {auto.__name__} makes them", f"{self.name}, a {config.model_type}", remedy)
         for key, value in changes.items():
             if hasattr(config, key):
                 setattr(config, key, value)
@@ -174,9 +174,9 @@ class LibraryModel:
         if isinstance(task, Text) and longest is not None and longest < task.length:
             came = f"{longest} in {self.name}"
             fail(f"at least {task.length} positions, as the data have", came, "Name another model.")
-        if not self._is_trained:
-            return auto.from_config(config), []
         with _quiet():
+            if not self._is_trained:
+                return auto.from_config(config), []
             model, said = auto.from_pretrained(
                 self._folder, config=config, local_files_only=True, ignore_mismatched_sizes=True, dtype=torch.float32,
                 output_loading_info=True,
@@ -230,11 +230,14 @@ def _require_causal(model: nn.Module, name: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the lines of transformers on weights that do not fit, which are told in our own."""
-    logger = logging.getLogger("transformers")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    """Without the bars of transformers, and its lines on weights that do not fit, which are told in our own."""
+    log = imported("transformers").utils.logging
+    before, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
     try:
         yield
     finally:
-        logger.setLevel(before)
+        log.set_verbosity(before)
+        if bars:
+            log.enable_progress_bar()

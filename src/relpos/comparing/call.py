@@ -21,7 +21,7 @@ from relpos.comparison import (
     require_asked,
     require_usable,
 )
-from relpos.core.checks import fail, require_choice
+from relpos.core.checks import fail, require_choice, require_flag
 from relpos.data import Task, find_data, notes
 from relpos.files.writing import require_writable
 from relpos.report import write_report
@@ -59,7 +59,7 @@ def compare(
 ) -> ComparisonResult:
     """Train the same model with each position mechanism and see which suits it: the command `relpos compare`.
 
-        result = relpos.compare(data="photos/", positions=["none", "relative_2d", "rotary_2d"], seeds=3)
+        result = relpos.compare("timm:vit_tiny_patch16_224", "photos/", ["own", "relative_2d", "rotary_2d"], seeds=3)
         result.table(); result.best       # None while undecided
         result.page; result.models["rotary_2d", 0]
 
@@ -68,13 +68,15 @@ def compare(
     notebook), all runs are in this process, and a line says so.
 
     Args:
-        model: None for relpos's own, a vision transformer or a language model; else `build(position, task)`, which
+        model: None for relpos's own, a vision transformer or a language model; `"timm:NAME"` or `"hf:FOLDER"`, built at
+            the size of the data, with its own position or another in its place; `build(position, task)`, which
             returns an `nn.Module` with the position of that name, or `"FILE.py:build"`. `task` knows the data:
-            `image_size`, `channels` and `classes` of images, `length` of text.
+            `image_size`, `patch_size`, `channels` and `classes` of images, `length` of text, `grid` of tokens.
         data: a folder of images (`DIR/class/...`), a file of text, `"digits"`, `"text"`, or (train, validation, test),
             each a dataset with `__len__` and `__getitem__` or a tuple of tensors.
         positions: names of mechanisms, `a+b` for a sum; `"standard"` for about a dozen well-known ones, `"all"` for
-            every one that suits the data. Six where left out. A `build` may also be asked for `"own"`.
+            every one that suits the data. Six where left out. `"own"` is what a model that is not relpos's has by
+            itself, and comes before the six for timm's and transformers'.
         seeds: training runs of each; one decides nothing.
         step: `step(model, batch)`, which returns the loss, instead of the cross-entropy of `model(inputs)` and classes.
         evaluate: `evaluate(model, split)`, which returns a figure, or one for each unit, instead of accuracy or bits
@@ -94,6 +96,8 @@ def compare(
         ValueError: one line that says what was expected, what came and what to do.
     """
     display = Display() if display is None else display
+    require_flag(quick, "quick")
+    require_flag(rotate, "rotate")
     procedure = _procedure(model, step, evaluate, better)
     asked = (_names(positions), seeds, steps, device, precision)
     chosen = None if choices is None else tuple(choices)
@@ -111,12 +115,11 @@ def compare(
     if procedure.build is None and task.kind == "other":
         came = "none, and relpos's own take images [C, height, width] with a class each"
         fail("a model beside these datasets", came, "Pass model=build.")
-    for note in notes(task):
-        display.say(note)
+    said = notes(task)
     if isinstance(procedure.build, LibraryModel):
-        asked = (_suited(procedure.build, task, asked[0], display), *asked[1:])
-        for note in procedure.build.notes(task):
-            display.say(note)
+        suited, left_out = _suited(procedure.build, task, asked[0])
+        asked = (suited, *asked[1:])
+        said += [*procedure.build.notes(task), *left_out]
     changes = {**({} if recipe is None else recipe), "batch_size": batch_size, "learning_rate": lr}
     settings = ComparisonSettings.make(
         task,
@@ -129,6 +132,8 @@ def compare(
     )
     folder = default_folder(settings) if folder is None else folder
     comparison = Comparison(settings, task, folder, procedure)
+    for line in said:  # once it is known that nothing is wrong
+        display.say(line)
     _say_what_begins(comparison, batch_size, display)
     with display.working([one for stage in comparison.tasks() for one in stage]) as take:
         results = comparison.run(take)
@@ -176,19 +181,20 @@ _SIDE, _PATCHES = 64, 8
 
 
 def _suited(
-    model: LibraryModel, task: Task, positions: tuple[str, ...] | None, display: Display
-) -> tuple[str, ...] | None:
-    """The names that were asked for; of a list that relpos has, its own and those that the model can take."""
+    model: LibraryModel, task: Task, positions: tuple[str, ...] | None
+) -> tuple[tuple[str, ...] | None, list[str]]:
+    """The names that were asked for; of a list that relpos has, its own and those that the model can take.
+
+    Also a line on each that it cannot.
+    """
     names = listed(positions, task)
     if names is None:
-        return positions
+        return positions, []
     refused = {name: model.refusal(name, task) for name in (OWN, *names)}
     if refused[OWN] is not None:
         raise ValueError(refused[OWN])
-    for name, reason in refused.items():
-        if reason is not None:
-            display.say(f"Left out {name}: {reason}")
-    return tuple(name for name, reason in refused.items() if reason is None)
+    left_out = [f"Left out {name}: {reason}" for name, reason in refused.items() if reason is not None]
+    return tuple(name for name, reason in refused.items() if reason is None), left_out
 
 
 def _say_what_begins(comparison: Comparison, batch_size: int | None, display: Display) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -52,7 +53,12 @@ class _Parcel:
 
 
 def _train(
-    job: Job, settings: ComparisonSettings, work: _Parcel, folder: Path, report: Callable[[Any], None]
+    job: Job,
+    settings: ComparisonSettings,
+    work: _Parcel,
+    folder: Path,
+    probes: tuple[data.Probe, ...],
+    report: Callable[[Any], None],
 ) -> dict[str, Any]:
     task, procedure = work.opened()
     own = folder / TRAINING / job.id
@@ -63,7 +69,8 @@ def _train(
             report(progress)
 
         keep = partial(save_weights, own) if job.variant == "recipe" else None
-        made: dict[str, Any] = plain(run(job, settings, task, watch=watch, procedure=procedure, keep=keep))
+        measured = run(job, settings, task, watch=watch, procedure=procedure, keep=keep, probes=probes)
+    made: dict[str, Any] = plain(measured)
     return made
 
 
@@ -97,8 +104,11 @@ class Comparison:
         self.mechanisms = [describe(name, settings, task, procedure) for name in settings.names]
         self.store = Store(folder, settings.to_json(), plain(self.environment))
         self.jobs = settings.jobs(task, procedure)
-        asked = task.describe()
-        self.described = replace(asked, probes=asked.probes[: len(settings.probes(task))])
+        self.probes = settings.probes(task)
+        own = procedure.build is not None and task.kind != "other"
+        if own and not any(one.growth for one in self.mechanisms):
+            self.probes = tuple(probe for probe in self.probes if probe.size == task.size)  # nobody takes the others
+        self.described = replace(task.describe(), probes=[probe.describe() for probe in self.probes])
         self.kept_here: str | None = None
 
     @cached_property
@@ -110,7 +120,8 @@ class Comparison:
         except Exception as error:  # whatever a person's own objects raise
             if self.procedure.is_ours and self.task.name in data.TASKS:
                 raise
-            self.kept_here = " ".join(str(error).split()) or type(error).__name__
+            said = re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(error).split())).rstrip(".")
+            self.kept_here = said or type(error).__name__
             return _Parcel(here=(self.task, self.procedure))
 
     def tasks(self) -> list[list[WorkerTask]]:
@@ -120,7 +131,9 @@ class Comparison:
         """
         settings, work, folder = self.settings, self._work, self.store.folder
         training = [
-            WorkerTask(job.id, _train, (job, settings, work, folder), reports=True, label=f"train {job.label}")
+            WorkerTask(
+                job.id, _train, (job, settings, work, folder, self.probes), reports=True, label=f"train {job.label}"
+            )
             for job in self.jobs
         ]
         sizes = cost.sizes(settings, self.task, self.procedure)

@@ -42,11 +42,13 @@ def run(
     *,
     procedure: Procedure = OURS,
     keep: Callable[[nn.Module], None] | None = None,
+    probes: tuple[Probe, ...] | None = None,
 ) -> Run:
     """Train one job and measure it; see docs/results.md for the record, also of a run that diverges.
 
     Args:
         procedure: what builds, trains and measures. keep: is given the trained model.
+        probes: what the trained model is asked; those of the settings where left out.
     """
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
@@ -96,7 +98,7 @@ def run(
             _figure(procedure.figures(model, task, "test", device, recipe.batch_size, at_most=None), task.probes[0])
         ]
     else:
-        found = metrics(model, task, settings.probes(task), device, quick=settings.quick)
+        found = metrics(model, task, settings.probes(task) if probes is None else probes, device, quick=settings.quick)
     run = replace(run, validation=run.curve.validation[-1], metrics=found)
     return run if settings.what != "position" else _looked_at(run, model, task)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from jaxtyping import Float
@@ -91,6 +91,9 @@ class Mechanism(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("_here", torch.empty(0), persistent=False)  # moves with .to(device)
+
+    _repr_html_: ClassVar[Callable[[Mechanism], str | None] | None] = None
+    """How notebooks draw it: `relpos` sets what does, so that nothing here knows of drawing."""
 
     _held: Held | None = None
     """Within `relpos.decoding`, what was made of its weights; else None."""

@@ -107,6 +107,7 @@ def _no_matter(boards: list[Standings]) -> list[str]:
             most = max(most, own.behind.high)
         else:  # none is the best itself: what others may still be ahead by
             most = max([most, *(-entry.behind.low for entry in board.entries if entry.behind is not None)])
+    most = min(most, 1.0) if measure.is_share else most  # an interval of two seeds may be wider than all there is
     if most <= 2 * measure.little:
         return [
             f"Position does not matter on these data: every mechanism is tied with none {where}.",

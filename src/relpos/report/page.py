@@ -137,6 +137,7 @@ def _context(results: Results) -> dict[str, Any]:
         "kinds": KINDS[settings.what],
         "counted": _counted(len(results.names), KINDS[settings.what]),
         "is_position": settings.what == "position",
+        "grows": any(one.growth for one in results.mechanisms),
         "chance": chance_of(results),
         "unit": "block of text" if measure.key == "bits_per_byte" else measure.unit,
         "trained": _trained(results),

@@ -56,11 +56,11 @@ class SettingsRecord:
     task_options: Annotated[dict[str, Any], "what made the task, with a fingerprint"] = field(default_factory=dict)
     what: Annotated[What, "what is compared: `position`, `attention`, `norm`, `optimizer`"] = "position"
     choices: Annotated[list[str], "of these, by name"] = field(default_factory=list)
-    model: Annotated[str | None, "a person's own `build`, with a fingerprint of its code"] = None
+    model: Annotated[str | None, "`timm:NAME`, `hf:FOLDER` or a person's own `build`, with a fingerprint"] = None
     step: Annotated[str | None, "a person's own training step, likewise"] = None
     evaluate: Annotated[str | None, "what measures instead of relpos, likewise"] = None
     changes: Annotated[dict[str, Any], "of the recipe, that were asked for, steps apart"] = field(default_factory=dict)
-    better: Annotated[Literal["higher", "lower"] | None, "of a figure of one's own: which is"] = None
+    better: Annotated[Literal["higher", "lower"] | None, "of figures of one's own: `higher`, `lower`"] = None
 
 
 @dataclass(frozen=True)

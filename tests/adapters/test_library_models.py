@@ -1,0 +1,211 @@
+"""Models of timm and transformers by name: built at the size of the data, as published but for their position."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import relpos
+from relpos.adapters.libraries import imported
+from relpos.adapters.library_models import LibraryModel
+from relpos.data import Task, find_data, find_task
+from relpos.models import count_parameters
+from relpos.optim import parameter_groups
+
+VIT, SWIN = "timm:vit_tiny_patch16_224", "timm:swin_tiny_patch4_window7_224"
+SMALL = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 64}
+TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, "resid_pdrop": 0.0, "vocab_size": 300}),
+    "llama": ("LlamaConfig", {**SMALL, "num_key_value_heads": 2, "vocab_size": 300}),
+    "bert": ("BertConfig", {**SMALL, "vocab_size": 300}),
+}
+
+
+def saved(folder: Path, kind: str, **given: Any) -> str:
+    """`hf:FOLDER` of a configuration."""
+    getattr(imported("transformers"), kind)(**given).save_pretrained(folder)
+    return f"hf:{folder}"
+
+
+@pytest.fixture(scope="module")
+def text() -> Task:
+    return find_task("text")
+
+
+@pytest.fixture(scope="module")
+def digits() -> Task:
+    return find_task("digits")
+
+
+def scores(model: nn.Module, inputs: Tensor) -> Tensor:
+    """In evaluation mode."""
+    with torch.no_grad():
+        output = model.eval()(inputs)
+    found: Tensor = getattr(output, "logits", output)
+    return found
+
+
+def test_its_own_position_is_the_published_model(digits: Any) -> None:
+    torch.manual_seed(3)
+    built = LibraryModel(VIT)("own", digits)
+    torch.manual_seed(3)
+    sizes = {"img_size": digits.image_size, "patch_size": digits.patch_size}
+    published = imported("timm").create_model(VIT[5:], num_classes=10, in_chans=1, **sizes)
+    images, _ = next(digits.batches(2, 0))
+    assert torch.equal(scores(built, images), scores(published, images))
+    with torch.no_grad():
+        published.pos_embed.zero_()
+    assert not torch.equal(scores(built, images), scores(published, images)), "its position says something"
+
+
+def test_position_is_off_with_none_and_on_with_a_mechanism(digits: Any) -> None:
+    """Without position the patches of an image are a set."""
+    images, _ = next(digits.batches(2, 0))
+    rows, columns = digits.patch_size
+    turned = images.roll(3 * rows, dims=2).roll(columns, dims=3)  # whole patches change places
+    for position, alike in (("own", False), ("none", True), ("relative_2d", False)):
+        torch.manual_seed(0)
+        model = LibraryModel(VIT)(position, digits).double()
+        apart = (scores(model, images.double()) - scores(model, turned.double())).abs().max().item()
+        assert (apart < 1e-10) == alike, position
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_models_of_text_take_bytes(kind: str, tmp_path: Path, text: Any) -> None:
+    config, given = TEXTS[kind]
+    build = LibraryModel(saved(tmp_path, config, **given))
+    inputs, _ = next(text.batches(2, 0))
+    for position in ("own", "t5"):
+        assert scores(build(position, text), inputs).shape == (2, text.length, 256)
+    assert pickle.loads(pickle.dumps(build)) == build
+
+
+def test_a_transformers_model_of_images(tmp_path: Path, digits: Any) -> None:
+    build = LibraryModel(saved(tmp_path, "ViTConfig", **SMALL, image_size=224, patch_size=16))
+    assert build.own_patch == (16, 16)
+    images, _ = next(digits.batches(2, 0))
+    for position in ("own", "rotary_2d"):
+        assert scores(build(position, digits), images).shape == (2, 10)
+
+
+def test_what_it_knows_of_position_is_trained_and_counted_as_position(digits: Any) -> None:
+    model = LibraryModel(VIT)("own", digits)
+    groups = parameter_groups(model, learning_rate=1.0, weight_decay=0.5, position_learning_rate_multiplier=10.0)
+    (position,) = [group for group in groups if group["multiplier"] == 10.0]
+    assert [id(one) for one in position["params"]] == [id(model.pos_embed)]
+    assert position["weight_decay"] == 0.0
+    assert count_parameters(model)["position"].total == model.pos_embed.numel()
+    replaced = LibraryModel(VIT)("relative_2d", digits)
+    named = {name for name, _ in replaced.named_parameters() if name.startswith("positions.")}
+    assert count_parameters(replaced)["position"].total == sum(replaced.get_parameter(one).numel() for one in named)
+
+
+def test_trained_weights_are_loaded_and_what_starts_anew_is_said(tmp_path: Path, text: Any) -> None:
+    config, given = TEXTS["gpt2"]
+    transformers = imported("transformers")
+    published = transformers.GPT2LMHeadModel(getattr(transformers, config)(**given))
+    published.save_pretrained(tmp_path)
+    name = f"hf:{tmp_path}"
+    build = LibraryModel(name)
+    assert build.notes(text) == [
+        f"{name} starts from its trained weights; these start anew, since they do not fit the data: "
+        "transformer.wte.weight."
+    ]
+    built = build("own", text)
+    trained = published.transformer.h[1].mlp.c_fc.weight
+    assert torch.equal(built.transformer.h[1].mlp.c_fc.weight, trained)
+    assert torch.equal(built.transformer.wpe.weight, published.transformer.wpe.weight)
+    (table, *_) = build("t5", text).transformer.positions.parameters()
+    assert not table.any(), "beside trained weights a table starts as nothing"
+    before = build.described()
+    with torch.no_grad():
+        trained += 1
+    published.save_pretrained(tmp_path)
+    assert build.described() != before
+
+
+def test_a_model_that_sees_later_bytes_is_refused(tmp_path: Path, text: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, given = TEXTS["bert"]
+    build = LibraryModel(saved(tmp_path, config, **given))
+    bert = imported("transformers.models.bert.modeling_bert")
+    kept = bert.BertSelfAttention.__init__
+
+    def sees_all(self: Any, *arguments: Any, **options: Any) -> None:
+        kept(self, *arguments, **options)
+        self.is_causal = False
+
+    monkeypatch.setattr(bert, "create_causal_mask", bert.create_bidirectional_mask)
+    monkeypatch.setattr(bert.BertSelfAttention, "__init__", sees_all)
+    with pytest.raises(ValueError, match=r"expected a model that reads a text forward; got hf:.*, which sees later"):
+        build("own", text)
+
+
+def test_mistakes_are_one_line(tmp_path: Path, digits: Any, text: Any) -> None:
+    t5 = saved(tmp_path / "t5", "T5Config", d_model=32, num_layers=1, num_heads=2)
+    gpt2 = saved(tmp_path / "gpt2", TEXTS["gpt2"][0], **TEXTS["gpt2"][1])
+    (tmp_path / "strange").mkdir()
+    (tmp_path / "strange" / "config.json").write_text(json.dumps({"model_type": "abacus"}))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    cases: list[tuple[Any, str]] = [
+        (lambda: LibraryModel("timm:resnet18")("own", digits), r"a model whose attention can be found; got ResNet\."),
+        (lambda: LibraryModel("timm:mixer_s16_224")("own", digits), r"whose attention can be found; got MlpMixer\."),
+        (lambda: LibraryModel(VIT)("own", text), rf"expected images for {VIT}; got the data text\."),
+        (lambda: LibraryModel(VIT)("rotary_9", digits), r"expected a position mechanism|a position among"),
+        (lambda: LibraryModel(SWIN)("learned", digits), r"a position that acts in attention"),
+        (lambda: LibraryModel(t5)("own", text), r"a model for a text, as AutoModelForCausalLM .*; got hf:.*, a t5\."),
+        (lambda: LibraryModel(gpt2)("own", digits), r"a model for images, as AutoModelForImage.*; got hf:.*, a gpt2\."),
+        (lambda: LibraryModel(gpt2)("relative_2d", text), r"which have 1; got 'relative_2d', which is for 2\."),
+        (
+            lambda: LibraryModel(f"hf:{tmp_path / 'strange'}"),
+            r"a model_type that transformers knows .*; got 'abacus'\.",
+        ),
+        (lambda: LibraryModel(f"hf:{tmp_path / 'broken'}"), r"expected JSON in .*config\.json; got "),
+        (lambda: LibraryModel("timm:"), r"expected timm:NAME or hf:FOLDER; got 'timm:'\."),
+    ]
+    for call, says in cases:
+        with pytest.raises(ValueError, match=says) as caught:
+            call()
+        assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_comparison_inside_a_text_model(tmp_path: Path) -> None:
+    """Of a list the model's own comes first; records hold its figures; trained models come back."""
+    text = tmp_path / "mine.txt"
+    text.write_text("to be or not to be, that is the question " * 1400)
+    name = saved(tmp_path / "gpt2", TEXTS["gpt2"][0], **TEXTS["gpt2"][1])
+    lines: list[str] = []
+    result = relpos.compare(
+        name, text, ["own", "rotary_1d"], seeds=1, steps=2, quick=True, lr=1e-3, device="cpu", out=tmp_path / "out",
+        display=relpos.comparing.Display(lines.append),
+    )  # fmt: skip
+    assert f"{name} at the size of the data, with random weights." in lines
+    own, other = result.results.records
+    assert own.parameters.position == 256 * 32
+    assert other.parameters.position == 0
+    assert [metric.probe for metric in own.metrics] == ["test"]
+    assert result.results.mechanisms[0].summary == "Absolute embedding of 256 positions (transformer.wpe)."
+    page = result.page.read_text(encoding="utf-8")
+    assert f"--model {name}" in page
+    assert "What was learned" not in page
+    task = find_data(text)
+    inputs, _ = next(task.batches(1, 0))
+    assert scores(result.models["rotary_1d", 0], inputs).shape == (1, 256, 256)
+
+
+def test_of_a_list_what_the_model_cannot_take_is_left_out_and_said() -> None:
+    from relpos.comparing.call import _suited
+
+    names, said = _suited(LibraryModel(SWIN), find_task("digits"), None)
+    assert names is not None
+    assert names[0] == "own"
+    assert "learned" not in names
+    assert "relative_2d" in names
+    assert said[0].startswith("Left out learned: expected a position that acts in attention")
+    assert _suited(LibraryModel(SWIN), find_task("digits"), ("t5",)) == (("t5",), [])
