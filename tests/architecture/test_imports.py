@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"files", "results", "viz"},
     "bench": BELOW_LAYERS
     | {"layers", "adapters", "files", "comparison", "viz", ""},  # compare for memory, workers and the folder
+    "__main__": set(),
     "cli": BELOW_COMPARE | {"adapters", "bench", "comparing", "comparison", "report", "results", "version", "viz", ""},
     "adapters": BELOW_TRAIN,
     "compat": BELOW_TRAIN,

@@ -217,7 +217,7 @@ def fit(
     def write(step: int) -> bool:
         assert keeping is not None
         if hasattr(built, "reshard"):
-            built.reshard()  # after a validation the root of a sharded model is whole, and its parameters others
+            built.reshard()  # type: ignore[operator]  # after a validation the root of a sharded model is whole, and its parameters others
         snapshot = take_out(built, optimizer, scaler, all_of(generators_now(device)), {"loop": asdict(now)})
         return keeping.write(step, snapshot)
 

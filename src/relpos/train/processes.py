@@ -71,7 +71,8 @@ class Spread:
             mesh = init_device_mesh(device.type, (accelerator.num_processes,))
             for block in blocks_of(model):
                 fully_shard(block, mesh=mesh)
-            return fully_shard(model, mesh=mesh)
+            sharded: nn.Module = fully_shard(model, mesh=mesh)  # type: ignore[assignment]
+            return sharded
         prepared: nn.Module = accelerator.prepare(model)
         return prepared
 
@@ -79,12 +80,12 @@ class Spread:
         """A process's share of a batch, part by part."""
         count = self.accumulate
         for first in range(count):
-            yield share if count == 1 else pytree.tree_map_only(Tensor, lambda x, at=first: x[at::count], share)
+            yield share if count == 1 else _every(share, first, count)
 
     def share(self, batch: Any, accelerator: Accelerator) -> Any:
         """What this process computes of a batch."""
         world, rank = accelerator.num_processes, accelerator.process_index
-        return batch if world == 1 else pytree.tree_map_only(Tensor, lambda x: x[rank::world], batch)
+        return batch if world == 1 else _every(batch, rank, world)
 
     def silent(self, model: nn.Module, accelerator: Accelerator, *, last: bool) -> AbstractContextManager[Any]:
         """While a backward pass runs: gradients are exchanged with the last part alone."""
@@ -92,6 +93,11 @@ class Spread:
             model.set_requires_gradient_sync(last)  # type: ignore[operator]
             return nullcontext()
         return nullcontext() if last else accelerator.no_sync(model)
+
+
+def _every(batch: Any, first: int, step: int) -> Any:
+    """Every step-th element of a batch's tensors."""
+    return pytree.tree_map_only(Tensor, lambda x: x[first::step], batch)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

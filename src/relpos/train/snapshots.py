@@ -117,7 +117,7 @@ class SnapshotStore:
 
     def newest(self) -> tuple[Path | None, list[tuple[Path, str]]]:
         """The newest checkpoint that is sound, and those that were passed over, each with what is wrong with it."""
-        passed = []
+        passed: list[tuple[Path, str]] = []
         for step in self.steps():
             fault = fault_of(self.path(step))
             if fault is None:
