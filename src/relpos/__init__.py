@@ -97,8 +97,7 @@ from relpos.position import (
     get_relative_position_index_1d,
     get_relative_position_index_2d,
 )
-
-__version__ = "0.1.0"
+from relpos.version import __version__ as __version__
 
 __all__ = [
     "ALiBi",

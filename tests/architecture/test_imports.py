@@ -20,11 +20,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "patterns": {"core"},
     "engines": {"core"},
     "layers": BELOW_LAYERS,
-    "models": BELOW_MODELS,
+    "models": BELOW_MODELS | {"files", "version"},
     "optim": {"core", "position"},
     "data": {"core", "files", "results"},  # results for the dataclasses that describe a task
     "train": BELOW_TRAIN | {"files"},
     "results": set(),
+    "version": set(),
     "comparison": BELOW_COMPARE | {"results", ""},  # the root for its version
     "viz": {"core", "position", "engines", "files", "results"},
     "report": {"files", "results", "viz"},
@@ -34,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "adapters": BELOW_TRAIN,
     "compat": BELOW_TRAIN,
     "testing": BELOW_LAYERS,  # and nothing imports it
-    "": BELOW_MODELS | {"models", "optim", "adapters", "compat"},
+    "": BELOW_MODELS | {"models", "optim", "adapters", "compat", "version"},
 }
 """Part to the parts below it that it may import, besides itself."""
 

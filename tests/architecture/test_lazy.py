@@ -38,7 +38,19 @@ def test_import_relpos_loads_no_optional_part(by_torch: set[str]) -> None:
 
 def test_import_relpos_loads_no_part_that_only_the_command_needs() -> None:
     parts = {name.split(".")[1] for name in loaded_by("import relpos") if name.startswith("relpos.")}
-    assert parts == {"adapters", "engines", "compat", "core", "layers", "models", "optim", "patterns", "position"}
+    assert parts == {
+        "adapters",
+        "engines",
+        "compat",
+        "core",
+        "files",
+        "layers",
+        "models",
+        "optim",
+        "patterns",
+        "position",
+        "version",
+    }
 
 
 def test_help_and_a_wrong_option_load_neither_torch_nor_relpos() -> None:

@@ -87,12 +87,13 @@ class LanguageModel(Transformer):
         mlp_hidden: int | None = None,
         embed_scale: float | None = None,
     ) -> None:
+        given = dict(locals())
         block_config = BlockConfig(
             embed_dim, num_heads, mlp_ratio, num_kv_heads=num_kv_heads, mlp=mlp, norm=norm, qk_norm=qk_norm,
             qkv_bias=qkv_bias, proj_bias=qkv_bias, attn_drop=attn_drop_rate, proj_drop=proj_drop_rate,
             kind=kind_of(attention), backend=backend, norm_eps=norm_eps, mlp_hidden=mlp_hidden,
         )  # fmt: skip
-        super().__init__(block_config, depth, attention, drop_rate, pos_drop_rate)
+        super().__init__(given, block_config, depth, attention, drop_rate, pos_drop_rate)
         require_int(vocab_size, "vocab_size", at_least=1)
         require_int(context, "context", at_least=1)
         require_flag(tie_embeddings, "tie_embeddings")
@@ -230,6 +231,7 @@ class LanguageModel(Transformer):
         model = copy.deepcopy(self)
         model.context = length
         model.positions = model.positions.grown(model.coordinates, rule)
+        model.grown = (*self.grown, {"length": length, "rule": rule})
         return model
 
     @torch.no_grad()

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from relpos.core.checks import fail, shape_of
+from relpos.files.reading import MIB, FileError, read_json
 from relpos.models.published import Weights, translated
+from relpos.models.settings import as_json, llama_arguments, unlike
 
 _NAMED = 3
 """Faults that a message names."""
+_CONFIG_AT_MOST = 16 * MIB
 _FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
@@ -73,6 +76,8 @@ def load_weights(model: nn.Module, source: str | Path | Mapping[str, Tensor]) ->
     theirs = source if isinstance(source, Mapping) else read_weights(Path(source))
     if not theirs or not all(isinstance(name, str) and isinstance(x, Tensor) for name, x in theirs.items()):
         fail("a state dict of names and tensors", shape_of(source), "Pass model.state_dict(), a file or a folder.")
+    if not isinstance(source, Mapping):
+        _require_same(model, Path(source))
     found = translated(model, theirs)
     wanted = model.state_dict()
     wrong = misfits(wanted, found.tensors, set(theirs) - found.used)
@@ -88,6 +93,26 @@ def load_weights(model: nn.Module, source: str | Path | Mapping[str, Tensor]) ->
             tensor.copy_(found.tensors[name])
     sources = {name: found.sources[name] for name in wanted}
     return LoadReport(type(model).__name__, found.family, sources, found.left, sum(x.numel() for x in wanted.values()))
+
+
+def _require_same(model: nn.Module, folder: Path) -> None:
+    """Raise where a folder's configuration says that its model computes something else."""
+    path, own = folder / "config.json", getattr(model, "arguments", None)
+    if own is None or not path.is_file():
+        return
+    try:
+        config = read_json(path, _CONFIG_AT_MOST)
+        if config.get("model_type") == "llama":
+            theirs = as_json(llama_arguments(config))
+        else:
+            theirs = {**config.get("model", {}), **({"position": config["position"]} if "position" in config else {})}
+        differ = unlike(own, theirs)
+    except (FileError, KeyError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        fail("a config.json that can be read", f"{path}: {reason}", "Pass the file of weights alone.")
+    if differ:
+        remedy = "Build the model with their settings; nothing was loaded."
+        fail(f"the settings of this {type(model).__name__}", f"{path}, which has {'; '.join(differ)}", remedy)
 
 
 def misfits(wanted: Weights, given: Weights, unknown: Iterable[str] = ()) -> list[str]:

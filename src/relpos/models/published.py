@@ -9,13 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from relpos.models.language import LanguageModel
-from relpos.models.swin import SwinTransformer
-from relpos.models.vit import VisionTransformer
 
 Weights = Mapping[str, Tensor]
 
@@ -74,7 +71,7 @@ _PREFIX = ("cls_token", "dist_token", "reg_token")
 """In the order in which the tokens stand."""
 
 
-def _vit(model: VisionTransformer, theirs: Weights) -> Translation:
+def _vit(model: Any, theirs: Weights) -> Translation:
     """timm's ViT and DeiT, the distilled and the third one too."""
     found = Translation("timm's ViT")
     prefix = [name for name in _PREFIX if name in theirs]
@@ -107,7 +104,7 @@ _TABLES = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.attn\.(relative_position_bi
 _BUFFERS = ("relative_position_index", "relative_coords_table", "attn_mask", "k_bias")
 
 
-def _swin(model: SwinTransformer, theirs: Weights) -> Translation:
+def _swin(model: Any, theirs: Weights) -> Translation:
     """timm's Swin and Swin V2; not its `cr` variant, and not the original files, which merge at the end of a stage."""
     found = Translation("timm's Swin")
     for name, tensor in theirs.items():
@@ -135,7 +132,7 @@ _JOINED = {
 }
 
 
-def _llama(model: LanguageModel, theirs: Weights) -> Translation:
+def _llama(model: Any, theirs: Weights) -> Translation:
     """transformers' Llama, with or without its head."""
     found = Translation("transformers' Llama")
     for name, tensor in theirs.items():
@@ -156,16 +153,19 @@ def _llama(model: LanguageModel, theirs: Weights) -> Translation:
     return found
 
 
+_FAMILIES: dict[str, Callable[[Any, Weights], Translation]] = {
+    "VisionTransformer": _vit,
+    "SwinTransformer": _swin,
+    "LanguageModel": _llama,
+}
+"""By the class of ours."""
+
+
 def translated(model: nn.Module, theirs: Weights) -> Translation:
     """Whatever weights are given, by our names: ours are as they are."""
     if theirs.keys() & model.state_dict().keys() == model.state_dict().keys():
         return _own(model, theirs)
     if any(re.match(r"positions\.|token_position\.|token_embed\.|prefix_tokens$|stages\.", name) for name in theirs):
         return _own(model, theirs)
-    families: dict[type, Callable[..., Translation]] = {
-        VisionTransformer: _vit,
-        SwinTransformer: _swin,
-        LanguageModel: _llama,
-    }
-    family = next((found for kind, found in families.items() if isinstance(model, kind)), _own)
+    family = next((_FAMILIES[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in _FAMILIES), _own)
     return family(model, theirs)

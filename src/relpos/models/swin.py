@@ -32,6 +32,7 @@ from relpos.layers.block import BlockConfig
 from relpos.layers.norms import norm_layer
 from relpos.layers.patch import pair
 from relpos.models.positions import LayerPositions, PositionChoice, builder
+from relpos.models.pretrained import PretrainedModel
 from relpos.patterns import join, partition
 from relpos.position import Mechanism, Site, Sum
 from relpos.position.mechanism import acts_in_attention, acts_on_tokens, parts_of
@@ -41,7 +42,7 @@ _OWN = {1: "relative_2d", 2: "log_cpb"}
 """The position of each version as published."""
 
 
-class SwinTransformer(nn.Module):
+class SwinTransformer(PretrainedModel):
     """A Swin Transformer for classification. Arguments as timm names them.
 
     Args:
@@ -89,7 +90,7 @@ class SwinTransformer(nn.Module):
         *,
         norm_eps: float | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(dict(locals()))
         _require_stages(depths, num_heads)
         if version not in (1, 2) or isinstance(version, bool):
             fail("version to be 1 or 2", shape_of(version), "They differ in norms, attention and position.")
@@ -205,6 +206,8 @@ class SwinTransformer(nn.Module):
             positions.grown(window, rule)  # type: ignore[operator]
             for positions, window in zip(model.positions, model.windows, strict=True)
         )
+        step = {"img_size": list(pair(img_size, "img_size")), "rule": rule, "window_size": list(model.window_size)}
+        model.grown = (*self.grown, step)
         return model
 
 

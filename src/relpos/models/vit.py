@@ -91,12 +91,13 @@ class VisionTransformer(Transformer):
         fc_norm: bool = False,
         distilled: bool = False,
     ) -> None:
+        given = dict(locals())
         block_config = BlockConfig(
             embed_dim, num_heads, mlp_ratio, num_kv_heads=num_kv_heads, norm=norm, qkv_bias=qkv_bias, qk_norm=qk_norm,
             attn_drop=attn_drop_rate, proj_drop=proj_drop_rate, kind=kind_of(attention), backend=backend,
             norm_eps=norm_eps, layer_scale=init_values,
         )  # fmt: skip
-        super().__init__(block_config, depth, attention, drop_rate, pos_drop_rate)
+        super().__init__(given, block_config, depth, attention, drop_rate, pos_drop_rate)
         require_choice(global_pool, "global_pool", ("token", "avg", "max"))
         require_flag(class_token, "class_token")
         require_int(num_classes, "num_classes", at_least=0)
@@ -179,4 +180,5 @@ class VisionTransformer(Transformer):
         model.patch_embed.grid_size = grid.sizes
         model.patch_embed.num_patches = grid.count - grid.prefix
         model.positions = model.positions.grown(grid, rule)
+        model.grown = (*self.grown, {"img_size": list(pair(img_size, "img_size")), "rule": rule})
         return model
