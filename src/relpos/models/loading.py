@@ -73,6 +73,8 @@ def load_weights(model: nn.Module, source: str | Path | Mapping[str, Tensor]) ->
     """
     if not isinstance(model, nn.Module):
         fail("a model to load weights into", shape_of(model), "Build it first.")
+    if not isinstance(source, str | Path | Mapping):
+        fail("a state dict, a file or a folder of weights", shape_of(source), "Pass model.state_dict(), say.")
     theirs = source if isinstance(source, Mapping) else read_weights(Path(source))
     if not theirs or not all(isinstance(name, str) and isinstance(x, Tensor) for name, x in theirs.items()):
         fail("a state dict of names and tensors", shape_of(source), "Pass model.state_dict(), a file or a folder.")

@@ -196,14 +196,17 @@ class SwinTransformer(PretrainedModel):
         Args:
             window_size: of the copy; its own where left out.
         """
+        if rule not in self.growth():
+            rules = ", ".join(self.growth()) or "none at all"
+            fail(f"a growth rule of its mechanisms ({rules})", repr(rule), "Build a model for that size.")
         model = copy.deepcopy(self)
         grid = self.patch_embed.grid(pair(img_size, "img_size"))
         model.patch_embed.grid_size, model.patch_embed.num_patches = grid.sizes, grid.count
         if window_size is not None:
             model.window_size = pair(window_size, "window_size")
-        model.token_position = model.token_position.grown(grid, rule)
+        model.token_position = _grown(model.token_position, grid, rule)
         model.positions = nn.ModuleList(
-            positions.grown(window, rule)  # type: ignore[operator]
+            _grown(positions, window, rule)  # type: ignore[arg-type]
             for positions, window in zip(model.positions, model.windows, strict=True)
         )
         step = {"img_size": list(pair(img_size, "img_size")), "rule": rule, "window_size": list(model.window_size)}
@@ -253,6 +256,12 @@ class PatchMerging(nn.Module):
         x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2, 5).flatten(3)
         merged: Tensor = self.norm(self.reduction(x)) if self.post_norm else self.reduction(self.norm(x))
         return merged
+
+
+def _grown(positions: LayerPositions, grid: Grid, rule: str) -> LayerPositions:
+    """Mechanisms grown by a rule of the model: by their own first rule where they do not have that one."""
+    own = positions.growth()
+    return positions.grown(grid, rule if rule in own else own[0])
 
 
 def _require_stages(depths: object, num_heads: object) -> None:
