@@ -19,8 +19,10 @@ from relpos import (
     Scale,
     ScaledDotProductAttention,
     Sequence,
+    SwinTransformer,
     TransformerBlock,
     count_parameters,
+    load_weights,
     replace_position,
     restore,
     retrofit,
@@ -31,6 +33,12 @@ from relpos.layers import LayerCache
 def lm(**changes: Any) -> LanguageModel:
     """A small language model with some of its arguments replaced."""
     return LanguageModel(**{"vocab_size": 5, "context": 6, "embed_dim": 16, "depth": 2, "num_heads": 2, **changes})
+
+
+def swin(**changes: Any) -> SwinTransformer:
+    """A small Swin Transformer with some of its arguments replaced."""
+    small = {"img_size": 8, "patch_size": 2, "embed_dim": 8, "depths": (1,), "num_heads": (2,), "window_size": 2}
+    return SwinTransformer(**{**small, **changes})
 
 
 def used(width: int = 32) -> LayerCache:
@@ -473,4 +481,59 @@ CASES: list[Case] = [
     ("count_parameters: not module", ValueError,
      lambda: count_parameters("x"),
      "a module to count", "str 'x'", "Build the model first."),
+    ("MultiHeadAttention: cosine and linear", ValueError,
+     lambda: MultiHeadAttention(32, 4, qk_norm="cosine", kind="linear"),
+     'kind="softmax" beside qk_norm="cosine"', "'linear'", "The others have a scale of their own."),
+    ("MultiHeadAttention: qk_norm", ValueError,
+     lambda: MultiHeadAttention(32, 4, qk_norm="cosin"),
+     "qk_norm to be one of 'layernorm', 'rmsnorm', 'cosine'", "str 'cosin'", "Did you mean 'cosine'?"),
+    ("TransformerBlock: norm_eps", ValueError,
+     lambda: TransformerBlock(32, 4, norm_eps=0.0),
+     "norm_eps to be a number above 0", "float 0.0", "It keeps a norm from dividing by 0."),
+    ("TransformerBlock: layer_scale", ValueError,
+     lambda: TransformerBlock(32, 4, layer_scale=0.0),
+     "layer_scale to be a number above 0", "float 0.0", "DeiT III starts from 1e-5."),
+    ("TransformerBlock: mlp_hidden", ValueError,
+     lambda: TransformerBlock(32, 4, mlp_hidden=0),
+     "hidden_features to be an integer of at least 1", "int 0", "Its smallest value is 1."),
+    ("LanguageModel: embed_scale", ValueError,
+     lambda: lm(embed_scale=0.0),
+     "embed_scale to be a number above 0", "float 0.0", "Llama's is 1."),
+    ("VisionTransformer: distilled", ValueError,
+     lambda: vit(distilled=True, global_pool="avg"),
+     'global_pool="token" beside distilled=True', "'avg'", "Its two heads read two tokens."),
+    ("SwinTransformer: version", ValueError,
+     lambda: swin(version=3),
+     "version to be 1 or 2", "int 3", "They differ in norms, attention and position."),
+    ("SwinTransformer: depths", ValueError,
+     lambda: swin(depths=2),
+     "depths as a number for each stage", "int 2", "Pass depths=(2, 2, 6, 2), say."),
+    ("SwinTransformer: as many heads", ValueError,
+     lambda: swin(depths=(1, 1)),
+     "as many num_heads as depths", "2 and 1", "Each stage has a number of both."),
+    ("SwinTransformer: position of a sequence", ValueError,
+     lambda: swin(position="rotary_1"),
+     "a position among alibi, ", "'rotary_1'", "Did you mean"),
+    ("SwinTransformer: window", ValueError,
+     lambda: swin(window_size=0),
+     "window_size to be an integer of at least 1", "int 0", "Its smallest value is 1."),
+    ("SwinTransformer: channels", ValueError,
+     lambda: swin()(torch.zeros(2, 1, 8, 8)),
+     "floating-point images of shape [B, 3, rows, columns]",
+     "a tensor of shape (2, 1, 8, 8) and dtype float32", "Check in_chans, and convert"),
+    ("SwinTransformer: growth", ValueError,
+     lambda: swin(position="learned").grow(16, "clipped"),
+     "a growth rule of its mechanisms (interpolated)", "'clipped'", "Build a model for that size."),
+    ("load_weights: model", ValueError,
+     lambda: load_weights(3, {}),
+     "a model to load weights into", "int 3", "Build it first."),
+    ("load_weights: source", ValueError,
+     lambda: load_weights(lm(), 3),
+     "a state dict, a file or a folder of weights", "int 3", "Pass model.state_dict(), say."),
+    ("load_weights: empty", ValueError,
+     lambda: load_weights(lm(), {}),
+     "a state dict of names and tensors", "dict {}", "Pass model.state_dict(), a file"),
+    ("load_weights: half", ValueError,
+     lambda: load_weights(lm(), {"token_embed.weight": torch.zeros(5, 16)}),
+     "weights that fit this LanguageModel", "relpos, which lacks blocks.0.norm1.weight", "nothing was loaded."),
 ]
