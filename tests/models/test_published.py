@@ -244,3 +244,20 @@ def test_ours_is_theirs(name: str, dtype: torch.dtype) -> None:
         name, pair.oracle, {"output": output.detach(), **found}, {"output": wanted.detach(), **by_name},
         limit=LIMITS[dtype] if dtype == torch.float64 else 5e-5,
     )  # fmt: skip
+
+
+def test_a_scale_of_cosines_beyond_the_largest() -> None:
+    """Without shifts: the -100 that theirs adds where windows are shifted hides little beside scores up to 100."""
+    settings = {**SWIN_SETTINGS, "depths": (1, 1, 1)}
+    theirs, ours = perturbed(timm_swin(2, **settings), torch.float64), our_swin(2, **settings).double().eval()
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if name.endswith("logit_scale"):
+                parameter[0] += 3.0
+    relpos.load_weights(ours, theirs.state_dict())
+    x = torch.randn(2, 2, 32, 64, dtype=torch.float64)
+    torch.testing.assert_close(
+        scores(ours, x), scores(theirs, x), rtol=1e-6, atol=1e-6
+    )  # theirs rounds its coordinates
+    scale = dict(ours.named_parameters())["stages.1.blocks.0.attn.qk_norm.logit_scale"]
+    assert scale[0] > torch.tensor(100.0).log()

@@ -139,7 +139,9 @@ def save_folder(
     if isinstance(position, dict) and "function" in position:
         came = f"the function {position['function']}"
         fail("a position by name to save", came, "Build the model with a preset's name or a RotaryChoice.")
-    text = model_card(type(model).__name__, _numbers(model), model.arguments, model.grown, shown_as or folder.name)
+    text = model_card(
+        type(model).__name__, _numbers(model), model.arguments, model.grown, shown_as or folder.resolve().name
+    )
     text = text if card is None else card
     beside = {**(files or {}), CARD: text.encode()}
     check_free(folder, *beside)

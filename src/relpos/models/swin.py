@@ -9,8 +9,9 @@ a block is the plain `TransformerBlock` on them, and position is that of a token
     1         pre-norm                 1/sqrt(D)   relative_2d, a table    norm, then projection
     2         residual post-norm       cosine      log_cpb, a network      projection, then norm
 
-A side shorter than the window is one window, without a shift. Where windows do not divide the tokens, what fills them
-up is hidden; timm lets tokens see it, and its numbers differ there. Linear layers start as PyTorch starts them, and the
+A side shorter than the window is one window, without a shift. Tokens that a shift brings together from opposite edges
+are hidden from each other; timm adds -100, which is the same unless scores differ by about as much. Where windows do
+not divide the tokens, what fills them up is hidden; timm lets tokens see it, and its numbers differ there. Linear layers start as PyTorch starts them, and the
 post-norms of version 2 at 0, as published, so that its blocks start as nothing.
 """
 

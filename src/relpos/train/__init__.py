@@ -2,6 +2,7 @@
 
 from relpos.train.checkpoint import check_free, load, save
 from relpos.train.evaluate import bits, measured, predict, right, validated
+from relpos.train.hierarchy import build_swin
 from relpos.train.loop import (
     AUTOCAST,
     PRECISIONS,
@@ -28,6 +29,7 @@ __all__ = [
     "Recipe",
     "TextRecipe",
     "bits",
+    "build_swin",
     "check_free",
     "cross_entropy",
     "estimate_hessian",
