@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import relpos
-from parity import LIMITS, agree
+from parity import agree
 from position.widened import in_float64
 from relpos.adapters.libraries import imported
 from relpos.models import RotaryChoice
@@ -240,10 +240,7 @@ def test_ours_is_theirs(name: str, dtype: torch.dtype) -> None:
             assert own.endswith("pos_embed")
             found[own] = gradient[:, -by_name[own].shape[1] :]
     assert not expected, f"gradients of theirs that were not compared: {sorted(expected)}"
-    agree(
-        name, pair.oracle, {"output": output.detach(), **found}, {"output": wanted.detach(), **by_name},
-        limit=LIMITS[dtype] if dtype == torch.float64 else 5e-5,
-    )  # fmt: skip
+    agree(name, pair.oracle, {"output": output.detach(), **found}, {"output": wanted.detach(), **by_name})
 
 
 def test_a_scale_of_cosines_beyond_the_largest() -> None:

@@ -11,8 +11,9 @@ a block is the plain `TransformerBlock` on them, and position is that of a token
 
 A side shorter than the window is one window, without a shift. Tokens that a shift brings together from opposite edges
 are hidden from each other; timm adds -100, which is the same unless scores differ by about as much. Where windows do
-not divide the tokens, what fills them up is hidden; timm lets tokens see it, and its numbers differ there. Linear layers start as PyTorch starts them, and the
-post-norms of version 2 at 0, as published, so that its blocks start as nothing.
+not divide the tokens, what fills them up is hidden; timm lets tokens see it, and its numbers differ there. Linear
+layers start as PyTorch starts them, and the post-norms of version 2 at 0, as published, so that its blocks start as
+nothing.
 """
 
 from __future__ import annotations
