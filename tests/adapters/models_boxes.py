@@ -11,11 +11,11 @@ from models import Model, at_tokens, padding, tokens
 from relpos.adapters.libraries import imported
 
 
-def _layoutlmv3() -> nn.Module:
+def _layoutlmv3(**more: Any) -> nn.Module:
     transformers = imported("transformers")
     config = transformers.LayoutLMv3Config(
         vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-        coordinate_size=5, shape_size=6, max_position_embeddings=64, visual_embed=False,
+        coordinate_size=5, shape_size=6, max_position_embeddings=64, visual_embed=False, **more,
     )  # fmt: skip
     made: nn.Module = transformers.LayoutLMv3Model(config)
     return made
@@ -32,4 +32,14 @@ def _encoded(out: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
 
 
 TABLES = ("rel_pos_bias.weight", "rel_pos_x_bias.weight", "rel_pos_y_bias.weight")
-MODELS = [Model("layoutlmv3", _layoutlmv3, _page, _encoded, tables=TABLES)]
+MODELS = [
+    Model("layoutlmv3", _layoutlmv3, _page, _encoded, tables=TABLES),
+    Model(
+        "layoutlmv3, text alone",
+        lambda: _layoutlmv3(has_spatial_attention_bias=False),
+        _page,
+        _encoded,
+        tables=TABLES[:1],
+        tags=frozenset({"alike"}),
+    ),
+]

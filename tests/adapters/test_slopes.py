@@ -140,3 +140,18 @@ def test_bidirectional_attention_runs_as_published(pair: tuple[Any, Any], monkey
 def test_falcon_without_slopes_is_left() -> None:
     with pytest.raises(ValueError, match="alibi=False: it rotates"):
         relpos.retrofit(_falcon(alibi=False))
+
+
+@pytest.mark.parametrize("architecture", ["Bloom", "Mpt"])
+def test_a_cache_of_fixed_size_runs_as_published(architecture: str) -> None:
+    transformers = imported("transformers")
+    sizes = {"Bloom": ("hidden_size", "n_head", "n_layer"), "Mpt": ("d_model", "n_heads", "n_layers")}[architecture]
+    config = getattr(transformers, f"{architecture}Config")(
+        vocab_size=99, **dict(zip(sizes, (32, 4, 2), strict=True)), pad_token_id=0
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{architecture}ForCausalLM")(config).eval()
+    how = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "cache_implementation": "static"}
+    published = model.generate(input_ids=tokens(2, 7), **how)
+    relpos.retrofit(model, border=0, verify=False)
+    assert torch.equal(model.generate(input_ids=tokens(2, 7), **how), published)

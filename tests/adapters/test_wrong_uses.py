@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -121,10 +122,18 @@ def test_attention_weights() -> None:
     _refused(model, r"config\.output_attentions=True")
 
 
+def test_attention_weights_of_a_model_that_hands_them_on_unseen() -> None:
+    model = models()["layoutlmv3"].made(torch.float32)
+    inputs = models()["layoutlmv3"].inputs()
+    relpos.retrofit(model, border=0, verify=False)
+    with pytest.raises(ValueError, match=r"output_attentions=False after relpos\.retrofit"):
+        model(**inputs, output_attentions=True)
+
+
 def test_a_static_cache() -> None:
     model = _t5()
     relpos.retrofit(model, verify=False)
-    with pytest.raises(ValueError, match='cache_implementation="dynamic"'):
+    with pytest.raises(ValueError, match=r'got a static one \(StaticCache\).*cache_implementation="dynamic"'):
         model.generate(input_ids=tokens(1, 5), max_new_tokens=3, cache_implementation="static")
 
 
@@ -160,6 +169,37 @@ def test_a_configuration_that_a_retrofitted_model_shares() -> None:
     _refused(second, r"Build it with copy\.deepcopy\(config\)")
     relpos.restore(second)
     assert first(tokens(1, 20))[0].shape == (1, 20, 32)
+    third = transformers.T5EncoderModel(copy.deepcopy(config))  # the remedy
+    relpos.retrofit(third, border=0, verify=False)
+    relpos.restore(third)
+    assert third.config._attn_implementation == "sdpa"
+
+
+def test_a_configuration_of_a_retrofitted_falcon() -> None:
+    """Its layers are found by what the configuration selects."""
+    transformers = imported("transformers")
+    model = models()["falcon"].made(torch.float32)
+    relpos.retrofit(model, verify=False)
+    with pytest.raises(ValueError, match="expected a configuration of no retrofitted model"):
+        transformers.FalconForCausalLM(model.config)
+    relpos.restore(model)
+    assert transformers.FalconForCausalLM(model.config) is not None
+
+
+def test_weights_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        model = _t5()
+    _refused(model, r"shared\.weight on the meta device.*verify=False")
+
+
+def test_what_cannot_be_run_is_no_difference() -> None:
+    from torch.nn.utils import prune
+
+    model = _t5()
+    prune.l1_unstructured(model.encoder.block[0].layer[0].SelfAttention.q, "weight", amount=0.2)
+    with pytest.raises(RuntimeError, match=r"it could not be run, RuntimeError.*restored\. verify=False retrofits it"):
+        relpos.retrofit(model)
+    relpos.retrofit(model, verify=False)
 
 
 def test_part_of_what_is_verified() -> None:

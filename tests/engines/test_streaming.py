@@ -488,6 +488,16 @@ def test_long_calls_on_a_gpu_stay_with_engines_in_a_fixed_order() -> None:
         assert explain(q, q, q, position=Softcap(30.0)).backend == "streaming"
 
 
+def test_a_dense_bias_that_learns_nothing_is_left_to_the_kernel_that_reads_it() -> None:
+    q, bias = torch.zeros(1, 8, 4096, 4), torch.zeros(1, 1, 1, 1).expand(1, 8, 4096, 4096)
+    for given in ({}, {"mask": Mask.causal()}):
+        assert explain(q, q, q, position=DenseBias(bias), **given).backend == "sdpa"
+    for given in ({"dropout": 0.1}, {"mask": Mask.window(100, 0)}):
+        assert explain(q, q, q, position=DenseBias(bias), **given).backend == "streaming"
+    assert explain(q, q, q, position=Terms(DenseBias(bias), Softcap(1.0))).backend == "streaming"
+    assert explain(q, q, q, position=DenseBias(bias.detach().requires_grad_())).backend == "streaming"
+
+
 def test_long_calls_never_fall_to_the_reference() -> None:
     q = torch.empty(1, 8, 16384, 64, device="meta")
     assert explain(q, q, q, return_lse=True).backend == "streaming"

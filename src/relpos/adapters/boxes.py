@@ -2,70 +2,89 @@
 
     score[h, i, j] += (text[bucket(t_j - t_i), h] + x[bucket(x_j - x_i), h] + y[bucket(y_j - y_i), h]) / sqrt(D)
 
-Each is a lookup on a line, on which tokens lie where the page has them. The encoder hands its layers the values at
-every offset, `[3, H, 2 R - 1]`, and where tokens are, `[B, N, 3]`, in place of `[B, H, N, N]`. As published, the tables
-get no gradient.
+Tokens lie anywhere on the page, and the tables get no gradient, as published: so the encoder writes the sum out once
+for all layers, with the padding in it, and PyTorch's kernel reads it. The published layers add up three such tensors
+of their own and keep four more for the gradient.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from relpos.adapters.interface import mask_of, published_mask, refuse_weights
+from relpos.adapters.interface import published_mask, refuse_recorded_weights
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
 from relpos.adapters.random_inputs import RandomInputs
-from relpos.adapters.retrofitted import NEVER, Retrofitted
-from relpos.core import LineBias, Positions, Terms, lines
+from relpos.adapters.retrofitted import Retrofitted
+from relpos.core import DenseBias, Positions, Terms
 from relpos.position import T5Bias
 
 
 class LayoutLMv3Encoder(Retrofitted):
-    """The encoder makes the biases of all layers."""
+    """The encoder makes the bias of all layers."""
 
-    border = NEVER  # without gradients the N x N numbers, made once for all layers, are faster at every length
-    training_border = 512
+    border = 128
+    training_border = 128
 
     def mechanism(self) -> tuple[T5Bias, ...]:
         """The buckets of text, x and y."""
-        sizes = [(self.rel_pos_bins, self.max_rel_pos)] + [(self.rel_2d_pos_bins, self.max_rel_2d_pos)] * 2
+        sizes = [(self.rel_pos_bins, self.max_rel_pos)]
+        if self.has_spatial_attention_bias:
+            sizes += [(self.rel_2d_pos_bins, self.max_rel_2d_pos)] * 2
         heads = self.config.num_attention_heads
         return tuple(T5Bias(heads, num_buckets=buckets, max_distance=far, init_std=0.0) for buckets, far in sizes)
 
-    def _reach(self) -> int:
-        """Positions lie from 0 to here."""
-        config: Any = self.config
-        return max(config.max_position_embeddings, config.max_2d_position_embeddings)
+    def forward(
+        self,
+        hidden_states: Tensor,
+        bbox: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *args: Any,
+        **more: Any,
+    ) -> Any:
+        """The published forward, whose layers are given one bias with the padding in it."""
+        tokens = hidden_states.shape[1]
+        if (
+            position_ids is not None
+            and self.takes(tokens, tokens)
+            and (attention_mask is None or attention_mask.dim() == 2)
+        ):
+            attention_mask = self._bias(position_ids, bbox, attention_mask, hidden_states)
+            bbox = position_ids = None
+        return super().forward(hidden_states, bbox, attention_mask, position_ids, *args, **more)
 
-    def _values(self, parts: slice, like: Tensor) -> Tensor:
-        """The values at every offset, of some of text, x and y: `[parts, H, 2 R - 1]`."""
-        layers: tuple[Any, ...] = (self.rel_pos_bias, self.rel_pos_x_bias, self.rel_pos_y_bias)
-        anywhere = Positions(like.new_zeros(1), low=0, high=self._reach())
-        with torch.no_grad():  # as published
-            return torch.stack(
-                [
-                    next(iter(bias.terms_from({"relative_attention_bias": layer.weight.t()}, anywhere))).values
-                    for bias, layer in list(zip(self.made, layers, strict=True))[parts]
-                ]
-            )
+    def _cal_1d_pos_emb(self, position_ids: Tensor | None) -> Any:
+        return None if position_ids is None else super()._cal_1d_pos_emb(position_ids)  # type: ignore[misc]
 
-    def _cal_1d_pos_emb(self, position_ids: Tensor) -> Any:
-        tokens = position_ids.shape[1]
-        if not self.takes(tokens, tokens):
-            return super()._cal_1d_pos_emb(position_ids)  # type: ignore[misc]
-        return self._values(slice(0, 1), position_ids), position_ids[..., None]
+    def _cal_2d_pos_emb(self, bbox: Tensor | None) -> Any:
+        return None if bbox is None else super()._cal_2d_pos_emb(bbox)  # type: ignore[misc]
 
-    def _cal_2d_pos_emb(self, bbox: Tensor) -> Any:
-        if not self.takes(bbox.shape[1], bbox.shape[1]):
-            return super()._cal_2d_pos_emb(bbox)  # type: ignore[misc]
-        return self._values(slice(1, 3), bbox), bbox[..., [0, 3]]
+    @torch.no_grad()  # as published
+    def _bias(self, order: Tensor, boxes: Tensor | None, valid: Tensor | None, like: Tensor) -> Tensor:
+        """What is added to the scores, `[B, H, N, N]`."""
+        reach = max(self.config.max_position_embeddings, self.config.max_2d_position_embeddings)
+        anywhere = Positions(torch.zeros(1, dtype=torch.long, device=order.device), low=0, high=reach)
+        tables = [(self.rel_pos_bias, order)]
+        if self.has_spatial_attention_bias:
+            assert boxes is not None
+            tables += [(self.rel_pos_x_bias, boxes[..., 0]), (self.rel_pos_y_bias, boxes[..., 3])]
+        batch, tokens = order.shape
+        bias = like.new_zeros(batch, self.config.num_attention_heads, tokens, tokens)
+        for mechanism, (layer, places) in zip(self.made, tables, strict=True):
+            term = next(iter(mechanism.terms_from({"relative_attention_bias": layer.weight.t()}, anywhere)))
+            offsets = places[:, :, None] - places[:, None, :] + reach
+            bias += term.values.to(like.dtype)[:, offsets].transpose(0, 1)
+        bias *= self.layer[0].attention.self.attention_head_size ** -0.5
+        if valid is not None:
+            bias.masked_fill_(~valid.bool()[:, None, None], torch.finfo(like.dtype).min)
+        return bias
 
 
 class LayoutLMv3SelfAttention(Retrofitted):
-    """A layer that is handed values and positions."""
+    """A layer that is handed a bias."""
 
     border = LayoutLMv3Encoder.border
     training_border = LayoutLMv3Encoder.training_border
@@ -78,31 +97,23 @@ class LayoutLMv3SelfAttention(Retrofitted):
         rel_2d_pos: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Attention by relpos where the encoder handed on positions, else as published."""
-        refuse_weights(kwargs.get("output_attentions"))
+        """Attention by relpos where the encoder handed on all that is added, else as published."""
+        refuse_recorded_weights()
         batch, tokens = hidden_states.shape[:2]
-        if not isinstance(rel_pos, tuple) or (attention_mask is not None and attention_mask.dim() != 2):
+        if rel_pos is not None or attention_mask is None:
             mask = published_mask("eager", attention_mask, hidden_states[:, None], tokens)
             return super().forward(hidden_states, mask, rel_pos=rel_pos, rel_2d_pos=rel_2d_pos, **kwargs)
         q, k, v = (
             part(hidden_states).view(batch, tokens, self.num_attention_heads, -1).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        handed_on = (rel_pos, rel_2d_pos) if self.has_spatial_attention_bias else (rel_pos,)
-        scale = 1 / math.sqrt(q.shape[-1])
-        biases = [
-            LineBias(value * scale, lines(Positions(position, low=0, high=(value.shape[-1] - 1) // 2)))
-            for values, positions in handed_on
-            for value, position in zip(values, positions.unbind(-1), strict=True)
-        ]
         dropout: float = self.dropout.p if self.training else 0.0
-        mask_ = mask_of(attention_mask, tokens, tokens)
-        attended = self.attend(q, k, v, position=Terms(*biases), mask=mask_, dropout=dropout)
+        attended = self.attend(q, k, v, position=Terms(DenseBias(attention_mask)), dropout=dropout)
         return attended.transpose(1, 2).flatten(2), None
 
 
 def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """The first layer's attention, with the biases that the encoder makes."""
+    """The encoder of one layer, its tokens anywhere on the page."""
     from transformers.masking_utils import create_bidirectional_mask
 
     tokens, attention = draws.tokens, module.layer[0].attention.self
@@ -110,10 +121,9 @@ def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(0)
     boxes = torch.randint(0, 1000, (draws.batch, tokens, 4), generator=generator).to(x.device)
     order = torch.arange(tokens, device=x.device).expand(draws.batch, -1)
-    mask = create_bidirectional_mask(module.config, x, draws.padding(draws.batch, tokens))
-    text = module._cal_1d_pos_emb(order)
-    page = module._cal_2d_pos_emb(boxes) if module.has_spatial_attention_bias else None
-    return (attention(x, mask, rel_pos=text, rel_2d_pos=page)[0],)
+    valid = draws.padding(draws.batch, tokens)
+    mask = create_bidirectional_mask(module.config, x, valid)
+    return (module(x, boxes, mask, order)[0][valid.bool()],)
 
 
 def _without_position(module: Any) -> str | None:

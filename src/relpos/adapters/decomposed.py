@@ -241,13 +241,9 @@ KINDS = (
             ),
         ),
         verified=(
-            *(
-                # eager ones have a float32 softmax
-                Verified(one.path, _run, _TABLES, exact=1e-10 if "Sdpa" in one.path else 1e-6)
-                for one in _LIKE_SAM
-            ),
+            *(Verified(one.path, _run, _TABLES) for one in _LIKE_SAM),
             Verified(class_path("vitdet", "VitDetAttention"), _run, _TABLES),
-            Verified(class_path("seggpt", "SegGptAttention"), _run, _TABLES, exact=1e-6),
+            Verified(class_path("seggpt", "SegGptAttention"), _run, _TABLES),
         ),
         refused=tuple(
             Refused(

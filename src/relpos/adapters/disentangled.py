@@ -276,12 +276,10 @@ KINDS = (
             )
         ),
         verified=tuple(
-            # DeBERTa has a norm in float32
             Verified(
                 class_path(architecture, encoder),
                 _run,
                 tables=("rel_embeddings.weight",),
-                exact=1e-6 if architecture == "deberta" else 1e-10,
                 first=("layer",),
             )
             for architecture, encoder, *_ in _ARCHITECTURES

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+import weakref
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,8 @@ from relpos.core.densify import written_out
 from relpos.engines import attention
 
 SERVED = ("sdpa", "eager")
-_PREFIX = "relpos_"
+PREFIX = "relpos_"
+"""Of the names that our functions are registered under."""
 
 _MASKING = "transformers.masking_utils."
 MASKS = tuple(_MASKING + name for name in ("create_bidirectional_mask", "_preprocess_mask_arguments"))
@@ -56,27 +58,40 @@ READS = (
 `eager_attention_forward` of a model's file."""
 
 
+_SWITCHED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""The configurations that live models switch; a copy of one is another."""
+
+
 def switch(config: Any) -> None:
     """Let the models of a configuration use our functions, in front of those they had."""
     register()
+    _SWITCHED[id(config)] = config
+    if is_switched(config):
+        return  # copied from one that was
     # the property's setter would change sub-configurations too
-    config._attn_implementation_internal = _PREFIX + implementation(config)
+    config._attn_implementation_internal = PREFIX + implementation(config)
 
 
 def switch_back(config: Any) -> None:
     """Give a configuration back what it had."""
+    _SWITCHED.pop(id(config), None)
     if is_switched(config):
-        config._attn_implementation_internal = config._attn_implementation_internal.removeprefix(_PREFIX)
+        config._attn_implementation_internal = config._attn_implementation_internal.removeprefix(PREFIX)
 
 
 def is_switched(config: Any) -> bool:
     """Whether our functions are in use."""
-    return str(getattr(config, "_attn_implementation_internal", None)).startswith(_PREFIX)
+    return str(getattr(config, "_attn_implementation_internal", None)).startswith(PREFIX)
+
+
+def is_shared(config: Any) -> bool:
+    """Whether a configuration is that of a retrofitted model."""
+    return config is not None and _SWITCHED.get(id(config)) is config
 
 
 def implementation(config: Any) -> str:
-    """What a configuration selects."""
-    return str(getattr(config, "_attn_implementation_internal", None) or "eager")
+    """What a configuration selects, our functions apart."""
+    return str(getattr(config, "_attn_implementation_internal", None) or "eager").removeprefix(PREFIX)
 
 
 def register() -> None:
@@ -85,9 +100,9 @@ def register() -> None:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     for own in SERVED:
-        if _PREFIX + own not in ALL_ATTENTION_FUNCTIONS.valid_keys():
-            ALL_ATTENTION_FUNCTIONS.register(_PREFIX + own, partial(_attention, own))
-            ALL_MASK_ATTENTION_FUNCTIONS.register(_PREFIX + own, partial(_mask, own))
+        if PREFIX + own not in ALL_ATTENTION_FUNCTIONS.valid_keys():
+            ALL_ATTENTION_FUNCTIONS.register(PREFIX + own, partial(_attention, own))
+            ALL_MASK_ATTENTION_FUNCTIONS.register(PREFIX + own, partial(_mask, own))
 
 
 def _mask(
@@ -280,3 +295,11 @@ def refuse_weights(asked: bool | None) -> None:
             "True",
             "Call relpos.restore(model) first.",
         )
+
+
+def refuse_static(cache: Any, call: str) -> None:
+    """Raise on a cache that has its full length from the beginning, after one of our calls."""
+    if getattr(cache, "is_compileable", False):
+        own = getattr(cache, "self_attention_cache", cache)  # a decoder that attends to an encoder has two
+        remedy = 'Generate with cache_implementation="dynamic", or call relpos.restore(model) first.'
+        fail(f"a cache that grows, after {call}", f"a static one ({type(own).__name__})", remedy)

@@ -50,7 +50,7 @@ class Verified:
             the same, so masks are made here, by what the library makes them with.
         tables: ends of the names of parameters that hold position. They are perturbed first: some start at zero,
             where nothing could be seen.
-        exact: largest difference in float64, of the largest value; 1e-6 where the library has a float32 softmax.
+        exact: largest difference in float64, of the largest value; 1e-6 where the library rounds a bias to float32.
         without: children that the copies do not need, such as the layers of an encoder that makes a bias for them.
         first: lists of children of which the copies need the first alone.
     """

@@ -292,7 +292,6 @@ KINDS = (
                 class_path("parakeet", "ParakeetEncoderAttention"),
                 _run_parakeet,
                 _TABLES,
-                exact=1e-6,  # its eager attention has a softmax in float32
             ),
             Verified(class_path("parakeet", "ParakeetEncoder"), _run_encoder, _TABLES, first=("layers",)),
             Verified(

@@ -117,7 +117,7 @@ def _require_axes(position: PositionChoice, stacks: list[Stack]) -> None:
 def _require_implementation(stacks: list[Stack]) -> None:
     """Raise where a model of transformers attends by something that cannot be switched."""
     for config in (config for config in map(_config_of, stacks) if config is not None):
-        if interface.is_switched(config):
+        if interface.is_shared(config):
             came = "one that shares its configuration with a model that relpos has changed"
             fail("a model with a configuration of its own", came, "Build it with copy.deepcopy(config).")
         own = interface.implementation(config)

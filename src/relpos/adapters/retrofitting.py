@@ -62,6 +62,8 @@ def retrofit(
         fail("a model that is not retrofitted", "one that is", "Call relpos.restore(model) first.")
     found, left = _found(model, border)
     _require_served(model, found, left, force)
+    if verify or force:
+        _require_whole(model)
     chosen = [(name, module, replaced) for name, module, _, replaced in found]
     with undone_on_error(model):
         _swap(found, border)
@@ -157,7 +159,7 @@ def _require_served(
                 f"{name or 'the model'}, which has one",
                 "Retrofit before accelerate's hooks.",
             )
-        if kind.switches and interface.is_switched(getattr(module, "config", None)):
+        if kind.switches and interface.is_shared(getattr(module, "config", None)):
             came = "one that shares its configuration with a retrofitted model"
             fail("a model with a configuration of its own", came, "Build it with copy.deepcopy(config).")
     config = getattr(model, "config", None)
@@ -175,6 +177,17 @@ def _require_served(
 
 
 _SEE = "docs/retrofit.md lists what is served."
+
+
+def _require_whole(model: nn.Module) -> None:
+    """Raise one line where there are no weights, or parts of them, that a verification could copy."""
+    for name, x in model.named_parameters():
+        if type(x.data).__name__ == "DTensor":
+            remedy = "Retrofit before fully_shard, or pass verify=False."
+            fail("weights that are whole, of which a verification makes copies", f"{name}, which is sharded", remedy)
+        if x.is_meta:
+            remedy = "Load the weights before, or pass verify=False."
+            fail("weights, of which a verification makes copies", f"{name} on the meta device", remedy)
 
 
 def _swap(found: list[tuple[str, nn.Module, PositionKind, Replaced]], border: int | None) -> None:
@@ -201,6 +214,7 @@ def _require_agreement(verdicts: list[Verdict]) -> None:
     wrong = [verdict for verdict in verdicts if verdict.fault is not None]
     if wrong:
         lines = "; ".join(f"{verdict.module} ({verdict.path.rpartition('.')[2]}): {verdict.fault}" for verdict in wrong)
+        remedy = "" if all(verdict.ran for verdict in wrong) else " verify=False retrofits it unverified."
         raise RuntimeError(
-            f"expected a retrofit that computes the published numbers; got {lines}. The model is restored."
+            f"expected a retrofit that computes the published numbers; got {lines}. The model is restored.{remedy}"
         )

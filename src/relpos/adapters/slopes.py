@@ -21,17 +21,20 @@ with four dimensions, and none of a switched configuration's. A padded query see
 from __future__ import annotations
 
 import math
-from typing import Any
+import sys
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from relpos.adapters import interface
 from relpos.adapters.interface import mask_of, published_mask, refuse_weights
 from relpos.adapters.kinds import PositionKind, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
-from relpos.adapters.retrofitted import Retrofitted
+from relpos.adapters.retrofitted import Retrofitted, published_class
 from relpos.core import LineBias, Sequence, Terms, at_least_float32, lines
+from relpos.core.checks import fail
 
 
 class AlibiModel(Retrofitted):
@@ -215,6 +218,11 @@ class FalconModel(Retrofitted):
     border = 512
     training_border = 512
 
+    def mechanism(self) -> None:
+        """None; but Falcon finds the class of its layers by what the configuration selects, and there is none."""
+        classes = sys.modules[published_class(self).__module__].FALCON_ATTENTION_CLASSES
+        classes.update({interface.PREFIX + own: _not_built for own in interface.SERVED})
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The published forward."""
         refuse_weights(kwargs.get("output_attentions"))
@@ -260,6 +268,12 @@ class FalconAttention(Retrofitted):
         return self.dense(out), None
 
 
+def _not_built(*_: Any, **__: Any) -> NoReturn:
+    """In the place of a layer's class."""
+    remedy = "Copy the configuration before relpos.retrofit, or load it anew."
+    fail("a configuration of no retrofitted model", "that of one", remedy)
+
+
 def _is_for_relpos(mask: Any, queries: int) -> bool:
     """Whether the model has handed on the padding alone."""
     if mask is None or mask.dim() != 4 or queries < 2 or mask.shape[1] != 1:
@@ -293,7 +307,7 @@ def _unfit(module: Any) -> str | None:
 
 
 def _verified(architecture: str, name: str, embedding: str, layers: str) -> Verified:
-    # the softmax is computed in float32
+    # its bias of each key is rounded to float32
     return Verified(class_path(architecture, name), _run, (), exact=1e-6, without=(embedding,), first=(layers,))
 
 

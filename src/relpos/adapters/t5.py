@@ -20,13 +20,13 @@ from relpos.adapters.interface import (
     is_switched,
     mask_of,
     published_mask,
+    refuse_static,
     refuse_weights,
 )
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped, rows_of
 from relpos.core import LineBias, Sequence, Terms
-from relpos.core.checks import fail
 from relpos.position import T5Bias
 
 
@@ -112,12 +112,7 @@ class UMT5Attention(T5Attention):
 def _refuse(kwargs: dict[str, Any]) -> None:
     """Raise one line on what is not served."""
     refuse_weights(kwargs.get("output_attentions"))
-    if getattr(kwargs.get("past_key_values"), "is_compileable", False):
-        fail(
-            "a cache that grows, after relpos.retrofit",
-            type(kwargs["past_key_values"]).__name__,
-            'Generate with cache_implementation="dynamic", or call relpos.restore(model) first.',
-        )
+    refuse_static(kwargs.get("past_key_values"), "relpos.retrofit")
 
 
 class MPNetEncoder(Retrofitted):

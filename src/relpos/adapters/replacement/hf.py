@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from relpos.adapters.interface import refuse_static
 from relpos.adapters.replacement.placed import Placed
-from relpos.core.checks import fail
 
 
 class PlacedInterfaceAttention(Placed):
@@ -20,7 +20,7 @@ class PlacedInterfaceAttention(Placed):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The published forward."""
-        refuse_static(kwargs.get("past_key_values"))
+        refuse_static(kwargs.get("past_key_values"), "relpos.replace_position")
         return super().forward(*args, **kwargs)
 
 
@@ -47,10 +47,3 @@ class PlacedTokenModel(Placed):
             before = 0 if cache is None else cache.get_seq_length()
             ids = torch.arange(before, before + x.shape[1], device=x.device)[None]
         return self.place.embed(x, ids)
-
-
-def refuse_static(cache: Any) -> None:
-    """Raise on a cache that has its full length from the beginning."""
-    if getattr(cache, "is_compileable", False):
-        remedy = 'Generate with cache_implementation="dynamic", or call relpos.restore(model) first.'
-        fail("a cache that grows, after relpos.replace_position", type(cache).__name__, remedy)

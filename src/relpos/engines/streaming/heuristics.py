@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from relpos.core import LineBias, LineVectors, Mask, QueryBias, Rotation, RowRule, Scale, Sinks
+from relpos.core import DenseBias, LineBias, LineVectors, Mask, QueryBias, Rotation, RowRule, Scale, Sinks
 from relpos.engines.call import Call
 
 _SEQUENCE, _GRID, _KEY_VECTORS = 2**16, 2**18, 2**18
@@ -54,7 +54,7 @@ def slower(call: Call) -> str | None:
         fits = border is None or scores < _SCORES_ELSEWHERE
         return f"it has not been measured faster on {call.q.device.type}" if fits else None
     if border is None:
-        return "without a bias, PyTorch's own kernel is faster"
+        return f"{kind}: PyTorch's own kernel is faster"
     if scores < _LEAST:
         return _TOO_SMALL
     if pairs < border:
@@ -69,6 +69,8 @@ def _border(call: Call) -> tuple[int | None, str]:
     kinds = {term.lines.layout.kind for term in call.terms if isinstance(term, LineBias | LineVectors)}
     batch = max(1, call.q.shape[0]) * call.q.shape[1]
     regular = kinds <= {"affine"} if vectors else "irregular" not in kinds and len(biases) <= 1
+    if _is_read(call):
+        return None, "a dense bias that is not learned"
     if not regular or any(not isinstance(term, regular_terms) for term in call.terms):
         border = -(-_SCORES // batch)
         if call.terms.of(RowRule):
@@ -80,7 +82,7 @@ def _border(call: Call) -> tuple[int | None, str]:
         if is_pattern(call.mask):
             return _PATTERN, "a pattern"
         if call.mask is None or call.mask.is_plain_causal or not call.mask.is_interval:
-            return None, ""
+            return None, "no bias"
         return _WINDOW, "a window"
     if any(term.side == "key" for term in vectors):
         return _KEY_VECTORS, "vectors on the key side"
@@ -96,3 +98,11 @@ def _border(call: Call) -> tuple[int | None, str]:
     alone = call.mask is None and call.groups == 1 and call.q.dtype in (torch.float32, torch.float64)
     many = not alone and batch * call.q.shape[2] * call.k.shape[2] >= _MANY  # alone, a few heads at a time are dense
     return (_OF_MANY if many else border), kind
+
+
+def _is_read(call: Call) -> bool:
+    """Whether all that is added to the scores is there, pair by pair, and learns nothing: PyTorch's kernel reads it."""
+    adding = [term for term in call.terms if term.adds_scores]
+    learns = torch.is_grad_enabled()
+    there = [isinstance(term, DenseBias) and not (learns and term.bias.requires_grad) for term in adding]
+    return bool(there) and all(there) and call.dropout == 0 and not is_pattern(call.mask)
