@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import relpos
 from relpos.cli import main
 from relpos.position import presets
 
@@ -223,3 +224,13 @@ def test_a_broken_model_is_named(name: str, content: str, trained: Path, tmp_pat
     assert re.search(r"expected (a |weights ).*; got .*(relpos train --out DIR|train a new model)", message), message
     assert len(message.splitlines()) == 1
     assert not (tmp_path / "x.png").exists()
+
+
+def test_a_model_of_windows_is_not_drawn(tmp_path: Path, capsys: Captured) -> None:
+    model = relpos.SwinTransformer(8, 2, embed_dim=8, depths=(1,), num_heads=(2,), window_size=2)
+    model.save_pretrained(tmp_path / "swin")
+    with pytest.raises(SystemExit) as caught:
+        main(["show", "--weights", str(tmp_path / "swin"), "--out", str(tmp_path / "x.png")])
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert re.search(r"expected a vision transformer or a language model to draw; got a SwinTransformer in", said)

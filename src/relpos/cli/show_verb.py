@@ -107,6 +107,9 @@ def _trained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
     folder = _model_folder(Path(arguments.weights))
     loaded: tuple[Any, dict[str, Any]] = load(folder)
     model, config = loaded
+    if not hasattr(model, "blocks"):  # its tokens are not all on one grid
+        remedy = "relpos show NAME draws a mechanism by itself."
+        fail("a vision transformer or a language model to draw", f"a {type(model).__name__} in {folder}", remedy)
     if (count := model.coordinates.count) > TRAINED_AT_MOST:
         fail(f"at most {TRAINED_AT_MOST:,} tokens in a picture", f"{count:,} in {folder}", "Draw one with fewer.")
     view, found = strips_of(model.to("cpu"), arguments.query)
