@@ -6,6 +6,7 @@ import re
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -226,11 +227,18 @@ def test_a_broken_model_is_named(name: str, content: str, trained: Path, tmp_pat
     assert not (tmp_path / "x.png").exists()
 
 
-def test_a_model_of_windows_is_not_drawn(tmp_path: Path, capsys: Captured) -> None:
-    model = relpos.SwinTransformer(8, 2, embed_dim=8, depths=(1,), num_heads=(2,), window_size=2)
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_model_of_windows_is_drawn_as_a_page(version: Any, tmp_path: Path, capsys: Captured) -> None:
+    """Its tables; what a network says stands in no parameter."""
+    model = relpos.SwinTransformer(8, 2, embed_dim=8, depths=(2,), num_heads=(2,), window_size=2, version=version)
     model.save_pretrained(tmp_path / "swin")
+    typed = ["show", "--weights", str(tmp_path / "swin"), "--out", str(tmp_path / "x.html")]
+    if version == 1:
+        main(typed)
+        assert "Drew 2 parameters of swin" in capsys.readouterr().out
+        assert "relative_position_bias_table" in (tmp_path / "x.html").read_text()
+        return
     with pytest.raises(SystemExit) as caught:
-        main(["show", "--weights", str(tmp_path / "swin"), "--out", str(tmp_path / "x.png")])
+        main(typed)
     assert caught.value.code == 2
-    said = capsys.readouterr().err
-    assert re.search(r"expected a vision transformer or a language model to draw; got a SwinTransformer in", said)
+    assert "expected weights with a learned position" in capsys.readouterr().err
