@@ -201,6 +201,19 @@ Made by `python -m pytest tests/position --parity docs/parity.md`, which also as
 """
 
 
+HEAD_OF_MODELS = """# Parity of models
+
+How far a model of relpos with the weights of a published one is from it: random weights, all parameters moved from
+where they start, one input. Columns are as in [parity.md](parity.md): largest relative differences of the scores and of
+the gradient of every parameter by its name, with float64 wherever the published code says float32, and in float32 as
+it is.
+
+Made by `python -m pytest tests/models/test_published.py --parity docs/parity-models.md`, which also asserts every
+figure; not typed by hand.
+"""
+
+
 def write(path: Path, versions: Iterable[str]) -> None:
     """The page: what the columns mean, which versions were compared, the table."""
-    path.write_text(f"{HEAD}Compared with {', '.join(versions)}.\n\n{table()}", encoding="utf-8")
+    head = HEAD_OF_MODELS if path.stem.endswith("models") else HEAD
+    path.write_text(f"{head}Compared with {', '.join(versions)}.\n\n{table()}", encoding="utf-8")

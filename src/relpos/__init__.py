@@ -60,7 +60,7 @@ from relpos.layers import (
     SparseAttention,
     TransformerBlock,
 )
-from relpos.models import LanguageModel, VisionTransformer, count_parameters
+from relpos.models import LanguageModel, SwinTransformer, VisionTransformer, count_parameters, load_weights
 from relpos.optim import Lion, Sophia, parameter_groups, sampled_loss
 from relpos.position import (
     ALiBi,
@@ -171,6 +171,7 @@ __all__ = [
     "Softcap",
     "Sophia",
     "SparseAttention",
+    "SwinTransformer",
     "T5Bias",
     "TUPEPosition",
     "Terms",
@@ -192,6 +193,7 @@ __all__ = [
     "get_relative_position_index_2d",
     "linear_attention",
     "lines",
+    "load_weights",
     "lookup",
     "parameter_groups",
     "replace_position",

@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "patterns": {"core"},
     "engines": {"core"},
     "layers": BELOW_LAYERS,
-    "models": BELOW_MODELS,
+    "models": BELOW_MODELS | {"files", "version"},
     "optim": {"core", "position"},
     "data": {"core", "files", "results"},  # results for the dataclasses that describe a task
     "train": BELOW_TRAIN | {"files"},

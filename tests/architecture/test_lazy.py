@@ -43,6 +43,7 @@ def test_import_relpos_loads_no_part_that_only_the_command_needs() -> None:
         "engines",
         "compat",
         "core",
+        "files",
         "layers",
         "models",
         "optim",

@@ -6,11 +6,13 @@ import re
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import relpos
 from relpos.cli import main
 from relpos.position import presets
 
@@ -223,3 +225,20 @@ def test_a_broken_model_is_named(name: str, content: str, trained: Path, tmp_pat
     assert re.search(r"expected (a |weights ).*; got .*(relpos train --out DIR|train a new model)", message), message
     assert len(message.splitlines()) == 1
     assert not (tmp_path / "x.png").exists()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_model_of_windows_is_drawn_as_a_page(version: Any, tmp_path: Path, capsys: Captured) -> None:
+    """Its tables; what a network says stands in no parameter."""
+    model = relpos.SwinTransformer(8, 2, embed_dim=8, depths=(2,), num_heads=(2,), window_size=2, version=version)
+    model.save_pretrained(tmp_path / "swin")
+    typed = ["show", "--weights", str(tmp_path / "swin"), "--out", str(tmp_path / "x.html")]
+    if version == 1:
+        main(typed)
+        assert "Drew 2 parameters of swin" in capsys.readouterr().out
+        assert "relative_position_bias_table" in (tmp_path / "x.html").read_text()
+        return
+    with pytest.raises(SystemExit) as caught:
+        main(typed)
+    assert caught.value.code == 2
+    assert "expected weights with a learned position" in capsys.readouterr().err

@@ -21,6 +21,10 @@ def language(**changes: Any) -> relpos.LanguageModel:
     return relpos.LanguageModel(7, context=6, embed_dim=8, depth=1, num_heads=2, **changes)
 
 
+def swin(**changes: Any) -> relpos.SwinTransformer:
+    return relpos.SwinTransformer(8, 2, embed_dim=8, depths=(1,), num_heads=(2,), window_size=2, **changes)
+
+
 def replaced(**given: Any) -> Any:
     attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
     return relpos.replace_position(attention, "t5", coordinates=relpos.Sequence(5), **given)
@@ -49,11 +53,17 @@ FLAGS: dict[str, Callable[[Any], Any]] = {
     "Site.causal": lambda flag: site(causal=flag),
     "Site.trainable": lambda flag: site(trainable=flag),
     "SparseAttention.causal": lambda flag: relpos.SparseAttention(8, 2, causal=flag),
+    "SwinTransformer.position_trainable": lambda flag: swin(position_trainable=flag),
+    "SwinTransformer.qkv_bias": lambda flag: swin(qkv_bias=flag),
+    "SwinTransformer.shared_position": lambda flag: swin(shared_position=flag),
     "T5Bias.bidirectional": lambda flag: relpos.T5Bias(4, bidirectional=flag),
     "T5Bias.scaled": lambda flag: relpos.T5Bias(4, scaled=flag),
+    "TransformerBlock.post_norm": lambda flag: relpos.TransformerBlock(8, 2, post_norm=flag),
     "TransformerBlock.proj_bias": lambda flag: relpos.TransformerBlock(8, 2, proj_bias=flag),
     "TransformerBlock.qkv_bias": lambda flag: relpos.TransformerBlock(8, 2, qkv_bias=flag),
     "VisionTransformer.class_token": lambda flag: vit(class_token=flag, global_pool="avg"),
+    "VisionTransformer.distilled": lambda flag: vit(distilled=flag),
+    "VisionTransformer.fc_norm": lambda flag: vit(fc_norm=flag),
     "VisionTransformer.position_trainable": lambda flag: vit(position_trainable=flag),
     "VisionTransformer.qkv_bias": lambda flag: vit(qkv_bias=flag),
     "VisionTransformer.shared_position": lambda flag: vit(shared_position=flag),

@@ -84,6 +84,47 @@ def test_weights_are_those_it_attends_with() -> None:
     torch.testing.assert_close(layer.proj((weights @ values).transpose(1, 2).flatten(2)), layer(x, mask=Mask.causal()))
 
 
+def test_cosines_of_queries_and_keys_by_hand() -> None:
+    """Swin V2's attention, with grouped heads; its keys have no bias, and no scale passes 100."""
+    layer = MultiHeadAttention(12, 3, num_kv_heads=1, qk_norm="cosine").double()
+    assert layer.qkv.bias is None
+    assert layer.q_bias is not None
+    assert layer.v_bias is not None
+    scale = layer.qk_norm.logit_scale  # type: ignore[union-attr]
+    with torch.no_grad():
+        layer.q_bias.normal_()
+        layer.v_bias.normal_()
+        scale.copy_(torch.tensor([0.3, 2.0, 9.0]).view(3, 1, 1))  # type: ignore[operator]
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    q, k, v = (x @ layer.qkv.weight.T).split([12, 4, 4], dim=-1)
+    q, v = q + layer.q_bias, v + layer.v_bias
+    rows = []
+    for head, factor in enumerate((torch.tensor(0.3).double().exp(), torch.tensor(2.0).double().exp(), 100.0)):
+        own = q[..., 4 * head : 4 * head + 4]
+        cosine = (own @ k.mT) / (own.norm(dim=-1)[..., None] * k.norm(dim=-1)[:, None])
+        rows.append((factor * cosine).softmax(-1))
+    weights = torch.stack(rows, dim=1)
+    torch.testing.assert_close(layer.weights(x), weights)
+    torch.testing.assert_close(layer(x), layer.proj((weights @ v[:, None]).transpose(1, 2).flatten(2)))
+    whole = MultiHeadAttention(12, 3, qk_norm="cosine").double()
+    fewer = whole.grouped(1)
+    assert fewer.v_bias is not None
+    assert fewer(x).shape == x.shape
+    torch.testing.assert_close(fewer.v_bias, whole.v_bias.view(3, 4).mean(0))  # type: ignore[union-attr]
+
+
+def test_norms_after_attention_and_mlp_by_hand() -> None:
+    block = TransformerBlock(12, 3, post_norm=True, layer_scale=0.5, mlp_hidden=7, norm_eps=0.1)
+    x = torch.randn(2, 5, 12)
+    assert block.mlp.fc1.out_features == 7
+    assert block.norm1.eps == block.norm2.eps == 0.1
+    with torch.no_grad():
+        block.ls1.gamma.normal_()  # type: ignore[union-attr, operator]
+        block.ls2.gamma.normal_()  # type: ignore[union-attr, operator]
+    y = x + block.ls1.gamma * block.norm1(block.attn(x))
+    torch.testing.assert_close(block(x), y + block.ls2.gamma * block.norm2(block.mlp(y)))
+
+
 @pytest.mark.parametrize("groups", [3, 1])
 def test_product_with_a_dense_bias_is_the_one_with_terms(groups: int) -> None:
     q = torch.randn(2, 3, 6, 4, dtype=torch.float64)

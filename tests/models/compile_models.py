@@ -18,11 +18,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from relpos import LanguageModel, RelativePositionBias, Sequence, VisionTransformer, attention
+from relpos import LanguageModel, RelativePositionBias, Sequence, SwinTransformer, VisionTransformer, attention
 
 CASES = {
     "image, learned+relative_2d": ("learned+relative_2d", True),
     "image, shaw": ("shaw", False),
+    "windows, relative_2d": ("relative_2d", False),
     "text, rotary_1d": ("rotary_1d", True),
     "text, t5": ("t5", False),
     "text, cope": ("cope", False),
@@ -47,6 +48,11 @@ def build(name: str, position: str) -> tuple[torch.nn.Module, Callable[[int], Te
         small = {"embed_dim": 8, "depth": 1, "num_heads": 2, "num_kv_heads": 1, "mlp_ratio": 2.0}
         text = LanguageModel(7, 6, **small, position=position, position_init_std=0.5)  # type: ignore[arg-type]
         return text, lambda batch: torch.randint(7, (batch, 6))
+    if name.startswith("windows"):
+        windows = SwinTransformer(
+            16, 2, 1, 3, embed_dim=8, depths=(2, 2), num_heads=(1, 2), window_size=4, position_init_std=0.5
+        )
+        return windows, lambda batch: torch.randn(batch, 1, 16, 16)
     token = position != "shaw"
     image = VisionTransformer(
         (4, 6), 2, 1, 3, "token" if token else "max", embed_dim=8, depth=1, num_heads=2, mlp_ratio=2.0,

@@ -62,3 +62,14 @@ def test_a_module_of_ones_own_that_holds_a_mechanism() -> None:
 def test_no_empty_groups_and_no_frozen_position() -> None:
     assert len(parameter_groups(vit("none"), learning_rate=1.0, weight_decay=1.0)) == 2
     assert len(parameter_groups(vit(position_trainable=False), learning_rate=1.0, weight_decay=1.0)) == 2
+
+
+def test_scales_of_heads_do_not_decay() -> None:
+    """They have two axes more than heads, and are no matrix."""
+    model = relpos.SwinTransformer(8, 2, embed_dim=8, depths=(1,), num_heads=(2,), window_size=2, version=2)
+    (decayed,) = (group for group in relpos.parameter_groups(model, learning_rate=1.0, weight_decay=0.3)
+                  if group["weight_decay"])  # fmt: skip
+    (scale,) = (parameter for name, parameter in model.named_parameters() if name.endswith("logit_scale"))
+    assert scale.dim() == 3
+    assert all(parameter is not scale for parameter in decayed["params"])
+    assert any(parameter is model.head.weight for parameter in decayed["params"])

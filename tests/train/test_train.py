@@ -19,13 +19,12 @@ from torch import Tensor, nn
 
 from relpos.data import find_task
 from relpos.files.writing import WriteError
-from relpos.models import VisionTransformer
+from relpos.models import VisionTransformer, pretrained
 from relpos.train import (
     Curve,
     ImageRecipe,
     Progress,
     check_free,
-    checkpoint,
     load,
     predict,
     resolve_device,
@@ -228,10 +227,10 @@ def test_a_model_comes_back_from_its_folder(position: str, tmp_path: Path) -> No
     about = {"seed": 0, "note": "kept"}
     whole = {"task": "digits", "task_options": {}, "position": position, "recipe": asdict(recipe), **about}
     assert {name: config[name] for name in whole} == whole
-    assert set(config) == {*whole, "classes", "kind", "model"}
+    assert set(config) == {*whole, "class", "classes", "kind", "model", "relpos"}
     assert config["classes"] == [str(digit) for digit in range(10)]
     assert config == json.loads((folder / "config.json").read_text())
-    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.json"}
+    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.json", "README.md"}
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
@@ -274,14 +273,14 @@ def test_a_save_that_fails_leaves_nothing(
 
 def test_of_two_that_save_in_one_folder_the_first_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other has looked whether the folder is free before the first came."""
-    real = checkpoint.write_json
+    real = pretrained.write_json
 
     def overtaken(path: Path, tree: Any, **how: Any) -> None:
-        monkeypatch.setattr(checkpoint, "write_json", real)
+        monkeypatch.setattr(pretrained, "write_json", real)
         save_to(tmp_path, who="first")
         real(path, tree, **how)
 
-    monkeypatch.setattr(checkpoint, "write_json", overtaken)
+    monkeypatch.setattr(pretrained, "write_json", overtaken)
     with pytest.raises(ValueError, match="nothing is overwritten"):
         save_to(tmp_path, who="second")
     assert load(tmp_path)[1]["who"] == "first"
@@ -295,7 +294,7 @@ def test_no_configuration_has_a_number_that_is_none(tmp_path: Path) -> None:
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(ValueError, match="expected a folder for --out; got the file"):
+    with pytest.raises(ValueError, match="expected a folder to save in; got the file"):
         check_free(tmp_path / "out")
 
 

@@ -107,7 +107,7 @@ def _trained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
     """The same of a trained model: its mechanisms where it was trained."""
     from relpos.core.checks import fail
     from relpos.train import load
-    from relpos.viz.portrait import View, strips
+    from relpos.viz.portrait import strips
 
     for option in ("length", "grid", "heads", "head_dim", "seed"):
         if getattr(arguments, option) is not None:
@@ -118,17 +118,7 @@ def _trained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
     model, config = loaded
     if (count := model.coordinates.count) > TRAINED_AT_MOST:
         fail(f"at most {TRAINED_AT_MOST:,} tokens in a picture", f"{count:,} in {folder}", "Draw one with fewer.")
-    attention = model.blocks[0].attn
-    width = attention.qkv.in_features
-    view = View(model.coordinates, attention.num_heads, width // attention.num_heads, width, arguments.query)
-    _require_query(view)
-    model.to("cpu")
-    found = strips(model.token_position.parts(), view) if model.token_position.parts() else []
-    layers = model.attention_position
-    for layer, position in enumerate(layers):
-        where = " in all layers" if len(layers) == 1 else f" in layer {layer}"
-        if position.parts():
-            found += strips(position.parts(), view, where=where)
+    view, found = strips_of(model.to("cpu"), arguments.query)
     found = found or strips([], view)
     steps = config.get("recipe", {}).get("steps")
     learned = any(True for _ in model.positions.parameters())
@@ -137,6 +127,23 @@ def _trained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
     note += "" if learned else "Its position learns nothing. "
     title = f"What {config.get('position')} learned" if learned else f"{config.get('position')} in a trained model"
     return folder.resolve().name, title, f"{note}{_READING}", view, found
+
+
+def strips_of(model: Any, query: int | None = None) -> tuple[View, list[Strip]]:
+    """The view of a trained model's tokens, and what its mechanisms say as strips, none where there are none."""
+    from relpos.viz.portrait import View, strips
+
+    attention = model.blocks[0].attn
+    width = attention.qkv.in_features
+    view = View(model.coordinates, attention.num_heads, width // attention.num_heads, width, query)
+    _require_query(view)
+    found = strips(model.token_position.parts(), view) if model.token_position.parts() else []
+    layers = model.attention_position
+    for layer, position in enumerate(layers):
+        where = " in all layers" if len(layers) == 1 else f" in layer {layer}"
+        if position.parts():
+            found += strips(position.parts(), view, where=where)
+    return view, found
 
 
 def _wants_page(arguments: Namespace) -> bool:
@@ -157,7 +164,9 @@ def _wants_page(arguments: Namespace) -> bool:
         config = read_json(folder / CONFIG, CONFIG_AT_MOST) if (folder / CONFIG).exists() else {"model_type": None}
     except FileError:
         return False  # reading the model says what is wrong
-    return isinstance(config, dict) and any(name in config for name in ("model_type", "architecture", "architectures"))
+    foreign = ("model_type", "architecture", "architectures")
+    in_windows = isinstance(config, dict) and config.get("class") == "SwinTransformer"
+    return in_windows or (isinstance(config, dict) and any(name in config for name in foreign))
 
 
 def _page(arguments: Namespace) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from relpos.cli.saying import WITH_A_BAR, say
 from relpos.cli.task_choice import choose_task
+from relpos.cli.train_card import PICTURE, card_of_run
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
@@ -34,6 +35,7 @@ def run(arguments: Namespace) -> None:
     from relpos.comparing.call import note_on_batch
     from relpos.core.checks import require_choice, require_int
     from relpos.files.writing import require_writable
+    from relpos.models.pretrained import CARD
     from relpos.train import OPTIMIZERS, Recipe, check_free, measured, require_precision, resolve_device, save, train
     from relpos.train import Progress as StepProgress
     from relpos.train.keeping import Keeping
@@ -44,7 +46,7 @@ def run(arguments: Namespace) -> None:
         _launch(arguments.devices)
     console = Console(quiet=not is_main())
     folder = Path(arguments.out)
-    check_free(folder)
+    check_free(folder, CARD, PICTURE)
     require_writable(folder)
     if arguments.steps is not None:
         require_int(arguments.steps, "steps", at_least=1)
@@ -102,7 +104,8 @@ def run(arguments: Namespace) -> None:
             keeping=keeping,
             resume=arguments.resume,
         )
-    reached = {"validation": curve.validation[-1], "test": measured(model, task, task.probes[0], device)[task.measure]}
+    metric = measured(model, task, task.probes[0], device)
+    reached = {"validation": curve.validation[-1], "test": metric[task.measure]}
     if not is_main():
         return
     about = {
@@ -115,7 +118,8 @@ def run(arguments: Namespace) -> None:
         "torch": torch.__version__,
         **{f"{split}_{task.measure}": value for split, value in reached.items()},
     }
-    save(folder, model, task=task, position=arguments.position, recipe=recipe, about=about)
+    card, files = card_of_run(model, folder.resolve().name, task, arguments.position, recipe, about, metric)
+    save(folder, model, task=task, position=arguments.position, recipe=recipe, about=about, card=card, files=files)
     figure, unit = ("{:.1%}", "") if task.measure == "accuracy" else ("{:.3f}", " bits per byte")
     figures = {
         split: "not finite" if value is None else figure.format(value) + unit for split, value in reached.items()

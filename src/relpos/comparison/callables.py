@@ -17,6 +17,7 @@ import torch
 
 from relpos.adapters.library_models import PREFIXES, LibraryModel
 from relpos.core.checks import fail, shape_of
+from relpos.train import build_swin
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ def find_function(given: object, call: str) -> Callable[..., Any] | None:
 
 def find_build(model: object) -> Callable[..., Any] | None:
     """What builds the models of `model=`: None for those of relpos, else as `find_function`."""
+    if model == "swin":
+        return build_swin
     if isinstance(model, str) and model.startswith(PREFIXES):
         return LibraryModel(model)
     return find_function(model, "build(position, task)")

@@ -88,7 +88,9 @@ class MultiHeadAttention(SelfAttention):
         num_heads: query heads, H.
         num_kv_heads: key/value heads, G; a divisor of H. None for H; 1 is multi-query attention.
         qkv_bias, proj_bias: whether the QKV and the output projection have a bias.
-        qk_norm: "rmsnorm" or "layernorm" of the queries and keys of each head, before any rotation; or None.
+        qk_norm: of the queries and keys of each head, before any rotation: "rmsnorm", "layernorm", "cosine" or None.
+            "cosine" is Swin V2's: `CosineScale`, and a bias of queries and values but not of keys.
+        norm_eps: of `qk_norm`; None for 1e-5 of "layernorm" and 1e-6 of "rmsnorm".
         attn_drop, proj_drop: dropout probability of attention weights and of the output.
         position: the layer's own mechanism; `forward` also takes terms, which are added.
         kind: "softmax"; or "linear" or "flash", which support fewer positions and masks.
@@ -107,6 +109,7 @@ class MultiHeadAttention(SelfAttention):
         qkv_bias: bool = True,
         proj_bias: bool = True,
         qk_norm: HeadNormChoice | None = None,
+        norm_eps: float | None = None,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         position: Mechanism | None = None,
@@ -114,10 +117,12 @@ class MultiHeadAttention(SelfAttention):
         backend: str = "auto",
     ) -> None:
         super().__init__(
-            dim, num_heads, num_kv_heads, qkv_bias=qkv_bias, proj_bias=proj_bias, qk_norm=qk_norm, position=position,
-            width_name="dim",
+            dim, num_heads, num_kv_heads, qkv_bias=qkv_bias, proj_bias=proj_bias, qk_norm=qk_norm, norm_eps=norm_eps,
+            position=position, width_name="dim",
         )  # fmt: skip
         require_choice(kind, "kind", get_args(AttentionKind))
+        if self.scale is not None and kind != "softmax":
+            fail('kind="softmax" beside qk_norm="cosine"', repr(kind), "The others have a scale of their own.")
         require_probability(attn_drop, "attn_drop")
         require_probability(proj_drop, "proj_drop")
         require_backend(backend)
@@ -169,7 +174,9 @@ class MultiHeadAttention(SelfAttention):
     ) -> Tensor:
         dropout = self.attn_drop if self.training else 0.0
         if self.kind == "softmax":
-            attended = attention(q, k, v, position=position, mask=mask, dropout=dropout, backend=self.backend)
+            attended = attention(
+                q, k, v, position=position, mask=mask, scale=self.scale, dropout=dropout, backend=self.backend
+            )
             assert isinstance(attended, Tensor)
             return attended
         if dropout:
@@ -231,6 +238,9 @@ class MultiHeadAttention(SelfAttention):
         layer.qkv.weight = mean(self.qkv.weight)
         layer.qkv.bias = None if self.qkv.bias is None else mean(self.qkv.bias)
         layer.qkv.out_features = layer.qkv.weight.shape[0]
+        if self.v_bias is not None:
+            heads = self.v_bias.detach().unflatten(0, (num_kv_heads, -1, self.head_dim)).mean(dim=1)
+            layer.v_bias = nn.Parameter(heads.flatten(), requires_grad=self.v_bias.requires_grad)
         return layer
 
     def weights(
@@ -250,7 +260,7 @@ class MultiHeadAttention(SelfAttention):
             raise NotImplementedError("expected attention with a softmax to draw; got kind='linear', without.")
         q, k, _ = self._heads(x)
         terms = self._terms(q.shape[2], k.shape[2], position, coordinates)
-        return attention_weights(q, k, position=terms, mask=mask)
+        return attention_weights(q, k, position=terms, mask=mask, scale=self.scale)
 
 
 class MultiQueryAttention(MultiHeadAttention):

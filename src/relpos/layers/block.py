@@ -1,15 +1,22 @@
-"""The pre-norm Transformer block (Xiong et al. 2020): x + attention(norm(x)), then x + mlp(norm(x))."""
+"""The Transformer block: attention and an MLP, each with a norm and a residual connection.
+
+pre-norm (Xiong et al. 2020)                   x + attention(norm1(x)), then x + mlp(norm2(x))
+residual post-norm (Liu et al. 2022, Swin V2)  x + norm1(attention(x)), then x + norm2(mlp(x))
+
+Neither is the post-norm of Vaswani et al. 2017, norm1(x + attention(x)).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Mask, Term, Terms
-from relpos.core.checks import require_choice, require_int, require_number, require_tokens
+from relpos.core.checks import require_choice, require_flag, require_int, require_number, require_tokens
 from relpos.layers.attention import AttentionKind, MultiHeadAttention
 from relpos.layers.cache import LayerCache
 from relpos.layers.mlp import GatedMlp, Mlp, gated_width
@@ -36,10 +43,31 @@ class BlockConfig:
     proj_drop: float = 0.0
     kind: AttentionKind = "softmax"
     backend: str = "auto"
+    norm_eps: float | None = None
+    mlp_hidden: int | None = None
+    layer_scale: float | None = None
+    post_norm: bool = False
 
     def blocks(self, depth: int) -> nn.ModuleList:
         """New blocks, `depth` of them."""
         return nn.ModuleList(TransformerBlock(**vars(self)) for _ in range(depth))
+
+
+class LayerScale(nn.Module):
+    """Each channel times a learned factor, `gamma` (Touvron et al. 2021, "Going deeper with image transformers").
+
+    Args:
+        dim: channels, E.
+        start: what the factors start from.
+    """
+
+    def __init__(self, dim: int, start: float) -> None:
+        super().__init__()
+        require_number(start, "layer_scale", "above 0", "DeiT III starts from 1e-5.")
+        self.gamma = nn.Parameter(torch.full((dim,), float(start)))
+
+    def forward(self, x: Float[Tensor, "B N E"]) -> Float[Tensor, "B N E"]:
+        return x * self.gamma
 
 
 class TransformerBlock(nn.Module):
@@ -50,9 +78,13 @@ class TransformerBlock(nn.Module):
         num_heads, num_kv_heads, qkv_bias, proj_bias, qk_norm, attn_drop, position, kind, backend: as in
             `MultiHeadAttention`.
         mlp_ratio: hidden width of the MLP over `dim`; "swiglu" has two thirds of it, for as many parameters.
+        mlp_hidden: that width itself, whatever the ratio; None to go by the ratio.
         mlp: "gelu" (`Mlp`) or "swiglu" (`GatedMlp`).
         norm: "layernorm", "rmsnorm" or "groupnorm", the last with statistics of one token.
+        norm_eps: of all norms; None for 1e-5 of "layernorm" and 1e-6 of the others.
         proj_drop: dropout probability of the attention output and in the MLP.
+        layer_scale: what the factors of `LayerScale` on both branches start from; None for no such factors.
+        post_norm: whether norms come after attention and MLP, inside the residual connection, as in Swin V2.
 
     Raises:
         ValueError: the heads do not divide the width, or an argument is invalid.
@@ -75,22 +107,32 @@ class TransformerBlock(nn.Module):
         position: Mechanism | None = None,
         kind: AttentionKind = "softmax",
         backend: str = "auto",
+        norm_eps: float | None = None,
+        mlp_hidden: int | None = None,
+        layer_scale: float | None = None,
+        post_norm: bool = False,
     ) -> None:
         super().__init__()
+        require_flag(post_norm, "post_norm")
         require_int(dim, "dim", at_least=1)
         require_number(mlp_ratio, "mlp_ratio", "above 0", "It is the MLP's hidden width over dim.")
         require_choice(mlp, "mlp", get_args(MlpChoice))
-        self.norm1 = norm_layer(norm, dim)
+        self.post_norm = post_norm
+        self.norm1 = norm_layer(norm, dim, norm_eps)
         self.attn = MultiHeadAttention(
             dim, num_heads, num_kv_heads=num_kv_heads, qkv_bias=qkv_bias, proj_bias=proj_bias, qk_norm=qk_norm,
-            attn_drop=attn_drop, proj_drop=proj_drop, position=position, kind=kind, backend=backend,
+            norm_eps=norm_eps, attn_drop=attn_drop, proj_drop=proj_drop, position=position, kind=kind, backend=backend,
         )  # fmt: skip
-        self.norm2 = norm_layer(norm, dim)
+        self.norm2 = norm_layer(norm, dim, norm_eps)
+        self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
+        self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
+        if mlp_hidden is None:
+            mlp_hidden = gated_width(dim, mlp_ratio) if mlp == "swiglu" else round(dim * mlp_ratio)
         self.mlp: Mlp | GatedMlp
         if mlp == "swiglu":
-            self.mlp = GatedMlp(dim, gated_width(dim, mlp_ratio), drop=proj_drop)
+            self.mlp = GatedMlp(dim, mlp_hidden, drop=proj_drop)
         else:
-            self.mlp = Mlp(dim, round(dim * mlp_ratio), drop=proj_drop)
+            self.mlp = Mlp(dim, mlp_hidden, drop=proj_drop)
 
     def forward(
         self,
@@ -103,6 +145,11 @@ class TransformerBlock(nn.Module):
     ) -> Float[Tensor, "B N E"]:
         """The tokens after the block; arguments as in `MultiHeadAttention.forward`."""
         require_tokens(x, self.attn.qkv.in_features, self.attn.qkv.weight)
-        x = x + self.attn(self.norm1(x), position=position, coordinates=coordinates, mask=mask, cache=cache)
-        x = x + self.mlp(self.norm2(x))
+        given = {"position": position, "coordinates": coordinates, "mask": mask, "cache": cache}
+        if self.post_norm:
+            x = x + self.ls1(self.norm1(self.attn(x, **given)))
+            x = x + self.ls2(self.norm2(self.mlp(x)))
+            return x
+        x = x + self.ls1(self.attn(self.norm1(x), **given))
+        x = x + self.ls2(self.mlp(self.norm2(x)))
         return x

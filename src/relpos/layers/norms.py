@@ -9,23 +9,31 @@ import math
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core.checks import fail, require_choice, require_flag, require_int, require_number, require_tokens
 
 NormChoice = Literal["layernorm", "rmsnorm", "groupnorm"]
-HeadNormChoice = Literal["layernorm", "rmsnorm"]
+HeadNormChoice = Literal["layernorm", "rmsnorm", "cosine"]
 GROUP = 16
 """Channels of a group in `norm_layer`, if the width allows it (Wu and He 2018, section 4.1)."""
 
 
-def norm_layer(norm: NormChoice, dim: int) -> nn.LayerNorm | nn.RMSNorm | GroupNorm:
-    """The norm with a name: PyTorch's LayerNorm, RMSNorm, or GroupNorm token by token."""
+def norm_layer(norm: NormChoice, dim: int, eps: float | None = None) -> nn.LayerNorm | nn.RMSNorm | GroupNorm:
+    """The norm with a name: PyTorch's LayerNorm, RMSNorm, or GroupNorm token by token.
+
+    Args:
+        eps: added to the variance; None for 1e-5 of "layernorm", as PyTorch has it, and 1e-6 of the others.
+    """
     require_choice(norm, "norm", get_args(NormChoice))
+    if eps is None:
+        eps = 1e-5 if norm == "layernorm" else 1e-6
+    require_number(eps, "norm_eps", "above 0", "It keeps a norm from dividing by 0.")
     if norm == "groupnorm":
-        return GroupNorm(dim, math.gcd(dim, max(1, dim // GROUP)))
-    return nn.LayerNorm(dim) if norm == "layernorm" else RMSNorm(dim)
+        return GroupNorm(dim, math.gcd(dim, max(1, dim // GROUP)), eps)
+    return nn.LayerNorm(dim, eps) if norm == "layernorm" else RMSNorm(dim, eps)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -81,12 +89,15 @@ class QueryKeyNorm(nn.Module):
     Args:
         head_dim: width of a head, D.
         norm: "layernorm" or "rmsnorm".
+        eps: as in `norm_layer`.
     """
 
-    def __init__(self, head_dim: int, norm: HeadNormChoice = "rmsnorm") -> None:
+    def __init__(
+        self, head_dim: int, norm: Literal["layernorm", "rmsnorm"] = "rmsnorm", eps: float | None = None
+    ) -> None:
         super().__init__()
-        require_choice(norm, "qk_norm", get_args(HeadNormChoice))
-        self.query, self.key = norm_layer(norm, head_dim), norm_layer(norm, head_dim)
+        require_choice(norm, "norm", ("layernorm", "rmsnorm"))
+        self.query, self.key = norm_layer(norm, head_dim, eps), norm_layer(norm, head_dim, eps)
 
     def forward(
         self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B G N D"]
@@ -94,3 +105,33 @@ class QueryKeyNorm(nn.Module):
         # Under autocast q and k are in half precision; the norms compute in the dtype of their weights.
         wide: torch.dtype = self.query.weight.dtype  # type: ignore[assignment]
         return self.query(q.to(wide)).to(q.dtype), self.key(k.to(wide)).to(k.dtype)
+
+
+LARGEST_SCALE = math.log(100)
+"""Of the logarithm that `CosineScale` learns (Liu et al. 2022, section 3.2)."""
+
+
+class CosineScale(nn.Module):
+    """Queries and keys of length 1, and a learned scale a head (Liu et al. 2022, "Swin V2", section 3.2).
+
+        score[h, i, j] = exp(min(logit_scale[h], log 100)) <q[h, i] / |q[h, i]|, k[h, j] / |k[h, j]|>
+
+    Attention then scales by 1, not by 1/sqrt(D).
+
+    Args:
+        num_heads: query heads, H.
+
+    Attributes:
+        logit_scale: `[H, 1, 1]`, from log 10.
+    """
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        require_int(num_heads, "num_heads", at_least=1)
+        self.logit_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(10)))
+
+    def forward(
+        self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B G N D"]
+    ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B G N D"]]:
+        scale = self.logit_scale.clamp(max=LARGEST_SCALE).exp()
+        return (F.normalize(q, dim=-1) * scale).to(q.dtype), F.normalize(k, dim=-1)

@@ -8,12 +8,15 @@ grouped-query attention (Ainslie et al. 2023), with one it is multi-query attent
 
 from __future__ import annotations
 
+from typing import get_args
+
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Sequence, Terms
-from relpos.core.checks import fail, require_flag, require_int, require_tokens, shape_of
-from relpos.layers.norms import HeadNormChoice, QueryKeyNorm
+from relpos.core.checks import fail, require_choice, require_flag, require_int, require_tokens, shape_of
+from relpos.layers.norms import CosineScale, HeadNormChoice, QueryKeyNorm
 from relpos.position import Mechanism
 from relpos.position.mechanism import is_mechanism
 
@@ -26,7 +29,9 @@ class SelfAttention(nn.Module):
         num_heads: query heads, H.
         num_kv_heads: key/value heads, G; a divisor of H. None for H.
         qkv_bias, proj_bias: whether the QKV and the output projection have a bias.
-        qk_norm: "rmsnorm" or "layernorm" of the queries and keys of each head, before any rotation; or None.
+        qk_norm: of the queries and keys of each head, before any rotation: "rmsnorm", "layernorm", "cosine" or None.
+            "cosine" is Swin V2's: `CosineScale`, and a bias of queries and values but not of keys.
+        norm_eps: of `qk_norm`, as in `norm_layer`.
         position: the layer's own mechanism, or None.
         width_name: the name of `width` in the subclass, for error messages.
 
@@ -43,6 +48,7 @@ class SelfAttention(nn.Module):
         qkv_bias: bool = True,
         proj_bias: bool = True,
         qk_norm: HeadNormChoice | None = None,
+        norm_eps: float | None = None,
         position: Mechanism | None = None,
         width_name: str = "d_model",
     ) -> None:
@@ -60,8 +66,20 @@ class SelfAttention(nn.Module):
         if position is not None and not is_mechanism(position):
             fail("position to be a mechanism", shape_of(position), "Build it first, e.g. RotaryEmbedding(head_dim).")
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, width // num_heads
-        self.qkv = nn.Linear(width, (num_heads + 2 * num_kv_heads) * self.head_dim, bias=qkv_bias)
-        self.qk_norm = None if qk_norm is None else QueryKeyNorm(self.head_dim, qk_norm)
+        if qk_norm is not None:
+            require_choice(qk_norm, "qk_norm", get_args(HeadNormChoice))
+        cosine = qk_norm == "cosine"
+        self.qkv = nn.Linear(width, (num_heads + 2 * num_kv_heads) * self.head_dim, bias=qkv_bias and not cosine)
+        self.q_bias = self.v_bias = None
+        self.qk_norm: CosineScale | QueryKeyNorm | None = None
+        if qk_norm == "cosine":
+            self.qk_norm = CosineScale(num_heads)
+            if qkv_bias:
+                self.q_bias = nn.Parameter(torch.zeros(num_heads * self.head_dim))
+                self.v_bias = nn.Parameter(torch.zeros(num_kv_heads * self.head_dim))
+        elif qk_norm is not None:
+            self.qk_norm = QueryKeyNorm(self.head_dim, qk_norm, norm_eps)
+        self.scale = 1.0 if cosine else None
         self.proj = nn.Linear(width, width, bias=proj_bias)
         self.position = position
 
@@ -84,6 +102,8 @@ class SelfAttention(nn.Module):
         require_tokens(x, self.qkv.in_features, self.qkv.weight)
         counts = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
         q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2).split(counts, dim=1)
+        if self.q_bias is not None and self.v_bias is not None:
+            q, v = (y + bias.view(-1, 1, self.head_dim).to(y.dtype) for y, bias in ((q, self.q_bias), (v, self.v_bias)))
         return (q, k, v) if self.qk_norm is None else (*self.qk_norm(q, k), v)
 
     def _joined(self, heads: Float[Tensor, "B H N D"]) -> Float[Tensor, "B N E"]:

@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Mask, Positions, Sequence, Terms
-from relpos.core.checks import fail, require_device, require_flag, require_int, shape_of
+from relpos.core.checks import fail, require_device, require_flag, require_int, require_number, shape_of
 from relpos.layers import KeyValueCache
 from relpos.layers.block import BlockConfig, MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
@@ -44,11 +44,13 @@ class LanguageModel(Transformer):
         vocab_size: number of different tokens, V.
         context: length it is built for; mechanisms that are defined anywhere extrapolate beyond it.
         mlp: of the blocks, "swiglu" or "gelu".
+        mlp_hidden: its hidden width; None to go by `mlp_ratio`.
+        embed_scale: factor on the token embedding on its way in; None for 3 sqrt(E). Llama's is 1.
         qkv_bias: whether the attention's two projections have biases.
         tie_embeddings: whether the head is the token embedding itself.
-        embed_dim, depth, num_heads, num_kv_heads, mlp_ratio, norm, qk_norm, attention, drop_rate, pos_drop_rate,
-            proj_drop_rate, attn_drop_rate, position, shared_position, position_trainable, position_init_std, backend:
-            as `VisionTransformer` takes them.
+        embed_dim, depth, num_heads, num_kv_heads, mlp_ratio, norm, norm_eps, qk_norm, attention, drop_rate,
+            pos_drop_rate, proj_drop_rate, attn_drop_rate, position, shared_position, position_trainable,
+            position_init_std, backend: as `VisionTransformer` takes them.
 
     Raises:
         ValueError: arguments that do not fit together, or a position that sequences do not have.
@@ -81,23 +83,30 @@ class LanguageModel(Transformer):
         backend: str = "auto",
         *,
         attention: AttentionChoice = "full",
+        norm_eps: float | None = None,
+        mlp_hidden: int | None = None,
+        embed_scale: float | None = None,
     ) -> None:
+        given = dict(locals())
         block_config = BlockConfig(
             embed_dim, num_heads, mlp_ratio, num_kv_heads=num_kv_heads, mlp=mlp, norm=norm, qk_norm=qk_norm,
             qkv_bias=qkv_bias, proj_bias=qkv_bias, attn_drop=attn_drop_rate, proj_drop=proj_drop_rate,
-            kind=kind_of(attention), backend=backend,
+            kind=kind_of(attention), backend=backend, norm_eps=norm_eps, mlp_hidden=mlp_hidden,
         )  # fmt: skip
-        super().__init__(block_config, depth, attention, drop_rate, pos_drop_rate)
+        super().__init__(given, block_config, depth, attention, drop_rate, pos_drop_rate)
         require_int(vocab_size, "vocab_size", at_least=1)
         require_int(context, "context", at_least=1)
         require_flag(tie_embeddings, "tie_embeddings")
         self.context, self.shared_position = context, shared_position
         self.blocks = block_config.blocks(depth)
         self.token_embed = nn.Embedding(vocab_size, embed_dim)
-        self.norm = norm_layer(norm, embed_dim)
+        self.norm = norm_layer(norm, embed_dim, norm_eps)
         self.head = None if tie_embeddings else nn.Linear(embed_dim, vocab_size, bias=False)
-        self.embed_scale = 3 * math.sqrt(embed_dim)
-        nn.init.normal_(self.token_embed.weight, std=1 / self.embed_scale)
+        if embed_scale is not None:
+            require_number(embed_scale, "embed_scale", "above 0", "Llama's is 1.")
+        usual = 3 * math.sqrt(embed_dim)
+        self.embed_scale = usual if embed_scale is None else embed_scale
+        nn.init.normal_(self.token_embed.weight, std=1 / usual)
         self.positions = self._mechanisms(
             position, self.coordinates, shared=shared_position, trainable=position_trainable, init_std=position_init_std
         )
@@ -222,6 +231,7 @@ class LanguageModel(Transformer):
         model = copy.deepcopy(self)
         model.context = length
         model.positions = model.positions.grown(model.coordinates, rule)
+        model.grown = (*self.grown, {"length": length, "rule": rule})
         return model
 
     @torch.no_grad()

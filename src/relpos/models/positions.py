@@ -8,6 +8,7 @@ is one table for all layers, or one per layer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxtyping import Float
@@ -15,10 +16,28 @@ from torch import Tensor, nn
 
 from relpos.core import Coordinates, Terms
 from relpos.core.checks import fail, require_flag, shape_of
-from relpos.position import Mechanism, Site, Sum, find
+from relpos.position import Mechanism, RotaryEmbedding, Site, Sum, find
 from relpos.position.mechanism import acts_in_attention, acts_on_tokens, grow_part, growth_of, is_mechanism, parts_of
+from relpos.position.rotary import site_length
+from relpos.position.scaling import RotaryScaling
 
 PositionChoice = str | Callable[[Site], Mechanism] | None
+
+
+@dataclass(frozen=True)
+class RotaryChoice:
+    """A rotation along a sequence with another base or scaling than the preset's: a choice that can be saved.
+
+    Attributes:
+        base, scaling: as in `RotaryEmbedding`, in the half layout.
+    """
+
+    base: float = 10000.0
+    scaling: RotaryScaling | None = None
+
+    def __call__(self, site: Site) -> RotaryEmbedding:
+        trained = None if self.scaling is not None else site_length(site)
+        return RotaryEmbedding(site.head_dim, base=self.base, scaling=self.scaling, trained_length=trained)
 
 
 class LayerPositions(nn.ModuleList):
@@ -46,11 +65,8 @@ class LayerPositions(nn.ModuleList):
         """The mechanisms that a choice makes for a site, in as many layers."""
         require_flag(shared, cls.sharing)
         require_flag(trainable, "position_trainable")
-        build = _builder(position, cls.sharing)
+        build = builder(position, cls.sharing)
         built = [build(site) for _ in range(1 if shared else depth)]
-        for one in built:
-            if not is_mechanism(one):
-                fail("position to return a mechanism for a Site", shape_of(one), "Return a relpos.Mechanism.")
         parts = [part for one in built for part in parts_of(one)]
         if len({id(part) for part in parts}) != len(parts):
             fail("a mechanism of its own for each layer", "one object twice", f"Pass {cls.sharing}=True to share it.")
@@ -95,11 +111,19 @@ class LayerPositions(nn.ModuleList):
         return LayerPositions([grown, *rest], self.depth, self.trainable)
 
 
-def _builder(position: PositionChoice, sharing: str) -> Callable[[Site], Mechanism]:
+def builder(position: PositionChoice, sharing: str = "shared_position") -> Callable[[Site], Mechanism]:
+    """The function from a site to a mechanism that a choice means; `sharing` is the caller's argument, for messages."""
     if position is None or isinstance(position, str):
         return find("none" if position is None else position).make
     if isinstance(position, nn.Module) or not callable(position):
         wanted = "position to be a preset's name, a function from a Site to a mechanism, or None"
         remedy = f"Wrap a finished mechanism as lambda site: mechanism (with {sharing}=True)."
         fail(wanted, shape_of(position), remedy)
-    return position
+
+    def build(site: Site) -> Mechanism:
+        one: Mechanism = position(site)
+        if not is_mechanism(one):
+            fail("position to return a mechanism for a Site", shape_of(one), "Return a relpos.Mechanism.")
+        return one
+
+    return build

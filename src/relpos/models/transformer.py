@@ -10,7 +10,8 @@ layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -21,14 +22,16 @@ from relpos.layers import KeyValueCache, TransformerBlock
 from relpos.layers.block import BlockConfig
 from relpos.models.attending import ATTENTIONS, AttentionChoice
 from relpos.models.positions import LayerPositions, PositionChoice
+from relpos.models.pretrained import PretrainedModel
 from relpos.position import Site, Sum
 from relpos.position.tables import require_std
 
 
-class Transformer(nn.Module):
+class Transformer(PretrainedModel):
     """Base of the models. A subclass sets `blocks`, `norm` and `positions` where its checkpoints have them.
 
     Args:
+        given: `locals()` of the subclass's constructor.
         block_config: what each block is made of.
         depth: blocks.
         attention: its name in `models/attending.py`.
@@ -42,13 +45,14 @@ class Transformer(nn.Module):
 
     def __init__(
         self,
+        given: Mapping[str, Any],
         block_config: BlockConfig,
         depth: int,
         attention: AttentionChoice,
         drop_rate: float,
         pos_drop_rate: float,
     ) -> None:
-        super().__init__()
+        super().__init__(given)
         require_int(depth, "depth", at_least=1)
         require_choice(attention, "attention", ATTENTIONS)
         require_probability(drop_rate, "drop_rate")

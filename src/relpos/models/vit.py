@@ -35,10 +35,15 @@ class VisionTransformer(Transformer):
         patch_size, in_chans, embed_dim: see `PatchEmbedding`.
         num_classes: outputs of the head; 0 for none (pooled features).
         global_pool: "token" (the class token), "avg" or "max" over the patches.
-        depth, num_heads, num_kv_heads, mlp_ratio, norm, qk_norm, qkv_bias: the blocks; see `TransformerBlock`.
+        fc_norm: whether the last norm is of what is pooled, as timm has it for "avg", or of every token.
+        depth, num_heads, num_kv_heads, mlp_ratio, norm, norm_eps, qk_norm, qkv_bias: the blocks, as `TransformerBlock`
+            takes them.
+        init_values: what the blocks' `LayerScale` starts from, as in DeiT III; None for none.
         attention: "full", "local", "sparse", "linear" or "flash"; see `models/attending.py`. "local" and "sparse" of a
             grid take no prefix tokens.
         class_token: whether there is one; reg_tokens: further prefix tokens without a position (registers).
+        distilled: whether a distillation token with a head of its own stands behind the class token, as in DeiT; the
+            scores are the mean of both heads'.
         drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: dropout before the head, after the embedding, in
             the blocks, and of attention weights.
         position: absolute and relative positions, each on or off: a preset name, names joined with "+", a function from
@@ -81,19 +86,30 @@ class VisionTransformer(Transformer):
         num_kv_heads: int | None = None,
         norm: NormChoice = "layernorm",
         qk_norm: HeadNormChoice | None = None,
+        norm_eps: float | None = None,
+        init_values: float | None = None,
+        fc_norm: bool = False,
+        distilled: bool = False,
     ) -> None:
+        given = dict(locals())
         block_config = BlockConfig(
             embed_dim, num_heads, mlp_ratio, num_kv_heads=num_kv_heads, norm=norm, qkv_bias=qkv_bias, qk_norm=qk_norm,
             attn_drop=attn_drop_rate, proj_drop=proj_drop_rate, kind=kind_of(attention), backend=backend,
+            norm_eps=norm_eps, layer_scale=init_values,
         )  # fmt: skip
-        super().__init__(block_config, depth, attention, drop_rate, pos_drop_rate)
+        super().__init__(given, block_config, depth, attention, drop_rate, pos_drop_rate)
         require_choice(global_pool, "global_pool", ("token", "avg", "max"))
         require_flag(class_token, "class_token")
         require_int(num_classes, "num_classes", at_least=0)
         require_int(reg_tokens, "reg_tokens", at_least=0)
         if global_pool == "token" and not class_token:
             fail("a class token to pool", "class_token=False", 'Use global_pool="avg" or "max".')
-        self.prefix = int(class_token) + reg_tokens
+        require_flag(fc_norm, "fc_norm")
+        require_flag(distilled, "distilled")
+        if distilled and global_pool != "token":
+            fail('global_pool="token" beside distilled=True', repr(global_pool), "Its two heads read two tokens.")
+        self.distilled = distilled
+        self.prefix = int(class_token) + int(distilled) + reg_tokens
         if attention in ("local", "sparse") and self.prefix:
             came = f"attention={attention!r} and {self.prefix} of them"
             fail("no prefix tokens in a pattern of a grid", came, 'Pass class_token=False and global_pool="avg".')
@@ -101,8 +117,11 @@ class VisionTransformer(Transformer):
         self.patch_embed = PatchEmbedding(img_size, patch_size, in_chans, embed_dim)
         self.prefix_tokens = nn.Parameter(torch.zeros(1, self.prefix, embed_dim)) if self.prefix else None
         self.blocks = block_config.blocks(depth)
-        self.norm = norm_layer(norm, embed_dim)
+        last = norm_layer(norm, embed_dim, norm_eps)
+        self.norm = nn.Identity() if fc_norm else last
+        self.fc_norm = last if fc_norm else nn.Identity()
         self.head = nn.Linear(embed_dim, num_classes) if num_classes else nn.Identity()
+        self.head_dist = nn.Linear(embed_dim, num_classes) if distilled and num_classes else nn.Identity()
         if self.prefix_tokens is not None:
             nn.init.normal_(self.prefix_tokens, std=1e-6)
         self.positions = self._mechanisms(
@@ -128,7 +147,7 @@ class VisionTransformer(Transformer):
         return self.pos_drop(self.positions.embed(x, coordinates)), self.positions.terms(coordinates), mask
 
     def forward_features(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N E"]:
-        """Normed tokens after the last block, prefix first."""
+        """Tokens after the last block, normed unless `fc_norm` norms them pooled, prefix first."""
         return self._features(*self._embed(images))
 
     def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B classes"]:
@@ -138,12 +157,16 @@ class VisionTransformer(Transformer):
             ValueError: images of another shape, dtype or device, or of a size that the mechanism does not accept.
         """
         x = self.forward_features(images)
+        if self.distilled:
+            by_class, by_distilled = (self.head_drop(self.fc_norm(x[:, token])) for token in (0, 1))
+            both: Tensor = (self.head(by_class) + self.head_dist(by_distilled)) / 2
+            return both
         if self.global_pool == "token":
             pooled = x[:, 0]
         else:
             patches = x[:, self.prefix :]
             pooled = patches.mean(dim=1) if self.global_pool == "avg" else patches.amax(dim=1)
-        scores: Tensor = self.head(self.head_drop(pooled))
+        scores: Tensor = self.head(self.head_drop(self.fc_norm(pooled)))
         return scores
 
     def attention_maps(self, images: Float[Tensor, "B C height width"]) -> Iterator[Float[Tensor, "B H N N"]]:
@@ -157,4 +180,5 @@ class VisionTransformer(Transformer):
         model.patch_embed.grid_size = grid.sizes
         model.patch_embed.num_patches = grid.count - grid.prefix
         model.positions = model.positions.grown(grid, rule)
+        model.grown = (*self.grown, {"img_size": list(pair(img_size, "img_size")), "rule": rule})
         return model

@@ -14,7 +14,7 @@ from torch import nn
 from relpos.core.checks import fail, require_number, shape_of
 from relpos.position.mechanism import position_parameters
 
-_PREFIX_TOKENS = ("prefix_tokens", "cls_token", "reg_token")
+_NOT_DECAYED = ("prefix_tokens", "cls_token", "reg_token", "dist_token", "logit_scale")
 
 
 def parameter_groups(
@@ -29,7 +29,8 @@ def parameter_groups(
         groups = relpos.optim.parameter_groups(model, learning_rate=6e-3, weight_decay=0.05)
         optimizer = torch.optim.AdamW(groups)
 
-    Matrices: with weight decay. Biases, norms and prefix tokens (`prefix_tokens`, `cls_token`, `reg_token`): without.
+    Matrices: with weight decay. Biases, norms, prefix tokens (`prefix_tokens`, `cls_token`, `reg_token`, `dist_token`)
+    and Swin V2's scales of heads (`logit_scale`): without.
     Position parameters, which are all that a mechanism of relpos inside the model owns: without, at their own rate.
     Each group has `params`, `lr`, `weight_decay`, and the `multiplier` on the learning rate, for schedules that set
     `lr` themselves. Frozen position parameters, and groups that would be empty, are left out.
@@ -56,7 +57,7 @@ def parameter_groups(
     for name, parameter in model.named_parameters():
         if parameter in own:
             position += [parameter] if parameter.requires_grad else []
-        elif parameter.dim() >= 2 and name.rpartition(".")[2] not in _PREFIX_TOKENS:
+        elif parameter.dim() >= 2 and name.rpartition(".")[2] not in _NOT_DECAYED:
             decayed.append(parameter)
         else:
             rest.append(parameter)

@@ -32,8 +32,8 @@ def windows(grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ...
     sizes, shifts = _by_axis(grid, size, shift)
     segments = torch.zeros((), dtype=torch.long)
     for axis, (cells, one, ahead) in enumerate(zip(grid.sizes, sizes, shifts, strict=True)):
-        own = (torch.arange(cells) + (one - ahead) % one) // one
-        count = int(own[-1]) + 1
+        first = (one - ahead) % one
+        own, count = (torch.arange(cells) + first) // one, (cells - 1 + first) // one + 1
         segments = segments[..., None] * count + own.view(*(1,) * axis, -1)
     return Mask.packed(segments.flatten())
 

@@ -2,6 +2,7 @@
 
 from relpos.train.checkpoint import check_free, load, save
 from relpos.train.evaluate import bits, measured, predict, right, validated
+from relpos.train.hierarchy import build_swin
 from relpos.train.loop import (
     AUTOCAST,
     PRECISIONS,
@@ -37,6 +38,7 @@ __all__ = [
     "TextRecipe",
     "TrainingStep",
     "bits",
+    "build_swin",
     "check_free",
     "cross_entropy",
     "estimate_hessian",

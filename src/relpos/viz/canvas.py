@@ -75,8 +75,13 @@ def to_svg(figure: Figure, *, name: str, title: str) -> str:
 
 def to_png(figure: Figure, path: Path, *, dots_per_inch: float) -> None:
     """The figure as a PNG file with a white ground; the folder is made."""
-    FigureCanvasAgg(figure)
     path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, png_bytes(figure, dots_per_inch=dots_per_inch))
+
+
+def png_bytes(figure: Figure, *, dots_per_inch: float) -> bytes:
+    """The figure as a PNG with a white ground."""
+    FigureCanvasAgg(figure)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dots_per_inch, facecolor="white", metadata={"Software": None})
-    write_whole(path, buffer.getvalue())
+    return buffer.getvalue()

@@ -1,0 +1,106 @@
+"""The model card of a training run: what it is, how it is loaded, its data, its figures with intervals, its recipe."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from relpos.data import Task
+    from relpos.models.pretrained import PretrainedModel
+    from relpos.train import Recipe
+
+PICTURE = "position.png"
+
+
+def card_of_run(
+    model: PretrainedModel,
+    folder: str,
+    task: Task,
+    position: str,
+    recipe: Recipe,
+    about: Mapping[str, Any],
+    metric: Mapping[str, Any],
+) -> tuple[str, dict[str, bytes]]:
+    """The card as Markdown and the files that it shows, by name.
+
+    Intervals and the picture need the libraries of `relpos[report]`; without them it has figures alone, and says so.
+
+    Args:
+        about: what the run keeps in its configuration: seed, versions, validation. metric: of the test data, as
+            `measured` gives it.
+    """
+    from relpos.models.card import FRONT, usage
+    from relpos.position import find
+
+    kind, preset = type(model).__name__, find(position)
+    parameters = sum(x.numel() for x in model.parameters())
+    drawn = _picture(model, position)
+    sizes = ", ".join(f"{count:,} {split}" for split, count in task.sizes.items())
+    unit = "bytes" if task.kind == "text" else "images"
+    paragraphs = [
+        f"{FRONT}\n# {folder}",
+        f"A `relpos.{kind}` with {parameters:,} parameters, trained from scratch by `relpos train`.",
+        usage(kind, folder),
+        f"## Position\n\n{preset.title} (`{position}`). {preset.summary} Source: {preset.source}.",
+        *([f"![What its position says after training]({PICTURE})"] if drawn else []),
+        f"## Data\n\n{task.title}: {task.description} {unit.capitalize()}: {sizes}.",
+        f"## Figures\n\n{_figures(task, about, metric)}",
+        f"## Recipe\n\n{_table('number', asdict(recipe))}",
+        f"## Run\n\n{_table('what', {name: about[name] for name in about if not name.startswith('validation_')})}",
+    ]
+    return "\n\n".join(paragraphs) + "\n", ({PICTURE: drawn} if drawn else {})
+
+
+def _table(name: str, rows: Mapping[str, Any]) -> str:
+    return "\n".join([f"| {name} | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])
+
+
+def _reporting() -> bool:
+    return all(importlib.util.find_spec(name) for name in ("scipy", "matplotlib"))
+
+
+def _figures(task: Task, about: Mapping[str, Any], metric: Mapping[str, Any]) -> str:
+    """What it reaches on test data, with the interval over them, and on validation data."""
+    share = task.measure == "accuracy"
+    validation = about[f"validation_{task.measure}"]
+
+    def figure(value: float | None) -> str:
+        if value is None:
+            return "not finite"
+        return f"{value:.1%}" if share else f"{value:.3f} bits per byte"
+
+    on_validation = f"Validation {task.measure.replace('_', ' ')}: {figure(validation)}."
+    test = metric[task.measure]
+    if test is None or not _reporting():
+        why = "" if test is None else " The interval needs relpos[report]."
+        return f"Test {task.measure.replace('_', ' ')}: {figure(test)}.{why} {on_validation}"
+    import numpy as np
+
+    from relpos.report.measure import ACCURACY, BITS
+
+    measure = ACCURACY if share else BITS
+    each = np.asarray(metric["correct"], dtype=np.float64) / metric["trials"] if share else np.asarray(metric["values"])
+    interval = measure.interval({about["seed"]: each})
+    return (
+        f"Test {measure.name}: **{measure.figure(interval.mean)}**, 95% interval {measure.bounds(interval)} over "
+        f"{interval.images:,} {measure.tested}. There is one seed, so the interval is about this model, not about its "
+        f"position mechanism. {on_validation}"
+    )
+
+
+def _picture(model: Any, position: str) -> bytes | None:
+    """What its mechanisms say, as PNG; None where there is nothing to draw, or nothing to draw with."""
+    from relpos.cli.show_verb import TRAINED_AT_MOST, strips_of
+
+    if not _reporting() or model.coordinates.count > TRAINED_AT_MOST:
+        return None
+    from relpos.viz.canvas import png_bytes
+    from relpos.viz.strips import DOTS_PER_INCH, picture
+
+    _, strips = strips_of(model.to("cpu"))
+    if not strips:
+        return None
+    return png_bytes(picture(f"What {position} says after training", "", strips), dots_per_inch=DOTS_PER_INCH)

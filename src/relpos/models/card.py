@@ -1,0 +1,39 @@
+"""A model card of what a model itself tells; `relpos train` makes one of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from relpos.version import __version__
+
+FRONT = "---\nlibrary_name: relpos\ntags:\n- relpos\n- position\n---\n"
+"""What a model hub reads."""
+
+
+def model_card(
+    kind: str, parameters: int, arguments: Mapping[str, Any], grown: Iterable[Mapping[str, Any]], folder: str
+) -> str:
+    """Markdown: what the model is, how it is loaded, and the arguments it was built with.
+
+    Args:
+        kind: its class. parameters: how many numbers it has. grown: its calls of `grow`.
+        folder: where it is loaded from.
+    """
+    rows = [f"| `{name}` | `{value}` |" for name, value in arguments.items()]
+    rows += [f"| then `grow` | `{step}` |" for step in grown]
+    return "\n".join(
+        [
+            f"{FRONT}\n# {folder}\n",
+            f"A `relpos.{kind}` with {parameters:,} parameters, saved by relpos {__version__}. How it was trained and "
+            "what it reaches is not recorded.\n",
+            f"{usage(kind, folder)}\n\n## Built with\n\n| argument | value |\n|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def usage(kind: str, folder: str) -> str:
+    """The lines that load a model."""
+    return f"```python\nimport relpos\n\nmodel = relpos.{kind}.from_pretrained({folder!r})\n```"

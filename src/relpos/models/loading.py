@@ -1,0 +1,181 @@
+"""Weights into a model: all of them or none, and a report of what went where."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from relpos.core.checks import fail, shape_of
+from relpos.files.reading import MIB, FileError, read_json
+from relpos.models.published import Weights, translated
+from relpos.models.settings import as_json, llama_arguments, unlike
+
+_NAMED = 3
+"""Faults that a message names."""
+_CONFIG_AT_MOST = 16 * MIB
+_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What `relpos.load_weights` put where; printing it gives the lines.
+
+    Attributes:
+        model: its class. family: whose weights they are.
+        fitted: each tensor of the model, and the names of what it was made of.
+        left: what was given and not needed, and why.
+        parameters: how many numbers were loaded.
+    """
+
+    model: str
+    family: str
+    fitted: Mapping[str, tuple[str, ...]]
+    left: Mapping[str, str]
+    parameters: int
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.model} from {self.family}: {self.parameters:,} numbers in {len(self.fitted)} tensors, all of it"
+        ]
+        renamed = {ours: theirs for ours, theirs in self.fitted.items() if theirs != (ours,)}
+        lines += [f"  fitted  {ours} <- {' + '.join(theirs)}" for ours, theirs in renamed.items()]
+        if same := len(self.fitted) - len(renamed):
+            lines.append(f"  fitted  {same} more by their own names")
+        lines += [f"  left    {name}: {why}" for name, why in self.left.items()]
+        return "\n".join(lines)
+
+
+def load_weights(model: nn.Module, source: str | Path | Mapping[str, Tensor]) -> LoadReport:
+    """Give a model of relpos the weights of the published one, or its own: all of them, or none.
+
+        model = relpos.VisionTransformer(embed_dim=192, num_heads=3, norm_eps=1e-6)
+        print(relpos.load_weights(model, timm.create_model("vit_tiny_patch16_224").state_dict()))
+
+    `VisionTransformer` takes timm's ViT and DeiT, `SwinTransformer` timm's Swin and Swin V2, `LanguageModel`
+    transformers' Llama. Shapes do not tell everything: heads of another width, another epsilon or base of a rotation
+    would fit and compute something else. Where a folder has a configuration of Llama or of relpos it is held against
+    the model; of timm's models the settings are the caller's to give.
+
+    Args:
+        model: built for these weights.
+        source: a state dict, a file (`.safetensors`; others are read by `torch.load(weights_only=True)`), or a folder
+            with `model.safetensors`, its index, or `pytorch_model.bin`.
+
+    Raises:
+        ValueError: no weights, or a tensor that is missing, has no counterpart or another shape, or a configuration
+            that is not the model's. The model is as it was.
+    """
+    if not isinstance(model, nn.Module):
+        fail("a model to load weights into", shape_of(model), "Build it first.")
+    if not isinstance(source, str | Path | Mapping):
+        fail("a state dict, a file or a folder of weights", shape_of(source), "Pass model.state_dict(), say.")
+    theirs = source if isinstance(source, Mapping) else read_weights(Path(source))
+    if not theirs or not all(isinstance(name, str) and isinstance(x, Tensor) for name, x in theirs.items()):
+        fail("a state dict of names and tensors", shape_of(source), "Pass model.state_dict(), a file or a folder.")
+    if not isinstance(source, Mapping):
+        _require_same(model, Path(source))
+    found = translated(model, theirs)
+    wanted = model.state_dict()
+    wrong = misfits(wanted, found.tensors, set(theirs) - found.used)
+    if wrong:
+        more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        fail(
+            f"weights that fit this {type(model).__name__}",
+            f"{found.family}, which {', '.join(wrong[:_NAMED])}{more}",
+            "Build the model with their settings; nothing was loaded.",
+        )
+    with torch.no_grad():
+        for name, tensor in wanted.items():
+            tensor.copy_(found.tensors[name])
+    sources = {name: found.sources[name] for name in wanted}
+    return LoadReport(type(model).__name__, found.family, sources, found.left, sum(x.numel() for x in wanted.values()))
+
+
+def _require_same(model: nn.Module, folder: Path) -> None:
+    """Raise where a folder's configuration says that its model computes something else."""
+    path, own = folder / "config.json", getattr(model, "arguments", None)
+    if own is None or not path.is_file():
+        return
+    try:
+        config = read_json(path, _CONFIG_AT_MOST)
+        if config.get("model_type") == "llama":
+            theirs = as_json(llama_arguments(config))
+        else:
+            theirs = {**config.get("model", {}), **({"position": config["position"]} if "position" in config else {})}
+        differ = unlike(own, theirs)
+    except (FileError, KeyError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        fail("a config.json that can be read", f"{path}: {reason}", "Pass the file of weights alone.")
+    if differ:
+        remedy = "Build the model with their settings; nothing was loaded."
+        fail(f"the settings of this {type(model).__name__}", f"{path}, which has {'; '.join(differ)}", remedy)
+
+
+def misfits(wanted: Weights, given: Weights, unknown: Iterable[str] = ()) -> list[str]:
+    """Why tensors are not those wanted, each in a few words; none where they fit."""
+    wrong = [f"lacks {name}" for name in wanted if name not in given]
+    wrong += [f"has {name}" for name in (*(name for name in given if name not in wanted), *sorted(unknown))]
+    for name in wanted.keys() & given.keys():
+        own, other = wanted[name], given[name]
+        if own.shape != other.shape:
+            wrong.append(f"has {name} of shape {list(other.shape)}, not {list(own.shape)}")
+        elif own.is_floating_point() != other.is_floating_point():
+            wrong.append(f"has {name} in {str(other.dtype).removeprefix('torch.')}")
+    return wrong
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file or of a folder's files, on the CPU. Nothing in them is executed.
+
+    Raises:
+        ValueError: there are none, or they cannot be read.
+    """
+    if path.is_dir():
+        named = next((path / name for name in _FILES if (path / name).is_file()), None)
+        if named is None:
+            fail(f"a folder with {', '.join(_FILES[:-1])} or {_FILES[-1]}", str(path), "Name the file itself.")
+        path = named
+    if not path.is_file():
+        fail("a file or folder of weights", f"{path}, which is not there", "Name one that is.")
+    if path.suffix == ".json":
+        files = sorted(set(_read_index(path).values()))
+        return {name: x for file in files for name, x in _read(path.parent / Path(file).name).items()}
+    return _read(path)
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        found = json.loads(path.read_text("utf-8"))["weight_map"]
+        return {str(name): str(file) for name, file in found.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        _unreadable(path, error)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if path.suffix == ".safetensors":
+        try:
+            return dict(load_file(path))
+        except (SafetensorError, OSError) as error:
+            _unreadable(path, error)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damage may end anywhere
+        _unreadable(path, error)
+    for wrapper in ("state_dict", "model"):
+        if isinstance(found, dict) and isinstance(found.get(wrapper), dict):
+            found = found[wrapper]
+    return found if isinstance(found, dict) else {}
+
+
+def _unreadable(path: Path, error: Exception) -> NoReturn:
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    fail("weights that can be read without running anything", f"{path}: {reason}", "Save them as safetensors.")

@@ -1,0 +1,309 @@
+"""A model in a folder: `model.safetensors`, `config.json` and a model card, enough to build it again.
+
+    config.json    "class", "relpos" (the version), "model" (the arguments it was built with), "position", "grown"
+                   (its calls of `grow`), and what a training run adds
+
+Folders that `relpos train` wrote before there was a "class" load too. Nothing is made from what the files say before
+they agree: a configuration may ask for any number of parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from safetensors.torch import save as dumped
+from torch import nn
+
+from relpos.core.checks import fail, require_flag, shape_of
+from relpos.files.reading import MIB, FileError, fail_to_read, read_json
+from relpos.files.writing import write_json, write_whole
+from relpos.models.card import model_card
+from relpos.models.loading import load_weights
+from relpos.models.settings import Arguments, as_arguments, as_json, llama_arguments
+from relpos.version import __version__
+
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+Header = dict[str, tuple[tuple[int, ...], str]]
+_CONFIG_AT_MOST = 16 * MIB
+_REMEDY = "Save it anew, or train one with relpos train --out DIR."
+_FIELDS: dict[str, type] = {
+    "class": str, "model": dict, "grown": list, "kind": str, "recipe": dict, "task": str, "seed": int,
+}  # fmt: skip
+_WORDS: dict[type, str] = {dict: "object", list: "list", str: "text", int: "whole number"}
+_NAMED, _LETTERS = 3, 300
+"""Faults that a message names, and the letters of each."""
+
+
+class PretrainedModel(nn.Module):
+    """Base of the models: one that knows what it was built with, and comes and goes as a folder.
+
+    Args:
+        given: `locals()` of the subclass's constructor, before it has made anything.
+    """
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.arguments: Arguments = as_json(given)
+        self.grown: tuple[dict[str, Any], ...] = ()
+
+    def save_pretrained(self, folder: str | Path, *, card: str | None = None) -> None:
+        """Write the model's weights, its configuration and a model card into a folder, all of them or none.
+
+        Args:
+            folder: made where it is not there.
+            card: the text of the model card, Markdown; what the model itself tells where left out.
+
+        Raises:
+            ValueError: there is a model or a card, which is not overwritten, or a position that has no name.
+            WriteError: it cannot be written.
+        """
+        save_folder(self, Path(folder), {}, card=card)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """The model of a folder, in evaluation mode, as `save_pretrained`, `relpos train` or transformers wrote it.
+
+        Of transformers Llama is known, and a `LanguageModel` made of it.
+
+        Raises:
+            ValueError: the folder holds no model, one of another class, or one whose files are damaged.
+        """
+        model, _ = load_folder(Path(folder))
+        if not isinstance(model, cls):
+            came = f"a {type(model).__name__} in {folder}"
+            fail(f"a {cls.__name__}", came, f"Use relpos.{type(model).__name__}.from_pretrained.")
+        return model
+
+    def push_to_hub(
+        self, name: str, *, card: str | None = None, private: bool = True, message: str = "Upload a model of relpos"
+    ) -> str:
+        """Upload what `save_pretrained` writes, as a commit by huggingface_hub, and return its address.
+
+        Whoever is logged in there is asked of huggingface_hub alone (`hf auth login`).
+
+        Args:
+            name: of the repository, "user/model"; made where it is not there.
+            card: as in `save_pretrained`.
+            private: whether a repository that is made is private.
+            message: of the commit.
+
+        Raises:
+            ValueError: huggingface_hub is not installed, or a position that has no name.
+        """
+        from tempfile import TemporaryDirectory
+
+        require_flag(private, "private")
+        try:
+            import huggingface_hub
+        except ImportError as error:
+            fail("huggingface_hub, importable", str(error), "Run pip install huggingface_hub.")
+        with TemporaryDirectory() as made:
+            save_folder(self, Path(made) / "model", {}, card=card, shown_as=name)
+            huggingface_hub.create_repo(name, private=private, exist_ok=True)
+            done = huggingface_hub.upload_folder(
+                repo_id=name, folder_path=str(Path(made) / "model"), commit_message=message
+            )
+        return str(done)
+
+
+def check_free(folder: Path, *more: str) -> None:
+    """Raise unless a model can be saved there without overwriting anything, nor files named in `more`."""
+    for name in (WEIGHTS, CONFIG, *more):
+        if (folder / name).exists():
+            fail(f"a folder without a {name}", str(folder), "Choose another folder; nothing is overwritten.")
+    if folder.exists() and not folder.is_dir():
+        fail("a folder to save in", f"the file {folder}", "Choose another; nothing is overwritten.")
+
+
+def save_folder(
+    model: PretrainedModel,
+    folder: Path,
+    about: Mapping[str, Any],
+    *,
+    card: str | None = None,
+    files: Mapping[str, bytes] | None = None,
+    shown_as: str | None = None,
+) -> None:
+    """Write a model, with `about` kept in its configuration and `files` beside it, as `save_pretrained` does.
+
+    Args:
+        shown_as: the folder's name in a card that the model itself tells.
+    """
+    arguments = dict(model.arguments)
+    position = arguments.pop("position")
+    if isinstance(position, dict) and "function" in position:
+        came = f"the function {position['function']}"
+        fail("a position by name to save", came, "Build the model with a preset's name or a RotaryChoice.")
+    text = model_card(
+        type(model).__name__, _numbers(model), model.arguments, model.grown, shown_as or folder.resolve().name
+    )
+    text = text if card is None else card
+    beside = {**(files or {}), CARD: text.encode()}
+    check_free(folder, *beside)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = dumped({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()})
+    config = {
+        "class": type(model).__name__,
+        "relpos": __version__,
+        "position": position,
+        "model": arguments,
+        **({"grown": list(model.grown)} if model.grown else {}),
+        **about,
+    }
+    try:
+        write_json(folder / CONFIG, config, indent=1, new=True)  # whoever comes first has the folder
+    except FileExistsError:
+        check_free(folder)
+        raise
+    written = [folder / CONFIG]
+    try:
+        for name, content in {WEIGHTS: weights, **beside}.items():
+            write_whole(folder / name, content)
+            written.append(folder / name)
+    except BaseException:
+        for path in written:
+            path.unlink()
+        raise
+
+
+def load_folder(folder: Path) -> tuple[PretrainedModel, dict[str, Any]]:
+    """The model in evaluation mode and its configuration.
+
+    Raises:
+        ValueError: the folder holds no model, or one that this relpos did not save, or one whose files are damaged.
+    """
+    if not (folder / CONFIG).is_file():
+        fail(f"a folder with {WEIGHTS} and {CONFIG}", str(folder), "Train one with relpos train --out DIR.")
+    config = _configuration(folder / CONFIG)
+    if config.get("model_type") == "llama":
+        return _llama(config, folder), config
+    if not (folder / WEIGHTS).is_file():
+        fail(f"a folder with {WEIGHTS} and {CONFIG}", str(folder), "Train one with relpos train --out DIR.")
+    header = _header(folder / WEIGHTS)
+    _require_fit(_built(config, header, folder / CONFIG, "meta"), header, folder / WEIGHTS)
+    model = _built(config, header, folder / CONFIG, "cpu")
+    model.load_state_dict(load_file(folder / WEIGHTS))
+    return model.eval(), config
+
+
+def _llama(config: dict[str, Any], folder: Path) -> PretrainedModel:
+    try:
+        arguments = llama_arguments(config)
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        fail_to_read(
+            "a configuration of transformers' Llama", folder / CONFIG, _line(error), "Save it by transformers."
+        )
+    model = _class("LanguageModel", folder / CONFIG)(**arguments)
+    load_weights(model, folder)
+    return model.eval()
+
+
+def _configuration(path: Path) -> dict[str, Any]:
+    expected = f"a {CONFIG} that relpos wrote"
+    try:
+        config = read_json(path, _CONFIG_AT_MOST)
+    except FileError as error:
+        fail_to_read(expected, path, error, _REMEDY)
+    if not isinstance(config, dict):
+        fail_to_read(expected, path, f"it is {shape_of(config)}, no object", _REMEDY)
+    if config.get("model_type") == "llama":
+        return config
+    if "recipe" in config and "model" not in config:
+        came = f"one without, saved by relpos {config.get('relpos', 'of an earlier version')}: {path}"
+        fail(f"a {CONFIG} with the model's arguments", came, "Load it with that version, or train a new model.")
+    for name, kind in _FIELDS.items():
+        value = config.get(name, kind())
+        if not isinstance(value, kind):
+            fail_to_read(expected, path, f"its {name} is {shape_of(value)}, no {_WORDS[kind]}", _REMEDY)
+    for name in ("model", "position"):
+        if name not in config:
+            fail_to_read(expected, path, f"it has no {name}", _REMEDY)
+    if (steps := config.get("recipe", {}).get("steps", 1)) is not None and not isinstance(steps, int):
+        fail_to_read(expected, path, f"its recipe.steps is {shape_of(steps)}, no whole number", _REMEDY)
+    return config
+
+
+def _header(path: Path) -> Header:
+    """Shape and dtype of every tensor in a file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            return {name: (tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
+    except (SafetensorError, OSError) as error:
+        fail_to_read("weights that relpos wrote", path, _line(error), _REMEDY)
+
+
+def _numbers(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _class(name: str, path: Path) -> Callable[..., PretrainedModel]:
+    """A model's class by its name."""
+    known = {one.__name__: one for one in _subclasses(PretrainedModel)}
+    if name not in known:
+        fail_to_read(f"a {CONFIG} of a model of relpos", path, f"its class is {name!r}", _REMEDY)
+    return known[name]
+
+
+def _subclasses(cls: type[PretrainedModel]) -> list[type[PretrainedModel]]:
+    return [found for one in cls.__subclasses__() for found in (one, *_subclasses(one))]
+
+
+def _built(config: dict[str, Any], header: Header, path: Path, device: str) -> PretrainedModel:
+    """The model of a configuration; on the device "meta" without a byte for its parameters."""
+    expected = f"a {CONFIG} whose model can be built"
+    build = _class(config.get("class") or _class_before(config), path)
+    try:
+        arguments = as_arguments({**config["model"], "position": config["position"]})
+        depths = arguments.get("depths", arguments.get("depth", 0))
+        depth = sum(depths) if isinstance(depths, tuple) else depths
+    except Exception as error:  # damage may stand anywhere
+        fail_to_read(expected, path, _line(error), _REMEDY)
+    if isinstance(depth, int) and depth > len(header):  # a block has several; without a look it is built for ever
+        fail_to_read(expected, path, f"its model is {depth} deep, and has {len(header)} weights", _REMEDY)
+    try:
+        with torch.device(device):
+            model: Any = build(**arguments)
+            for step in config.get("grown", []):
+                model = model.grow(**as_arguments(step))
+    except MemoryError:
+        raise
+    except Exception as error:  # damage may stand in any argument, and end anywhere
+        fail_to_read(expected, path, _line(error), _REMEDY)
+    assert isinstance(model, PretrainedModel)
+    return model
+
+
+def _class_before(config: Mapping[str, Any]) -> str:
+    """The class of a configuration of relpos 0.1.0, which names the kind of its task instead."""
+    return "LanguageModel" if config.get("kind") == "text" else "VisionTransformer"
+
+
+def _require_fit(model: nn.Module, header: Header, path: Path) -> None:
+    """Raise unless a file has what the model has, in the same shapes."""
+    wanted = model.state_dict()
+    wrong = [f"lacks {name}" for name in wanted if name not in header]
+    wrong += [f"has {name}" for name in header if name not in wanted]
+    for name in wanted.keys() & header.keys():
+        shape, dtype = header[name]
+        if shape != tuple(wanted[name].shape):
+            wrong.append(f"has {name} of shape {list(shape)}, not {list(wanted[name].shape)}")
+        elif wanted[name].is_floating_point() != dtype.startswith(("F", "BF")):
+            wrong.append(f"has {name} in {dtype}")
+    if wrong:
+        more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        listed = ", ".join(_short(one) for one in wrong[:_NAMED])
+        fail_to_read(f"the weights of the model in {CONFIG}", path, f"it {listed}{more}", _REMEDY)
+
+
+def _line(error: Exception) -> str:
+    return _short(" ".join(str(error).split()) or type(error).__name__)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LETTERS else text[: _LETTERS - 3] + "..."

@@ -1,0 +1,171 @@
+"""Others' weights by our names: which tensor of timm's or transformers' is which of a model of ours.
+
+A translation takes the model and their state dict and changes nothing. What it does not know it leaves out, and
+`load_weights` then says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Weights = Mapping[str, Tensor]
+
+
+@dataclass
+class Translation:
+    """Their tensors by our names.
+
+    Attributes:
+        family: whose they are.
+        tensors: what each of ours is to become. sources: the names of theirs that it was made of.
+        left: what of theirs needs no counterpart, and why.
+    """
+
+    family: str
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def take(self, name: str, tensor: Tensor, *sources: str) -> None:
+        """A tensor of ours, and what it was made of."""
+        self.tensors[name], self.sources[name] = tensor, sources
+
+    @property
+    def used(self) -> set[str]:
+        """The names of theirs that went into ours or may stay."""
+        return {source for sources in self.sources.values() for source in sources} | self.left.keys()
+
+
+def _own(model: nn.Module, theirs: Weights) -> Translation:
+    found = Translation("relpos")
+    for name, tensor in theirs.items():
+        found.take(name, tensor, name)
+    return found
+
+
+def _named(patterns: Mapping[str, str], name: str) -> str:
+    """A name of theirs as ours: by the first pattern that fits the whole of it, else as it is."""
+    for pattern, ours in patterns.items():
+        if match := re.fullmatch(pattern, name):
+            return match.expand(ours)
+    return name
+
+
+def _mechanisms(model: nn.Module, place: str, parameter: str, theirs: str) -> str:
+    """Our name of a parameter of the mechanism at a place; theirs where there is no such."""
+    names = [name for name in model.state_dict() if name.startswith(f"{place}.") and name.endswith(f".{parameter}")]
+    return names[0] if len(names) == 1 else theirs
+
+
+_VIT = {
+    r"(blocks\.\d+\.attn)\.q_norm\.(\w+)": r"\1.qk_norm.query.\2",
+    r"(blocks\.\d+\.attn)\.k_norm\.(\w+)": r"\1.qk_norm.key.\2",
+}
+_PREFIX = ("cls_token", "dist_token", "reg_token")
+"""In the order in which the tokens stand."""
+
+
+def _vit(model: Any, theirs: Weights) -> Translation:
+    """timm's ViT and DeiT, the distilled and the third one too."""
+    found = Translation("timm's ViT")
+    prefix = [name for name in _PREFIX if name in theirs]
+    if prefix and all(theirs[name].dim() == 3 for name in prefix):
+        found.take("prefix_tokens", torch.cat([theirs[name] for name in prefix], dim=1), *prefix)
+    for name, tensor in theirs.items():
+        if name in prefix:
+            continue
+        ours = _named(_VIT, name)
+        if name == "pos_embed":
+            ours = _mechanisms(model, "positions.0", "pos_embed", name)
+            patches = model.patch_embed.num_patches
+            if (
+                tensor.dim() == 3 and model.prefix and tensor.shape[1] == patches
+            ):  # theirs has no vectors for the prefix
+                none = tensor.new_zeros(1, model.prefix, tensor.shape[2])
+                tensor = torch.cat([none, tensor], dim=1)
+        found.take(ours, tensor, name)
+    return found
+
+
+_SWIN = {
+    r"patch_embed\.norm\.(\w+)": r"patch_norm.\1",
+    r"layers\.(\d+)\.downsample\.(.+)": r"stages.\1.merging.\2",
+    r"layers\.(\d+\.blocks\.\d+\.attn)\.logit_scale": r"stages.\1.qk_norm.logit_scale",
+    r"layers\.(\d+\.blocks\..+)": r"stages.\1",
+    r"head\.fc\.(\w+)": r"head.\1",
+}
+_TABLES = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.attn\.(relative_position_bias_table|cpb_mlp\..+)")
+_BUFFERS = ("relative_position_index", "relative_coords_table", "attn_mask", "k_bias")
+
+
+def _swin(model: Any, theirs: Weights) -> Translation:
+    """timm's Swin and Swin V2; not its `cr` variant, and not the original files, which merge at the end of a stage."""
+    found = Translation("timm's Swin")
+    for name, tensor in theirs.items():
+        if name.endswith(_BUFFERS):
+            found.left[name] = "follows from the window"
+        elif match := _TABLES.fullmatch(name):
+            stage, layer, parameter = match.groups()
+            found.take(_mechanisms(model, f"positions.{stage}.{layer}", parameter, name), tensor, name)
+        else:
+            found.take(_named(_SWIN, name), tensor, name)
+    return found
+
+
+_LLAMA = {
+    r"embed_tokens\.weight": "token_embed.weight",
+    r"lm_head\.weight": "head.weight",
+    r"layers\.(\d+)\.self_attn\.o_proj\.(\w+)": r"blocks.\1.attn.proj.\2",
+    r"layers\.(\d+)\.mlp\.down_proj\.(\w+)": r"blocks.\1.mlp.fc2.\2",
+    r"layers\.(\d+)\.input_layernorm\.(\w+)": r"blocks.\1.norm1.\2",
+    r"layers\.(\d+)\.post_attention_layernorm\.(\w+)": r"blocks.\1.norm2.\2",
+}
+_JOINED = {
+    r"layers\.(\d+)\.self_attn\.q_proj\.(\w+)": (r"blocks.\1.attn.qkv.\2", ("q_proj", "k_proj", "v_proj")),
+    r"layers\.(\d+)\.mlp\.gate_proj\.(\w+)": (r"blocks.\1.mlp.fc1.\2", ("gate_proj", "up_proj")),
+}
+
+
+def _llama(model: Any, theirs: Weights) -> Translation:
+    """transformers' Llama, with or without its head."""
+    found = Translation("transformers' Llama")
+    for name, tensor in theirs.items():
+        bare = name.removeprefix("model.")
+        if bare.endswith("inv_freq"):
+            found.left[name] = "follows from the rotation's base"
+        elif bare == "lm_head.weight" and model.head is None:
+            tied = theirs.get(f"{'model.' if 'model.embed_tokens.weight' in theirs else ''}embed_tokens.weight")
+            if tied is not None and torch.equal(tensor, tied):
+                found.left[name] = "is the token embedding"
+        elif joined := next((one for one in _JOINED if re.fullmatch(one, bare)), None):
+            ours, parts = _JOINED[joined]
+            sources = [name.replace(parts[0], part) for part in parts]
+            if all(source in theirs for source in sources):
+                found.take(_named({joined: ours}, bare), torch.cat([theirs[source] for source in sources]), *sources)
+        elif not re.search(r"\.(k_proj|v_proj|up_proj)\.", bare):
+            found.take(_named(_LLAMA, bare), tensor, name)
+    return found
+
+
+_FAMILIES: dict[str, Callable[[Any, Weights], Translation]] = {
+    "VisionTransformer": _vit,
+    "SwinTransformer": _swin,
+    "LanguageModel": _llama,
+}
+"""By the class of ours."""
+
+
+def translated(model: nn.Module, theirs: Weights) -> Translation:
+    """Whatever weights are given, by our names: ours are as they are."""
+    if theirs.keys() & model.state_dict().keys() == model.state_dict().keys():
+        return _own(model, theirs)
+    if any(re.match(r"positions\.|token_position\.|token_embed\.|prefix_tokens$|stages\.", name) for name in theirs):
+        return _own(model, theirs)
+    family = next((_FAMILIES[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in _FAMILIES), _own)
+    return family(model, theirs)

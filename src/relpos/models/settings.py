@@ -1,0 +1,139 @@
+"""The arguments that a model was built with, as plain values that JSON holds, and back; others' configurations as ours.
+
+A position that is a function has no name: it stands here as {"function": its name}, and such a model is not saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from relpos.core.checks import fail, require_choice
+from relpos.models.positions import RotaryChoice
+from relpos.position import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, NTKScaling, YaRN
+from relpos.position.scaling import RotaryScaling
+
+Arguments = dict[str, Any]
+"""Arguments of a model by name, as plain values."""
+_SCALINGS = {one.__name__: one for one in (DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, NTKScaling, YaRN)}
+_ROTARY = RotaryChoice.__name__
+
+
+def as_json(given: Mapping[str, Any]) -> Arguments:
+    """The arguments among the `locals()` of a constructor."""
+    return {name: _plain(value) for name, value in given.items() if name not in ("self", "__class__")}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    if isinstance(value, RotaryChoice):
+        scaling = value.scaling
+        if scaling is not None and type(scaling) not in _SCALINGS.values():
+            return {"function": getattr(scaling, "__name__", type(scaling).__name__)}
+        by_name = None if scaling is None else {type(scaling).__name__: _plain(asdict(scaling))}  # type: ignore[call-overload]
+        return {_ROTARY: {"base": value.base, "scaling": by_name}}
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return {"function": getattr(value, "__name__", type(value).__name__)} if callable(value) else value
+
+
+def as_arguments(plain: Mapping[str, Any]) -> Arguments:
+    """Plain values as a constructor takes them: lists are tuples."""
+    arguments = {name: _tuples(value) for name, value in plain.items()}
+    if isinstance(position := arguments.get("position"), dict):
+        arguments["position"] = _rotary(position)
+    return arguments
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(one) for one in value) if isinstance(value, list) else value
+
+
+def _rotary(plain: Mapping[str, Any]) -> RotaryChoice:
+    if set(plain) != {_ROTARY} or not isinstance(plain[_ROTARY], dict):
+        fail(f"a position by name or a {_ROTARY}", str(dict(plain))[:100], "Save the model anew.")
+    settings = dict(plain[_ROTARY])
+    scaling = settings.pop("scaling", None)
+    if scaling is not None:
+        ((name, numbers),) = scaling.items()
+        require_choice(name, "scaling", tuple(_SCALINGS))
+        scaling = _SCALINGS[name](**{key: _tuples(value) for key, value in numbers.items()})
+    return RotaryChoice(**settings, scaling=scaling)
+
+
+def llama_arguments(config: Mapping[str, Any]) -> Arguments:
+    """The arguments of the `LanguageModel` that is the Llama of a configuration of transformers.
+
+    Raises:
+        ValueError: it asks for something that the model has not.
+    """
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    wanted = {
+        "heads as wide as hidden_size / num_attention_heads": (
+            config.get("head_dim") or width // heads,
+            width // heads,
+        ),
+        "hidden_act": (config.get("hidden_act", "silu"), "silu"),
+        "mlp_bias": (config.get("mlp_bias", False), False),
+    }
+    for name, (came, ours) in wanted.items():
+        if came != ours:
+            fail(f"a Llama with {name} = {ours!r}", repr(came), "relpos.LanguageModel has no other.")
+    return {
+        "vocab_size": config["vocab_size"],
+        "context": config["max_position_embeddings"],
+        "embed_dim": width,
+        "depth": config["num_hidden_layers"],
+        "num_heads": heads,
+        "num_kv_heads": config.get("num_key_value_heads") or heads,
+        "mlp_hidden": config["intermediate_size"],
+        "norm_eps": config.get("rms_norm_eps", 1e-6),
+        "qkv_bias": config.get("attention_bias", False),
+        "tie_embeddings": config.get("tie_word_embeddings", False),
+        "attn_drop_rate": config.get("attention_dropout") or 0.0,
+        "embed_scale": 1.0,
+        "position": _llama_rotation(config),
+    }
+
+
+def _llama_rotation(config: Mapping[str, Any]) -> RotaryChoice:
+    """Its rotation: `rope_parameters` of transformers 5, `rope_theta` and `rope_scaling` before."""
+    rope = config.get("rope_parameters") or {**(config.get("rope_scaling") or {})}
+    base = rope.get("rope_theta", config.get("rope_theta", 10000.0))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    require_choice(kind, "a Llama's rope_type", ("default", "linear", "llama3"))
+    scaling: RotaryScaling | None = None
+    if kind == "linear":
+        scaling = LinearScaling(rope["factor"])
+    elif kind == "llama3":
+        trained = rope.get("original_max_position_embeddings", config["max_position_embeddings"])
+        scaling = Llama3Scaling(rope["factor"], trained, rope["low_freq_factor"], rope["high_freq_factor"])
+    return RotaryChoice(float(base), scaling)
+
+
+_NOT_IN_SHAPES = (
+    "num_heads", "num_kv_heads", "norm", "norm_eps", "qk_norm", "mlp", "position", "attention", "version",
+    "window_size", "global_pool", "fc_norm", "embed_scale",
+)  # fmt: skip
+"""Arguments that another model's weights would fit, and compute something else."""
+
+
+def unlike(own: Arguments, theirs: Arguments) -> list[str]:
+    """Arguments in which two models differ though their weights have the same shapes, each in a few words."""
+    ours, others = _usual(own), _usual(theirs)
+    shared = [name for name in _NOT_IN_SHAPES if name in ours and name in others]
+    return [f"{name} {others[name]!r}, not {ours[name]!r}" for name in shared if ours[name] != others[name]]
+
+
+def _usual(arguments: Arguments) -> Arguments:
+    """What arguments mean where they are left out, and one name for one rotation."""
+    found = dict(arguments)
+    if found.get("num_kv_heads") is None and "num_kv_heads" in found:
+        found["num_kv_heads"] = found.get("num_heads")
+    if found.get("norm_eps") is None and "norm_eps" in found:
+        found["norm_eps"] = 1e-5 if found.get("norm", "layernorm") == "layernorm" else 1e-6
+    if found.get("position") == "rotary_1d":
+        found["position"] = _plain(RotaryChoice())
+    return found

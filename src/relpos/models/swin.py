@@ -1,0 +1,279 @@
+"""Swin Transformer, version 1 (Liu et al. 2021) and version 2 (Liu et al. 2022), with any position mechanism.
+
+    patches -> norm -> position on tokens -> stages of blocks in windows, merging between them -> norm -> pool -> head
+
+Tokens see those of their own window; in every other block the windows stand half a window later. Windows are a batch:
+a block is the plain `TransformerBlock` on them, and position is that of a token in its window.
+
+    version   blocks                   attention   position ("own")        merging
+    1         pre-norm                 1/sqrt(D)   relative_2d, a table    norm, then projection
+    2         residual post-norm       cosine      log_cpb, a network      projection, then norm
+
+A side shorter than the window is one window, without a shift. Tokens that a shift brings together from opposite edges
+are hidden from each other; timm adds -100, which is the same unless scores differ by about as much. Where windows do
+not divide the tokens, what fills them up is hidden; timm lets tokens see it, and its numbers differ there. Linear
+layers start as PyTorch starts them, and the post-norms of version 2 at 0, as published, so that its blocks start as
+nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Literal
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from relpos.core import Grid, Terms
+from relpos.core.checks import fail, require_choice, require_flag, require_int, require_probability, shape_of
+from relpos.layers import PatchEmbedding
+from relpos.layers.block import BlockConfig
+from relpos.layers.norms import norm_layer
+from relpos.layers.patch import pair
+from relpos.models.positions import LayerPositions, PositionChoice, builder
+from relpos.models.pretrained import PretrainedModel
+from relpos.patterns import join, partition
+from relpos.position import Mechanism, Site, Sum
+from relpos.position.mechanism import acts_in_attention, acts_on_tokens, parts_of
+from relpos.position.tables import require_std
+
+_OWN = {1: "relative_2d", 2: "log_cpb"}
+"""The position of each version as published."""
+
+
+class SwinTransformer(PretrainedModel):
+    """A Swin Transformer for classification. Arguments as timm names them.
+
+    Args:
+        img_size, patch_size, in_chans, num_classes: as `VisionTransformer` takes them; other image sizes are accepted
+            wherever the position on tokens accepts them, since windows keep their size.
+        global_pool: "avg" or "max" over the tokens.
+        embed_dim: width of a token in the first stage, E; every stage doubles it.
+        depths: blocks of each stage. num_heads: heads of each stage.
+        window_size: tokens along the sides of a window, one number or (rows, columns).
+        version: 1 or 2.
+        mlp_ratio, qkv_bias, norm_eps: the blocks; see `TransformerBlock`.
+        drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: as `VisionTransformer` takes them.
+        position: "own" for the version's, or as `VisionTransformer` takes it. What acts in attention is of a window;
+            what acts on tokens is of all patches.
+        shared_position: one table for the layers of a stage, or one per layer.
+        position_trainable, position_init_std, backend: as `VisionTransformer` takes them.
+
+    Raises:
+        ValueError: arguments that do not fit together, or a position that grids do not have.
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int | tuple[int, int] = 4,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: Literal["avg", "max"] = "avg",
+        embed_dim: int = 96,
+        depths: tuple[int, ...] = (2, 2, 6, 2),
+        num_heads: tuple[int, ...] = (3, 6, 12, 24),
+        window_size: int | tuple[int, int] = 7,
+        version: Literal[1, 2] = 1,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        position: PositionChoice = "own",
+        shared_position: bool = False,
+        position_trainable: bool = True,
+        position_init_std: float = 0.02,
+        backend: str = "auto",
+        *,
+        norm_eps: float | None = None,
+    ) -> None:
+        super().__init__(dict(locals()))
+        _require_stages(depths, num_heads)
+        if version not in (1, 2) or isinstance(version, bool):
+            fail("version to be 1 or 2", shape_of(version), "They differ in norms, attention and position.")
+        require_choice(global_pool, "global_pool", ("avg", "max"))
+        require_int(num_classes, "num_classes", at_least=0)
+        require_probability(drop_rate, "drop_rate")
+        require_probability(pos_drop_rate, "pos_drop_rate")
+        require_flag(shared_position, "shared_position")
+        require_std(position_init_std, "position_init_std")
+        self.global_pool, self.shared_position, self.version = global_pool, shared_position, version
+        self.window_size = pair(window_size, "window_size")
+        self.patch_embed = PatchEmbedding(img_size, patch_size, in_chans, embed_dim)
+        self.patch_norm = norm_layer("layernorm", embed_dim, norm_eps)
+        self.pos_drop, self.head_drop = nn.Dropout(pos_drop_rate), nn.Dropout(drop_rate)
+        configs = [
+            BlockConfig(
+                embed_dim * 2**stage, heads, mlp_ratio, qkv_bias=qkv_bias, attn_drop=attn_drop_rate,
+                proj_drop=proj_drop_rate, qk_norm="cosine" if version == 2 else None, norm_eps=norm_eps,
+                post_norm=version == 2, backend=backend,
+            )
+            for stage, heads in enumerate(num_heads)
+        ]  # fmt: skip
+        merging = [None, *(PatchMerging(one.dim, two.dim, version == 2, norm_eps) for one, two in pairwise(configs))]
+        self.stages = nn.ModuleList(
+            SwinStage(config.blocks(depth), merge)
+            for config, depth, merge in zip(configs, depths, merging, strict=True)
+        )
+        width = configs[-1].dim
+        self.norm = norm_layer("layernorm", width, norm_eps)
+        self.head = nn.Linear(width, num_classes) if num_classes else nn.Identity()
+
+        build = builder(_OWN[version] if position == "own" else position)
+
+        def mechanisms(
+            grid: Grid, config: BlockConfig, depth: int, acts: Callable[[Mechanism], bool]
+        ) -> LayerPositions:
+            site = Site(config.num_heads, config.dim // config.num_heads, config.dim, grid, init_std=position_init_std)
+            return LayerPositions.for_layers(
+                lambda site: Sum(part for part in parts_of(build(site)) if acts(part)),
+                site, depth, shared=shared_position or acts is acts_on_tokens, trainable=position_trainable,
+            )  # fmt: skip
+
+        self.token_position = mechanisms(self.coordinates, configs[0], 1, acts_on_tokens)
+        self.positions = nn.ModuleList(
+            mechanisms(window, config, depth, acts_in_attention)
+            for window, config, depth in zip(self.windows, configs, depths, strict=True)
+        )
+        if version == 2:
+            for stage in self.stages:
+                for block in stage.blocks:  # type: ignore[union-attr]
+                    for norm in (block.norm1, block.norm2):
+                        nn.init.zeros_(norm.weight)
+
+    @property
+    def coordinates(self) -> Grid:
+        """Where the patches of the image size it was built for are."""
+        return Grid(*self.patch_embed.grid_size)
+
+    @property
+    def windows(self) -> list[Grid]:
+        """Where the tokens of a window are, in each stage: a side has no more of them than the image."""
+        sizes, found = self.patch_embed.grid_size, []
+        for _ in self.stages:
+            found.append(Grid(*(min(side, own) for side, own in zip(sizes, self.window_size, strict=True))))
+            sizes = ((sizes[0] + 1) // 2, (sizes[1] + 1) // 2)
+        return found
+
+    def position_parameters(self) -> list[nn.Parameter]:
+        """The parameters that position mechanisms own."""
+        return [*self.token_position.parameters(), *self.positions.parameters()]
+
+    def growth(self) -> tuple[str, ...]:
+        """The rules by which its mechanisms extrapolate to other windows, as `Sum` has them."""
+        return Sum(one for own in (self.token_position, self.positions[0]) for one in own.sums()[:1]).growth  # type: ignore[operator]
+
+    def forward_features(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B rows columns E"]:
+        """Normed tokens after the last stage, on their grid."""
+        # Under autocast the convolution gives half precision; the tokens that blocks add to keep that of the weights.
+        x = self.patch_embed(images).to(self.patch_embed.proj.weight.dtype)
+        grid = self.patch_embed.grid((images.shape[2], images.shape[3]))
+        x = self.pos_drop(self.token_position.embed(self.patch_norm(x), grid)).unflatten(1, grid.sizes)
+        for stage, positions, window in zip(self.stages, self.positions, self.windows, strict=True):
+            x = stage(x, positions.terms, window)
+        features: Tensor = self.norm(x)
+        return features
+
+    def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B classes"]:
+        """Class scores of images of any size that the patches divide and the position on tokens accepts.
+
+        Raises:
+            ValueError: images of another shape, dtype or device, or of a size that a mechanism does not accept.
+        """
+        x = self.forward_features(images).flatten(1, 2)
+        pooled = x.mean(dim=1) if self.global_pool == "avg" else x.amax(dim=1)
+        scores: Tensor = self.head(self.head_drop(pooled))
+        return scores
+
+    def grow(
+        self, img_size: int | tuple[int, int], rule: str, *, window_size: int | tuple[int, int] | None = None
+    ) -> SwinTransformer:
+        """A copy for another image size and other windows, its mechanisms grown by `rule` (one of `growth()`).
+
+        Args:
+            window_size: of the copy; its own where left out.
+        """
+        if rule not in self.growth():
+            rules = ", ".join(self.growth()) or "none at all"
+            fail(f"a growth rule of its mechanisms ({rules})", repr(rule), "Build a model for that size.")
+        model = copy.deepcopy(self)
+        grid = self.patch_embed.grid(pair(img_size, "img_size"))
+        model.patch_embed.grid_size, model.patch_embed.num_patches = grid.sizes, grid.count
+        if window_size is not None:
+            model.window_size = pair(window_size, "window_size")
+        model.token_position = _grown(model.token_position, grid, rule)
+        model.positions = nn.ModuleList(
+            _grown(positions, window, rule)  # type: ignore[arg-type]
+            for positions, window in zip(model.positions, model.windows, strict=True)
+        )
+        step = {"img_size": list(pair(img_size, "img_size")), "rule": rule, "window_size": list(model.window_size)}
+        model.grown = (*self.grown, step)
+        return model
+
+
+class SwinStage(nn.Module):
+    """Blocks in windows, every other one shifted, after the merging of the tokens before, if any."""
+
+    def __init__(self, blocks: nn.ModuleList, merging: PatchMerging | None) -> None:
+        super().__init__()
+        self.merging, self.blocks = merging, blocks
+
+    def forward(
+        self, x: Float[Tensor, "B rows columns E"], terms_of: Callable[[Grid], list[Terms]], window: Grid
+    ) -> Float[Tensor, "B _ _ F"]:
+        x = x if self.merging is None else self.merging(x)
+        grid = Grid(*x.shape[1:3])
+        size = tuple(min(sides) for sides in zip(grid.sizes, window.sizes, strict=True))
+        half = tuple(0 if side <= own else own // 2 for side, own in zip(grid.sizes, size, strict=True))
+        for layer, (block, terms) in enumerate(zip(self.blocks, terms_of(Grid(*size)), strict=True)):
+            shift = half if layer % 2 else 0
+            tokens, mask = partition(x, size, shift)
+            x = join(block(tokens, position=terms, mask=mask), grid, size, shift)
+        return x
+
+
+class PatchMerging(nn.Module):
+    """Neighbouring tokens, 2 x 2 of them, as one of another width; an odd side is filled up with zeros.
+
+    Args:
+        dim, out_dim: width of a token before and after.
+        post_norm: whether the norm comes after the projection, as in version 2, or before it.
+        norm_eps: of the norm, as in `norm_layer`.
+    """
+
+    def __init__(self, dim: int, out_dim: int, post_norm: bool, norm_eps: float | None = None) -> None:
+        super().__init__()
+        self.post_norm = post_norm
+        self.reduction = nn.Linear(4 * dim, out_dim, bias=False)
+        self.norm = norm_layer("layernorm", out_dim if post_norm else 4 * dim, norm_eps)
+
+    def forward(self, x: Float[Tensor, "B rows columns E"]) -> Float[Tensor, "B _ _ F"]:
+        x = F.pad(x, (0, 0, 0, x.shape[2] % 2, 0, x.shape[1] % 2))
+        # [B, rows, 2, columns, 2, E], and in a merged token the column within its 2 x 2 comes first
+        x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2, 5).flatten(3)
+        merged: Tensor = self.norm(self.reduction(x)) if self.post_norm else self.reduction(self.norm(x))
+        return merged
+
+
+def _grown(positions: LayerPositions, grid: Grid, rule: str) -> LayerPositions:
+    """Mechanisms grown by a rule of the model: by their own first rule where they do not have that one."""
+    own = positions.growth()
+    return positions.grown(grid, rule if rule in own else own[0])
+
+
+def _require_stages(depths: object, num_heads: object) -> None:
+    for name, numbers in (("depths", depths), ("num_heads", num_heads)):
+        if not isinstance(numbers, tuple | list) or not numbers:
+            fail(f"{name} as a number for each stage", shape_of(numbers), f"Pass {name}=(2, 2, 6, 2), say.")
+        for one in numbers:
+            require_int(one, f"each of {name}", at_least=1)
+    assert isinstance(depths, tuple | list)
+    assert isinstance(num_heads, tuple | list)
+    if len(depths) != len(num_heads):
+        came = f"{len(depths)} and {len(num_heads)}"
+        fail("as many num_heads as depths", came, "Each stage has a number of both.")

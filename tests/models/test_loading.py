@@ -1,0 +1,194 @@
+"""Weights into a model: all of them or none, one line that says why, and a report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from test_published import llama, our_llama, our_swin, our_vit, timm_swin, timm_vit
+from torch import Tensor, nn
+
+import relpos
+from relpos.adapters.libraries import imported
+from relpos.models import RotaryChoice
+
+SWIN = {"img_size": 16, "patch_size": 2, "in_chans": 2, "num_classes": 5, "embed_dim": 8, "depths": (1, 1),
+        "num_heads": (1, 2), "window_size": 4}  # fmt: skip
+Weights = dict[str, Tensor]
+
+
+def without(name: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {key: x for key, x in weights.items() if key != name}
+
+
+def with_one(name: str, tensor: Tensor) -> Callable[[Weights], Weights]:
+    return lambda weights: {**weights, name: tensor}
+
+
+def refused(model: nn.Module, source: Any, says: str) -> None:
+    """One line, and nothing changed."""
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    with pytest.raises(ValueError, match=says) as caught:
+        relpos.load_weights(model, source)
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "change", "says"),
+    [
+        (timm_vit, our_vit, without("norm.bias"), r"which lacks norm\.bias\. Build"),
+        (timm_vit, our_vit, without("pos_embed"), r"lacks positions\.0.*pos_embed"),
+        (timm_vit, our_vit, without("cls_token"), r"lacks prefix_tokens"),
+        (timm_vit, our_vit, with_one("more", torch.ones(1)), r"which has more\. Build"),
+        (timm_vit, lambda: our_vit(depth=1), dict, r"has blocks\.1\.\S+, .* and 9 more"),
+        (timm_vit, lambda: our_vit(num_classes=6), dict, r"has head\.\w+ of shape \[5\S*.*, not \[6"),
+        (timm_vit, lambda: our_vit(fc_norm=True), dict, r"lacks fc_norm\.weight"),
+        (timm_vit, lambda: our_vit(position="rotary_2d"), dict, r"which has pos_embed\. Build"),
+        (timm_vit, lambda: our_vit(init_values=1.0), dict, r"lacks blocks\.0\.ls1\.gamma"),
+        (timm_vit, our_vit, with_one("norm.bias", torch.ones(24, dtype=torch.long)), r"has norm\.bias in int64"),
+        (lambda: timm_swin(1, **SWIN), lambda: our_swin(2, **SWIN), dict, r"lacks stages\.0\.blocks\.0\.attn\.q_bias"),
+        (lambda: timm_swin(1, **SWIN), lambda: our_swin(1, **{**SWIN, "window_size": 2}), dict, r"of shape \[49, 1\]"),
+        (llama, our_llama, without("model.layers.0.self_attn.k_proj.weight"), r"lacks blocks\.0\.attn\.qkv\.weight"),
+        (llama, lambda: our_llama(tie_embeddings=True), dict, r"which has lm_head\.weight"),
+        (llama, our_llama, without("lm_head.weight"), r"lacks head\.weight"),
+    ],
+)  # fmt: skip
+def test_half_a_fit_is_refused(theirs: Any, ours: Any, change: Callable[[Weights], Weights], says: str) -> None:
+    refused(ours(), change(theirs().state_dict()), says)
+
+
+@pytest.mark.parametrize("source", [None, 3, {}, {"a": 1}, "nowhere", {1: torch.ones(1)}])
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_no_weights(source: Any) -> None:
+    refused(our_vit(), source, r"expected .*; got ")
+
+
+def test_the_report_says_what_went_where() -> None:
+    theirs = llama(tie_word_embeddings=True)
+    model = our_llama(tie_embeddings=True)
+    report = relpos.load_weights(model, {**theirs.state_dict(), "model.rotary_emb.inv_freq": torch.ones(4)})
+    assert report.family == "transformers' Llama"
+    assert report.parameters == sum(x.numel() for x in model.parameters())
+    qkv = tuple(f"model.layers.1.self_attn.{one}_proj.weight" for one in "qkv")
+    assert report.fitted["blocks.1.attn.qkv.weight"] == qkv
+    assert set(report.left) == {"lm_head.weight", "model.rotary_emb.inv_freq"}
+    said = str(report)
+    assert "all of it" in said
+    assert "fitted  blocks.1.attn.qkv.weight <- model.layers.1.self_attn.q_proj.weight + " in said
+    assert "left    lm_head.weight: is the token embedding" in said
+
+
+def test_dtypes_are_the_models() -> None:
+    theirs = timm_vit().to(torch.bfloat16)
+    model = our_vit()
+    relpos.load_weights(model, theirs.state_dict())
+    assert model.head.weight.dtype == torch.float32
+    assert torch.equal(model.head.weight, theirs.head.weight.float())  # type: ignore[union-attr, operator]
+
+
+def test_our_own_weights() -> None:
+    one, other = our_vit(position="learned+relative_2d"), our_vit(position="learned+relative_2d")
+    report = relpos.load_weights(other, one.state_dict())
+    assert report.family == "relpos"
+    assert all(torch.equal(x, other.state_dict()[name]) for name, x in one.state_dict().items())
+
+
+# Files
+
+
+class Harmful:
+    def __reduce__(self) -> Any:
+        return (pytest.fail, ("it was run",))
+
+
+def test_files_and_folders(tmp_path: Path) -> None:
+    weights = timm_vit().state_dict()
+    names = sorted(weights)
+    halves = [{name: weights[name].contiguous() for name in part} for part in (names[::2], names[1::2])]
+    whole = {name: x.contiguous() for name, x in weights.items()}
+    for folder in ("whole", "sharded", "older"):
+        (tmp_path / folder).mkdir()
+    save_file(whole, tmp_path / "whole" / "model.safetensors")
+    for number, half in enumerate(halves):
+        save_file(half, tmp_path / "sharded" / f"model-{number}.safetensors")
+    index = {name: f"model-{number}.safetensors" for number, half in enumerate(halves) for name in half}
+    (tmp_path / "sharded" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    torch.save(whole, tmp_path / "older" / "pytorch_model.bin")
+    torch.save({"model": whole}, tmp_path / "wrapped.pth")
+    for source in ("whole", "sharded", "older", "whole/model.safetensors", "wrapped.pth"):
+        model = our_vit()
+        relpos.load_weights(model, tmp_path / source)
+        assert torch.equal(model.head.weight, weights["head.weight"]), source
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"])
+def test_files_that_cannot_be_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"no weights")
+    refused(our_vit(), tmp_path, rf"expected weights that can be read without .*; got .*{name}")
+
+
+def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
+    torch.save({"norm.weight": Harmful()}, tmp_path / "pytorch_model.bin")
+    refused(our_vit(), tmp_path, "expected weights that can be read without running anything")
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    refused(our_vit(), tmp_path, r"expected a folder with model\.safetensors, .* or pytorch_model\.bin")
+
+
+# What shapes do not tell
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    llama(rope_parameters={"rope_type": "default", "rope_theta": 500000.0}).save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"num_heads": 8, "num_kv_heads": 4}, r"num_heads 4, not 8; num_kv_heads 2, not 4"),
+        ({"norm_eps": 1e-6}, r"norm_eps 1e-05, not 1e-06"),
+        ({"norm_eps": None}, r"norm_eps 1e-05, not 1e-06"),
+        ({"position": "rotary_1d"}, r"position .*500000\.0.*, not .*10000\.0"),
+        ({"embed_scale": None}, r"embed_scale 1\.0, not None"),
+    ],
+)
+def test_settings_that_shapes_do_not_tell_are_held_against_the_folder(
+    settings: dict[str, Any], says: str, folder: Path
+) -> None:
+    right = {"position": RotaryChoice(500000.0)}
+    relpos.load_weights(our_llama(**right), folder)
+    refused(our_llama(**{**right, **settings}), folder, rf"expected the settings of .*config\.json, which has .*{says}")
+
+
+def test_a_llama_folder_builds_its_own_model(folder: Path) -> None:
+    model = relpos.LanguageModel.from_pretrained(folder)
+    theirs = imported("transformers").LlamaForCausalLM.from_pretrained(folder).eval()
+    tokens = torch.randint(11, (2, 30))
+    torch.testing.assert_close(model(tokens), theirs(tokens).logits, atol=1e-5, rtol=1e-5)
+    assert not model.training
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"hidden_act": "gelu"}, "expected a Llama with hidden_act = 'silu'; got 'gelu'"),
+        ({"mlp_bias": True}, "mlp_bias = False; got True"),
+        ({"head_dim": 16}, "heads as wide as .*; got 16"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "rope_type to be one of"),
+        ({"hidden_size": None}, "expected a configuration of transformers' Llama"),
+    ],
+)
+def test_a_llama_that_is_not_served_is_named(change: dict[str, Any], says: str, folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(ValueError, match=says):
+        relpos.LanguageModel.from_pretrained(folder)
