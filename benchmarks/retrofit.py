@@ -86,7 +86,7 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
             attention_dropout=0.0,
             dropout=0.0,
         ),
-        (4096, 12000, 24000),  # frames; the model attends among an eighth of them
+        (3000, 12000, 24000),  # frames; the model attends among an eighth of them
     ),
     "bloom-560m": (
         lambda: _transformers("BloomConfig", "BloomModel", vocab_size=1000, hidden_size=1024, n_layer=1, n_head=16),
@@ -99,6 +99,62 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "layoutlmv3-base": (
         lambda: _transformers(
             "LayoutLMv3Config", "LayoutLMv3Model", **_BERT, visual_embed=False, max_position_embeddings=2056
+        ),
+        (512, 1024, 2048),
+    ),
+    "falcon, 1024 wide": (
+        lambda: _transformers(
+            "FalconConfig",
+            "FalconModel",
+            vocab_size=1000,
+            hidden_size=1024,
+            num_hidden_layers=1,
+            num_attention_heads=16,
+            alibi=True,
+            multi_query=False,
+        ),
+        (512, 1024, 2048),
+    ),
+    "mpt, 1024 wide": (
+        lambda: _transformers("MptConfig", "MptModel", vocab_size=1000, d_model=1024, n_heads=16, n_layers=1),
+        (512, 1024, 2048),
+    ),
+    "wav2vec2_conformer, 1024 wide": (
+        lambda: _transformers(
+            "Wav2Vec2ConformerConfig",
+            "Wav2Vec2ConformerModel",
+            num_hidden_layers=1,
+            hidden_size=1024,
+            num_attention_heads=16,
+            intermediate_size=4096,
+            position_embeddings_type="relative",
+            attention_dropout=0.0,
+            hidden_dropout=0.0,
+            mask_time_prob=0.0,
+        ),
+        (160_000, 320_000, 640_000),  # samples; the model attends among one of 320
+    ),
+    "wav2vec2_bert, 1024 wide": (
+        lambda: _transformers(
+            "Wav2Vec2BertConfig",
+            "Wav2Vec2BertModel",
+            num_hidden_layers=1,
+            hidden_size=1024,
+            attention_dropout=0.0,
+            mask_time_prob=0.0,
+        ),
+        (512, 1024, 2048),
+    ),
+    "timm vit_relpos_base_patch16_224": (lambda: _timm("vit_relpos_base_patch16_224", depth=1), ()),
+    "timm beit_base_patch16_224": (lambda: _timm("beit_base_patch16_224", depth=1), ()),
+    "layoutlmv3-base, dropout 0.1": (
+        lambda: _transformers(
+            "LayoutLMv3Config",
+            "LayoutLMv3Model",
+            vocab_size=1000,
+            num_hidden_layers=1,
+            visual_embed=False,
+            max_position_embeddings=2056,
         ),
         (512, 1024, 2048),
     ),

@@ -187,14 +187,20 @@ def _train(parser: ArgumentParser) -> None:
 def _show(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("position", type=words, nargs="?", help="a mechanism, or a sum a+b (relpos list positions)")
-    add("--weights", type=words, metavar="DIR", help="instead: a folder that relpos train wrote, or its weights")
+    what = "instead: a folder that relpos train wrote, or safetensors of any model: a file, or a folder with its shards"
+    add("--weights", type=words, metavar="PATH", help=what)
     add("--length", type=whole(at_most=10**9), metavar="N", help="tokens of a sequence. Default: 16")
     add("--grid", type=words, metavar="HxW", help="rows x columns of patches, such as 8x8, instead of a sequence")
     add("--heads", type=whole(at_most=256), metavar="N", help="attention heads. Default: 4")
     add("--head-dim", type=whole(at_most=1024), metavar="N", help="width of a head. Default: 16")
     add("--query", type=whole(at_most=10**9), metavar="I", help="draw one query and every key")
     add("--seed", type=whole(at_most=_SEED_AT_MOST), metavar="N", help="of tables that start random. Default: 0")
-    add("--out", type=words, metavar="FILE", help="file to write: png, svg or pdf. Default: show-NAME.png")
+    add(
+        "--out",
+        type=words,
+        metavar="FILE",
+        help="file to write: png, svg or pdf; html for other models' weights. Default: show-NAME.png or .html",
+    )
 
 
 def _bench(parser: ArgumentParser) -> None:

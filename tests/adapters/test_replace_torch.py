@@ -11,9 +11,11 @@ from replaced import by_hand, heads, linear, require_round_trips, require_same
 from torch import Tensor, nn
 
 import relpos
-from relpos import Grid, Sequence
+from relpos import DenseBias, Grid, LineBias, Sequence
+from relpos.adapters.replacement.placed import Placed
 from relpos.adapters.replacement.torch_attention import PlacedEncoder, PlacedMultiheadAttention
 from relpos.core import Coordinates
+from relpos.core.densify import written_out
 
 TOKENS = torch.randn(3, 7, 32, generator=torch.Generator().manual_seed(0)).double()
 PADDING = torch.arange(7) >= torch.tensor([7, 5, 3])[:, None]
@@ -145,6 +147,48 @@ def test_masks(build: Callable[[], Any]) -> None:
             torch.testing.assert_close(out[real], expected(model, Sequence(7), both)[real], rtol=1e-9, atol=1e-9)
     assert not torch.allclose(model(TOKENS), wanted), "the mask is an argument"
     assert not relpos.replace_position(own(), "alibi", coordinates=Sequence(7)).own
+
+
+@pytest.mark.parametrize("build", [encoder, norm_first, own])
+def test_planted_faults_are_seen(build: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mechanism left out; the sign turned; the prefix taken for a patch; the causal mask dropped."""
+    model, grid = build(), Grid(2, 3, prefix=1)
+    relpos.replace_position(model, "relative_2d", coordinates=grid, init_std=0.5)
+    past = torch.arange(7) <= torch.arange(7)[:, None]
+    name = "attn_mask" if build is own else "mask"
+    wanted = expected(model, grid, past)
+
+    def differs(**more: Any) -> bool:
+        return not torch.allclose(model(TOKENS, **{name: CAUSAL, **more}), wanted, rtol=1e-3, atol=1e-3)
+
+    assert not differs()
+    assert not differs(is_causal=True)
+    assert differs(**{name: torch.zeros_like(CAUSAL)})
+    place = next(x for x in model.modules() if isinstance(x, PlacedMultiheadAttention)).place
+    line = place.terms(7, 7).of(LineBias)[0]
+    dense = written_out(line.values, line.lines)[None].detach()
+    prefixless = dense.clone()
+    prefixless[..., 0, :] = prefixless[..., 0] = 0
+    for wrong in (relpos.Terms(), *(relpos.Terms(DenseBias(x)) for x in (dense.mT, prefixless))):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(place), "terms", lambda self, n, m, wrong=wrong: wrong)
+            assert differs()
+    with monkeypatch.context() as patch:
+        patch.setattr(PlacedMultiheadAttention, "attend_placed", _forgetful)
+        assert differs()
+    if build is not own:
+        relpos.restore(model)
+        relpos.replace_position(model, "learned", coordinates=grid, init_std=0.5)
+        wanted = expected(model, grid, past)
+        assert not differs()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(place), "embed", lambda self, x, ids=None: x)
+            assert differs()
+
+
+def _forgetful(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, **more: Any) -> Tensor:
+    """Attention that drops its mask."""
+    return Placed.attend_placed(module, q, k, v, None, **{**more, "causal": False})
 
 
 def test_layouts_and_weights() -> None:

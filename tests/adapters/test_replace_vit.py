@@ -235,7 +235,7 @@ def test_a_padding_mask_of_transformers() -> None:
     assert not torch.allclose(masked[1], tokens_of(model)[1])
 
 
-@pytest.mark.parametrize("build", [timm_vit, transformers_vit])
+@pytest.mark.parametrize("build", [timm_vit, deit, registers, transformers_vit])
 def test_planted_faults_are_seen(build: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Own position left on; the sign turned; the prefix taken for a patch."""
     model = build()
@@ -247,17 +247,18 @@ def test_planted_faults_are_seen(build: Callable[[], Any], monkeypatch: pytest.M
 
     assert not differs()
     with monkeypatch.context() as patch:
-        if build is timm_vit:
+        if build is not transformers_vit:
             patch.delattr(PlacedVisionTransformer, "_pos_embed")
         else:
             patch.delattr(PlacedViTEmbeddings, "position_embeddings")
         assert differs()
-    attn = model.blocks[0].attn if build is timm_vit else model.layers[0].attention
+    attn = model.layers[0].attention if build is transformers_vit else model.blocks[0].attn
+    prefix = PREFIX[build]
     with monkeypatch.context() as patch:
-        line = attn.place.terms(7, 7).of(LineBias)[0]
+        line = attn.place.terms(6 + prefix, 6 + prefix).of(LineBias)[0]
         dense = written_out(line.values, line.lines)[None].detach()
         prefixless = dense.clone()
-        prefixless[..., 0, :] = prefixless[..., 0] = 0
+        prefixless[..., prefix - 1, :] = prefixless[..., prefix - 1] = 0
         for wrong in (dense.mT, prefixless):
             patch.setattr(type(attn.place), "terms", lambda self, n, m, wrong=wrong: relpos.Terms(DenseBias(wrong)))
             assert differs()

@@ -211,6 +211,15 @@ def test_planted_faults_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(type(place), "terms", lambda self, n, m, wrong=wrong: relpos.Terms(DenseBias(wrong)))
             assert differs(model)
+    right = type(place).terms
+
+    def turned(self: Any, queries: int, keys: int) -> relpos.Terms:
+        line = right(self, queries, keys).of(relpos.LineBias)[0]
+        return relpos.Terms(DenseBias(written_out(line.values, line.lines)[None].mT))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(place), "terms", turned)
+        assert differs(windows)
     windows.layers[0].blocks[1].attn_mask = None
     assert differs(windows)
 

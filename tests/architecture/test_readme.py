@@ -31,6 +31,7 @@ PAGES = [
         "docs/choices.md",
         "docs/command.md",
         "docs/mechanisms.md",
+        "docs/replace.md",
         "docs/results-digits.md",
         "docs/results-text.md",
     )

@@ -65,6 +65,7 @@ FLAGS: dict[str, Callable[[Any], Any]] = {
     "linear_attention.normalize": lambda flag: relpos.linear_attention(x(), x(), x(), normalize=flag),
     "replace_position.shared": lambda flag: replaced(shared=flag),
     "replace_position.trainable": lambda flag: replaced(trainable=flag),
+    "replace_position.force": lambda flag: replaced(force=flag),
     "patterns.dilated.causal": lambda flag: patterns.dilated(6, 3, 2, causal=flag),
     "patterns.fixed.causal": lambda flag: patterns.fixed(6, 3, causal=flag),
     "patterns.local.causal": lambda flag: patterns.local(3, causal=flag),

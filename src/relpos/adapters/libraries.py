@@ -1,4 +1,4 @@
-"""The libraries whose models are retrofitted: which versions were run, and whether a source is one of those.
+"""The libraries whose models are changed: which versions were run, and whether a source is one of those.
 
 `fingerprints.json` has, for every method that a mixin stands on, a digest of its source and the version that has it.
 `scripts/fingerprints` writes it.
@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from relpos.adapters import interface
-from relpos.adapters.kinds import PositionKind, Replaced
 from relpos.core.checks import fail
 
 EXTRAS = {"transformers": "hf", "timm": "timm"}
@@ -70,16 +69,21 @@ def known() -> dict[str, dict[str, str]]:
     return found
 
 
-def digests(kind: PositionKind, replaced: Replaced) -> Iterator[tuple[str, str]]:
-    """The methods and functions that a mixin stands on and the digest of each one's source."""
-    file, _, name = replaced.path.rpartition(".")
+def digests(path: str, reads: tuple[str, ...], *, switches: bool) -> Iterator[tuple[str, str]]:
+    """The methods and functions that a mixin stands on and the digest of each one's source.
+
+    Args:
+        path: the class that the mixin stands in front of.
+        reads: as `kinds.Replaced` has them.
+        switches: whether the class attends by the attention function of its configuration.
+    """
+    file, _, name = path.rpartition(".")
     owner = getattr(imported(file), name)
-    reads = replaced.reads
-    if kind.switches:
+    if switches:
         eager = ("eager_attention_forward",) if hasattr(imported(file), "eager_attention_forward") else ()
         reads = (*reads, *eager, *interface.READS)
     for read in reads:
-        where = read if "." in read else f"{replaced.path if hasattr(owner, read) else file}.{read}"
+        where = read if "." in read else f"{path if hasattr(owner, read) else file}.{read}"
         source = inspect.getsource(getattr(owner, read)) if hasattr(owner, read) else _source(where)
         yield where, hashlib.sha256(" ".join(source.split()).encode()).hexdigest()[:16]
 
@@ -93,14 +97,15 @@ def _source(where: str) -> str:
         return ""
 
 
-def strange(kind: PositionKind, replaced: Replaced) -> str | None:
-    """Why the installed source of a class is not one that was run, or None where it is."""
-    found = list(digests(kind, replaced))
+def strange(path: str, reads: tuple[str, ...], *, switches: bool) -> str | None:
+    """Why the installed source of a class is not one that was run, or None where it is; arguments as in `digests`."""
+    library = path.partition(".")[0]
+    found = list(digests(path, reads, switches=switches))
     unknown = [where for where, digest in found if digest not in known().get(where, {})]
     if not unknown:
         return None
     run = sorted({version for where, _ in found for version in known().get(where, {}).values()})
     return (
-        f"{', '.join(unknown)} of {kind.library} {metadata.version(kind.library)} differs from the source that was "
-        f"run ({kind.library} {', '.join(run) or 'none'})"
+        f"{', '.join(unknown)} of {library} {metadata.version(library)} differs from the source that was "
+        f"run ({library} {', '.join(run) or 'none'})"
     )

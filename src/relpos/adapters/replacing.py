@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from relpos.adapters import interface
-from relpos.adapters.replacement.finding import stacks_of
+from relpos.adapters.replacement.finding import require_known_source, stacks_of
 from relpos.adapters.replacement.placed import Placement, ReplacedPositions, is_growing, put_in_front
 from relpos.adapters.replacement.stacks import CHILD, Given, Stack
 from relpos.adapters.reporting import OwnPosition, ReplacementReport
@@ -38,6 +38,7 @@ def replace_position(
     shared: bool = False,
     trainable: bool = True,
     init_std: float = 0.0,
+    force: bool = False,
 ) -> ReplacementReport:
     """Let a model of timm, transformers or PyTorch know of position what a mechanism says, and nothing else, in place.
 
@@ -57,6 +58,7 @@ def replace_position(
         trainable: False freezes what the mechanisms own.
         init_std: standard deviation that learned positions start from. At 0 tables start as nothing, so that a model
             with trained weights first computes what it would without position.
+        force: also serve a version of the library whose source was not run.
 
     Returns:
         What was switched off, and what took its place. Print it.
@@ -76,6 +78,11 @@ def replace_position(
         require_flag(causal, "causal")
     require_flag(shared, "shared")
     require_flag(trainable, "trainable")
+    require_flag(force, "force")
+    if torch.is_inference_mode_enabled():
+        fail(
+            "a replacement outside torch.inference_mode()", "one inside", "What is made inside could never be trained."
+        )
     if any(is_swapped(module) for module in model.modules()):
         fail("a model as its library has it", "one that relpos has changed", "Call relpos.restore(model) first.")
     stacks = stacks_of(model, Given(coordinates, causal))
@@ -88,6 +95,8 @@ def replace_position(
         return ReplacementReport(type(model).__name__, OWN, rows, (), shared, kept=True)
     _require_axes(position, stacks)
     _require_implementation(stacks)
+    if not force:
+        require_known_source(model)
     built = [_built(stack, position, shared, trainable, init_std) for stack in stacks]
     with undone_on_error(model):
         for stack, positions in zip(stacks, built, strict=True):
@@ -150,12 +159,13 @@ def _built(stack: Stack, position: PositionChoice, shared: bool, trainable: bool
     weight = next(stack.holder.parameters())
     positions.to(device=weight.device, dtype=weight.dtype)
     with torch.no_grad():
-        place = Placement(positions, 0, site.queries)
         count = min(site.queries.count, 8) if is_growing(site.queries) else site.queries.count
-        place.terms(count, count)
+        x = weight.new_zeros(1, site.num_heads, count, site.head_dim)
+        for number in range(len(positions)):
+            Placement(positions, number, site.queries).terms(count, count).check(x, x, x)
         if is_growing(site.queries) and site.causal and count > 1:
             first.terms(Sequence(1, start=count - 1), Sequence(count))
-        place.embed(weight.new_zeros(1, count, site.embed_dim))
+        Placement(positions, 0, site.queries).embed(weight.new_zeros(1, count, site.embed_dim))
     return positions
 
 

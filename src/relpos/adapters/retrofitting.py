@@ -59,7 +59,7 @@ def retrofit(
     if border is not None:
         require_int(border, "border", at_least=0)
     if any(is_swapped(module) for module in model.modules()):
-        fail("a model that is not retrofitted", "one that is", "Call relpos.restore(model) first.")
+        fail("a model as its library has it", "one that relpos has changed", "Call relpos.restore(model) first.")
     found, left = _found(model, border)
     _require_served(model, found, left, force)
     if verify or force:
@@ -167,7 +167,7 @@ def _require_served(
         fail("a model that returns no attention weights", "config.output_attentions=True", "Set it to False.")
     for path in sorted({path_of(type(module)) for _, module, _, _ in found}):
         kind, replaced = replaced_classes()[path]
-        reason = strange(kind, replaced)
+        reason = strange(path, replaced.reads, switches=kind.switches)
         if reason and not force:
             fail("a library whose source was run", reason, "Install that version, or pass force=True to verify it.")
     for _, module, kind, _ in found:

@@ -1,4 +1,8 @@
-"""`relpos show`: draw what a position mechanism says, without training, or what a trained model's says."""
+"""`relpos show`: draw what a position mechanism says, without training, or what a trained model's says.
+
+A model that relpos trained is loaded and drawn as a picture. Weights of others are read by the names of their
+parameters, and drawn as a page.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,8 @@ HEADS, HEAD_DIM, SEED, LENGTH, GRID = 4, 16, 0, 16, (8, 8)
 TOKENS_AT_MOST = 4096
 LIBRARIES = ("relpos.viz.portrait", "relpos.viz.strips")
 TRAINED_AT_MOST = 65_536
+CONFIG_AT_MOST = 2**24
+PAGE_ENDING = ".html"
 
 
 def require_names(arguments: Namespace) -> None:
@@ -38,6 +44,9 @@ def run(arguments: Namespace) -> None:
     if (arguments.position is None) == (arguments.weights is None):
         came = "neither" if arguments.position is None else f"{arguments.position!r} and --weights"
         fail("a position or --weights FILE", came, "Write relpos show relative_2d, or relpos show --weights FOLDER.")
+    if arguments.weights is not None and _wants_page(arguments):
+        _page(arguments)
+        return
     out = None if arguments.out is None else _free_file(Path(arguments.out))
     if arguments.weights is None:
         name, title, note, view, strips = _untrained(arguments)
@@ -130,6 +139,67 @@ def _trained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
     return folder.resolve().name, title, f"{note}{_READING}", view, found
 
 
+def _wants_page(arguments: Namespace) -> bool:
+    """Whether a page is drawn from the names of parameters: it is asked for, or relpos did not train the model."""
+    from relpos.files.reading import FileError, read_json
+    from relpos.files.tensors import ENDING, INDEX
+    from relpos.train.checkpoint import CONFIG, WEIGHTS
+
+    path = Path(arguments.weights)
+    if Path(arguments.out or "").suffix.lower() == PAGE_ENDING:
+        return True
+    if path.is_file() and path.name != WEIGHTS:
+        return path.name.endswith((ENDING, INDEX))
+    folder = path if path.is_dir() else path.parent
+    if not any(folder.glob(f"*{ENDING}")):
+        return False
+    try:
+        config = read_json(folder / CONFIG, CONFIG_AT_MOST) if (folder / CONFIG).exists() else {"model_type": None}
+    except FileError:
+        return False  # reading the model says what is wrong
+    return isinstance(config, dict) and any(name in config for name in ("model_type", "architecture", "architectures"))
+
+
+def _page(arguments: Namespace) -> None:
+    """Write the page of what is learned in somebody's weights."""
+    from rich.console import Console
+
+    from relpos import __version__
+    from relpos.core.checks import fail
+    from relpos.files.reading import FileError, read_json
+    from relpos.files.tensors import open_tensors
+    from relpos.files.writing import write_whole
+    from relpos.report.weights import weights_page
+    from relpos.train.checkpoint import CONFIG
+    from relpos.viz.stored import KNOWN, stored_positions
+
+    for option in ("length", "grid", "heads", "head_dim", "seed", "query"):
+        if getattr(arguments, option) is not None:
+            name = f"--{option.replace('_', '-')}"
+            fail("--weights alone", f"--weights and {name}", f"The page has every head and offset; leave {name} out.")
+    path = Path(arguments.weights)
+    name = path.resolve().name
+    out = _free_file(Path(arguments.out or f"show-{name.partition('.safetensors')[0]}.html"), (PAGE_ENDING[1:],))
+    tensors = open_tensors(path)
+    try:
+        config = read_json((path if path.is_dir() else path.parent) / CONFIG, CONFIG_AT_MOST)
+    except FileError:  # there need not be one
+        config = {}
+    found, left = stored_positions(tensors, config if isinstance(config, dict) else {})
+    if not found:
+        came = f"{path}, of whose {len(tensors.shapes):,} names none is one"
+        if left:
+            came = f"{path}, whose {left[0][0]} cannot be drawn: {left[0][1]}"
+        fail(f"weights with a learned position ({', '.join(KNOWN)}, ...)", came, "Absolute positions are not drawn.")
+    write_whole(out, weights_page(name, found, left, version=__version__))
+    Console().print(
+        f"Drew {len(found)} parameter{'s' if len(found) > 1 else ''} of {name}: {out}",
+        highlight=False,
+        soft_wrap=True,
+        markup=False,
+    )
+
+
 def _model_folder(path: Path) -> Path:
     """The folder of a model, from itself or from the file of its weights."""
     from relpos.core.checks import fail
@@ -186,17 +256,19 @@ def _require_query(view: View) -> None:
         fail(f"--query from 0 to {view.count - 1}", str(view.query), "Tokens are counted from 0, a grid's row by row.")
 
 
-def _free_file(path: Path) -> Path:
-    """The file to write, which must not exist and must have an ending that can be written."""
+def _free_file(path: Path, known: tuple[str, ...] | None = None) -> Path:
+    """The file to write, which must not exist and must have an ending that can be written, by default a picture's."""
     from relpos.core.checks import fail
     from relpos.files.writing import require_writable
     from relpos.viz.strips import ENDINGS
 
     if path.is_dir():
         fail("a file for --out", f"the folder {path}", f"Write for example --out {path / 'show.png'}.")
-    if path.suffix.lower().removeprefix(".") not in ENDINGS:
-        endings = ", ".join(f".{ending}" for ending in ENDINGS)
-        fail(f"--out to end in one of {endings}", str(path), f"Write for example --out {path.stem or 'show'}.png.")
+    known = ENDINGS if known is None else known
+    if path.suffix.lower().removeprefix(".") not in known:
+        endings = ", ".join(f".{ending}" for ending in known)
+        wanted = f"--out to end in {'one of ' if len(known) > 1 else ''}{endings}"
+        fail(wanted, str(path), f"Write for example --out {path.stem or 'show'}.{known[0]}.")
     if path.exists():
         fail("a file that does not exist yet", str(path), "Choose another --out; nothing is overwritten.")
     if not path.parent.is_dir():

@@ -8,6 +8,7 @@ is one table for all layers, or one per layer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -29,6 +30,9 @@ class LayerPositions(nn.ModuleList):
         trainable: False freezes what they own.
     """
 
+    sharing: ClassVar[str] = "shared_position"
+    """The caller's argument that makes one mechanism serve all layers, for messages."""
+
     def __init__(self, sums: list[Sum], depth: int, trainable: bool) -> None:
         super().__init__(sums)
         self.depth, self.trainable = depth, trainable
@@ -40,16 +44,16 @@ class LayerPositions(nn.ModuleList):
         cls, position: PositionChoice, site: Site, depth: int, *, shared: bool, trainable: bool
     ) -> LayerPositions:
         """The mechanisms that a choice makes for a site, in as many layers."""
-        require_flag(shared, "shared_position")
+        require_flag(shared, cls.sharing)
         require_flag(trainable, "position_trainable")
-        build = _builder(position)
+        build = _builder(position, cls.sharing)
         built = [build(site) for _ in range(1 if shared else depth)]
         for one in built:
             if not is_mechanism(one):
                 fail("position to return a mechanism for a Site", shape_of(one), "Return a relpos.Mechanism.")
         parts = [part for one in built for part in parts_of(one)]
         if len({id(part) for part in parts}) != len(parts):
-            fail("a mechanism of its own for each layer", "one object twice", "Pass shared_position=True to share it.")
+            fail("a mechanism of its own for each layer", "one object twice", f"Pass {cls.sharing}=True to share it.")
         later = (Sum(part for part in parts_of(one) if acts_in_attention(part)) for one in built[1:])
         return cls([Sum([built[0]]), *later], depth, trainable)
 
@@ -91,11 +95,11 @@ class LayerPositions(nn.ModuleList):
         return LayerPositions([grown, *rest], self.depth, self.trainable)
 
 
-def _builder(position: PositionChoice) -> Callable[[Site], Mechanism]:
+def _builder(position: PositionChoice, sharing: str) -> Callable[[Site], Mechanism]:
     if position is None or isinstance(position, str):
         return find("none" if position is None else position).make
     if isinstance(position, nn.Module) or not callable(position):
         wanted = "position to be a preset's name, a function from a Site to a mechanism, or None"
-        remedy = "Wrap a finished mechanism as lambda site: mechanism (with shared_position=True)."
+        remedy = f"Wrap a finished mechanism as lambda site: mechanism (with {sharing}=True)."
         fail(wanted, shape_of(position), remedy)
     return position

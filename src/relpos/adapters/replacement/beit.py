@@ -73,3 +73,4 @@ def tables(layer: str, count: int, first: Any) -> Own:
 
 
 STACKS = {"timm.models.beit.Beit": _beit}
+READS = {"timm.models.beit.Attention": ("forward",), "timm.models.beit.Beit": ("forward_features",)}

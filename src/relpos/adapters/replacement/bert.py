@@ -12,8 +12,7 @@ from relpos.position import Site
 
 
 def _bert(name: str, model: Any, given: Given) -> Iterator[Stack]:
-    attention = class_path("bert", "BertSelfAttention")
-    layers = tuple(require_class(layer.attention.self, attention) for layer in model.encoder.layer)
+    layers = tuple(require_class(layer.attention.self, _ATTENTION) for layer in model.encoder.layer)
     vectors, first = model.embeddings.position_embeddings, layers[0]
     longest = given.sequence(vectors.num_embeddings)
     site = Site(
@@ -24,4 +23,6 @@ def _bert(name: str, model: Any, given: Given) -> Iterator[Stack]:
     yield Stack(name, model, site, layers, PlacedInterfaceAttention, own, ((vectors, PlacedEmbedding),))
 
 
+_ATTENTION = class_path("bert", "BertSelfAttention")
 STACKS = {class_path("bert", "BertModel"): _bert}
+READS = {_ATTENTION: ("forward",), class_path("bert", "BertEmbeddings"): ("forward",)}

@@ -1,7 +1,8 @@
 """The stacks of a model, found by the full names of its classes, exactly.
 
-A family is a file with a dictionary `STACKS`: the name of a class to a function that says what stacks a module of this
-class holds. It imports nothing of the other library, and is imported when a model is looked at.
+A family is a file with two dictionaries, by the name of a class. `STACKS` has functions that say what stacks a module
+of this class holds. `READS` has the methods that the mixins override or stand on; their source has a fingerprint. A
+family imports nothing of the other library, and is imported when a model is looked at.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from relpos.adapters.kinds import path_of
+from relpos.adapters.libraries import strange
 from relpos.adapters.replacement.stacks import CHILD, Given, Stack
 from relpos.core.checks import fail
 
@@ -24,11 +26,31 @@ FAMILIES = ("vit", "beit", "swin", "bert", "gpt2", "llama", "t5", "torch_attenti
 @cache
 def _finders() -> dict[str, Finder]:
     """The functions of all families, by class."""
-    return {
-        path: finder
-        for family in FAMILIES
-        for path, finder in import_module(f"relpos.adapters.replacement.{family}").STACKS.items()
-    }
+    return {path: finder for family in FAMILIES for path, finder in _family(family).STACKS.items()}
+
+
+@cache
+def reads() -> dict[str, tuple[str, ...]]:
+    """The methods that all families stand on, by class, as `kinds.Replaced.reads` has them."""
+    return {path: names for family in FAMILIES for path, names in _family(family).READS.items()}
+
+
+def _family(name: str) -> Any:
+    return import_module(f"relpos.adapters.replacement.{name}")
+
+
+def switches(path: str) -> bool:
+    """Whether a class attends by the attention function of its configuration."""
+    return path.startswith("transformers.")
+
+
+def require_known_source(model: nn.Module) -> None:
+    """Raise where the installed source of a class in a model is not one that was run."""
+    for path in sorted({path_of(type(module)) for module in model.modules()} & reads().keys()):
+        reason = strange(path, reads()[path], switches=switches(path))
+        if reason:
+            remedy = "Install that version, or pass force=True and compare its outputs with relpos.restore(model)."
+            fail("a library whose source was run", reason, remedy)
 
 
 def stacks_of(model: nn.Module, given: Given) -> list[Stack]:
@@ -37,6 +59,11 @@ def stacks_of(model: nn.Module, given: Given) -> list[Stack]:
     Raises:
         ValueError: there is none, or one that cannot be served.
     """
+    refused = _family("torch_attention").REFUSED
+    for name, module in model.named_modules():
+        if path_of(type(module)) in refused:
+            came = f"{type(module).__name__} ({name or 'the model itself'})"
+            fail("an encoder", came, refused[path_of(type(module))])
     found = [
         stack
         for name, module in model.named_modules()
@@ -57,7 +84,7 @@ def stacks_of(model: nn.Module, given: Given) -> list[Stack]:
 
 def _alone(model: nn.Module, given: Given) -> list[Stack]:
     """PyTorch's layers outside any encoder, in a module of the user's own."""
-    found: list[Stack] = import_module("relpos.adapters.replacement.torch_attention").layers_alone(model, given)
+    found: list[Stack] = _family("torch_attention").layers_alone(model, given)
     return found
 
 

@@ -12,7 +12,7 @@ from relpos.position import Site
 
 
 def _gpt2(name: str, model: Any, given: Given) -> Iterator[Stack]:
-    layers = tuple(require_class(block.attn, class_path("gpt2", "GPT2Attention")) for block in model.h)
+    layers = tuple(require_class(block.attn, _ATTENTION) for block in model.h)
     vectors, first = model.wpe, layers[0]
     longest = given.sequence(vectors.num_embeddings)
     site = Site(first.num_heads, first.head_dim, vectors.embedding_dim, longest, causal=True)
@@ -20,4 +20,6 @@ def _gpt2(name: str, model: Any, given: Given) -> Iterator[Stack]:
     yield Stack(name, model, site, layers, PlacedInterfaceAttention, own, ((vectors, PlacedEmbedding),))
 
 
-STACKS = {class_path("gpt2", "GPT2Model"): _gpt2}
+_MODEL, _ATTENTION = (class_path("gpt2", name) for name in ("GPT2Model", "GPT2Attention"))
+STACKS = {_MODEL: _gpt2}
+READS = {_MODEL: ("forward",), _ATTENTION: ("forward",)}

@@ -47,14 +47,18 @@ class PlacedLlama(PlacedTokenModel):
 
 
 def _llama(name: str, model: Any, given: Given) -> Iterator[Stack]:
-    layers = tuple(require_class(layer.self_attn, class_path("llama", "LlamaAttention")) for layer in model.layers)
+    layers = tuple(require_class(layer.self_attn, _ATTENTION) for layer in model.layers)
     config, first = model.config, layers[0]
     longest = given.sequence(config.max_position_embeddings)
     site = Site(config.num_attention_heads, first.head_dim, config.hidden_size, longest, causal=True)
-    rotary = require_class(model.rotary_emb, class_path("llama", "LlamaRotaryEmbedding"))
+    rotary = require_class(model.rotary_emb, _ROTARY)
     base = config.rope_parameters["rope_theta"]
     own = (Own("rotary_emb", f"rotation of queries and keys, {rotary.rope_type}, base {base:g}"),)
     yield Stack(name, model, site, layers, PlacedInterfaceAttention, own, ((model, PlacedLlama), (rotary, NoRotation)))
 
 
-STACKS = {class_path("llama", "LlamaModel"): _llama}
+_MODEL, _ATTENTION, _ROTARY = (
+    class_path("llama", name) for name in ("LlamaModel", "LlamaAttention", "LlamaRotaryEmbedding")
+)
+STACKS = {_MODEL: _llama}
+READS = dict.fromkeys((_MODEL, _ATTENTION, _ROTARY), ("forward",))

@@ -10,7 +10,7 @@ moved and trained with it. Each layer keeps a `Placement`: where its tokens are,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class ReplacedPositions(LayerPositions):
         frozen: names in that module of the parameters of its own position, which were trained before.
     """
 
+    sharing: ClassVar[str] = "shared"
     frozen: tuple[str, ...] = ()
 
 

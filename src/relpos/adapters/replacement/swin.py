@@ -34,12 +34,13 @@ class PlacedWindowAttention(Placed):
 
 
 def _stage(name: str, stage: Any, given: Given) -> Iterator[Stack]:
-    attention = "timm.models.swin_transformer.WindowAttention"
-    layers = tuple(require_class(block.attn, attention) for block in stage.blocks)
+    layers = tuple(require_class(block.attn, _ATTENTION) for block in stage.blocks)
     first = layers[0]
     width = first.qkv.out_features // 3 // first.num_heads
     site = Site(first.num_heads, width, first.dim, given.grid(Grid(*first.window_size)))
     yield Stack(name, stage, site, layers, PlacedWindowAttention, (tables("blocks.{}.attn", len(layers), first),))
 
 
+_ATTENTION = "timm.models.swin_transformer.WindowAttention"
 STACKS = {"timm.models.swin_transformer.SwinTransformerStage": _stage}
+READS = {_ATTENTION: ("forward",)}

@@ -54,8 +54,7 @@ _ARGUMENTS = (
 
 
 def _t5(name: str, model: Any, given: Given) -> Iterator[Stack]:
-    attention = class_path("t5", "T5Attention")
-    layers = tuple(require_class(block.layer[0].SelfAttention, attention) for block in model.block)
+    layers = tuple(require_class(block.layer[0].SelfAttention, _ATTENTION) for block in model.block)
     first, where = layers[0], "block.0.layer.0.SelfAttention.relative_attention_bias"
     own = (
         Own(where, f"table of {first.relative_attention_num_buckets} buckets, for all layers", (f"{where}.weight",)),
@@ -65,4 +64,6 @@ def _t5(name: str, model: Any, given: Given) -> Iterator[Stack]:
     yield Stack(name, model, site, layers, PlacedT5Attention, own, ((model, PlacedT5Stack),))
 
 
-STACKS = {class_path("t5", "T5Stack"): _t5}
+_STACK, _ATTENTION = (class_path("t5", name) for name in ("T5Stack", "T5Attention"))
+STACKS = {_STACK: _t5}
+READS = {_STACK: ("forward",), _ATTENTION: ("forward",)}

@@ -116,11 +116,6 @@ def _encoder(name: str, model: Any, given: Given) -> Iterator[Stack]:
     yield Stack(name, model, _site(layers, given), layers, PlacedMultiheadAttention, (), ((model, PlacedEncoder),))
 
 
-def _decoder(name: str, layer: Any, given: Given) -> Iterator[Stack]:
-    fail("an encoder", f"{type(layer).__name__} ({name or 'the model itself'})", "Pass the encoder: model.encoder.")
-    yield
-
-
 def layers_alone(model: nn.Module, given: Given) -> list[Stack]:
     """The stack of all `nn.MultiheadAttention` of a model that holds nothing else that is known; [] without any.
 
@@ -158,7 +153,6 @@ def _required(given: Given) -> Coordinates:
     return given.coordinates
 
 
-STACKS = {
-    "torch.nn.modules.transformer.TransformerEncoder": _encoder,
-    "torch.nn.modules.transformer.TransformerDecoderLayer": _decoder,
-}
+STACKS = {"torch.nn.modules.transformer.TransformerEncoder": _encoder}
+READS: dict[str, tuple[str, ...]] = {}  # the tests run with the oldest and the newest PyTorch that relpos takes
+REFUSED = {"torch.nn.modules.transformer.TransformerDecoderLayer": "Pass the encoder: model.encoder."}

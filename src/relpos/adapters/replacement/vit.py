@@ -111,3 +111,10 @@ STACKS = {
     "timm.models.deit.VisionTransformerDistilled": _timm,
     f"{_VIT}.ViTModel": _transformers,
 }
+READS = {
+    "timm.layers.attention.Attention": ("forward",),
+    "timm.models.vision_transformer.VisionTransformer": ("_pos_embed", "forward_features"),
+    "timm.models.deit.VisionTransformerDistilled": ("_pos_embed", "forward_features"),
+    f"{_VIT}.ViTAttention": ("forward",),
+    f"{_VIT}.ViTEmbeddings": ("forward",),
+}

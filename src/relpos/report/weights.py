@@ -1,0 +1,42 @@
+"""The page of learned positions in a model's weights: one file that needs no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from relpos.viz.canvas import to_svg
+from relpos.viz.palette import stylesheet
+from relpos.viz.stored import Stored
+from relpos.viz.strips import alone
+
+HERE = Path(__file__).parent / "templates"
+
+
+def weights_page(name: str, found: Sequence[Stored], left: Sequence[tuple[str, str]], *, version: str) -> str:
+    """The page as text. Equal weights give an equal page.
+
+    Args:
+        name: of the file or folder.
+        found: what is drawn, in order. left: names of what is not, each with the reason.
+        version: of relpos.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    entries = [
+        {
+            "stored": one,
+            "pictures": [
+                (strip.title, Markup(to_svg(alone(strip), name=f"w{index}-{at}", title=f"{strip.title}, {one.name}")))
+                for at, strip in enumerate(one.pictures)
+            ],
+        }
+        for index, one in enumerate(found)
+    ]
+    style = Markup(stylesheet() + (HERE / "style.css").read_text(encoding="utf-8"))
+    template = environment.get_template("weights.html.j2")
+    return template.render(name=name, entries=entries, left=left, version=version, style=style)

@@ -1,0 +1,250 @@
+"""Learned positions in a model's weights, found by the names of its parameters; no model is built.
+
+    name ends with                     shape                what it is
+    relative_attention_bias(.weight)   [buckets, H]         T5: a bias a bucket of distances
+    relative_position_bias_table       [L, H] or [L + 3, H] Swin; BEiT, whose last three rows are the class token's
+    tables.0, tables.1                 [L, H]               a bias an axis
+    rel_embeddings(.weight)            [2 k, E]             DeBERTa: a vector a bucket, which meets queries and keys
+    rel_pos_h, rel_pos_w, rel_pos.0    [2 n - 1, D]         SAM, MViTv2: a vector an offset along an axis, meets queries
+    key_vectors, value_vectors         [2 k + 1, D]         Shaw: a vector a clipped offset
+
+Offset is query - key everywhere. What names and shapes leave open (T5's largest distance, which is not stored, or a
+table for windows that are not square) is taken from `config.json` or from a stored `relative_position_index`, or said.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from relpos.core import LineBias, Sequence
+from relpos.files.tensors import StoredTensors
+from relpos.position import T5Bias
+from relpos.viz.learned import OFFSET
+from relpos.viz.strips import Axis, Bars, Maps, heads_named, offsets_of
+
+Values = NDArray[np.float64]
+_T5_DISTANCE = 128
+_ADDED, _LENGTH = "added to the score", "length of the vector"
+_PREFIX = ("class to patch", "patch to class", "class to class")
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """What one parameter says of position.
+
+    Attributes:
+        name: of the parameter. kind: what it is, in words.
+        heads: how many it has a bias for; 0 where heads share it.
+        offsets: which it is for, in words.
+        pictures: to draw. note: what else to know, one or two sentences.
+        rest: a table of what has no offset: its columns, then a row a head.
+    """
+
+    name: str
+    kind: str
+    heads: int
+    offsets: str
+    pictures: tuple[Maps | Bars, ...]
+    note: str = ""
+    rest: tuple[tuple[str, ...], ...] = ()
+
+
+class _LeftOutError(Exception):
+    """Why a parameter is not drawn."""
+
+
+def stored_positions(tensors: StoredTensors, config: Mapping[str, Any]) -> tuple[list[Stored], list[tuple[str, str]]]:
+    """What is found, in the order of the layers, and the names that are left out, each with the reason.
+
+    Args:
+        config: what stands in `config.json` beside the weights; {} without one.
+    """
+    found: list[Stored] = []
+    left: list[tuple[str, str]] = []
+    for name in sorted(tensors.shapes, key=_natural):
+        make = next((make for pattern, make in _KINDS if re.search(rf"(?:^|\.){pattern}$", name)), None)
+        if make is None:
+            continue
+        try:
+            if len(tensors.shapes[name]) != 2:
+                raise _LeftOutError(f"it has {len(tensors.shapes[name])} axes, not 2")
+            values = tensors.read(name)
+            if not np.isfinite(values).all():
+                raise _LeftOutError("it has values that are not finite")
+            found.append(make(name, values, tensors, config))
+        except _LeftOutError as reason:
+            left.append((name, str(reason)))
+    return found, left
+
+
+def _natural(name: str) -> tuple[bool, list[tuple[int, str]]]:
+    """A name's words and numbers: layer 10 comes after layer 9, and a decoder after the encoder."""
+    return "decoder" in name, [(int(word), "") if word.isdecimal() else (-1, word) for word in name.split(".")]
+
+
+def _buckets(name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]) -> Stored:
+    count, heads = values.shape
+    if _is_image(tensors):
+        raise _LeftOutError("distances on a grid are not known from it")
+    given = config.get("relative_attention_max_distance")
+    distance = given if isinstance(given, int) and count < given <= 2**14 else _T5_DISTANCE
+    causal = _is_causal(name, tensors)
+    try:
+        mechanism = T5Bias(heads, num_buckets=count, max_distance=distance, bidirectional=not causal)
+    except ValueError as error:
+        raise _LeftOutError(f"it is no table of T5's buckets: {error}") from None
+    with torch.no_grad():
+        mechanism.relative_attention_bias.copy_(torch.from_numpy(values))
+        line = mechanism.terms(Sequence(distance + 1)).of(LineBias)[0]
+    along = line.values.double().numpy()[:, -(distance + 1) if causal else 0 :]
+    low = 0 if causal else -distance
+    title = f"Bias of each head, {count} buckets of distances"
+    note = f"Distances from {distance} on share a bucket. " if given == distance else (
+        f"Drawn for a largest distance of {distance}, T5's own: the weights do not say it. "
+    )  # fmt: skip
+    note += "A decoder's: all buckets are for the past." if causal else "An encoder's: half the buckets for each side."
+    return Stored(
+        name, "T5 buckets", heads, _range(low, distance),
+        (Bars(title, heads_named(heads), along, _axis(OFFSET, low, distance), _ADDED),), note,
+    )  # fmt: skip
+
+
+def _table(name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]) -> Stored:
+    rows, heads = values.shape
+    if ".positions." in f".{name}" and not _is_image(tensors):
+        prefix = 3 if rows % 2 == 0 else 0
+        high = (rows - prefix - 1) // 2
+        strip = Bars(
+            "Bias of each head", heads_named(heads), values[: 2 * high + 1].T, _axis(OFFSET, -high, high), _ADDED
+        )
+        return Stored(name, "table of a sequence", heads, _range(-high, high), (strip,), rest=_rest(values, prefix))
+    height, width, prefix = _window(name, rows, tensors)
+    maps = values[: rows - prefix].T.reshape(heads, 2 * height - 1, 2 * width - 1)
+    axes = (_axis(f"row {OFFSET}", 1 - height, height - 1), _axis(f"column {OFFSET}", 1 - width, width - 1))
+    picture = Maps(f"Bias of each head, {height} x {width}", heads_named(heads), maps, *axes, _ADDED, marked=(0, 0))
+    kind = "table with a class token" if prefix else "table of a window"
+    offsets = f"{_range(1 - height, height - 1)} rows, {_range(1 - width, width - 1)} columns"
+    return Stored(name, kind, heads, offsets, (picture,), rest=_rest(values, prefix))
+
+
+def _window(name: str, rows: int, tensors: StoredTensors) -> tuple[int, int, int]:
+    """Rows and columns of a table's window, and its rows for a class token."""
+    index = f"{name.rpartition('.')[0]}.relative_position_index".lstrip(".")
+    if len(tensors.shapes.get(index, ())) == 2:
+        pairs = tensors.read(index)
+        for prefix, first in ((0, 0), (3, 1)):
+            line = pairs[first, first:]
+            falls = line[0] - np.arange(len(line))
+            width = int(np.argmax(line != falls)) if (line != falls).any() else len(line)
+            height = len(line) // width
+            if height * width == len(line) and rows - prefix == (2 * height - 1) * (2 * width - 1):
+                return height, width, prefix
+    for prefix in (0, 3):
+        side = math.isqrt(max(rows - prefix, 0))
+        if side % 2 and side * side == rows - prefix:
+            return (side + 1) // 2, (side + 1) // 2, prefix
+    raise _LeftOutError(f"its {rows} rows are those of no square window, and no relative_position_index is stored")
+
+
+def _rest(values: Values, prefix: int) -> tuple[tuple[str, ...], ...]:
+    if not prefix:
+        return ()
+    cells = (("head", *_PREFIX), *((str(head), *(f"{x:+.3f}" for x in row)) for head, row in enumerate(values[-3:].T)))
+    return tuple(tuple(cell.replace("-", "\N{MINUS SIGN}") for cell in row) for row in cells)
+
+
+def _of_axis(name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]) -> Stored:
+    high = _odd(values) // 2
+    which = _AXES.get(name.rpartition(".")[2], "axis")
+    strip = Bars(
+        "Bias of each head", heads_named(values.shape[1]), values.T, _axis(f"{which} {OFFSET}", -high, high), _ADDED
+    )
+    return Stored(name, f"table of {which} offsets", values.shape[1], _range(-high, high), (strip,))
+
+
+def _disentangled(name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]) -> Stored:
+    if len(values) % 2:
+        raise _LeftOutError(f"it has {len(values)} rows, an odd number")
+    half = len(values) // 2
+    axis = _axis(f"bucket of {OFFSET}", -half, half - 1)
+    note = "Each head projects these vectors by weights of its own; what they add to a score depends on the tokens."
+    return Stored(name, "DeBERTa's vectors", 0, f"buckets {_range(-half, half - 1)}", _of_vectors(values, axis), note)
+
+
+def _vectors(name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]) -> Stored:
+    high = _odd(values) // 2
+    which = _AXES.get(name.rpartition(".")[2], "")
+    axis = _axis(f"{which} {OFFSET}".strip(), -high, high)
+    note = "All heads share these vectors; what they add to a score depends on the query."
+    return Stored(
+        name, f"vectors of {which} offsets".replace("  ", " "), 0, _range(-high, high), _of_vectors(values, axis), note
+    )
+
+
+def _of_vectors(values: Values, axis: Axis) -> tuple[Maps | Bars, ...]:
+    """How long the vectors are, and how alike every two of them, of which at most `_ALIKE` are compared."""
+    lengths = np.linalg.norm(values, axis=1)
+    every = -(-len(values) // _ALIKE)
+    centred = (values - values.mean(axis=0))[::every]
+    sizes = np.linalg.norm(centred, axis=1, keepdims=True)
+    alike = (centred / np.where(sizes > 0, sizes, 1)) @ (centred / np.where(sizes > 0, sizes, 1)).T
+    ticks = tuple((axis.first + (at - axis.first) / every, text) for at, text in axis.ticks)
+    thinned = Axis(axis.label, axis.first, ticks)
+    return (
+        Bars("How long each vector is", ("",), lengths[None], axis, _LENGTH),
+        Maps("How alike two vectors are", ("",), alike[None], thinned, thinned, "cosine, mean subtracted", 1.0),
+    )
+
+
+def _odd(values: Values) -> int:
+    if len(values) % 2 == 0:
+        raise _LeftOutError(f"it has {len(values)} rows, an even number")
+    return len(values)
+
+
+def _is_causal(name: str, tensors: StoredTensors) -> bool:
+    """Whether the layers of a table see the past alone."""
+    if "decoder" in name:
+        return True
+    if any("encoder" in other for other in tensors.shapes):
+        return False
+    if any(re.search(rf"(?:^|\.)(?:{_WRITERS})\.", other) for other in tensors.shapes):
+        return True
+    raise _LeftOutError("no name says whether an encoder or a decoder has it")
+
+
+def _is_image(tensors: StoredTensors) -> bool:
+    return any("patch" in name for name in tensors.shapes)
+
+
+def _axis(label: str, low: int, high: int) -> Axis:
+    return Axis(label, low, offsets_of(low, high - low + 1))
+
+
+def _range(low: int, high: int) -> str:
+    return f"{low:+d} to {high:+d}".replace("-", "\N{MINUS SIGN}").replace("+0", "0")
+
+
+_ALIKE = 64
+_WRITERS = "wte|embed_tokens|lm_head|token_embed"
+"""What models that write text call their embedding of words: GPT-2, Llama, relpos."""
+_AXES = {"rel_pos_h": "row", "rel_pos_w": "column", "0": "row", "1": "column"}
+_Make = Callable[[str, Values, StoredTensors, Mapping[str, Any]], Stored]
+_KINDS: tuple[tuple[str, _Make], ...] = (
+    (r"relative_attention_bias(?:\.weight)?", _buckets),
+    (r"relative_position_bias_table", _table),
+    (r"tables\.[01]", _of_axis),
+    (r"rel_embeddings(?:\.weight)?", _disentangled),
+    (r"rel_pos_[hw]|rel_pos\.[01]", _vectors),
+    (r"(?:key|value)_vectors", _vectors),
+)
+KNOWN = ("relative_attention_bias", "relative_position_bias_table", "rel_embeddings", "rel_pos_h")
+"""Names that a message gives as examples."""

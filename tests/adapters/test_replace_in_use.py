@@ -1,0 +1,227 @@
+"""Models whose position was replaced, in use: saved, sent, compiled, in half precision, in two processes, trained."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import replaced_ranks
+import torch
+from replaced import gradients
+from replaced_models import FAMILIES, Family
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import relpos
+from relpos.adapters.replacement.placed import ReplacedPositions
+
+pytestmark = pytest.mark.usefixtures("timm")
+OF_TRANSFORMERS = ["ViT", "BERT", "GPT-2", "Llama", "T5"]
+KNOWING = [name for name, family in FAMILIES.items() if family.own is not None]
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> Family:
+    return FAMILIES[request.param]
+
+
+def test_a_mechanism_that_says_what_the_model_knew_changes_nothing(family: Family) -> None:
+    """What the comparisons below stand on; rotations of transformers are float32."""
+    out, wanted = family.called(family.same()), family.called(family.published())
+    torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(family.called(family.replaced()), wanted, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_half_precision_is_no_further_off_than_published(family: Family, dtype: torch.dtype) -> None:
+    exact = family.called(family.published())
+    theirs, ours = (family.called(model.to(dtype)) for model in (family.published(), family.same()))
+    assert ours.dtype == theirs.dtype == dtype
+    assert torch.isfinite(ours).all()
+    assert float((ours - exact).norm()) <= 1.2 * float((theirs - exact).norm())
+    assert not torch.equal(family.called(family.replaced().to(dtype)), ours)
+
+
+def test_autocast_is_no_further_off_than_published(family: Family) -> None:
+    exact = family.called(family.published())
+    found = []
+    for model in (family.published(), family.same()):
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(family.called(model.float()))
+    theirs, ours = found
+    assert ours.dtype == theirs.dtype
+    assert float((ours - exact).detach().norm()) <= 1.2 * float((theirs - exact).detach().norm())
+    model = family.replaced().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = family.called(model)
+    slopes = gradients(out.float(), model)
+    learned = [x for name, x in slopes.items() if "positions." in name]
+    assert learned
+    assert all(x.dtype == torch.float32 and bool(torch.isfinite(x).all()) for x in learned)
+
+
+def _checkpointed(model: Any, *, reentrant: bool) -> None:
+    """The model's own checkpoints; PyTorch's encoder has none, and gets one a layer."""
+    if hasattr(model, "gradient_checkpointing_enable"):
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        if reentrant and model.main_input_name == "input_ids":
+            model.enable_input_require_grads()
+    elif hasattr(model, "set_grad_checkpointing"):
+        model.set_grad_checkpointing()
+    else:
+        for layer in model.layers:
+            layer.forward = partial(_layer, layer.forward, reentrant)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout_prob", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+def _layer(forward: Any, reentrant: bool, x: Tensor, **named: Any) -> Any:
+    return checkpoint(partial(forward, **named), x, use_reentrant=reentrant)
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`:FutureWarning")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing(family: Family, reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, other = family.replaced(), family.replaced()
+    wanted = gradients(family.called(model), model)
+    calls: list[str] = []
+    terms = ReplacedPositions.sums
+    monkeypatch.setattr(ReplacedPositions, "sums", lambda self: calls.append("sums") or terms(self))
+    _checkpointed(other, reentrant=reentrant)
+    out = family.called(other.train())
+    before = len(calls)
+    slopes = gradients_backward(out, other)
+    assert len(calls) > before, "layers are computed again"
+    assert slopes.keys() == wanted.keys()
+    largest = max(float(x.abs().max()) for x in wanted.values())
+    for name, gradient in slopes.items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=1e-7, atol=1e-9 * largest, msg=name)
+
+
+def gradients_backward(out: Tensor, model: nn.Module) -> dict[str, Tensor]:
+    """As `gradients`, by `backward`: reentrant checkpoints know no other way."""
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
+    (out * weights).sum().backward()
+    return {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
+
+
+@pytest.mark.parametrize("name", OF_TRANSFORMERS)
+@torch.no_grad()
+def test_weights_are_saved_and_loaded(name: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    family.published().save_pretrained(tmp_path / "published")
+    model = family.replaced()
+    wanted = family.called(model)
+    model.save_pretrained(tmp_path / "own")
+    assert (tmp_path / "own/config.json").read_bytes() == (tmp_path / "published/config.json").read_bytes()
+    saved = load_file(tmp_path / "own/model.safetensors")
+    fresh = type(family.published()).from_pretrained(tmp_path / "own").double().eval()
+    relpos.replace_position(fresh, family.position, **family.options)
+    assert not torch.allclose(family.called(fresh), wanted)
+    positions = {key: x for key, x in saved.items() if "positions." in key}
+    assert not fresh.load_state_dict(positions, strict=False).unexpected_keys
+    assert positions.keys() == {key for key in fresh.state_dict() if "positions." in key}
+    assert torch.equal(family.called(fresh), wanted)
+
+
+@torch.no_grad()
+def test_copies_have_mechanisms_of_their_own(family: Family) -> None:
+    model = family.replaced()
+    wanted = family.called(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(family.called(other), wanted)
+        for name, x in other.named_parameters():
+            if "positions." in name:
+                x.add_(torch.randn_like(x))
+        assert not torch.allclose(family.called(other), wanted)
+        assert torch.equal(family.called(model), wanted)
+
+
+RUN = """
+import pickle, sys
+sys.path[:0] = {path!r}
+from relpos.adapters.libraries import imported
+imported("timm"), imported("transformers")
+import torch
+{body}
+"""
+
+UNPICKLED = """
+for model, inputs, wanted in pickle.load(open({file!r}, "rb")):
+    out = model(**inputs)
+    out = out if isinstance(out, torch.Tensor) else out[0]
+    torch.testing.assert_close(out, wanted, rtol=1e-12, atol=1e-12)
+print("the same")
+"""
+
+
+def _in_a_process_of_its_own(body: str) -> str:
+    here = [str(Path(__file__).parent), *(path for path in sys.path if path)]
+    code = RUN.format(path=here, body=body)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+@torch.no_grad()
+def test_pickled_models_run_in_a_process_that_has_not_heard_of_them(tmp_path: Path) -> None:
+    sent = []
+    for family in FAMILIES.values():
+        model = family.replaced()
+        sent.append((model, family.inputs(), family.called(model)))
+    file = tmp_path / "models.pickle"
+    file.write_bytes(pickle.dumps(sent))
+    assert _in_a_process_of_its_own(UNPICKLED.format(file=str(file))) == "the same"
+
+
+COMPILED = """
+from replaced_models import FAMILIES
+family = FAMILIES[{name!r}]
+model = family.replaced().float()
+eager = family.called(model)
+compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+own = family.called(compiled)
+assert float((own - eager).detach().abs().max()) <= 1e-4 * float(eager.detach().abs().max())
+def slopes(out):
+    model.zero_grad()
+    (out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum().backward()
+    return {{name: x.grad for name, x in model.named_parameters() if x.grad is not None}}
+wanted, came = slopes(eager), slopes(own)
+assert wanted.keys() <= came.keys() and any("positions." in name for name in wanted)
+largest = max(float(x.abs().max()) for x in wanted.values())
+for name, x in came.items():  # the compiler gives zeros to what the call leaves out
+    assert float((x - wanted.get(name, 0)).abs().max()) <= 1e-4 * largest, name
+print(sum(torch._dynamo.utils.counters["stats"].values()) > 0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_compiles_as_one_graph(name: str) -> None:
+    """Its outputs and gradients are those without the compiler; `fullgraph` raises where a graph breaks."""
+    assert _in_a_process_of_its_own(COMPILED.format(name=name)) == "True"
+
+
+@pytest.mark.slow
+def test_gradients_of_two_processes_are_those_of_one(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(replaced_ranks.run, (str(tmp_path),), nprocs=replaced_ranks.RANKS)  # type: ignore[no-untyped-call, attr-defined]
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found.pop("world") == 2
+        assert found.keys() == FAMILIES.keys()
+        for name, (apart, learned) in found.items():
+            assert apart < 1e-9, name
+            assert learned, name
