@@ -7,8 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 import work
 
+from relpos.comparison import workers
 from relpos.comparison.workers import Event, WorkerError, WorkerTask, run_tasks
 
 
@@ -17,12 +19,12 @@ def test_events_come_in_order_and_results_come_back() -> None:
     tasks = [WorkerTask("count", work.count, (3,), reports=True), WorkerTask("double", work.double, (21,))]
     events = list(run_tasks(tasks, 1))
     assert [(event.task.name, event.kind, event.value) for event in events] == [
-        ("count", "started", None),
+        ("count", "started", 0),
         ("count", "progress", 0),
         ("count", "progress", 1),
         ("count", "progress", 2),
         ("count", "finished", "counted"),
-        ("double", "started", None),
+        ("double", "started", 0),
         ("double", "finished", 42),
     ]
 
@@ -94,3 +96,25 @@ def test_an_interruption_is_this_process_alone_to_answer() -> None:
 
 def test_nothing_to_do() -> None:
     assert list(run_tasks([], 2)) == []
+
+
+def test_workers_that_run_at_once_have_other_numbers() -> None:
+    tasks = [WorkerTask(f"t{index}", work.double, (index,)) for index in range(5)]
+    busy: dict[str, int] = {}
+    for event in run_tasks(tasks, 2):
+        if event.kind == "started":
+            assert event.value in {0, 1} - set(busy.values())
+            busy[event.task.name] = event.value
+        elif event.kind == "finished":
+            del busy[event.task.name]
+
+
+@pytest.mark.parametrize(("a_gpu_each", "seen"), [(False, []), (True, [1])])
+def test_a_worker_takes_its_gpu(a_gpu_each: bool, seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU is there: what would be asked of PyTorch is."""
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    workers._work(WorkerTask("one", work.double, (3,)), theirs, 1 if a_gpu_each else None)
+    assert ours.recv() == ("finished", 6)
+    assert chosen == seen

@@ -199,3 +199,15 @@ def test_prefix_tokens_are_near_to_everything() -> None:
     zeros = torch.zeros(1, 2, 7, 4)
     weights = attention_weights(zeros, zeros, position=FIREBias(2).terms(Sequence(6, prefix=1)))[0]
     torch.testing.assert_close(weights[:, 0], torch.full((2, 7), 1 / 7))
+
+
+def test_weights_of_before_have_no_axis() -> None:
+    saved = FIREBias(4, c=0.3).state_dict()
+    for name in ("c", "multiplier"):
+        saved[name] = saved[name][0] * 2
+    fresh = FIREBias(4)
+    fresh.load_state_dict(saved)
+    assert fresh.c.shape == (1,)
+    assert fresh.c.item() == pytest.approx(0.6)
+    assert fresh.multiplier.item() == 2.0
+    assert saved["c"].dim() == 0  # the caller's stays

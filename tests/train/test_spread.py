@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from relpos.train.snapshots import SnapshotStore
 
@@ -40,11 +41,11 @@ def _run(*given: Any, processes: int = 1, code: int = 0) -> str:
 def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
     """The largest difference of a weight, over the largest way that one went."""
     out = tmp_path / "found.json"
-    positions = "relative_2d,fire,rotary_2d,t5"
+    positions = "relative_2d,fire"  # of numbers without an axis fully_shard takes none
     given = ["--positions", positions, "--worlds", "2", "--steps", "3", "--out", str(out)]
     subprocess.run([sys.executable, str(ROOT / "benchmarks" / "processes.py"), *given], check=True, env=ENV)
     runs = json.loads(out.read_text())["runs"]
-    assert len(runs) == 12
+    assert len(runs) == 6
     for name, cells in runs.items():
         assert set(cells) == {"ddp 2", "fsdp 2"}
         for cell in cells.values():
@@ -52,28 +53,32 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
             assert cell["difference"] < limit, (name, cells)
 
 
-def test_the_command_over_two_processes(tmp_path: Path) -> None:
-    """The main process alone writes and speaks; the curve is that of one."""
-    said = _run("--position", "relative_2d", "--steps", 4, "--out", tmp_path / "two", processes=2)
-    assert said.count("Saved in") == 1
-    _run("--position", "relative_2d", "--steps", 4, "--out", tmp_path / "one")
-    own, alone = (load_file(tmp_path / name / "model.safetensors") for name in ("two", "one"))
-    assert all(torch.allclose(x, alone[name], atol=2e-2) for name, x in own.items())
-    about = json.loads((tmp_path / "two" / "config.json").read_text())
-    assert about["processes"] == 2
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """What one process trains."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    _run("--position", "relative_2d", "--steps", 6, "--out", folder)
+    return load_file(folder / "model.safetensors")
 
 
 @pytest.mark.parametrize(("before", "after", "strategy"), [(2, 1, "ddp"), (1, 2, "ddp"), (2, 2, "fsdp")])
-def test_a_run_goes_on_in_another_number_of_processes(before: int, after: int, strategy: str, tmp_path: Path) -> None:
-    given = ("--position", "relative_2d", "--steps", 6, "--strategy", strategy)
-    _run(*given, "--out", tmp_path / "whole")
-    _run(*given, "--out", tmp_path / "cut", "--checkpoint-every", 3, processes=before)
-    for name in ("model.safetensors", "config.json"):
-        (tmp_path / "cut" / name).unlink()
-    said = _run(*given, "--out", tmp_path / "cut", "--resume", "auto", processes=after)
-    assert "resumed from step-00000003" in said
-    own, whole = (load_file(tmp_path / name / "model.safetensors") for name in ("cut", "whole"))
-    assert all(torch.allclose(x, whole[name], atol=2e-2) for name, x in own.items())
+def test_a_run_goes_on_in_another_number_of_processes(
+    before: int, after: int, strategy: str, alone: dict[str, Tensor], tmp_path: Path
+) -> None:
+    """The main process alone writes and speaks."""
+    given = ("--position", "relative_2d", "--steps", 6, "--strategy", strategy, "--out", tmp_path)
+    said = _run(*given, "--checkpoint-every", 3, processes=before)
+    assert said.count("Saved in") == 1
+    whole = load_file(tmp_path / "model.safetensors")
+    assert json.loads((tmp_path / "config.json").read_text())["processes"] == before
+    for path in tmp_path.iterdir():
+        if path.is_file():
+            path.unlink()
+    assert "resumed from step-00000003" in _run(*given, "--resume", "auto", processes=after)
+    own = load_file(tmp_path / "model.safetensors")
+    for name, x in alone.items():
+        assert torch.allclose(whole[name], x, atol=2e-2), name
+        assert torch.equal(own[name], whole[name]) if before == after else torch.allclose(own[name], x, atol=2e-2), name
 
 
 def test_a_batch_that_processes_cannot_share(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from relpos import data
@@ -158,7 +159,9 @@ class Comparison:
 
     def run(self, watch: Callable[[Event], None] | None = None) -> Results:
         """Do what is left to do and return the results; finished pieces are kept as they finish."""
-        at_once = 1 if self.settings.device.startswith("cuda") else max(1, (os.cpu_count() or 1))
+        on_gpu = self.settings.device.startswith("cuda")
+        gpus = torch.cuda.device_count() if self.settings.device == "cuda" else 1
+        at_once = gpus if on_gpu else max(1, (os.cpu_count() or 1))
 
         def take(event: Event) -> None:
             if event.kind == "finished":
@@ -171,7 +174,7 @@ class Comparison:
             if self.kept_here is not None:
                 run_here(stage, take)
                 continue
-            for event in run_tasks(stage, min(at_once, 8)):
+            for event in run_tasks(stage, min(at_once, 8), a_gpu_each=on_gpu and gpus > 1):
                 take(event)
         return self._gather()
 

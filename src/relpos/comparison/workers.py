@@ -47,7 +47,11 @@ class WorkerTask:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a piece of work: "started", "progress" (value: its report) or "finished" (value: its result)."""
+    """What happened to a piece of work.
+
+    Attributes:
+        kind: "started" (value: the number of its worker), "progress" (its report) or "finished" (its result).
+    """
 
     task: WorkerTask
     kind: str
@@ -58,8 +62,10 @@ class WorkerError(RuntimeError):
     """A piece of work failed; the message holds its traceback."""
 
 
-def _work(task: WorkerTask, connection: Connection) -> None:
+def _work(task: WorkerTask, connection: Connection, gpu: int | None = None) -> None:
     try:
+        if gpu is not None:
+            torch.cuda.set_device(gpu)  # what the device "cuda" is in here
         if task.reports:
             result = task.function(*task.arguments, lambda report: connection.send(("progress", report)))
         else:
@@ -154,8 +160,11 @@ def _progress(task: WorkerTask, tell: Callable[[Event], None], report: Any) -> N
     tell(Event(task, "progress", report))
 
 
-def run_tasks(tasks: Sequence[WorkerTask], at_once: int) -> Iterator[Event]:
+def run_tasks(tasks: Sequence[WorkerTask], at_once: int, *, a_gpu_each: bool = False) -> Iterator[Event]:
     """Run every task in a process of its own, `at_once` at a time, and yield events as they come.
+
+    Args:
+        a_gpu_each: the device "cuda" is another one for each of those that run at once.
 
     Raises:
         WorkerError: a task failed; the others are stopped.
@@ -164,21 +173,24 @@ def run_tasks(tasks: Sequence[WorkerTask], at_once: int) -> Iterator[Event]:
         return
     context = _context()
     waiting = list(tasks)
-    running: dict[Connection, tuple[WorkerTask, BaseProcess]] = {}
+    running: dict[Connection, tuple[WorkerTask, BaseProcess, int]] = {}
+    free = list(range(at_once))
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
                 task = waiting.pop(0)
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(task, theirs), daemon=True)
+                number = free.pop(0)
+                given = (task, theirs, number if a_gpu_each else None)
+                process = context.Process(target=_work, args=given, daemon=True)
                 with _interruptions_held_back(), main_left_out():
                     process.start()
                 theirs.close()
-                running[ours] = (task, process)
-                yield Event(task, "started")
+                running[ours] = (task, process, number)
+                yield Event(task, "started", number)
             for ready in wait(list(running)):
                 assert isinstance(ready, Connection)
-                task, process = running[ready]
+                task, process, number = running[ready]
                 try:
                     kind, value = ready.recv()
                 except EOFError:
@@ -188,11 +200,12 @@ def run_tasks(tasks: Sequence[WorkerTask], at_once: int) -> Iterator[Event]:
                     raise WorkerError(f"{task.name} failed:\n{value}")
                 if kind == "finished":
                     del running[ready]
+                    free.append(number)
                     ready.close()
                     process.join()
                 yield Event(task, kind, value)
     finally:
-        for connection, (_, process) in running.items():
+        for connection, (_, process, _) in running.items():
             process.terminate()
             process.join()
             connection.close()
