@@ -9,7 +9,7 @@ import parity
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "parity-models.md"
-AGAIN = "run: python -m pytest tests/models/test_published.py --parity docs/parity-models.md"
+AGAIN = "run: python -m pytest tests/models/test_published_weights.py --parity docs/parity-models.md"
 
 
 def models() -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from test_published import llama, our_llama, our_swin, our_vit, timm_swin, timm_vit
+from test_published_weights import llama, our_llama, our_swin, our_vit, timm_swin, timm_vit
 from torch import Tensor, nn
 
 import relpos
