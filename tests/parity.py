@@ -208,8 +208,8 @@ where they start, one input. Columns are as in [parity.md](parity.md): largest r
 the gradient of every parameter by its name, with float64 wherever the published code says float32, and in float32 as
 it is.
 
-Made by `python -m pytest tests/models/test_published_weights.py --parity docs/parity-models.md`, which also asserts every
-figure; not typed by hand.
+Made by `python -m pytest tests/models/test_published_weights.py --parity docs/parity-models.md`, which also asserts
+every figure; not typed by hand.
 """
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +20,7 @@ from relpos.data import find_task
 from relpos.train import Curve, ImageRecipe, Progress, Recipe, TextRecipe, train
 from relpos.train.keeping import Keeping, StoppedError
 from relpos.train.processes import Spread
-from relpos.train.snapshots import read_snapshot
+from relpos.train.snapshots import Snapshot, read_snapshot
 
 SMALL = ImageRecipe(steps=30, warmup_steps=2, batch_size=400, embed_dim=16, depth=1, num_heads=2)  # three an epoch
 CPU = torch.device("cpu")
@@ -179,6 +182,82 @@ def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
         _run(tmp_path, cut=3)
     with pytest.raises(ValueError, match="the weights of the same model"):
         _run(tmp_path, replace(SMALL, embed_dim=32))
+
+
+def test_a_folder_whose_checkpoints_cannot_be_read(tmp_path: Path) -> None:
+    """They are not taken for none."""
+    with pytest.raises(Cut):
+        _run(tmp_path, cut=3)
+    for path in (tmp_path / "checkpoints").glob("*/state.json"):
+        path.write_text("{}")
+    with pytest.raises(ValueError, match=r"a checkpoint that can be read; got none in .*step-00000002"):
+        _run(tmp_path)
+
+
+def test_an_older_checkpoint_goes_on_elsewhere(tmp_path: Path) -> None:
+    """Else newer ones would be in the way of those that it writes."""
+    with pytest.raises(Cut):
+        _run(tmp_path, cut=5)
+    keeping = Keeping(tmp_path, settings={"seed": 5})
+    older, newest = str(keeping.store.path(3)), str(keeping.store.path(4))
+    with pytest.raises(
+        ValueError, match=r"got step 3, and .*checkpoints has step 4\. Go on from an older one in another"
+    ):
+        keeping.resumed(older)
+    elsewhere = Keeping(tmp_path / "other", settings={"seed": 5}).resumed(older)
+    assert elsewhere is not None
+    assert elsewhere.state["loop"]["step"] == 3
+    assert Keeping(tmp_path / "third", settings={"seed": 5}).resumed(newest) is not None
+
+
+def test_two_runs_in_one_folder(tmp_path: Path) -> None:
+    code = "from pathlib import Path; from relpos.train.keeping import Keeping; import sys\n"
+    code += "with Keeping(Path(sys.argv[1])).running(): print('held', flush=True), input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match="a folder that no other run writes in"), Keeping(tmp_path).running():
+            pass
+        other.kill()
+        other.wait()
+    with Keeping(tmp_path).running():
+        pass
+
+
+def test_where_it_runs_now_is_said(tmp_path: Path) -> None:
+    with pytest.raises(Cut):
+        _run(tmp_path, cut=3)
+    said: list[str] = []
+    found = Keeping(tmp_path, settings={"seed": 5}, about={"processes": 2}, tell=said.append).resumed("auto")
+    assert found is not None
+    assert said == ["resumed from step-00000002"]  # it does not say where it ran
+    found.state["about"] = {"processes": 1}
+    Keeping(tmp_path / "new", settings={"seed": 5}).store.write(2, found)
+    said.clear()
+    Keeping(tmp_path / "new", settings={"seed": 5}, about={"processes": 2}, tell=said.append).resumed("auto")
+    assert "to rounding only: processes 1, now 2" in said[1]
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Keeping(tmp_path).listening():
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_slow_checkpoint_is_not_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    keeping = Keeping(tmp_path)
+    keeping._written, clock[0] = 0.0, 61.0
+    assert keeping.due(1)
+    monkeypatch.setattr(keeping.store, "write", lambda *_: clock.append(clock.pop() + 100.0))
+    assert keeping.write(1, Snapshot({}, {}))
+    assert not keeping.due(2)
 
 
 def test_nothing_to_resume_is_said(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from relpos.data import find_task
+from relpos.train import Recipe
 from relpos.train.snapshots import SnapshotStore
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +55,11 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
             assert cell["difference"] < limit, (name, cells)
 
 
+def _apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """The root of the sum of squares of all differences."""
+    return sum(float((x - other[name]).square().sum()) for name, x in one.items()) ** 0.5
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     """What one process trains."""
@@ -76,9 +83,13 @@ def test_a_run_goes_on_in_another_number_of_processes(
             path.unlink()
     assert "resumed from step-00000003" in _run(*given, "--resume", "auto", processes=after)
     own = load_file(tmp_path / "model.safetensors")
-    for name, x in alone.items():
-        assert torch.allclose(whole[name], x, atol=2e-2), name
-        assert torch.equal(own[name], whole[name]) if before == after else torch.allclose(own[name], x, atol=2e-2), name
+    torch.manual_seed(0)
+    task = find_task("digits")
+    start = Recipe.of(task).build(task, "relative_2d").state_dict()
+    assert _apart(whole, alone) < 0.05 * _apart(start, alone)  # AdamW divides by small numbers, which rounding moves
+    assert _apart(own, alone) < 0.05 * _apart(start, alone)
+    if before == after:
+        assert all(torch.equal(x, whole[name]) for name, x in own.items())
 
 
 def test_a_batch_that_processes_cannot_share(tmp_path: Path) -> None:
@@ -114,8 +125,11 @@ def test_sigterm_to_one_of_two_processes(tmp_path: Path) -> None:
             assert time.monotonic() - begun < 200
             assert run.poll() is None
             time.sleep(0.2)
+        seen = store.steps()[0]
+        time.sleep(1)
         run.send_signal(signal.SIGTERM)
-        run.wait(timeout=60)
+        assert run.wait(timeout=60) != 0
     newest, passed = store.newest()
     assert newest is not None
     assert not passed
+    assert store.steps()[0] > seen

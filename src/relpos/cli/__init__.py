@@ -10,7 +10,7 @@ from relpos_command.options import VERBS as VERBS
 from relpos_command.parsing import CommandLine, fail, parse
 
 _KEPT = "what was finished is kept; the same command continues from there"
-KEPT = {"compare": _KEPT, "bench": _KEPT, "train": "nothing was saved", "show": "nothing was drawn"}
+KEPT = {"compare": _KEPT, "bench": _KEPT, "train": "what checkpoints hold is kept", "show": "nothing was drawn"}
 """What is left of a verb's work where it is cut short."""
 
 
@@ -48,8 +48,8 @@ def carry_out(call: CommandLine, loaded: Callable[[], object] = lambda: None) ->
             raise
         fail(_ends(_user_error(error, kept)), 2)
     except Exception as error:
-        if hasattr(error, "code"):  # told to end, a run has written a checkpoint
-            fail(str(error), error.code)
+        if type(error).__name__ == "StoppedError":  # told to end, a run has written a checkpoint
+            fail(str(error), error.code)  # type: ignore[attr-defined]
         if call.debug:
             raise
         cause = _ends(str(error)) or "no message"  # of a worker: its name and the end of its traceback

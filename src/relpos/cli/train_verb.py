@@ -33,21 +33,25 @@ def run(arguments: Namespace) -> None:
     from rich.table import Column
 
     from relpos.comparing.call import note_on_batch
-    from relpos.core.checks import require_choice, require_int
+    from relpos.core.checks import fail, require_choice, require_int
     from relpos.files.writing import require_writable
     from relpos.models.pretrained import CARD
     from relpos.train import OPTIMIZERS, Recipe, check_free, measured, require_precision, resolve_device, save, train
     from relpos.train import Progress as StepProgress
     from relpos.train.keeping import Keeping
-    from relpos.train.processes import Spread, device_here, is_main, world_size
+    from relpos.train.processes import Spread, device_here, end_with_launcher, is_main, world_size
     from relpos.version import __version__
 
+    end_with_launcher()
+    if arguments.devices is not None and world_size() not in (1, arguments.devices):
+        fail(f"--devices {world_size()}, as many as the launcher started", str(arguments.devices), "Leave it out.")
     if arguments.devices is not None and arguments.devices > 1 and world_size() == 1:
         _launch(arguments.devices)
     console = Console(quiet=not is_main())
     folder = Path(arguments.out)
-    check_free(folder, CARD, PICTURE)
-    require_writable(folder)
+    if is_main():
+        check_free(folder, CARD, PICTURE)
+        require_writable(folder)
     if arguments.steps is not None:
         require_int(arguments.steps, "steps", at_least=1)
     require_int(arguments.threads, "threads", at_least=1)
@@ -66,7 +70,8 @@ def run(arguments: Namespace) -> None:
     spread = Spread(arguments.strategy, arguments.accumulate, arguments.compile)
     spread.require_divides(recipe.batch_size, world_size())
     weights = recipe.build(task, arguments.position).parameters()
-    require_writable(folder, size=sum(x.numel() * x.element_size() for x in weights))
+    if is_main():
+        require_writable(folder, size=sum(x.numel() * x.element_size() for x in weights))
     keeping = Keeping(
         folder,
         arguments.checkpoint_every,
@@ -77,7 +82,16 @@ def run(arguments: Namespace) -> None:
             "position": arguments.position,
             "seed": arguments.seed,
             "precision": arguments.precision,
+            "accumulate": arguments.accumulate,
             **asdict(recipe),
+        },
+        about={
+            "processes": world_size(),
+            "strategy": arguments.strategy,
+            "compile": arguments.compile,
+            "threads": arguments.threads,
+            "device": str(device),
+            "torch": torch.__version__,
         },
         tell=lambda line: say(console, line),
         writes=is_main(),

@@ -27,7 +27,7 @@ def seal(folder: Path, about: dict[str, Any]) -> None:
     Raises:
         WriteError: it cannot be written.
     """
-    files = {path.name: {"size": path.stat().st_size, "sha256": _digest(path)} for path in sorted(folder.iterdir())}
+    files = {path.name: {"size": path.stat().st_size, "sha256": digest_of(path)} for path in sorted(folder.iterdir())}
     write_json(folder / MANIFEST, about | {"files": files}, indent=1, new=True)
     sync(folder)
 
@@ -49,7 +49,11 @@ def fault_of(folder: Path) -> str | None:
         listed = _listed(folder)
         for name, wanted in listed.items():
             _compare(folder / name, wanted)
-        more = sorted({path.name for path in folder.iterdir()} - listed.keys() - {MANIFEST})
+        more = sorted(
+            path.name
+            for path in folder.iterdir()
+            if path.name not in listed and path.name != MANIFEST and not path.name.startswith(".")  # of some system
+        )
     except (FileError, OSError) as error:
         return str(error)
     return f"it has {more[0]}, which its {MANIFEST} does not name" if more else None
@@ -86,11 +90,12 @@ def _compare(path: Path, wanted: dict[str, Any]) -> None:
     size = path.stat().st_size
     if size != wanted["size"]:
         raise FileError(f"{path.name} has {size:,} bytes, not {wanted['size']:,}")
-    if _digest(path) != wanted["sha256"]:
+    if digest_of(path) != wanted["sha256"]:
         raise FileError(f"{path.name} has another SHA-256")
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file."""
     found = hashlib.sha256()
     with open_file(path, path.stat().st_size) as file:
         while piece := file.read(_PIECE):

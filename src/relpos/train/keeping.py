@@ -11,14 +11,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from relpos.core.checks import fail, require_int
+from relpos.files.manifest import MANIFEST, digest_of
 from relpos.files.writing import WriteError
-from relpos.train.processes import world_size
+from relpos.train.processes import all_of, world_size
 from relpos.train.snapshots import FOLDER, Snapshot, SnapshotStore, read_snapshot
 
 _SECONDS = 60.0
@@ -47,6 +48,7 @@ class Keeping:
         every: steps from one to the next; None for once a minute.
         keep: how many stay, at least 2.
         settings: what the run is; a checkpoint of other settings is not resumed.
+        about: where it runs; from a checkpoint of elsewhere it goes on to rounding only, which is said.
         tell: called with what a person should know.
         writes: whether this process does; others take part.
     """
@@ -55,6 +57,7 @@ class Keeping:
     every: int | None = None
     keep: int = 2
     settings: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
     tell: Callable[[str], None] = print
     writes: bool = True
     told_to_end: int | None = field(default=None, init=False)
@@ -81,22 +84,60 @@ class Keeping:
 
     def write(self, step: int, snapshot: Snapshot) -> bool:
         """Write a checkpoint; whether that could be done."""
-        self._written = time.monotonic()
         if not self.writes:
             return True
+        state = snapshot.state | {"settings": self.settings, "about": self.about}
         try:
-            self.store.write(step, Snapshot(snapshot.tensors, snapshot.state | {"settings": self.settings}))
+            self.store.write(step, Snapshot(snapshot.tensors, state))
         except WriteError as error:
-            self.tell(f"no checkpoint of step {step}: {error} Training goes on.")
+            self.tell(f"no checkpoint of step {step}: {error}" + ("" if self.told() else " Training goes on."))
             return False
+        finally:
+            self._written = time.monotonic()
         return True
 
     def resumed(self, where: str | None) -> Snapshot | None:
         """The checkpoint to go on from: "auto" for the newest that is sound, a path, or None for none.
 
+        The process that writes chooses, and every other reads the same or all fail.
+
         Raises:
-            ValueError: there is none at the path, or it is of other settings; None was asked for, and there is one.
+            ValueError: there is none at the path, or it is of other settings; None was asked for, and there is one; a
+                process does not find it.
         """
+        chosen: Path | None = None
+        fault: str | None = None
+        if self.writes:
+            try:
+                chosen = self._chosen(where)
+            except ValueError as error:
+                fault = str(error)
+        chosen, fault = all_of((chosen, fault))[0]
+        if fault is not None:
+            raise ValueError(fault)
+        if chosen is None:
+            return None
+        found: Snapshot | None = None
+        own: tuple[str | None, str | None]
+        try:
+            found, own = read_snapshot(chosen), (digest_of(chosen / MANIFEST), None)
+        except (ValueError, OSError) as error:
+            own = (None, str(error))
+        every = all_of(own)
+        if found is None or any(one != every[0] for one in every):
+            rank = next(rank for rank, one in enumerate(every) if one != every[0] or one[0] is None)
+            came = f"process {rank}, which finds {every[rank][1] or 'another there'}"
+            fail(f"every process to read the same {chosen}", came, "Choose an --out that all machines share.")
+        self._require_same(found.state.get("settings", {}), chosen)
+        self.tell(f"resumed from {chosen.name}")
+        theirs = found.state.get("about", {})
+        if changed := [
+            f"{name} {theirs[name]}, now {now}" for name, now in self.about.items() if theirs.get(name, now) != now
+        ]:
+            self.tell(f"equal to the run that it goes on from to rounding only: {'; '.join(changed)}")
+        return found
+
+    def _chosen(self, where: str | None) -> Path | None:
         newest, passed = self.store.newest()
         if where is None:
             if newest is not None:
@@ -107,16 +148,39 @@ class Keeping:
                 )
             return None
         if where != "auto":
-            newest, passed = Path(where), []
+            path = Path(where)
+            step = read_snapshot(path).state["loop"]["step"]
+            if newer := [one for one in self.store.steps() if one > step]:
+                came = f"step {step}, and {self.store.folder} has step {newer[0]}"
+                fail("the newest checkpoint of a folder", came, "Go on from an older one in another --out.")
+            return path
         for path, fault in passed:
             self.tell(f"passed over {path.name}: {fault}")
+        if newest is None and passed:
+            came = f"none in {self.store.folder} ({passed[0][0].name}: {passed[0][1]})"
+            fail("a checkpoint that can be read", came, "Mend what keeps it from being read, or choose another --out.")
         if newest is None:
             self.tell(f"no checkpoint to resume in {self.store.folder}: starting at step 0")
-            return None
-        snapshot = read_snapshot(newest)
-        self._require_same(snapshot.state.get("settings", {}), newest)
-        self.tell(f"resumed from {newest.name}")
-        return snapshot
+        return newest
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While this lasts, no other run writes in the folder; a process that ends lets go of it."""
+        try:
+            import fcntl
+        except ImportError:  # not there on Windows
+            yield
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        held = os.open(self.folder, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                fail("a folder that no other run writes in", str(self.folder), "Wait for it, or choose another --out.")
+            yield
+        finally:
+            os.close(held)
 
     def _require_same(self, theirs: dict[str, Any], path: Path) -> None:
         for name in sorted(self.settings.keys() | theirs.keys()):
@@ -134,9 +198,15 @@ class Keeping:
         left = (
             f"a checkpoint of step {step} is in {self.store.folder}; the same command with --resume auto goes on"
             if written
-            else "its last checkpoint is the one before"
+            else "no newer checkpoint could be written"
         )
         raise StoppedError(f"interrupted; {left}", self.told_to_end)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A run: no other writes in its folder, and signals are noted."""
+        with self._alone() if self.writes else nullcontext(), self.listening():
+            yield
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -144,13 +214,16 @@ class Keeping:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.getsignal(number) for number in _CODES}
+        # What is ignored, as in the background of a shell, stays so; None is a handler that is not Python's.
+        handlers = {number: signal.getsignal(number) for number in _CODES}
+        before = {number: one for number, one in handlers.items() if one not in (signal.SIG_IGN, None)}
 
         def note(number: int, frame: Any) -> None:
             self.told_to_end = _CODES[signal.Signals(number)]
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if signal.SIGINT in before:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
 
-        for number in _CODES:
+        for number in before:
             signal.signal(number, note)
         try:
             yield

@@ -176,13 +176,22 @@ def fit(
     """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
+    from accelerate.utils import GradientAccumulationPlugin
 
     require_precision(precision)
     # Its state is one for the process, and the run before may have had another device or precision. Placement is ours:
     # it would take cuda:0 whatever `device` says.
     AcceleratorState._reset_state(reset_partial_state=True)
     cpu = device.type == "cpu"
-    accelerator = Accelerator(cpu=cpu, device_placement=False, mixed_precision=PRECISIONS[precision])
+    alone = GradientAccumulationPlugin(num_steps=1)  # whatever its environment says: parts are added up here
+    accelerator = Accelerator(
+        cpu=cpu,
+        device_placement=False,
+        mixed_precision=PRECISIONS[precision],
+        gradient_accumulation_plugin=alone,
+    )
+    if accelerator.distributed_type.value not in ("NO", "MULTI_CPU", "MULTI_GPU"):
+        fail("accelerate without a plugin", accelerator.distributed_type.value, "Leave it to --strategy.")
     world, rank = accelerator.num_processes, accelerator.process_index
     if world_size() != world:
         fail(f"{world_size()} processes that know of each other", str(world), "Start them with torchrun.")
@@ -202,7 +211,8 @@ def fit(
     now = _Now()
     if resumed is not None:
         put_back(resumed, built, optimizer, scaler)
-        set_generators(resumed, rank, device)
+        if not set_generators(resumed, rank, device) and keeping is not None:
+            keeping.tell(f"process {rank} was not there, and draws anew")
         now = _Now.of(resumed.state["loop"])
     batches = task.batches(recipe.batch_size, seed, start=now.step)
     curve, losses = now.curve, now.losses
@@ -217,12 +227,15 @@ def fit(
     def write(step: int) -> bool:
         assert keeping is not None
         if hasattr(built, "reshard"):
-            built.reshard()  # type: ignore[operator]  # after a validation the root of a sharded model is whole, and its parameters others
-        snapshot = take_out(built, optimizer, scaler, all_of(generators_now(device)), {"loop": asdict(now)})
+            # after a validation the root of a sharded model is whole, and its parameters are others
+            built.reshard()  # type: ignore[operator]
+        snapshot = take_out(
+            built, optimizer, scaler, all_of(generators_now(device)), {"loop": asdict(now)}, keep=keeping.writes
+        )
         return keeping.write(step, snapshot)
 
     model.train()
-    with nullcontext() if keeping is None else keeping.listening():
+    with nullcontext() if keeping is None else keeping.running():
         for step in range(now.step, recipe.steps):
             done, rate = step + 1, rate_at(step, recipe)
             for group in optimizer.param_groups:

@@ -9,7 +9,10 @@ what one would. Blocks are sharded one by one, and the rest, with positions that
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -120,10 +123,29 @@ def is_main() -> bool:
 
 
 def device_here(device: torch.device) -> torch.device:
-    """The GPU of this process, where several share a machine."""
-    if device.type == "cuda" and device.index is None and world_size() > 1:
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return device
+    """The GPU of this process, where several share a machine.
+
+    Raises:
+        ValueError: all are given the same, or there are fewer than processes.
+    """
+    if device.type != "cuda" or world_size() == 1:
+        return device
+    if device.index is not None:
+        fail("--device cuda over several processes", str(device), "Each takes one of its own.")
+    own, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if own >= count:
+        fail("a GPU for each process", f"{count} for process {own} and those before", "Start fewer processes.")
+    return torch.device("cuda", own)
+
+
+def end_with_launcher() -> None:
+    """Have the system end this process where the one that started it is gone: workers of torchrun outlive it."""
+    if world_size() == 1 or not sys.platform.startswith("linux"):
+        return
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+    if os.getppid() == 1:
+        raise SystemExit(143)
 
 
 def means_of(values: list[float], device: torch.device) -> list[float]:

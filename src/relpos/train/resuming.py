@@ -17,10 +17,15 @@ from relpos.core.checks import fail
 from relpos.train.snapshots import Snapshot
 
 
-def whole(x: Tensor) -> Tensor:
-    """A tensor of which this process may have a part, on the CPU; a call of all processes."""
+def whole(x: Tensor, *, keep: bool = True) -> Tensor:
+    """A tensor of which this process may have a part, on the CPU; a call of all processes.
+
+    Args:
+        keep: whether this process wants it; an empty one where not.
+    """
     x = x.detach()
-    return (x.full_tensor() if isinstance(x, DTensor) else x).cpu().clone().contiguous()
+    x = x.full_tensor() if isinstance(x, DTensor) else x
+    return x.cpu().clone().contiguous() if keep else x.new_empty(0)
 
 
 def take_out(
@@ -29,10 +34,13 @@ def take_out(
     scaler: torch.amp.GradScaler,
     generators: list[dict[str, Any]],
     state: dict[str, Any],
+    *,
+    keep: bool = True,
 ) -> Snapshot:
-    """A snapshot of a run.
+    """A snapshot of a run; a call of all processes.
 
     Args:
+        keep: whether this process writes it.
         generators: what `generators_now` gives in every process.
         state: the loop's own, plain values.
     """
@@ -42,7 +50,7 @@ def take_out(
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                moments[f"{name}.{key}"] = whole(value)
+                moments[f"{name}.{key}"] = whole(value, keep=keep)
             else:
                 counts.setdefault(name, {})[key] = value
     drawn = {
@@ -51,7 +59,7 @@ def take_out(
     plain = [{name: x for name, x in own.items() if not isinstance(x, Tensor)} for own in generators]
     return Snapshot(
         {
-            "model": {name: whole(x) for name, x in model.state_dict().items()},
+            "model": {name: whole(x, keep=keep) for name, x in model.state_dict().items()},
             "optimizer": moments,
             "random": drawn,
         },

@@ -80,12 +80,12 @@ class SnapshotStore:
             WriteError: it cannot be written; those that were there are there still.
         """
         place = self.path(step)
-        if place.exists():
-            if fault_of(place) is None:
-                return  # a resumed run comes by again
-            shutil.rmtree(place)
         beside = place.with_suffix(".tmp")
         try:
+            if place.exists():
+                if fault_of(place) is None:
+                    return  # a resumed run comes by again
+                shutil.rmtree(place)
             shutil.rmtree(beside, ignore_errors=True)  # of a run that was killed
             beside.mkdir(parents=True)
             for name, tensors in snapshot.tensors.items():
@@ -100,10 +100,11 @@ class SnapshotStore:
                 message = f"expected to write {place}; got {error.strerror or error}."
                 raise WriteError(message, error.errno) from error
             raise
-        self._prune()
+        with contextlib.suppress(OSError):  # the next one tries again
+            self._prune(step)
 
-    def _prune(self) -> None:
-        """Remove the oldest, once so many newer ones are sound."""
+    def _prune(self, written: int) -> None:
+        """Remove the oldest, once so many newer ones are sound, that which was just written among them."""
         sound = 0
         for step in self.steps():
             place = self.path(step)
@@ -112,7 +113,7 @@ class SnapshotStore:
                 with contextlib.suppress(OSError):
                     os.rename(place, dying)
                     shutil.rmtree(dying)
-            elif fault_of(place) is None:
+            elif step == written or fault_of(place) is None:
                 sound += 1
 
     def newest(self) -> tuple[Path | None, list[tuple[Path, str]]]:
@@ -133,10 +134,10 @@ def read_snapshot(path: Path) -> Snapshot:
         ValueError: it is none, or it is damaged.
     """
     if not path.is_dir():
-        fail("a folder step-N, the checkpoint of a run", str(path), "Leave its name out to take the newest.")
+        fail("a folder step-N, the checkpoint of a run", str(path), "Name one, or take the newest: --resume auto.")
     fault = fault_of(path)
     if fault is not None:
-        fail("a checkpoint that is whole", f"{path} ({fault})", "Leave its name out to take the newest that is.")
-    tensors = {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors"))}
+        fail("a checkpoint that is whole", f"{path} ({fault})", "Take the newest that is: --resume auto.")
+    tensors = {file.stem: load_file(file) for file in sorted(path.glob("[!.]*.safetensors"))}
     state: Mapping[str, Any] = read_json(path / STATE, _STATE_AT_MOST)
     return Snapshot(tensors, dict(state))
