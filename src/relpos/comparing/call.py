@@ -17,6 +17,7 @@ from relpos.comparison import (
     find_build,
     find_function,
     listed,
+    not_told_apart,
     random_state_kept,
     require_asked,
     require_usable,
@@ -203,6 +204,10 @@ def _say_what_begins(comparison: Comparison, batch_size: int | None, display: Di
     note = note_on_batch(settings.recipe, task, batch_size)
     if note:
         display.say(note)
+    for name in ("model", "step", "evaluate"):
+        unknown = not_told_apart(getattr(settings, name))
+        if unknown is not None:
+            display.say(f"A new comparison each time: {name} holds a {unknown}, in which a change would not be seen.")
     if not any(comparison.tasks()):
         display.say(f"This comparison is finished. Its results, from {folder}/:")
         return
