@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ import torch
 
 import relpos
 from relpos.comparing import Display
-from relpos.comparison.callables import described, not_told_apart
+from relpos.comparison.callables import described, find_build, not_told_apart
 
 
 def typed(source: str, name: str = "build") -> Callable[..., Any]:
@@ -194,3 +195,17 @@ def test_a_comparison_that_is_not_taken_up_again_says_so(tmp_path: Path, monkeyp
         assert "A new comparison each time: model holds a _thread.lock, in which a change would not be seen." in lines
         assert not any("is finished" in line for line in lines)
     assert folders[0] != folders[1]
+
+
+def test_a_file_runs_as_it_was_hashed(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def build(position, task):\n    return 1\n")
+    first = find_build(f"{file}:build")
+    assert first is not None
+    before = described(first)
+    file.write_text("def build(position, task):\n    return 2\n")
+    second = find_build(f"{file}:build")
+    assert second is not None
+    assert (first("none", None), second("none", None)) == (1, 2)
+    assert before == described(first) != described(second)
+    assert pickle.loads(pickle.dumps(first))("none", None) == 1, "also in another process"

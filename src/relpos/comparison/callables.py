@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
 import secrets
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,7 +23,10 @@ from relpos.train import build_swin
 
 @dataclass(frozen=True)
 class FunctionInFile:
-    """`FILE.py:NAME`, called as the function is; any process finds it by its file.
+    """`FILE.py:NAME`, called as the function is; any process runs the file as it was when this was made.
+
+    Attributes:
+        source: what the file had then. Modules beside it that it imports are not looked at.
 
     Raises:
         ValueError: there is no such file, it cannot be imported, or it has no such function.
@@ -31,10 +34,15 @@ class FunctionInFile:
 
     path: Path
     name: str
+    source: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.path.is_file():
             fail("FILE.py:NAME of a file that is there", f"{self.path}, which is not", "Name another.")
+        try:
+            object.__setattr__(self, "source", self.path.read_bytes())
+        except OSError as error:
+            fail(f"{self.path} to be read", str(error.strerror), "Name another file.")
         if not callable(self._function):
             fail(f"a function {self.name} in {self.path}", shape_of(self._function), "Name a function of that file.")
 
@@ -43,16 +51,14 @@ class FunctionInFile:
         folder = str(self.path.parent)
         if folder not in sys.path:  # the file may import what stands beside it
             sys.path.append(folder)
-        digest = hashlib.sha256(str(self.path).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(str(self.path).encode() + b"\0" + self.source).hexdigest()[:16]
         name = f"_relpos_{self.path.stem}_{digest}"
         if name not in sys.modules:
-            spec = importlib.util.spec_from_file_location(name, self.path)
-            if spec is None or spec.loader is None:
-                fail("a file of Python, FILE.py:NAME", str(self.path), "Name one that ends in .py.")
-            module = importlib.util.module_from_spec(spec)
+            module = ModuleType(name)
+            module.__file__ = str(self.path)
             sys.modules[name] = module
             try:
-                spec.loader.exec_module(module)
+                exec(compile(self.source, self.path, "exec"), vars(module))
             except Exception as error:
                 del sys.modules[name]
                 said = f"{type(error).__name__}: {error}"
@@ -67,7 +73,7 @@ class FunctionInFile:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the function, which another process finds itself."""
-        return {"path": self.path, "name": self.name}
+        return {"path": self.path, "name": self.name, "source": self.source}
 
 
 def find_function(given: object, call: str) -> Callable[..., Any] | None:
@@ -115,7 +121,7 @@ def described(function: Callable[..., Any] | None) -> str | None:
     if isinstance(function, LibraryModel):
         return function.described()
     if isinstance(function, FunctionInFile):
-        digest = hashlib.sha256(function.path.read_bytes()).hexdigest()
+        digest = hashlib.sha256(function.source).hexdigest()
         return f"{function.path.name}:{function.name}, sha256 {digest[:12]}"
     inner = function.func if isinstance(function, partial) else function
     name = getattr(inner, "__qualname__", type(inner).__qualname__).replace("<locals>.", "")
