@@ -167,13 +167,16 @@ def _names(positions: str | Sequence[str] | None) -> tuple[str, ...] | None:
 def _sizes(
     model: LibraryModel, data: object, image_size: int | Sequence[int] | None
 ) -> tuple[int | Sequence[int] | None, Sequence[int] | None]:
-    """The image size and patch that suit a model, where the data leave them open: its own patch, and eight or more."""
+    """The image size and patch that suit a model, where the data leave them open.
+
+    They are its own patch, and the size that its weights were trained on; without weights eight patches or more.
+    """
     patch = model.own_patch
     is_folder = isinstance(data, str | Path) and Path(data).expanduser().is_dir() and str(data) != "digits"
     if patch is None or not (is_folder or isinstance(data, tuple | list)):
         return image_size, None
     if is_folder and image_size is None:
-        image_size = tuple(max(_SIDE, _PATCHES * one) for one in patch)
+        image_size = model.trained_size or tuple(max(_SIDE, _PATCHES * one) for one in patch)
     return image_size, patch
 
 
