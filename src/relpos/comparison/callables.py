@@ -76,19 +76,19 @@ class FunctionInFile:
         return {"path": self.path, "name": self.name, "source": self.source}
 
 
-def find_function(given: object, call: str) -> Callable[..., Any] | None:
+def find_function(given: object, call: str, others: str = "") -> Callable[..., Any] | None:
     """A person's function, or None where none is given.
 
     Args:
         given: None, the function, or `"FILE.py:NAME"`.
-        call: how it is called: "build(position, task)".
+        call: how it is called: "build(position, task)". others: what else it may be, for the message.
 
     Raises:
         ValueError: it is something else, or cannot be found.
     """
     if given is None:
         return None
-    expected, name = f"{call} as a function or FILE.py:NAME", call.partition("(")[0]
+    expected, name = f"{others}{call} as a function or FILE.py:NAME", call.partition("(")[0]
     remedy = f"Pass the function itself, or FILE.py:{name}."
     if isinstance(given, str):
         file, colon, name = given.rpartition(":")
@@ -106,7 +106,7 @@ def find_build(model: object) -> Callable[..., Any] | None:
         return build_swin
     if isinstance(model, str) and model.startswith(PREFIXES):
         return LibraryModel(model)
-    return find_function(model, "build(position, task)")
+    return find_function(model, "build(position, task)", "swin, timm:NAME, hf:FOLDER, or ")
 
 
 def described(function: Callable[..., Any] | None) -> str | None:
