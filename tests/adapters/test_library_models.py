@@ -234,3 +234,17 @@ def test_trained_images_keep_their_size_and_position(tmp_path: Path) -> None:
     assert "position" not in said
     kept = build("own", task).vit.embeddings.position_embeddings
     assert torch.equal(kept, published.vit.embeddings.position_embeddings)
+
+
+def test_few_tokens_are_said(tmp_path: Path) -> None:
+    images = [(torch.rand(3, 32, 32), number % 2) for number in range(8)]
+    for patch, wanted in (
+        (None, ["Only 4 tokens: images of 32 x 32 in patches of 16 x 16. Pass a smaller patch or larger images."]),
+        (8, []),
+    ):
+        lines: list[str] = []
+        relpos.compare(
+            VIT, (images, images, images), ["none"], patch=patch, steps=1, quick=True, device="cpu",
+            out=tmp_path / str(patch), display=relpos.comparing.Display(lines.append),
+        )  # fmt: skip
+        assert [line for line in lines if "tokens:" in line] == wanted
