@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import relpos
@@ -209,3 +210,41 @@ def test_of_a_list_what_the_model_cannot_take_is_left_out_and_said() -> None:
     assert "relative_2d" in names
     assert said[0].startswith("Left out learned: expected a position that acts in attention")
     assert _suited(LibraryModel(SWIN), find_task("digits"), ("t5",)) == (("t5",), [])
+
+
+def test_trained_images_keep_their_size_and_position(tmp_path: Path) -> None:
+    """At another size the position embedding would not fit, and start anew."""
+    from relpos.comparing.call import _sizes
+
+    sizes = {"image_size": 48, "patch_size": 4}
+    transformers = imported("transformers")
+    plain = LibraryModel(saved(tmp_path / "plain", "ViTConfig", **SMALL, **sizes))
+    published = transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL, **sizes))
+    published.save_pretrained(tmp_path / "trained")
+    build, photos = LibraryModel(f"hf:{tmp_path / 'trained'}"), tmp_path / "photos"
+    for number in range(60):
+        file = photos / "ab"[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 20), (number, 0, 0)).save(file)
+    assert _sizes(plain, photos, None) == ((64, 64), (4, 4))
+    assert _sizes(build, photos, 32) == (32, (4, 4))
+    size, patch = _sizes(build, photos, None)
+    task = find_data(photos, image_size=size, patch=patch)
+    (said,) = build.notes(task)
+    assert "position" not in said
+    kept = build("own", task).vit.embeddings.position_embeddings
+    assert torch.equal(kept, published.vit.embeddings.position_embeddings)
+
+
+def test_few_tokens_are_said(tmp_path: Path) -> None:
+    images = [(torch.rand(3, 32, 32), number % 2) for number in range(8)]
+    for patch, wanted in (
+        (None, ["Only 4 tokens: images of 32 x 32 in patches of 16 x 16. Pass a smaller patch or larger images."]),
+        (8, []),
+    ):
+        lines: list[str] = []
+        relpos.compare(
+            VIT, (images, images, images), ["none"], patch=patch, steps=1, quick=True, device="cpu",
+            out=tmp_path / str(patch), display=relpos.comparing.Display(lines.append),
+        )  # fmt: skip
+        assert [line for line in lines if "tokens:" in line] == wanted

@@ -15,6 +15,7 @@ import numpy as np
 import own_model
 import pytest
 import torch
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -60,6 +61,28 @@ def test_models_that_come_back_reach_what_is_written(on_digits: tuple[relpos.Com
         assert reached["correct"] == run.metrics[0].correct
     with pytest.raises(KeyError, match=r"among \('none', 0\), \('learned', 0\); got \('t5', 0\)"):
         result.models["t5", 0]
+
+
+def test_weights_of_another_model_are_refused_in_one_line(
+    on_digits: tuple[relpos.ComparisonResult, list[str]],
+) -> None:
+    path = on_digits[0].folder / "training" / "none--recipe--seed0" / "model.safetensors"
+    before = path.read_bytes()
+    weights = load(before)
+    name = next(iter(weights))
+    wrong = [
+        ({**weights, name: torch.zeros(3, 5)}, rf"expected {name} in .* a tensor of shape .*; got .*\(3, 5\)"),
+        ({x: weights[x] for x in weights if x != name}, rf"expected {name} in .*; got none\."),
+        ({**weights, "extra": torch.zeros(1)}, r"expected extra in .* has it: none; got a tensor"),
+    ]
+    try:
+        for held, says in wrong:
+            path.write_bytes(save(held))
+            with pytest.raises(ValueError, match=says) as caught:
+                on_digits[0].models["none", 0]
+            assert len(str(caught.value).splitlines()) == 1
+    finally:
+        path.write_bytes(before)
 
 
 def test_what_was_asked_is_the_recipe_and_on_the_page(
@@ -253,10 +276,11 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("fails", {"model": own_model.fails}, r"expected build\(.*\) to return a model; got KeyError: 'none' for"),
     ("none", {"model": own_model.gives_none}, r"expected a torch\.nn\.Module from build\(position, task\); got None\."),
     ("shape", {"model": own_model.of_another_shape}, r"expected scores of shape \(2, 10\) .*; got .*\(2, 3\)"),
-    ("module", {"model": nn.Linear(1, 1)}, r"expected build\(position, task\) as .*; got Linear\(.*Pass the"),
+    ("module", {"model": nn.Linear(1, 1)}, r"expected .*build\(position, task\) as .*; got Linear\(.*Pass the"),
     ("hf", {"model": "hf:gone"}, r"expected a folder with config\.json after hf:; got gone\. Save a model there"),
     ("hf nothing", {"model": "hf:"}, r"expected timm:NAME or hf:FOLDER; got 'hf:'\. Write for example timm:vit_tiny"),
     ("timm", {"model": "timm:vit_tini_patch16_224"}, r"of timm; got 'vit_tini_patch16_224'\. Did you mean vit_tiny"),
+    ("word", {"model": "swim"}, r"expected swin, timm:NAME, hf:FOLDER, or build\(position, task\) as a .*; got 'swim'"),
     ("depth", {"model": own_model.build, "recipe": {"depth": 1}}, r"of training beside .*; got depth, which is of"),
     ("own", {"positions": ["own"]}, r"expected a position mechanism.* got 'own'|got 'own'"),
     ("gone", {"data": "no/such"}, r"expected data as a folder .*; got no/such, which does not exist\. Name one"),

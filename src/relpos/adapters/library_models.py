@@ -104,6 +104,12 @@ class LibraryModel:
             patch = getattr(self._config(), "patch_size", None)
         return (patch, patch) if isinstance(patch, int) else None if patch is None else (patch[0], patch[1])
 
+    @cached_property
+    def trained_size(self) -> tuple[int, int] | None:
+        """Height and width of the images that a folder's weights were trained on; None without weights or images."""
+        size = getattr(self._config(), "image_size", None) if self._is_trained else None
+        return (size, size) if isinstance(size, int) else None if size is None else (size[0], size[1])
+
     def described(self) -> str:
         """The model in words, with the library's version and a fingerprint of a folder's files."""
         if self._is_timm:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,12 +18,13 @@ from relpos.comparison import (
     find_build,
     find_function,
     listed,
+    not_told_apart,
     random_state_kept,
     require_asked,
     require_usable,
 )
 from relpos.core.checks import fail, require_choice, require_flag
-from relpos.data import Task, find_data, notes
+from relpos.data import ImageTask, Task, find_data, notes
 from relpos.files.writing import require_writable
 from relpos.report import write_report
 from relpos.train import Build, Evaluate, Procedure, Recipe, TrainingStep
@@ -68,7 +70,8 @@ def compare(
     notebook), all runs are in this process, and a line says so.
 
     Args:
-        model: None for relpos's own, a vision transformer or a language model; `"timm:NAME"` or `"hf:FOLDER"`, built at
+        model: None for relpos's own, a vision transformer or a language model; `"swin"` for its Swin Transformer on
+            images; `"timm:NAME"` or `"hf:FOLDER"`, built at
             the size of the data, with its own position or another in its place; `build(position, task)`, which
             returns an `nn.Module` with the position of that name, or `"FILE.py:build"`. `task` knows the data:
             `image_size`, `patch_size`, `channels` and `classes` of images, `length` of text, `grid` of tokens.
@@ -87,7 +90,8 @@ def compare(
         recipe: other fields of the recipe by name, such as `{"weight_decay": 0.1}`.
         what, choices: compare `"attention"`, `"norm"` or `"optimizer"` instead, those of the names in `choices`.
         image_size, patch, bad_images, max_pixels, rotate: of a folder of images, as `relpos.data.ImageFolder` has them.
-        out: the folder of the results; one under runs/, named after the settings, where left out.
+        out: the folder of the results; one under runs/, named after the settings, where left out. What is finished
+            there is not run again: name another folder to have it run anew.
         quick: see that it works, in under a minute; ranks nothing.
         device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:0"`. precision: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"`.
         display: shows what is going on; lines are printed where left out.
@@ -119,7 +123,7 @@ def compare(
     if isinstance(procedure.build, LibraryModel):
         suited, left_out = _suited(procedure.build, task, asked[0])
         asked = (suited, *asked[1:])
-        said += [*procedure.build.notes(task), *left_out]
+        said += [*procedure.build.notes(task), *_few_tokens(task), *left_out]
     changes = {**({} if recipe is None else recipe), "batch_size": batch_size, "learning_rate": lr}
     settings = ComparisonSettings.make(
         task,
@@ -166,18 +170,32 @@ def _names(positions: str | Sequence[str] | None) -> tuple[str, ...] | None:
 def _sizes(
     model: LibraryModel, data: object, image_size: int | Sequence[int] | None
 ) -> tuple[int | Sequence[int] | None, Sequence[int] | None]:
-    """The image size and patch that suit a model, where the data leave them open: its own patch, and eight or more."""
+    """The image size and patch that suit a model, where the data leave them open.
+
+    They are its own patch, and the size that its weights were trained on; without weights eight patches or more.
+    """
     patch = model.own_patch
     is_folder = isinstance(data, str | Path) and Path(data).expanduser().is_dir() and str(data) != "digits"
     if patch is None or not (is_folder or isinstance(data, tuple | list)):
         return image_size, None
     if is_folder and image_size is None:
-        image_size = tuple(max(_SIDE, _PATCHES * one) for one in patch)
+        image_size = model.trained_size or tuple(max(_SIDE, _PATCHES * one) for one in patch)
     return image_size, patch
 
 
 _SIDE, _PATCHES = 64, 8
 """Pixels and patches along a side of an image that is made for a model, at least."""
+_FEW = 16
+"""Tokens of an image, below which position has little to say."""
+
+
+def _few_tokens(task: Task) -> list[str]:
+    """A line where a model of a library sees an image as few tokens."""
+    if not isinstance(task, ImageTask) or math.prod(task.grid) >= _FEW:
+        return []
+    images, patch = (" x ".join(map(str, sides)) for sides in (task.image_size, task.patch_size))
+    count = math.prod(task.grid)
+    return [f"Only {count} tokens: images of {images} in patches of {patch}. Pass a smaller patch or larger images."]
 
 
 def _suited(
@@ -203,6 +221,10 @@ def _say_what_begins(comparison: Comparison, batch_size: int | None, display: Di
     note = note_on_batch(settings.recipe, task, batch_size)
     if note:
         display.say(note)
+    for name in ("model", "step", "evaluate"):
+        unknown = not_told_apart(getattr(settings, name))
+        if unknown is not None:
+            display.say(f"A new comparison each time: {name} holds a {unknown}, in which a change would not be seen.")
     if not any(comparison.tasks()):
         display.say(f"This comparison is finished. Its results, from {folder}/:")
         return

@@ -1,6 +1,6 @@
 """The experiment: mechanisms x seeds on a task, to records and `results.json`."""
 
-from relpos.comparison.callables import find_build, find_function
+from relpos.comparison.callables import find_build, find_function, not_told_apart
 from relpos.comparison.choices import CHOICES, WHATS
 from relpos.comparison.experiment import Comparison
 from relpos.comparison.settings import (
@@ -30,6 +30,7 @@ __all__ = [
     "find_build",
     "find_function",
     "listed",
+    "not_told_apart",
     "random_state_kept",
     "require_asked",
     "require_usable",

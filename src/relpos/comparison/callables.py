@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
+import secrets
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from relpos.adapters.library_models import PREFIXES, LibraryModel
+from relpos.comparison.fingerprints import Fingerprint
 from relpos.core.checks import fail, shape_of
 from relpos.train import build_swin
 
 
 @dataclass(frozen=True)
 class FunctionInFile:
-    """`FILE.py:NAME`, called as the function is; any process finds it by its file.
+    """`FILE.py:NAME`, called as the function is; any process runs the file as it was when this was made.
+
+    Attributes:
+        source: what the file had then. Modules beside it that it imports are not looked at.
 
     Raises:
         ValueError: there is no such file, it cannot be imported, or it has no such function.
@@ -30,10 +34,15 @@ class FunctionInFile:
 
     path: Path
     name: str
+    source: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.path.is_file():
             fail("FILE.py:NAME of a file that is there", f"{self.path}, which is not", "Name another.")
+        try:
+            object.__setattr__(self, "source", self.path.read_bytes())
+        except OSError as error:
+            fail(f"{self.path} to be read", str(error.strerror), "Name another file.")
         if not callable(self._function):
             fail(f"a function {self.name} in {self.path}", shape_of(self._function), "Name a function of that file.")
 
@@ -42,16 +51,14 @@ class FunctionInFile:
         folder = str(self.path.parent)
         if folder not in sys.path:  # the file may import what stands beside it
             sys.path.append(folder)
-        digest = hashlib.sha256(str(self.path).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(str(self.path).encode() + b"\0" + self.source).hexdigest()[:16]
         name = f"_relpos_{self.path.stem}_{digest}"
         if name not in sys.modules:
-            spec = importlib.util.spec_from_file_location(name, self.path)
-            if spec is None or spec.loader is None:
-                fail("a file of Python, FILE.py:NAME", str(self.path), "Name one that ends in .py.")
-            module = importlib.util.module_from_spec(spec)
+            module = ModuleType(name)
+            module.__file__ = str(self.path)
             sys.modules[name] = module
             try:
-                spec.loader.exec_module(module)
+                exec(compile(self.source, self.path, "exec"), vars(module))
             except Exception as error:
                 del sys.modules[name]
                 said = f"{type(error).__name__}: {error}"
@@ -66,22 +73,22 @@ class FunctionInFile:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the function, which another process finds itself."""
-        return {"path": self.path, "name": self.name}
+        return {"path": self.path, "name": self.name, "source": self.source}
 
 
-def find_function(given: object, call: str) -> Callable[..., Any] | None:
+def find_function(given: object, call: str, others: str = "") -> Callable[..., Any] | None:
     """A person's function, or None where none is given.
 
     Args:
         given: None, the function, or `"FILE.py:NAME"`.
-        call: how it is called: "build(position, task)".
+        call: how it is called: "build(position, task)". others: what else it may be, for the message.
 
     Raises:
         ValueError: it is something else, or cannot be found.
     """
     if given is None:
         return None
-    expected, name = f"{call} as a function or FILE.py:NAME", call.partition("(")[0]
+    expected, name = f"{others}{call} as a function or FILE.py:NAME", call.partition("(")[0]
     remedy = f"Pass the function itself, or FILE.py:{name}."
     if isinstance(given, str):
         file, colon, name = given.rpartition(":")
@@ -99,30 +106,38 @@ def find_build(model: object) -> Callable[..., Any] | None:
         return build_swin
     if isinstance(model, str) and model.startswith(PREFIXES):
         return LibraryModel(model)
-    return find_function(model, "build(position, task)")
+    return find_function(model, "build(position, task)", "swin, timm:NAME, hf:FOLDER, or ")
 
 
 def described(function: Callable[..., Any] | None) -> str | None:
-    """A function in words, with a fingerprint: other code is another comparison.
+    """A function in words, with a fingerprint: other code, or other values in it, is another comparison.
 
-    Of a function in a file it is the file's. Of others it is the byte code, with that of the functions and classes of
-    the same module that it uses and the plain values that it closes over.
+    Of a function in a file it is the file's; what that file imports from beside it is not looked at. Of others it is
+    that of their file, where they have one, and of their code and all they hold, as `Fingerprint` has it. Where some of
+    that cannot be looked into, a number that is drawn makes it differ each time: no result is taken for another's.
     """
     if function is None:
         return None
     if isinstance(function, LibraryModel):
         return function.described()
     if isinstance(function, FunctionInFile):
-        name = f"{function.path.name}:{function.name}"
-        path: Path | None = function.path
-    else:
-        inner = function.func if isinstance(function, partial) else function
-        name = getattr(inner, "__qualname__", type(inner).__qualname__).replace("<locals>.", "")
-        path = _file(inner)
-    digest = hashlib.sha256(path.read_bytes() if path else b"")
-    if not isinstance(function, FunctionInFile):
-        digest.update("\0".join(_code(function, set())).encode())
-    return f"{name}, sha256 {digest.hexdigest()[:12]}"
+        digest = hashlib.sha256(function.source).hexdigest()
+        return f"{function.path.name}:{function.name}, sha256 {digest[:12]}"
+    inner = function.func if isinstance(function, partial) else function
+    name = getattr(inner, "__qualname__", type(inner).__qualname__).replace("<locals>.", "")
+    path, own = _file(inner), Fingerprint(function)
+    digest = hashlib.sha256((path.read_bytes() if path else b"") + own.hex.encode()).hexdigest()
+    drawn = f", {_NEW}{own.unknown[0]}: {secrets.token_hex(4)}" if own.unknown else ""
+    return f"{name}, sha256 {digest[:12]}{drawn}"
+
+
+_NEW = "new each time for its "
+
+
+def not_told_apart(words: str | None) -> str | None:
+    """The type of what `described` could not look into, from its words; None where it could."""
+    _, found, rest = (words or "").partition(_NEW)
+    return rest.rpartition(":")[0] if found else None
 
 
 def _file(function: object) -> Path | None:
@@ -132,31 +147,3 @@ def _file(function: object) -> Path | None:
     except TypeError:
         return None
     return path if path.is_file() else None
-
-
-def _code(held: Any, seen: set[int]) -> Iterator[str]:
-    """The code of functions and classes and the plain values that they use, of a module's own alone."""
-    if id(held) in seen:
-        return
-    seen.add(id(held))
-    if isinstance(held, bool | int | float | str):
-        yield repr(held)
-    elif isinstance(held, partial):
-        for inner in (held.func, *held.args, *held.keywords.values()):
-            yield from _code(inner, seen)
-    elif isinstance(held, type):
-        for inner in vars(held).values():
-            yield from _code(inner, seen)
-    elif isinstance(held, CodeType):
-        yield f"{held.co_code!r}{held.co_names}"
-        for inner in held.co_consts:
-            yield from _code(inner, seen)
-    elif isinstance(held, FunctionType):
-        yield from _code(held.__code__, seen)
-        cells = [cell.cell_contents for cell in held.__closure__ or ()]
-        used = [held.__globals__.get(name) for name in held.__code__.co_names]
-        own = [one for one in used if getattr(one, "__module__", held.__module__) == held.__module__]
-        for inner in (*cells, *(held.__defaults__ or ()), *own):
-            yield from _code(inner, seen)
-    elif getattr(type(held), "__module__", "") == "__main__":  # an object that is called
-        yield from _code(type(held), seen)

@@ -12,8 +12,9 @@ import json
 from pathlib import Path
 from typing import Any, Self
 
-from torch import nn
+from torch import Tensor, nn
 
+from relpos.core.checks import fail, shape_of
 from relpos.files.writing import write_whole
 from relpos.train import Progress
 
@@ -76,7 +77,16 @@ def save_weights(folder: Path, model: nn.Module) -> None:
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
-    """Give a model the weights that were kept of it."""
+    """Give a model the weights that were kept of it.
+
+    Raises:
+        ValueError: they do not fit the model.
+    """
     from safetensors.torch import load_file
 
-    model.load_state_dict(load_file(weights_of(folder)))
+    kept, own = load_file(weights_of(folder)), model.state_dict()
+    for name in [*own, *(name for name in kept if name not in own)]:
+        expected, came = (shape_of(x) if isinstance(x, Tensor) else "none" for x in (own.get(name), kept.get(name)))
+        if name not in own or name not in kept or own[name].shape != kept[name].shape:
+            fail(f"{name} in {weights_of(folder)} as the model has it: {expected}", came, "Compare in another folder.")
+    model.load_state_dict(kept)

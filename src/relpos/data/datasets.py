@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import random
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import TensorDataset, default_collate
@@ -26,7 +29,7 @@ _SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 _ALONG = 8
 """Patches along a side of an image, at least, where the person does not say how large one is."""
 _LOOKED_AT = 8
-"""Items of a split that a fingerprint is made of."""
+"""Items of a split that a fingerprint is made of, where they are no tensors."""
 
 
 def of_datasets(given: Sequence[Any], patch: tuple[int, int] | None = None) -> Task:
@@ -171,6 +174,8 @@ class ImageDatasets(_OfDatasets, ImageTask):
         lowest = min(int(self.labels(split).min()) for split in splits)
         if lowest < 0:
             fail("classes counted from 0", str(lowest), "Number them anew.")
+        classes = hashlib.sha256(b"".join(_bytes(self.labels(split)) for split in _SPLITS)).hexdigest()[:12]
+        self.options["contents"] += f", classes {classes}"
         named = getattr(splits["train"], "classes", ())
         self.classes = tuple(map(str, named if len(named) > highest else range(highest + 1)))
 
@@ -196,13 +201,42 @@ class ImageDatasets(_OfDatasets, ImageTask):
 
 
 def _contents(splits: dict[Split, Any]) -> str:
-    """A fingerprint of the sizes, and of some items of validation and test: those of training may be augmented."""
+    """A fingerprint of the sizes and the items: of tensors all, else eight of a split from its first to its last.
+
+    They are read twice from the same random numbers, and what differs all the same, as where training items are
+    augmented by a generator of their own, is left out. Of images with a class every class counts beside.
+    """
     digest = hashlib.sha256()
-    for name in ("validation", "test"):
+    for name in _SPLITS:
         held = splits[name]
-        for index in range(0, len(held), max(1, len(held) // _LOOKED_AT)):
-            for leaf in pytree.tree_leaves(held[index]):
-                is_tensor = isinstance(leaf, Tensor)
-                digest.update(leaf.cpu().contiguous().numpy().tobytes() if is_tensor else repr(leaf).encode())
+        if type(held) is TensorDataset:
+            leaves: list[Any] = [[x.shape, x.dtype, _bytes(x)] for x in held.tensors]
+        else:
+            last = len(held) - 1
+            spread = sorted({round(number * last / (_LOOKED_AT - 1)) for number in range(_LOOKED_AT)})
+            first, second = (_read(held, spread) for _ in range(2))
+            leaves = [one for one, other in zip(first, second, strict=False) if one == other]
+        digest.update(repr(leaves).encode())
     counts = " + ".join(str(len(splits[name])) for name in _SPLITS)
     return f"{counts} items, sha256 {digest.hexdigest()[:12]}"
+
+
+def _read(dataset: Any, indices: Sequence[int]) -> list[Any]:
+    """The leaves of some items, drawn from the same random numbers; those outside go on as before."""
+    python, array, own = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    try:
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        torch.default_generator.manual_seed(0)
+        leaves = [leaf for index in indices for leaf in pytree.tree_leaves(dataset[index])]
+    finally:
+        random.setstate(python)
+        np.random.set_state(array)  # noqa: NPY002
+        torch.set_rng_state(own)
+    return [_bytes(leaf) if isinstance(leaf, Tensor | np.ndarray) else repr(leaf) for leaf in leaves]
+
+
+def _bytes(held: Tensor | NDArray[Any]) -> bytes:
+    if isinstance(held, Tensor):
+        held = held.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.sha256(held.tobytes()).digest()
