@@ -96,6 +96,21 @@ def test_another_class_of_layers() -> None:
     refused(model, r"layers of transformers.*GPT2Attention; got transformers.*BertSelfAttention.* not served")
 
 
+@pytest.mark.parametrize("block", ["ParallelThingsBlock", "ParallelScalingBlock", "DiffParallelScalingBlock"])
+@pytest.mark.parametrize("position", ["alibi", "own"])
+def test_blocks_without_an_attention_of_their_own(block: str, position: str) -> None:
+    model = timm_vit(block_fn=getattr(imported("timm").models.vision_transformer, block))
+    refused(model, rf"expected layers of timm\.layers\.attention\.Attention; got timm\S*\.{block}\.", position)
+
+
+def test_an_encoder_of_layers_of_the_users_own() -> None:
+    class OwnLayer(nn.Linear):
+        pass
+
+    model = nn.TransformerEncoder(OwnLayer(8, 8), 2, enable_nested_tensor=False)
+    refused(model, r"layers of torch\S+MultiheadAttention; got \S+OwnLayer\. Other kinds", coordinates=Sequence(5))
+
+
 @pytest.mark.parametrize("build", [gpt2, t5, timm_vit, swin, encoder])
 def test_a_model_that_relpos_has_changed(build: Callable[[], Any]) -> None:
     options: dict[str, Any] = {"coordinates": Sequence(7)} if build is encoder else {}

@@ -81,7 +81,8 @@ def require_grid(built: Any, came: tuple[int, int]) -> None:
 def _timm(name: str, model: Any, given: Given) -> Iterator[Stack]:
     if not isinstance(model.patch_drop, nn.Identity):
         fail("a model that keeps all patches", f"patch_drop_rate={model.patch_drop.prob}", "Build it with 0.")
-    layers = tuple(require_class(block.attn, "timm.layers.attention.Attention") for block in model.blocks)
+    attention = "timm.layers.attention.Attention"
+    layers = tuple(require_class(getattr(block, "attn", block), attention) for block in model.blocks)
     grid = given.grid(Grid(*model.patch_embed.grid_size, prefix=model.num_prefix_tokens))
     own = () if model.pos_embed is None else (absolute("pos_embed", model.pos_embed),)
     first = layers[0]
