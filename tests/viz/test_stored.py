@@ -198,6 +198,52 @@ def test_replaced_positions(build: Callable[[], Any], position: str, kind: str, 
         assert np.allclose(at(found[0], 12), line.values[:, line.lines.origin + 12].detach().numpy())
 
 
+def _encoder() -> Any:
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 16), 1, enable_nested_tensor=False)
+
+
+def test_a_table_of_a_grid_in_a_model_that_says_nothing_of_its_tokens(tmp_path: Path) -> None:
+    model = _encoder()
+    relpos.replace_position(model, "relative_2d", coordinates=relpos.Grid(4, 4), init_std=0.5)
+    (one,) = found_in(model, tmp_path)
+    assert one.kind == "table of a sequence or a grid"
+    assert "no name says whether tokens are a sequence or a grid" in one.note
+    _, maps = one.pictures
+    assert isinstance(maps, Maps)
+    dense = model.positions[0].mechanisms[0]().detach().numpy()
+    for i in range(16):
+        for j in range(16):
+            (r, c), (s, d) = divmod(i, 4), divmod(j, 4)
+            values = maps.values[:, int(r - s - maps.rows.first), int(c - d - maps.columns.first)]
+            assert np.allclose(values, dense[:, i, j])
+
+
+def test_a_table_of_a_sequence_in_a_model_that_says_nothing_of_its_tokens(tmp_path: Path) -> None:
+    model = _encoder()
+    relpos.replace_position(model, "relative_1d", coordinates=relpos.Sequence(12), init_std=0.5)
+    (one,) = found_in(model, tmp_path)
+    assert (one.kind, len(one.pictures)) == ("table of a sequence", 1)
+    assert one.note == "Drawn as a sequence's: no name says whether tokens are a sequence or a grid."
+
+
+@pytest.mark.parametrize("other", ["encoder.patch_embed.weight", "dispatch.weight", "decoder.lm_patch.weight"])
+def test_a_text_decoder_beside_patches_keeps_its_table(other: str, tmp_path: Path) -> None:
+    """Pix2Struct has an encoder of patches and T5's decoder."""
+    table = "decoder.layer.0.self_attention.attention.relative_attention_bias.weight"
+    state = {table: torch.randn(8, 2), "decoder.embed_tokens.weight": torch.zeros(3, 4), other: torch.zeros(2)}
+    (one,), left = stored_positions(kept(state, tmp_path), {})
+    assert (one.name, one.kind, left) == (table, "T5 buckets", [])
+
+
+def test_buckets_of_patches_are_left_out(tmp_path: Path) -> None:
+    state = {
+        "image.positions.0.relative_attention_bias": torch.randn(8, 2), "image.patch_embed.weight": torch.zeros(3),
+        "decoder.embed_tokens.weight": torch.zeros(3, 4),
+    }  # fmt: skip
+    found, ((_, reason),) = stored_positions(kept(state, tmp_path), {})
+    assert (found, reason) == ([], "distances on a grid are not known from it")
+
+
 def test_models_of_relpos(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = relpos.VisionTransformer(
