@@ -129,6 +129,26 @@ def test_deberta(tmp_path: Path) -> None:
     assert np.allclose(maps.values[0], wanted.numpy())
 
 
+@pytest.mark.parametrize("eps", [1e-7, 1e-1])
+def test_deberta_with_a_norm_of_its_vectors(eps: float, tmp_path: Path) -> None:
+    transformers = imported("transformers")
+    config = transformers.DebertaV2Config(
+        vocab_size=90, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        relative_attention=True, position_buckets=8, norm_rel_ebd="layer_norm", layer_norm_eps=eps,
+    )  # fmt: skip
+    model = perturbed(transformers.DebertaV2Model(config))
+    for x in model.encoder.LayerNorm.parameters():
+        nn.init.normal_(x, 1.0)
+    (one,) = found_in(model, tmp_path, config.to_dict())
+    vectors = model.encoder.get_rel_embedding().detach().double()
+    bars, _ = one.pictures
+    assert isinstance(bars, Bars)
+    assert np.allclose(bars.values[0], vectors.norm(dim=1).numpy(), rtol=1e-5)
+    assert one.note.endswith("Drawn after encoder.LayerNorm, through which they pass.")
+    (unsaid,), _ = stored_positions(open_tensors(tmp_path), {})
+    assert np.allclose(unsaid.pictures[0].values[0], bars.values[0], rtol=1e-5) == (eps == 1e-7)
+
+
 def test_sam(tmp_path: Path) -> None:
     transformers = imported("transformers")
     config = transformers.SamVisionConfig(
@@ -196,6 +216,19 @@ def test_replaced_positions(build: Callable[[], Any], position: str, kind: str, 
         mechanism = model.positions[0].mechanisms[0]
         line = mechanism.terms(relpos.Sequence(13)).of(relpos.LineBias)[0]
         assert np.allclose(at(found[0], 12), line.values[:, line.lines.origin + 12].detach().numpy())
+
+
+def test_a_table_that_is_switched_off_is_not_drawn(tmp_path: Path) -> None:
+    transformers = imported("transformers")
+    model = transformers.T5Model(
+        transformers.T5Config(vocab_size=90, d_model=16, d_kv=4, num_heads=3, num_layers=2, d_ff=16)
+    )
+    relpos.replace_position(model.encoder, "relative_1d", init_std=0.5)
+    found, left = stored_positions(kept(model.state_dict(), tmp_path), {})
+    own = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    assert left == [(f"encoder.{own}", "it is switched off: encoder.positions stand in its place")]
+    assert [one.name.startswith("encoder.positions.") for one in found] == [True, True, False]
+    assert found[2].name == f"decoder.{own}", "the decoder's own stays on"
 
 
 def _encoder() -> Any:

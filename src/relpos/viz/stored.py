@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import layer_norm
 
 from relpos.core import LineBias, Sequence
 from relpos.files.tensors import StoredTensors
@@ -31,7 +32,8 @@ from relpos.viz.learned import OFFSET
 from relpos.viz.strips import Axis, Bars, Maps, heads_named, offsets_of
 
 Values = NDArray[np.float64]
-_T5_DISTANCE = 128
+_T5_DISTANCE, _DEBERTA_EPS = 128, 1e-7
+"""What the published configurations have where none is stored."""
 _ADDED, _LENGTH = "added to the score", "length of the vector"
 _PREFIX = ("class to patch", "patch to class", "class to class")
 
@@ -74,6 +76,8 @@ def stored_positions(tensors: StoredTensors, config: Mapping[str, Any]) -> tuple
         if make is None:
             continue
         try:
+            if (instead := _replaced_by(name, tensors)) is not None:
+                raise _LeftOutError(f"it is switched off: {instead} stand in its place")
             if len(tensors.shapes[name]) != 2:
                 raise _LeftOutError(f"it has {len(tensors.shapes[name])} axes, not 2")
             values = tensors.read(name)
@@ -88,6 +92,17 @@ def stored_positions(tensors: StoredTensors, config: Mapping[str, Any]) -> tuple
 def _natural(name: str) -> tuple[bool, list[tuple[int, str]]]:
     """A name's words and numbers: layer 10 comes after layer 9, and a decoder after the encoder."""
     return "decoder" in name, [(int(word), "") if word.isdecimal() else (-1, word) for word in name.split(".")]
+
+
+def _replaced_by(name: str, tensors: StoredTensors) -> str | None:
+    """The mechanisms that `replace_position` has put in the place of a model's own table; None where it is its own."""
+    parts = name.split(".")
+    for depth in range(len(parts)):
+        instead = ".".join((*parts[:depth], "positions"))
+        stored = rf"{re.escape(instead)}\.\d+\.mechanisms\."
+        if not name.startswith(f"{instead}.") and any(re.match(stored, other) for other in tensors.shapes):
+            return instead
+    return None
 
 
 def _buckets(name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]) -> Stored:
@@ -189,8 +204,24 @@ def _disentangled(name: str, values: Values, tensors: StoredTensors, config: Map
         raise _LeftOutError(f"it has {len(values)} rows, an odd number")
     half = len(values) // 2
     axis = _axis(f"bucket of {OFFSET}", -half, half - 1)
+    values, normed = _normed(name, values, tensors, config)
     note = "Each head projects these vectors by weights of its own; what they add to a score depends on the tokens."
+    note = f"{note} Drawn after {normed}, through which they pass." if normed else note
     return Stored(name, "DeBERTa's vectors", 0, f"buckets {_range(-half, half - 1)}", _of_vectors(values, axis), note)
+
+
+def _normed(
+    name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]
+) -> tuple[Values, str | None]:
+    """Vectors as attention meets them, and the name of the norm: DeBERTa's encoder has one for them alone, or none."""
+    norm = f"{name.removesuffix('.weight').rpartition('.')[0]}.LayerNorm".lstrip(".")
+    shapes = [tensors.shapes.get(f"{norm}.{parameter}") for parameter in ("weight", "bias")]
+    if shapes != [values.shape[1:]] * 2:
+        return values, None
+    weight, bias = (torch.from_numpy(tensors.read(f"{norm}.{parameter}")) for parameter in ("weight", "bias"))
+    eps = config.get("layer_norm_eps")
+    eps = eps if isinstance(eps, float) and 0 < eps < 1 else _DEBERTA_EPS
+    return layer_norm(torch.from_numpy(values), weight.shape, weight, bias, eps).numpy(), norm
 
 
 def _vectors(name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]) -> Stored:
