@@ -169,6 +169,21 @@ def test_settings_that_shapes_do_not_tell_are_held_against_the_folder(
     refused(our_llama(**{**right, **settings}), folder, rf"expected the settings of .*config\.json, which has .*{says}")
 
 
+@pytest.mark.parametrize("beside", ["", "model.safetensors"])
+def test_the_configuration_beside_a_file_is_held_too(beside: str, folder: Path) -> None:
+    relpos.load_weights(our_llama(position=RotaryChoice(500000.0)), folder / beside)
+    refused(our_llama(), folder / beside, r"expected the settings of .*config\.json, which has position .*500000\.0")
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    relpos.load_weights(our_llama(), folder / "other.safetensors")  # of which the configuration may not be
+
+
+def test_a_model_without_memory_is_refused() -> None:
+    with torch.device("meta"):
+        model = our_vit()
+    with pytest.raises(ValueError, match=r"VisionTransformer that has memory; got one on the device meta\. Build it on"):
+        relpos.load_weights(model, timm_vit().state_dict())
+
+
 def test_a_llama_folder_builds_its_own_model(folder: Path) -> None:
     model = relpos.LanguageModel.from_pretrained(folder)
     theirs = imported("transformers").LlamaForCausalLM.from_pretrained(folder).eval()
