@@ -200,6 +200,12 @@ def test_a_llama_folder_builds_its_own_model(folder: Path) -> None:
         ({"head_dim": 16}, "heads as wide as .*; got 16"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "rope_type to be one of"),
         ({"hidden_size": None}, "expected a configuration of transformers' Llama"),
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor = 1\.0; got 0\.5"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, r"partial_rotary_factor = 1\.0; got"),
+        ({"vocab_size": 2**31}, r"expected weights that fit .* of shape \[11, 32\], not \[2147483648, 32\]"),
+        ({"vocab_size": 2**62}, r"whose model can be built; got "),
+        ({"num_hidden_layers": 2**31}, r"2147483648 deep, and has \d+ weights"),
+        ({"intermediate_size": 2**40}, r"expected weights that fit .* of shape "),
     ],
 )
 def test_a_llama_that_is_not_served_is_named(change: dict[str, Any], says: str, folder: Path) -> None:

@@ -23,7 +23,7 @@ from relpos.core.checks import fail, require_flag, shape_of
 from relpos.files.reading import MIB, FileError, fail_to_read, read_json
 from relpos.files.writing import write_json, write_whole
 from relpos.models.card import model_card
-from relpos.models.loading import load_weights
+from relpos.models.loading import fitting, load_weights, read_weights
 from relpos.models.settings import Arguments, as_arguments, as_json, llama_arguments
 from relpos.version import __version__
 
@@ -198,9 +198,26 @@ def _llama(config: dict[str, Any], folder: Path) -> PretrainedModel:
         fail_to_read(
             "a configuration of transformers' Llama", folder / CONFIG, _line(error), "Save it by transformers."
         )
-    model = _class("LanguageModel", folder / CONFIG)(**arguments)
-    load_weights(model, folder)
+    build, weights = _class("LanguageModel", folder / CONFIG), read_weights(folder)
+    _require_depth(arguments["depth"], len(weights), folder / CONFIG)
+    try:
+        with torch.device("meta"):
+            small = build(**arguments)
+    except MemoryError:
+        raise
+    except Exception as error:  # damage may stand in any argument, and end anywhere
+        fail_to_read(f"a {CONFIG} whose model can be built", folder / CONFIG, _line(error), "Save it by transformers.")
+    fitting(small, weights)  # before memory is asked for
+    model = build(**arguments)
+    load_weights(model, weights)
     return model.eval()
+
+
+def _require_depth(depth: Any, weights: int, path: Path) -> None:
+    """Raise where a model is deeper than it has weights: a block has several; without a look it is built for ever."""
+    if isinstance(depth, int) and depth > weights:
+        came = f"its model is {depth} deep, and has {weights} weights"
+        fail_to_read(f"a {CONFIG} whose model can be built", path, came, _REMEDY)
 
 
 def _configuration(path: Path) -> dict[str, Any]:
@@ -264,8 +281,7 @@ def _built(config: dict[str, Any], header: Header, path: Path, device: str) -> P
         depth = sum(depths) if isinstance(depths, tuple) else depths
     except Exception as error:  # damage may stand anywhere
         fail_to_read(expected, path, _line(error), _REMEDY)
-    if isinstance(depth, int) and depth > len(header):  # a block has several; without a look it is built for ever
-        fail_to_read(expected, path, f"its model is {depth} deep, and has {len(header)} weights", _REMEDY)
+    _require_depth(depth, len(header), path)
     try:
         with torch.device(device):
             model: Any = build(**arguments)
