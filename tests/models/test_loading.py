@@ -180,7 +180,9 @@ def test_the_configuration_beside_a_file_is_held_too(beside: str, folder: Path) 
 def test_a_model_without_memory_is_refused() -> None:
     with torch.device("meta"):
         model = our_vit()
-    with pytest.raises(ValueError, match=r"VisionTransformer that has memory; got one on the device meta\. Build it on"):
+    with pytest.raises(
+        ValueError, match=r"VisionTransformer that has memory; got one on the device meta\. Build it on"
+    ):
         relpos.load_weights(model, timm_vit().state_dict())
 
 

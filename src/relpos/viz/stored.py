@@ -210,9 +210,7 @@ def _disentangled(name: str, values: Values, tensors: StoredTensors, config: Map
     return Stored(name, "DeBERTa's vectors", 0, f"buckets {_range(-half, half - 1)}", _of_vectors(values, axis), note)
 
 
-def _normed(
-    name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]
-) -> tuple[Values, str | None]:
+def _normed(name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]) -> tuple[Values, str | None]:
     """Vectors as attention meets them, and the name of the norm: DeBERTa's encoder has one for them alone, or none."""
     norm = f"{name.removesuffix('.weight').rpartition('.')[0]}.LayerNorm".lstrip(".")
     shapes = [tensors.shapes.get(f"{norm}.{parameter}") for parameter in ("weight", "bias")]
