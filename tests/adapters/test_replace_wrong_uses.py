@@ -96,6 +96,21 @@ def test_another_class_of_layers() -> None:
     refused(model, r"layers of transformers.*GPT2Attention; got transformers.*BertSelfAttention.* not served")
 
 
+@pytest.mark.parametrize("block", ["ParallelThingsBlock", "ParallelScalingBlock", "DiffParallelScalingBlock"])
+@pytest.mark.parametrize("position", ["alibi", "own"])
+def test_blocks_without_an_attention_of_their_own(block: str, position: str) -> None:
+    model = timm_vit(block_fn=getattr(imported("timm").models.vision_transformer, block))
+    refused(model, rf"expected layers of timm\.layers\.attention\.Attention; got timm\S*\.{block}\.", position)
+
+
+def test_an_encoder_of_layers_of_the_users_own() -> None:
+    class OwnLayer(nn.Linear):
+        pass
+
+    model = nn.TransformerEncoder(OwnLayer(8, 8), 2, enable_nested_tensor=False)
+    refused(model, r"layers of torch\S+MultiheadAttention; got \S+OwnLayer\. Other kinds", coordinates=Sequence(5))
+
+
 @pytest.mark.parametrize("build", [gpt2, t5, timm_vit, swin, encoder])
 def test_a_model_that_relpos_has_changed(build: Callable[[], Any]) -> None:
     options: dict[str, Any] = {"coordinates": Sequence(7)} if build is encoder else {}
@@ -174,22 +189,40 @@ def test_a_failure_half_way_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("build", [timm_vit, transformers_vit, beit])
 def test_images_of_another_size(build: Callable[..., Any]) -> None:
-    """The libraries refuse them themselves, unless they are told to interpolate what is off now."""
     model = build(**({"dynamic_img_size": True} if build is timm_vit else {}))
     relpos.replace_position(model, "relative_2d", init_std=0.5)
     larger = torch.randn(1, 3, 32, 32).double()
     line = r"^expected images of \(2, 3\) patches; got \(4, 4\)\. Build the model for the other size, then replace\.$"
-    if build is timm_vit:
+    if build is not transformers_vit:
         with pytest.raises(ValueError, match=line):
             model(larger)
-        assert model(PIXELS).shape == (2, 5)
-    elif build is transformers_vit:
+        assert build is beit or model(PIXELS).shape == (2, 5)
+    else:
         with pytest.raises(ValueError, match=line):
             model(larger, interpolate_pos_encoding=True)
         assert torch.equal(model(PIXELS, interpolate_pos_encoding=True)[0], model(PIXELS)[0])
-    else:
-        with pytest.raises(AssertionError, match=r"Input height \(32\) doesn't match model \(16\)"):
-            model(larger)
+
+
+@pytest.mark.parametrize("position", ["relative_2d", "learned", "rotary_2d"])
+def test_as_many_patches_of_another_grid(position: str) -> None:
+    """Their number alone would let them pass."""
+    line = r"^expected images of \(2, 3\) patches; got \(3, 2\)\. Build the model for the other size, then replace\.$"
+    turned = PIXELS.transpose(2, 3)
+    for dynamic in (False, True):
+        model = timm_vit(dynamic_img_size=dynamic)
+        model.patch_embed.strict_img_size = False
+        relpos.replace_position(model, position)
+        assert model(PIXELS).shape == (2, 5)
+        for call in (model, model.forward_intermediates):
+            with pytest.raises(ValueError, match=line):
+                call(turned)
+        relpos.restore(model)
+        assert model(turned).shape == (2, 5)
+    model = timm_vit()
+    relpos.replace_position(model, position)
+    model.set_input_size(img_size=(turned.shape[2], turned.shape[3]))
+    with pytest.raises(ValueError, match=line):
+        model(turned)
 
 
 BUILDS: dict[str, Callable[[], Any]] = {

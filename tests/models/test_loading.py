@@ -169,6 +169,23 @@ def test_settings_that_shapes_do_not_tell_are_held_against_the_folder(
     refused(our_llama(**{**right, **settings}), folder, rf"expected the settings of .*config\.json, which has .*{says}")
 
 
+@pytest.mark.parametrize("beside", ["", "model.safetensors"])
+def test_the_configuration_beside_a_file_is_held_too(beside: str, folder: Path) -> None:
+    relpos.load_weights(our_llama(position=RotaryChoice(500000.0)), folder / beside)
+    refused(our_llama(), folder / beside, r"expected the settings of .*config\.json, which has position .*500000\.0")
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    relpos.load_weights(our_llama(), folder / "other.safetensors")  # of which the configuration may not be
+
+
+def test_a_model_without_memory_is_refused() -> None:
+    with torch.device("meta"):
+        model = our_vit()
+    with pytest.raises(
+        ValueError, match=r"VisionTransformer that has memory; got one on the device meta\. Build it on"
+    ):
+        relpos.load_weights(model, timm_vit().state_dict())
+
+
 def test_a_llama_folder_builds_its_own_model(folder: Path) -> None:
     model = relpos.LanguageModel.from_pretrained(folder)
     theirs = imported("transformers").LlamaForCausalLM.from_pretrained(folder).eval()
@@ -185,6 +202,12 @@ def test_a_llama_folder_builds_its_own_model(folder: Path) -> None:
         ({"head_dim": 16}, "heads as wide as .*; got 16"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "rope_type to be one of"),
         ({"hidden_size": None}, "expected a configuration of transformers' Llama"),
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor = 1\.0; got 0\.5"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, r"partial_rotary_factor = 1\.0; got"),
+        ({"vocab_size": 2**31}, r"expected weights that fit .* of shape \[11, 32\], not \[2147483648, 32\]"),
+        ({"vocab_size": 2**62}, r"whose model can be built; got "),
+        ({"num_hidden_layers": 2**31}, r"2147483648 deep, and has \d+ weights"),
+        ({"intermediate_size": 2**40}, r"expected weights that fit .* of shape "),
     ],
 )
 def test_a_llama_that_is_not_served_is_named(change: dict[str, Any], says: str, folder: Path) -> None:

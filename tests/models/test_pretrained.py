@@ -144,6 +144,31 @@ def test_a_position_without_a_name_is_not_saved(position: Any, tmp_path: Path) -
     assert not (tmp_path / "m").exists()
 
 
+def test_a_model_that_was_changed_is_not_saved(tmp_path: Path) -> None:
+    model = VisionTransformer(**VIT)
+    model.head = torch.nn.Linear(16, 4)
+    line = r"expected a VisionTransformer as it was built, to save; got one that has head\.\w+ of shape \[4.* Build it"
+    with pytest.raises(ValueError, match=line) as caught:
+        model.save_pretrained(tmp_path / "m")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "m").exists()
+    model = VisionTransformer(**VIT)
+    model.more = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"got one that has more\.weight, has more\.bias\. Build it"):
+        model.save_pretrained(tmp_path / "m")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", ["vit", "language", "swin"])
+def test_a_dtype_comes_back(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = awake(name).to(dtype)
+    model.save_pretrained(tmp_path)
+    again = PretrainedModel.from_pretrained(tmp_path)
+    assert {x.dtype for x in again.parameters()} == {dtype}
+    state = again.state_dict()
+    assert all(torch.equal(x, state[key]) for key, x in model.state_dict().items())
+
+
 def test_a_model_of_another_class(tmp_path: Path) -> None:
     VisionTransformer(**VIT).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"expected a LanguageModel; got a VisionTransformer in .*\. Use relpos\.Vis"):

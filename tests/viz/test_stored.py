@@ -129,6 +129,26 @@ def test_deberta(tmp_path: Path) -> None:
     assert np.allclose(maps.values[0], wanted.numpy())
 
 
+@pytest.mark.parametrize("eps", [1e-7, 1e-1])
+def test_deberta_with_a_norm_of_its_vectors(eps: float, tmp_path: Path) -> None:
+    transformers = imported("transformers")
+    config = transformers.DebertaV2Config(
+        vocab_size=90, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        relative_attention=True, position_buckets=8, norm_rel_ebd="layer_norm", layer_norm_eps=eps,
+    )  # fmt: skip
+    model = perturbed(transformers.DebertaV2Model(config))
+    for x in model.encoder.LayerNorm.parameters():
+        nn.init.normal_(x, 1.0)
+    (one,) = found_in(model, tmp_path, config.to_dict())
+    vectors = model.encoder.get_rel_embedding().detach().double()
+    bars, _ = one.pictures
+    assert isinstance(bars, Bars)
+    assert np.allclose(bars.values[0], vectors.norm(dim=1).numpy(), rtol=1e-5)
+    assert one.note.endswith("Drawn after encoder.LayerNorm, through which they pass.")
+    (unsaid,), _ = stored_positions(open_tensors(tmp_path), {})
+    assert np.allclose(unsaid.pictures[0].values[0], bars.values[0], rtol=1e-5) == (eps == 1e-7)
+
+
 def test_sam(tmp_path: Path) -> None:
     transformers = imported("transformers")
     config = transformers.SamVisionConfig(
@@ -196,6 +216,65 @@ def test_replaced_positions(build: Callable[[], Any], position: str, kind: str, 
         mechanism = model.positions[0].mechanisms[0]
         line = mechanism.terms(relpos.Sequence(13)).of(relpos.LineBias)[0]
         assert np.allclose(at(found[0], 12), line.values[:, line.lines.origin + 12].detach().numpy())
+
+
+def test_a_table_that_is_switched_off_is_not_drawn(tmp_path: Path) -> None:
+    transformers = imported("transformers")
+    model = transformers.T5Model(
+        transformers.T5Config(vocab_size=90, d_model=16, d_kv=4, num_heads=3, num_layers=2, d_ff=16)
+    )
+    relpos.replace_position(model.encoder, "relative_1d", init_std=0.5)
+    found, left = stored_positions(kept(model.state_dict(), tmp_path), {})
+    own = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    assert left == [(f"encoder.{own}", "it is switched off: encoder.positions stand in its place")]
+    assert [one.name.startswith("encoder.positions.") for one in found] == [True, True, False]
+    assert found[2].name == f"decoder.{own}", "the decoder's own stays on"
+
+
+def _encoder() -> Any:
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 16), 1, enable_nested_tensor=False)
+
+
+def test_a_table_of_a_grid_in_a_model_that_says_nothing_of_its_tokens(tmp_path: Path) -> None:
+    model = _encoder()
+    relpos.replace_position(model, "relative_2d", coordinates=relpos.Grid(4, 4), init_std=0.5)
+    (one,) = found_in(model, tmp_path)
+    assert one.kind == "table of a sequence or a grid"
+    assert "no name says whether tokens are a sequence or a grid" in one.note
+    _, maps = one.pictures
+    assert isinstance(maps, Maps)
+    dense = model.positions[0].mechanisms[0]().detach().numpy()
+    for i in range(16):
+        for j in range(16):
+            (r, c), (s, d) = divmod(i, 4), divmod(j, 4)
+            values = maps.values[:, int(r - s - maps.rows.first), int(c - d - maps.columns.first)]
+            assert np.allclose(values, dense[:, i, j])
+
+
+def test_a_table_of_a_sequence_in_a_model_that_says_nothing_of_its_tokens(tmp_path: Path) -> None:
+    model = _encoder()
+    relpos.replace_position(model, "relative_1d", coordinates=relpos.Sequence(12), init_std=0.5)
+    (one,) = found_in(model, tmp_path)
+    assert (one.kind, len(one.pictures)) == ("table of a sequence", 1)
+    assert one.note == "Drawn as a sequence's: no name says whether tokens are a sequence or a grid."
+
+
+@pytest.mark.parametrize("other", ["encoder.patch_embed.weight", "dispatch.weight", "decoder.lm_patch.weight"])
+def test_a_text_decoder_beside_patches_keeps_its_table(other: str, tmp_path: Path) -> None:
+    """Pix2Struct has an encoder of patches and T5's decoder."""
+    table = "decoder.layer.0.self_attention.attention.relative_attention_bias.weight"
+    state = {table: torch.randn(8, 2), "decoder.embed_tokens.weight": torch.zeros(3, 4), other: torch.zeros(2)}
+    (one,), left = stored_positions(kept(state, tmp_path), {})
+    assert (one.name, one.kind, left) == (table, "T5 buckets", [])
+
+
+def test_buckets_of_patches_are_left_out(tmp_path: Path) -> None:
+    state = {
+        "image.positions.0.relative_attention_bias": torch.randn(8, 2), "image.patch_embed.weight": torch.zeros(3),
+        "decoder.embed_tokens.weight": torch.zeros(3, 4),
+    }  # fmt: skip
+    found, ((_, reason),) = stored_positions(kept(state, tmp_path), {})
+    assert (found, reason) == ([], "distances on a grid are not known from it")
 
 
 def test_models_of_relpos(tmp_path: Path) -> None:

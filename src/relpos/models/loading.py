@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from relpos.core.checks import fail, shape_of
 from relpos.files.reading import MIB, FileError, read_json
-from relpos.models.published import Weights, translated
+from relpos.models.published import Translation, Weights, translated
 from relpos.models.settings import as_json, llama_arguments, unlike
 
 _NAMED = 3
@@ -59,8 +59,8 @@ def load_weights(model: nn.Module, source: str | Path | Mapping[str, Tensor]) ->
 
     `VisionTransformer` takes timm's ViT and DeiT, `SwinTransformer` timm's Swin and Swin V2, `LanguageModel`
     transformers' Llama. Shapes do not tell everything: heads of another width, another epsilon or base of a rotation
-    would fit and compute something else. Where a folder has a configuration of Llama or of relpos it is held against
-    the model; of timm's models the settings are the caller's to give.
+    would fit and compute something else. A configuration of Llama or of relpos in a folder, or beside a file that is
+    named as in a folder, is held against the model; of timm's models the settings are the caller's to give.
 
     Args:
         model: built for these weights.
@@ -80,16 +80,10 @@ def load_weights(model: nn.Module, source: str | Path | Mapping[str, Tensor]) ->
         fail("a state dict of names and tensors", shape_of(source), "Pass model.state_dict(), a file or a folder.")
     if not isinstance(source, Mapping):
         _require_same(model, Path(source))
-    found = translated(model, theirs)
     wanted = model.state_dict()
-    wrong = misfits(wanted, found.tensors, set(theirs) - found.used)
-    if wrong:
-        more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
-        fail(
-            f"weights that fit this {type(model).__name__}",
-            f"{found.family}, which {', '.join(wrong[:_NAMED])}{more}",
-            "Build the model with their settings; nothing was loaded.",
-        )
+    if any(x.is_meta for x in wanted.values()):
+        fail(f"a {type(model).__name__} that has memory", "one on the device meta", "Build it on a real device.")
+    found = fitting(model, theirs)
     with torch.no_grad():
         for name, tensor in wanted.items():
             tensor.copy_(found.tensors[name])
@@ -97,8 +91,23 @@ def load_weights(model: nn.Module, source: str | Path | Mapping[str, Tensor]) ->
     return LoadReport(type(model).__name__, found.family, sources, found.left, sum(x.numel() for x in wanted.values()))
 
 
-def _require_same(model: nn.Module, folder: Path) -> None:
-    """Raise where a folder's configuration says that its model computes something else."""
+def fitting(model: nn.Module, theirs: Weights) -> Translation:
+    """Weights by the names of a model, which may be on the device meta; raises unless all fit."""
+    found = translated(model, theirs)
+    wrong = misfits(model.state_dict(), found.tensors, set(theirs) - found.used)
+    if wrong:
+        more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        fail(
+            f"weights that fit this {type(model).__name__}",
+            f"{found.family}, which {', '.join(wrong[:_NAMED])}{more}",
+            "Build the model with their settings; nothing was loaded.",
+        )
+    return found
+
+
+def _require_same(model: nn.Module, source: Path) -> None:
+    """Raise where the configuration beside weights says that their model computes something else."""
+    folder = source.parent if source.name in _FILES and not source.is_dir() else source
     path, own = folder / "config.json", getattr(model, "arguments", None)
     if own is None or not path.is_file():
         return
@@ -111,7 +120,7 @@ def _require_same(model: nn.Module, folder: Path) -> None:
         differ = unlike(own, theirs)
     except (FileError, KeyError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:200]
-        fail("a config.json that can be read", f"{path}: {reason}", "Pass the file of weights alone.")
+        fail("a config.json that can be read", f"{path}: {reason}", "Pass a state dict, which has none.")
     if differ:
         remedy = "Build the model with their settings; nothing was loaded."
         fail(f"the settings of this {type(model).__name__}", f"{path}, which has {'; '.join(differ)}", remedy)

@@ -9,7 +9,7 @@ they agree: a configuration may ask for any number of parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,7 +23,7 @@ from relpos.core.checks import fail, require_flag, shape_of
 from relpos.files.reading import MIB, FileError, fail_to_read, read_json
 from relpos.files.writing import write_json, write_whole
 from relpos.models.card import model_card
-from relpos.models.loading import load_weights
+from relpos.models.loading import fitting, load_weights, misfits, read_weights
 from relpos.models.settings import Arguments, as_arguments, as_json, llama_arguments
 from relpos.version import __version__
 
@@ -31,6 +31,7 @@ WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 Header = dict[str, tuple[tuple[int, ...], str]]
 _CONFIG_AT_MOST = 16 * MIB
 _REMEDY = "Save it anew, or train one with relpos train --out DIR."
+_DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _FIELDS: dict[str, type] = {
     "class": str, "model": dict, "grown": list, "kind": str, "recipe": dict, "task": str, "seed": int,
 }  # fmt: skip
@@ -59,7 +60,8 @@ class PretrainedModel(nn.Module):
             card: the text of the model card, Markdown; what the model itself tells where left out.
 
         Raises:
-            ValueError: there is a model or a card, which is not overwritten, or a position that has no name.
+            ValueError: there is a model or a card, which is not overwritten, a position that has no name, or a model
+                that is no longer as it was built.
             WriteError: it cannot be written.
         """
         save_folder(self, Path(folder), {}, card=card)
@@ -68,7 +70,8 @@ class PretrainedModel(nn.Module):
     def from_pretrained(cls, folder: str | Path) -> Self:
         """The model of a folder, in evaluation mode, as `save_pretrained`, `relpos train` or transformers wrote it.
 
-        Of transformers Llama is known, and a `LanguageModel` made of it.
+        It has the dtype of its weights where they have one. Of transformers Llama is known, and a `LanguageModel` in
+        the default dtype made of it.
 
         Raises:
             ValueError: the folder holds no model, one of another class, or one whose files are damaged.
@@ -145,8 +148,6 @@ def save_folder(
     text = text if card is None else card
     beside = {**(files or {}), CARD: text.encode()}
     check_free(folder, *beside)
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = dumped({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()})
     config = {
         "class": type(model).__name__,
         "relpos": __version__,
@@ -155,6 +156,9 @@ def save_folder(
         **({"grown": list(model.grown)} if model.grown else {}),
         **about,
     }
+    _require_loadable(model, config)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = dumped({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()})
     try:
         write_json(folder / CONFIG, config, indent=1, new=True)  # whoever comes first has the folder
     except FileExistsError:
@@ -169,6 +173,17 @@ def save_folder(
         for path in written:
             path.unlink()
         raise
+
+
+def _require_loadable(model: PretrainedModel, config: dict[str, Any]) -> None:
+    """Raise where a model is no longer what the configuration builds."""
+    state = model.state_dict()
+    wrong = misfits(_built(config, state, Path(CONFIG), "meta").state_dict(), state)
+    if wrong:
+        more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        came = f"one that {', '.join(_short(one) for one in wrong[:_NAMED])}{more}"
+        remedy = "Build it with arguments that say so, or save model.state_dict()."
+        fail(f"a {type(model).__name__} as it was built, to save", came, remedy)
 
 
 def load_folder(folder: Path) -> tuple[PretrainedModel, dict[str, Any]]:
@@ -187,7 +202,11 @@ def load_folder(folder: Path) -> tuple[PretrainedModel, dict[str, Any]]:
     header = _header(folder / WEIGHTS)
     _require_fit(_built(config, header, folder / CONFIG, "meta"), header, folder / WEIGHTS)
     model = _built(config, header, folder / CONFIG, "cpu")
-    model.load_state_dict(load_file(folder / WEIGHTS))
+    weights = load_file(folder / WEIGHTS)
+    kinds = {x.dtype for x in weights.values() if x.is_floating_point()}
+    if len(kinds) == 1 and kinds < _DTYPES:
+        model.to(kinds.pop())
+    model.load_state_dict(weights)
     return model.eval(), config
 
 
@@ -198,9 +217,26 @@ def _llama(config: dict[str, Any], folder: Path) -> PretrainedModel:
         fail_to_read(
             "a configuration of transformers' Llama", folder / CONFIG, _line(error), "Save it by transformers."
         )
-    model = _class("LanguageModel", folder / CONFIG)(**arguments)
-    load_weights(model, folder)
+    build, weights = _class("LanguageModel", folder / CONFIG), read_weights(folder)
+    _require_depth(arguments["depth"], len(weights), folder / CONFIG)
+    try:
+        with torch.device("meta"):
+            small = build(**arguments)
+    except MemoryError:
+        raise
+    except Exception as error:  # damage may stand in any argument, and end anywhere
+        fail_to_read(f"a {CONFIG} whose model can be built", folder / CONFIG, _line(error), "Save it by transformers.")
+    fitting(small, weights)  # before memory is asked for
+    model = build(**arguments)
+    load_weights(model, weights)
     return model.eval()
+
+
+def _require_depth(depth: Any, weights: int, path: Path) -> None:
+    """Raise where a model is deeper than it has weights: a block has several; without a look it is built for ever."""
+    if isinstance(depth, int) and depth > weights:
+        came = f"its model is {depth} deep, and has {weights} weights"
+        fail_to_read(f"a {CONFIG} whose model can be built", path, came, _REMEDY)
 
 
 def _configuration(path: Path) -> dict[str, Any]:
@@ -254,7 +290,7 @@ def _subclasses(cls: type[PretrainedModel]) -> list[type[PretrainedModel]]:
     return [found for one in cls.__subclasses__() for found in (one, *_subclasses(one))]
 
 
-def _built(config: dict[str, Any], header: Header, path: Path, device: str) -> PretrainedModel:
+def _built(config: dict[str, Any], header: Sized, path: Path, device: str) -> PretrainedModel:
     """The model of a configuration; on the device "meta" without a byte for its parameters."""
     expected = f"a {CONFIG} whose model can be built"
     build = _class(config.get("class") or _class_before(config), path)
@@ -264,8 +300,7 @@ def _built(config: dict[str, Any], header: Header, path: Path, device: str) -> P
         depth = sum(depths) if isinstance(depths, tuple) else depths
     except Exception as error:  # damage may stand anywhere
         fail_to_read(expected, path, _line(error), _REMEDY)
-    if isinstance(depth, int) and depth > len(header):  # a block has several; without a look it is built for ever
-        fail_to_read(expected, path, f"its model is {depth} deep, and has {len(header)} weights", _REMEDY)
+    _require_depth(depth, len(header), path)
     try:
         with torch.device(device):
             model: Any = build(**arguments)

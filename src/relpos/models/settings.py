@@ -70,7 +70,9 @@ def llama_arguments(config: Mapping[str, Any]) -> Arguments:
         ValueError: it asks for something that the model has not.
     """
     width, heads = config["hidden_size"], config["num_attention_heads"]
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     wanted = {
+        "partial_rotary_factor": (rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0, 1.0),
         "heads as wide as hidden_size / num_attention_heads": (
             config.get("head_dim") or width // heads,
             width // heads,

@@ -17,12 +17,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import layer_norm
 
 from relpos.core import LineBias, Sequence
 from relpos.files.tensors import StoredTensors
@@ -31,7 +32,8 @@ from relpos.viz.learned import OFFSET
 from relpos.viz.strips import Axis, Bars, Maps, heads_named, offsets_of
 
 Values = NDArray[np.float64]
-_T5_DISTANCE = 128
+_T5_DISTANCE, _DEBERTA_EPS = 128, 1e-7
+"""What the published configurations have where none is stored."""
 _ADDED, _LENGTH = "added to the score", "length of the vector"
 _PREFIX = ("class to patch", "patch to class", "class to class")
 
@@ -74,6 +76,8 @@ def stored_positions(tensors: StoredTensors, config: Mapping[str, Any]) -> tuple
         if make is None:
             continue
         try:
+            if (instead := _replaced_by(name, tensors)) is not None:
+                raise _LeftOutError(f"it is switched off: {instead} stand in its place")
             if len(tensors.shapes[name]) != 2:
                 raise _LeftOutError(f"it has {len(tensors.shapes[name])} axes, not 2")
             values = tensors.read(name)
@@ -90,9 +94,20 @@ def _natural(name: str) -> tuple[bool, list[tuple[int, str]]]:
     return "decoder" in name, [(int(word), "") if word.isdecimal() else (-1, word) for word in name.split(".")]
 
 
+def _replaced_by(name: str, tensors: StoredTensors) -> str | None:
+    """The mechanisms that `replace_position` has put in the place of a model's own table; None where it is its own."""
+    parts = name.split(".")
+    for depth in range(len(parts)):
+        instead = ".".join((*parts[:depth], "positions"))
+        stored = rf"{re.escape(instead)}\.\d+\.mechanisms\."
+        if not name.startswith(f"{instead}.") and any(re.match(stored, other) for other in tensors.shapes):
+            return instead
+    return None
+
+
 def _buckets(name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]) -> Stored:
     count, heads = values.shape
-    if _is_image(tensors):
+    if _is_image(name, tensors):
         raise _LeftOutError("distances on a grid are not known from it")
     given = config.get("relative_attention_max_distance")
     distance = given if isinstance(given, int) and count < given <= 2**14 else _T5_DISTANCE
@@ -119,14 +134,28 @@ def _buckets(name: str, values: Values, tensors: StoredTensors, config: Mapping[
 
 def _table(name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]) -> Stored:
     rows, heads = values.shape
-    if ".positions." in f".{name}" and not _is_image(tensors):
-        prefix = 3 if rows % 2 == 0 else 0
-        high = (rows - prefix - 1) // 2
-        strip = Bars(
-            "Bias of each head", heads_named(heads), values[: 2 * high + 1].T, _axis(OFFSET, -high, high), _ADDED
-        )
-        return Stored(name, "table of a sequence", heads, _range(-high, high), (strip,), rest=_rest(values, prefix))
-    height, width, prefix = _window(name, rows, tensors)
+    is_image = _is_image(name, tensors) if ".positions." in f".{name}" else True
+    if is_image:
+        return _of_window(name, values, *_window(name, rows, tensors))
+    prefix = 3 if rows % 2 == 0 else 0
+    high = (rows - prefix - 1) // 2
+    strip = Bars("Bias of each head", heads_named(heads), values[: 2 * high + 1].T, _axis(OFFSET, -high, high), _ADDED)
+    one = Stored(name, "table of a sequence", heads, _range(-high, high), (strip,), rest=_rest(values, prefix))
+    if is_image is not None:
+        return one
+    try:
+        window = _of_window(name, values, *_window(name, rows, tensors))
+    except _LeftOutError:
+        return replace(one, note="Drawn as a sequence's: no name says whether tokens are a sequence or a grid.")
+    offsets = f"{one.offsets}, or {window.offsets}"
+    note = "Drawn as each: no name says whether tokens are a sequence or a grid, and the rows fit both."
+    return replace(
+        one, kind="table of a sequence or a grid", offsets=offsets, pictures=one.pictures + window.pictures, note=note
+    )
+
+
+def _of_window(name: str, values: Values, height: int, width: int, prefix: int) -> Stored:
+    rows, heads = values.shape
     maps = values[: rows - prefix].T.reshape(heads, 2 * height - 1, 2 * width - 1)
     axes = (_axis(f"row {OFFSET}", 1 - height, height - 1), _axis(f"column {OFFSET}", 1 - width, width - 1))
     picture = Maps(f"Bias of each head, {height} x {width}", heads_named(heads), maps, *axes, _ADDED, marked=(0, 0))
@@ -175,8 +204,22 @@ def _disentangled(name: str, values: Values, tensors: StoredTensors, config: Map
         raise _LeftOutError(f"it has {len(values)} rows, an odd number")
     half = len(values) // 2
     axis = _axis(f"bucket of {OFFSET}", -half, half - 1)
+    values, normed = _normed(name, values, tensors, config)
     note = "Each head projects these vectors by weights of its own; what they add to a score depends on the tokens."
+    note = f"{note} Drawn after {normed}, through which they pass." if normed else note
     return Stored(name, "DeBERTa's vectors", 0, f"buckets {_range(-half, half - 1)}", _of_vectors(values, axis), note)
+
+
+def _normed(name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]) -> tuple[Values, str | None]:
+    """Vectors as attention meets them, and the name of the norm: DeBERTa's encoder has one for them alone, or none."""
+    norm = f"{name.removesuffix('.weight').rpartition('.')[0]}.LayerNorm".lstrip(".")
+    shapes = [tensors.shapes.get(f"{norm}.{parameter}") for parameter in ("weight", "bias")]
+    if shapes != [values.shape[1:]] * 2:
+        return values, None
+    weight, bias = (torch.from_numpy(tensors.read(f"{norm}.{parameter}")) for parameter in ("weight", "bias"))
+    eps = config.get("layer_norm_eps")
+    eps = eps if isinstance(eps, float) and 0 < eps < 1 else _DEBERTA_EPS
+    return layer_norm(torch.from_numpy(values), weight.shape, weight, bias, eps).numpy(), norm
 
 
 def _vectors(name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]) -> Stored:
@@ -221,8 +264,16 @@ def _is_causal(name: str, tensors: StoredTensors) -> bool:
     raise _LeftOutError("no name says whether an encoder or a decoder has it")
 
 
-def _is_image(tensors: StoredTensors) -> bool:
-    return any("patch" in name for name in tensors.shapes)
+def _is_image(name: str, tensors: StoredTensors) -> bool | None:
+    """Whether the tokens of a table are patches: what the nearest module around it embeds; None where no name says."""
+    parts = name.split(".")
+    for depth in range(len(parts) - 1, -1, -1):
+        around = "".join(f"{part}." for part in parts[:depth])
+        others = [f".{other[len(around) :]}" for other in tensors.shapes if other.startswith(around)]
+        words, patches = (any(re.search(rf"\.{begins}", other) for other in others) for begins in (_WORDS, "patch"))
+        if words or patches:
+            return not words
+    return None
 
 
 def _axis(label: str, low: int, high: int) -> Axis:
@@ -236,6 +287,7 @@ def _range(low: int, high: int) -> str:
 _ALIKE = 64
 _WRITERS = "wte|embed_tokens|lm_head|token_embed"
 """What models that write text call their embedding of words: GPT-2, Llama, relpos."""
+_WORDS = rf"(?:{_WRITERS}|word_embeddings|shared)\."
 _AXES = {"rel_pos_h": "row", "rel_pos_w": "column", "0": "row", "1": "column"}
 _Make = Callable[[str, Values, StoredTensors, Mapping[str, Any]], Stored]
 _KINDS: tuple[tuple[str, _Make], ...] = (

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from relpos.adapters.replacement.placed import Placed
 from relpos.adapters.replacement.stacks import Given, Own, Stack, require_class
-from relpos.adapters.replacement.vit import absolute
+from relpos.adapters.replacement.vit import PlacedPatches, absolute
 from relpos.adapters.windows import projected_with_biases
 from relpos.core import Grid
 from relpos.position import Site
@@ -62,7 +62,8 @@ def _beit(name: str, model: Any, given: Given) -> Iterator[Stack]:
         model.embed_dim,
         given.grid(Grid(*model.patch_embed.grid_size, prefix=1)),
     )
-    yield Stack(name, model, site, layers, PlacedBeitAttention, tuple(own), ((model, PlacedBeit),))
+    tokens = ((model, PlacedBeit), (model.patch_embed, PlacedPatches))
+    yield Stack(name, model, site, layers, PlacedBeitAttention, tuple(own), tokens)
 
 
 def tables(layer: str, count: int, first: Any) -> Own:

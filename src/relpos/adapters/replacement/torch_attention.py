@@ -112,7 +112,7 @@ def _numbers(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def _encoder(name: str, model: Any, given: Given) -> Iterator[Stack]:
-    layers = tuple(_served(require_class(layer.self_attn, _ATTENTION)) for layer in model.layers)
+    layers = tuple(_served(require_class(getattr(layer, "self_attn", layer), _ATTENTION)) for layer in model.layers)
     yield Stack(name, model, _site(layers, given), layers, PlacedMultiheadAttention, (), ((model, PlacedEncoder),))
 
 

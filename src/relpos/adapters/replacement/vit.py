@@ -40,6 +40,17 @@ class PlacedTimmAttention(Placed):
         return dropped
 
 
+class PlacedPatches(Placed):
+    """What makes timm's patches. As many of another grid would pass for those that the mechanisms were built for."""
+
+    def forward(self, x: Tensor) -> Any:
+        """The published forward."""
+        grid_of = getattr(self, "dynamic_feat_size", None)  # the user's own may have none
+        if grid_of is not None:
+            require_grid(self.place.coordinates, grid_of((x.shape[-2], x.shape[-1])))
+        return super().forward(x)
+
+
 class PlacedVisionTransformer(Placed):
     """`VisionTransformer` of timm, and DeiT with its second token."""
 
@@ -47,7 +58,6 @@ class PlacedVisionTransformer(Placed):
         """Tokens with the prefix in front and their position added."""
         module: Any = self
         if x.dim() == 4:  # dynamic_img_size
-            require_grid(self.place.coordinates, (x.shape[1], x.shape[2]))
             x = x.flatten(1, 2)
         second = getattr(self, "dist_token", module.reg_token)
         prefix = [token.expand(x.shape[0], -1, -1) for token in (module.cls_token, second) if token is not None]
@@ -81,12 +91,14 @@ def require_grid(built: Any, came: tuple[int, int]) -> None:
 def _timm(name: str, model: Any, given: Given) -> Iterator[Stack]:
     if not isinstance(model.patch_drop, nn.Identity):
         fail("a model that keeps all patches", f"patch_drop_rate={model.patch_drop.prob}", "Build it with 0.")
-    layers = tuple(require_class(block.attn, "timm.layers.attention.Attention") for block in model.blocks)
+    attention = "timm.layers.attention.Attention"
+    layers = tuple(require_class(getattr(block, "attn", block), attention) for block in model.blocks)
     grid = given.grid(Grid(*model.patch_embed.grid_size, prefix=model.num_prefix_tokens))
     own = () if model.pos_embed is None else (absolute("pos_embed", model.pos_embed),)
     first = layers[0]
     site = Site(first.num_heads, first.head_dim, model.embed_dim, grid)
-    yield Stack(name, model, site, layers, PlacedTimmAttention, own, ((model, PlacedVisionTransformer),))
+    tokens = ((model, PlacedVisionTransformer), (model.patch_embed, PlacedPatches))
+    yield Stack(name, model, site, layers, PlacedTimmAttention, own, tokens)
 
 
 def _transformers(name: str, model: Any, given: Given) -> Iterator[Stack]:
