@@ -71,7 +71,7 @@ USER_ERRORS: list[tuple[str, str]] = [
     ("compare --model hf:DIR/gone", r"a folder with config\.json after hf:; got DIR/gone\. Save a model there"),
     (
         "compare --model vit.py",
-        r"expected build\(position, task\) as a function or FILE\.py:NAME; got 'vit\.py'\. Pass",
+        r"expected swin, timm:NAME, hf:FOLDER, or build\(position, task\) as a function or FILE\.py:NAME; got 'vit\.py'\. Pass",
     ),
     ("compare --model gone.py:build", r"expected FILE\.py:NAME of a file that is there; got .*gone\.py, which is not"),
     ("compare --better lower", r"expected better beside evaluate; got better='lower' alone\. Leave it out"),
@@ -192,7 +192,7 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     [
         ("compare", "; what was finished is kept; the same command continues from there"),
         ("bench", "; what was finished is kept; the same command continues from there"),
-        ("train --position none --out x", "; nothing was saved"),
+        ("train --position none --out x", "; what checkpoints hold is kept"),
         ("show none", "; nothing was drawn"),
         ("list positions", ""),
     ],

@@ -89,7 +89,7 @@ def test_text_in_bits(tmp_path: Path) -> None:
     words = tmp_path / "words.txt"
     words.write_bytes((b"the cat sat on the mat and the dog sat on the cat. " * 2400)[:120_000])
     out = tmp_path / "text"
-    main(["train", "--position", "t5", "--steps", "2", "--device", "cpu", "--out", str(out), "--text", str(words)])
+    main(["train", "--position", "t5", "--steps", "2", "--device", "cpu", "--out", str(out), "--data", str(words)])
     card = (out / "README.md").read_text()
     assert re.search(r"Test bits per byte: \*\*[\d.]+ bits\*\*, 95% interval [\d.]+ to [\d.]+ over \d+ blocks", card)
     assert isinstance(relpos.LanguageModel.from_pretrained(out), relpos.LanguageModel)

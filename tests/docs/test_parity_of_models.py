@@ -14,7 +14,7 @@ AGAIN = "run: python -m pytest tests/models/test_published_weights.py --parity d
 
 def models() -> set[str]:
     """The names of what the tests compare, read from their source."""
-    tree = ast.parse((ROOT / "tests" / "models" / "test_published.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "tests" / "models" / "test_published_weights.py").read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "PAIRS":
             found: set[str] = {key.value for key in node.value.keys}  # type: ignore[attr-defined]
