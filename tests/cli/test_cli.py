@@ -71,7 +71,7 @@ USER_ERRORS: list[tuple[str, str]] = [
     ("compare --model hf:DIR/gone", r"a folder with config\.json after hf:; got DIR/gone\. Save a model there"),
     (
         "compare --model vit.py",
-        r"expected swin, timm:NAME, hf:FOLDER, or build\(position, task\) as a function or FILE\.py:NAME; got 'vit\.py'\. Pass",
+        r"expected swin, timm:NAME, hf:FOLDER, or build\(position, task\) as a function .*; got 'vit\.py'\. Pass",
     ),
     ("compare --model gone.py:build", r"expected FILE\.py:NAME of a file that is there; got .*gone\.py, which is not"),
     ("compare --better lower", r"expected better beside evaluate; got better='lower' alone\. Leave it out"),

@@ -187,6 +187,24 @@ def test_one_file_is_held_against_the_manifest_beside_it(store: SnapshotStore, t
         require_sound(path, "Train again.")
 
 
+@pytest.mark.parametrize("reader", ["show", "weights", "model"])
+def test_whoever_reads_weights_looks_at_their_manifest(reader: str, store: SnapshotStore) -> None:
+    from relpos.files.tensors import open_tensors
+    from relpos.models import pretrained
+    from relpos.models.loading import read_weights
+
+    path = store.path(6) / "model.safetensors"
+    read = {"show": open_tensors, "weights": read_weights, "model": pretrained._header}[reader]
+    read(path)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"the file that the manifest\.json beside it names.*has another SHA-256"):
+        read(path)
+    (path.parent / "manifest.json").write_text('{"files": ["of another program"]}')
+    read(path)
+
+
 def test_nothing_is_unpickled(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
     import pickle
 

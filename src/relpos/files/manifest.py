@@ -1,6 +1,6 @@
 """A folder whose manifest names every file in it, with size and SHA-256: damage is found before anything is used.
 
-manifest.json   {"files": {"model.safetensors": {"size": 1024, "sha256": "9f86d0..."}, ...}, ...}
+manifest.json   {"format": ..., "files": {"model.safetensors": {"size": 1024, "sha256": "9f86d0..."}, ...}, ...}
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from relpos.files.reading import MIB, FileError, fail_to_read, open_file, read_j
 from relpos.files.writing import write_json
 
 MANIFEST = "manifest.json"
+_FORMAT = "relpos manifest 1"
 _AT_MOST = 16 * MIB
 _PIECE = 4 * MIB
 
@@ -28,7 +29,7 @@ def seal(folder: Path, about: dict[str, Any]) -> None:
         WriteError: it cannot be written.
     """
     files = {path.name: {"size": path.stat().st_size, "sha256": digest_of(path)} for path in sorted(folder.iterdir())}
-    write_json(folder / MANIFEST, about | {"files": files}, indent=1, new=True)
+    write_json(folder / MANIFEST, {"format": _FORMAT} | about | {"files": files}, indent=1, new=True)
     sync(folder)
 
 
@@ -60,10 +61,13 @@ def fault_of(folder: Path) -> str | None:
 
 
 def require_sound(path: Path, remedy: str) -> None:
-    """Raise unless a file is the one that the manifest beside it names; where there is none, all is well."""
+    """Raise unless a file is the one that the manifest beside it names; where there is none of ours, all is well."""
     if not (path.parent / MANIFEST).exists():
         return
     try:
+        tree = read_json(path.parent / MANIFEST, _AT_MOST)
+        if not isinstance(tree, dict) or tree.get("format") != _FORMAT:
+            return  # another program's
         listed = _listed(path.parent)
         if path.name not in listed:
             raise FileError(f"the {MANIFEST} beside it does not name it")

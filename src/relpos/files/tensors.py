@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from relpos.core.checks import fail
+from relpos.files.manifest import require_sound
 from relpos.files.reading import MIB, FileError, fail_to_read, read_json
 
 ENDING, INDEX = ".safetensors", ".safetensors.index.json"
@@ -56,6 +57,7 @@ def open_tensors(path: Path) -> StoredTensors:
     files: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for file in _files(path):
+        require_sound(file, _REMEDY)
         for name, shape in _header(file).items():
             files[name], shapes[name] = file, shape
     return StoredTensors(files, shapes)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from relpos.core.checks import fail, shape_of
+from relpos.files.manifest import require_sound
 from relpos.files.reading import MIB, FileError, read_json
 from relpos.models.published import Translation, Weights, translated
 from relpos.models.settings import as_json, llama_arguments, unlike
@@ -170,6 +171,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    require_sound(path, "Copy it anew.")
     if path.suffix == ".safetensors":
         try:
             return dict(load_file(path))

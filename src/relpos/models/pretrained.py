@@ -20,6 +20,7 @@ from safetensors.torch import save as dumped
 from torch import nn
 
 from relpos.core.checks import fail, require_flag, shape_of
+from relpos.files.manifest import require_sound
 from relpos.files.reading import MIB, FileError, fail_to_read, read_json
 from relpos.files.writing import write_json, write_whole
 from relpos.models.card import model_card
@@ -266,6 +267,7 @@ def _configuration(path: Path) -> dict[str, Any]:
 
 def _header(path: Path) -> Header:
     """Shape and dtype of every tensor in a file."""
+    require_sound(path, _REMEDY)
     try:
         with safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
