@@ -145,6 +145,18 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (512, 1024, 2048),
     ),
+    "wavlm-base": (
+        lambda: _transformers(
+            "WavLMConfig",
+            "WavLMModel",
+            num_hidden_layers=1,
+            attention_dropout=0.0,
+            hidden_dropout=0.0,
+            apply_spec_augment=False,
+            layerdrop=0.0,
+        ),
+        (160_000, 320_000, 640_000),  # samples; the model attends among one of 320
+    ),
     "timm vit_relpos_base_patch16_224": (lambda: _timm("vit_relpos_base_patch16_224", depth=1), ()),
     "timm beit_base_patch16_224": (lambda: _timm("beit_base_patch16_224", depth=1), ()),
     "layoutlmv3-base, dropout 0.1": (

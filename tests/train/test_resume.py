@@ -85,13 +85,12 @@ def test_checkpoints_change_nothing(whole: tuple[dict[str, Tensor], Curve], tmp_
 def test_a_run_goes_on_from_any_step(seed: int, whole: tuple[dict[str, Tensor], Curve], tmp_path: Path) -> None:
     """Also in the middle of an epoch; some are cut twice."""
     draw = random.Random(seed)
-    cuts = sorted(draw.sample(range(2, SMALL.steps), draw.choice((1, 2))))
+    cuts = sorted(draw.sample(range(6, SMALL.steps), draw.choice((1, 2))))
     every = draw.choice((1, 3, 4))
     for cut in cuts:
         with pytest.raises(Cut):
             _run(tmp_path, cut=cut, every=every)
-        if not any((tmp_path / "checkpoints").glob("step-*")):
-            return  # nothing was written before the cut: there is nothing to go on from
+        assert any((tmp_path / "checkpoints").glob("step-*"))
     _assert_same(_run(tmp_path, every=every), whole)
 
 
