@@ -139,7 +139,9 @@ def test_a_comparison_of_norms_is_written_and_goes_on(
     left: list[str] = []
     own = experiment.run_tasks
     monkeypatch.setattr(
-        experiment, "run_tasks", lambda tasks, at_once: (left.extend(t.name for t in tasks), own(tasks, at_once))[1]
+        experiment,
+        "run_tasks",
+        lambda tasks, at_once, **_: (left.extend(t.name for t in tasks), own(tasks, at_once))[1],
     )
     main(call(out))
     assert left == ["groupnorm--recipe--seed0"], "what is there is not done again"

@@ -92,7 +92,7 @@ def test_the_same_call_again_does_no_work(
 ) -> None:
     import relpos.comparison.experiment as experiment
 
-    def no_work(tasks: list[Any], at_once: int) -> list[Any]:
+    def no_work(tasks: list[Any], at_once: int, **_: Any) -> list[Any]:
         assert not tasks, f"{[task.name for task in tasks]} were finished"
         return []
 

@@ -33,7 +33,7 @@ def settings(*positions: str, rate: float = 3e-3, multiplier: float = 10.0) -> C
     return replace(made, recipe=replace(made.recipe, **small, **changed))
 
 
-def here(tasks: Sequence[WorkerTask], at_once: int) -> Iterator[Event]:
+def here(tasks: Sequence[WorkerTask], at_once: int, **_: Any) -> Iterator[Event]:
     """The work in this very process."""
     for task in tasks:
         yield Event(task, "started")
@@ -76,7 +76,9 @@ def test_the_rest_goes_on_and_it_is_not_trained_again(tmp_path: Path, monkeypatc
     assert "diverged" in build_page(read)
     render_terminal(read)
 
-    monkeypatch.setattr(experiment, "run_tasks", lambda tasks, at_once: iter([pytest.fail("again")] if tasks else []))
+    monkeypatch.setattr(
+        experiment, "run_tasks", lambda tasks, at_once, **_: iter([pytest.fail("again")] if tasks else [])
+    )
     assert Comparison(made, DIGITS, tmp_path).run() == results
 
 

@@ -170,8 +170,8 @@ def test_starts_as_published() -> None:
     assert (own.c.item(), own.multiplier.item(), own.threshold) == (pytest.approx(0.1), 1.0, 512.0)
     shapes = {name: tuple(x.shape) for name, x in own.state_dict().items()}
     assert shapes == {
-        "c": (),
-        "multiplier": (),
+        "c": (1,),
+        "multiplier": (1,),
         "mlp.0.weight": (32, 1),
         "mlp.0.bias": (32,),
         "mlp.2.weight": (6, 32),

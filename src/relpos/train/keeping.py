@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -171,6 +171,7 @@ class Keeping:
         except ImportError:  # not there on Windows
             yield
             return
+        made = not self.folder.exists()
         self.folder.mkdir(parents=True, exist_ok=True)
         held = os.open(self.folder, os.O_RDONLY)
         try:
@@ -181,6 +182,9 @@ class Keeping:
             yield
         finally:
             os.close(held)
+            if made:
+                with suppress(OSError):  # there is something in it
+                    self.folder.rmdir()
 
     def _require_same(self, theirs: dict[str, Any], path: Path) -> None:
         for name in sorted(self.settings.keys() | theirs.keys()):
