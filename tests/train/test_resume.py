@@ -34,6 +34,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def signals_that_are_heard() -> Iterator[None]:
+    """In the background of a shell an interruption is ignored, by the tests and what they run."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Cut(Exception):
     """A run ends as if it were killed."""
 
