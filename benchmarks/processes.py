@@ -31,7 +31,7 @@ import relpos  # noqa: F401 - before what it trains with
 from relpos.data import find_task
 from relpos.position import find, presets
 from relpos.train import ImageRecipe, TextRecipe, loop, train
-from relpos.train.processes import Spread, is_main, world_size
+from relpos.train.processes import Parallelism, is_main, world_size
 
 CASES = (("sgd", "float32"), ("adamw", "float32"), ("sgd", "bf16-mixed"))
 OUT = Path(__file__).parent / "results" / "processes.json"
@@ -42,7 +42,7 @@ def _optimizer(name: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer
 
 
 def _train(
-    position: str, optimizer: str, precision: str, spread: Spread, steps: int
+    position: str, optimizer: str, precision: str, parallelism: Parallelism, steps: int
 ) -> tuple[dict[str, Tensor], float]:
     """The weights after some steps, and the median seconds of a step after the first."""
     flat = 2 not in find(position).token_axes
@@ -73,7 +73,7 @@ def _train(
             seed=0,
             device=torch.device("cpu"),
             precision=precision,
-            spread=spread,
+            parallelism=parallelism,
             validations=1,
             watch=lambda now: at.append(time.perf_counter()),
         )
@@ -88,13 +88,13 @@ def _train(
 def work(asked: argparse.Namespace) -> None:
     """One process: train all, and write what came out."""
     torch.set_num_threads(1)
-    spread, out = Spread(asked.strategy), Path(asked.work)
+    parallelism, out = Parallelism(asked.strategy), Path(asked.work)
     seconds: dict[str, float] = {}
     ways: dict[str, float] = {}
     assert world_size() == asked.world, (world_size(), asked.world)
     for position in asked.positions.split(","):
         for optimizer, precision in CASES:
-            weights, way, took = _train(position, optimizer, precision, spread, asked.steps)
+            weights, way, took = _train(position, optimizer, precision, parallelism, asked.steps)
             name = f"{position} {optimizer} {precision}"
             seconds[name], ways[name] = took, way
             if is_main():

@@ -18,20 +18,15 @@ from torch import Tensor
 
 from relpos.data import find_task
 from relpos.train import Curve, ImageRecipe, Progress, Recipe, TextRecipe, train
-from relpos.train.keeping import Keeping, StoppedError
-from relpos.train.processes import Spread
+from relpos.train.checkpointing import Checkpointing, StoppedError
+from relpos.train.processes import Parallelism
 from relpos.train.snapshots import Snapshot, read_snapshot
 
 SMALL = ImageRecipe(steps=30, warmup_steps=2, batch_size=400, embed_dim=16, depth=1, num_heads=2)  # three an epoch
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)
@@ -62,12 +57,12 @@ def _run(
         if now.step == cut:
             raise Cut
 
-    keeping = None if folder is None else Keeping(folder, every, settings={"seed": 5}, tell=said.append)
+    checkpointing = None if folder is None else Checkpointing(folder, every, settings={"seed": 5}, tell=said.append)
     resume = None if folder is None or not (folder / "checkpoints").exists() else "auto"
     task = find_task("text" if isinstance(recipe, TextRecipe) else "digits")
     model, curve = train(
-        task, position, recipe, seed=5, device=CPU, precision=precision, watch=watch, keeping=keeping, resume=resume,
-        **more,
+        task, position, recipe, seed=5, device=CPU, precision=precision, watch=watch, checkpointing=checkpointing,
+        resume=resume, **more,
     )  # fmt: skip
     return model.state_dict(), curve
 
@@ -110,7 +105,7 @@ def test_a_run_goes_on_from_any_step(seed: int, whole: tuple[dict[str, Tensor], 
         ({"optimizer": "sophia-h", "hessian_every": 4}, {}),
         ({}, {"precision": "bf16-mixed"}),
         ({}, {"precision": "fp16-mixed"}),
-        ({}, {"spread": Spread(accumulate=4)}),
+        ({}, {"parallelism": Parallelism(accumulate=4)}),
         ({}, {"position": "fire"}),
     ],
     ids=["lion", "sophia-g", "sophia-h", "bf16", "fp16", "accumulation", "fire"],
@@ -134,14 +129,24 @@ def test_text_goes_on(tmp_path: Path) -> None:
 
 def test_parts_of_a_batch_have_its_gradient() -> None:
     one, _ = _run(None, replace(SMALL, steps=2))
-    four, _ = _run(None, replace(SMALL, steps=2), spread=Spread(accumulate=4))
+    four, _ = _run(None, replace(SMALL, steps=2), parallelism=Parallelism(accumulate=4))
     for name, x in one.items():
         assert float((four[name] - x).abs().max()) < 1e-3 * max(1.0, float(x.abs().max())), name
 
 
+def test_blocks_are_compiled_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(type(self).__name__))
+    recipe = replace(SMALL, steps=1, depth=3)
+    _run(None, recipe)
+    assert not compiled
+    _run(None, recipe, parallelism=Parallelism(compile=True))
+    assert compiled == ["TransformerBlock"] * 3
+
+
 def test_a_batch_that_cannot_be_cut() -> None:
     with pytest.raises(ValueError, match=r"1 processes times 3 accumulated parts divide; got 400.*399 or 402"):
-        _run(None, spread=Spread(accumulate=3))
+        _run(None, parallelism=Parallelism(accumulate=3))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -149,17 +154,17 @@ def test_a_run_that_is_told_to_end_writes_a_checkpoint(
     number: signal.Signals, code: int, whole: tuple[dict[str, Tensor], Curve], tmp_path: Path
 ) -> None:
     before = signal.getsignal(number)
-    keeping = Keeping(tmp_path, 1000, settings={"seed": 5}, tell=print)
+    checkpointing = Checkpointing(tmp_path, 1000, settings={"seed": 5}, tell=print)
 
     def watch(now: Progress) -> None:
         if now.step == 11:
             signal.raise_signal(number)
 
     with pytest.raises(StoppedError, match="--resume auto goes on") as stopped:
-        train(find_task("digits"), "relative_2d", SMALL, seed=5, device=CPU, watch=watch, keeping=keeping)
+        train(find_task("digits"), "relative_2d", SMALL, seed=5, device=CPU, watch=watch, checkpointing=checkpointing)
     assert stopped.value.code == code
     assert signal.getsignal(number) == before
-    assert keeping.store.steps() == [12]
+    assert checkpointing.store.steps() == [12]
     _assert_same(_run(tmp_path), whole)
 
 
@@ -170,18 +175,18 @@ def test_a_second_interruption_ends_at_once(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train(
             find_task("digits"), "relative_2d", SMALL, seed=5, device=CPU,
-            watch=lambda now: (watch(now), watch(now)), keeping=Keeping(tmp_path, 1000),
+            watch=lambda now: (watch(now), watch(now)), checkpointing=Checkpointing(tmp_path, 1000),
         )  # fmt: skip
 
 
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(Cut):
         _run(tmp_path, cut=3)
-    keeping = Keeping(tmp_path, settings={"seed": 6})
+    checkpointing = Checkpointing(tmp_path, settings={"seed": 6})
     with pytest.raises(ValueError, match="expected seed 5, as step-00000002 was trained with; got 6"):
-        train(find_task("digits"), "relative_2d", SMALL, seed=6, device=CPU, keeping=keeping, resume="auto")
+        train(find_task("digits"), "relative_2d", SMALL, seed=6, device=CPU, checkpointing=checkpointing, resume="auto")
     with pytest.raises(ValueError, match=r"--resume auto, or choose another --out"):
-        train(find_task("digits"), "relative_2d", SMALL, seed=5, device=CPU, keeping=keeping)
+        train(find_task("digits"), "relative_2d", SMALL, seed=5, device=CPU, checkpointing=checkpointing)
 
 
 def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
@@ -205,31 +210,31 @@ def test_an_older_checkpoint_goes_on_elsewhere(tmp_path: Path) -> None:
     """Else newer ones would be in the way of those that it writes."""
     with pytest.raises(Cut):
         _run(tmp_path, cut=5)
-    keeping = Keeping(tmp_path, settings={"seed": 5})
-    older, newest = str(keeping.store.path(3)), str(keeping.store.path(4))
+    checkpointing = Checkpointing(tmp_path, settings={"seed": 5})
+    older, newest = str(checkpointing.store.path(3)), str(checkpointing.store.path(4))
     with pytest.raises(
         ValueError, match=r"got step 3, and .*checkpoints has step 4\. Go on from an older one in another"
     ):
-        keeping.resumed(older)
-    elsewhere = Keeping(tmp_path / "other", settings={"seed": 5}).resumed(older)
+        checkpointing.resumed(older)
+    elsewhere = Checkpointing(tmp_path / "other", settings={"seed": 5}).resumed(older)
     assert elsewhere is not None
     assert elsewhere.state["loop"]["step"] == 3
-    assert Keeping(tmp_path / "third", settings={"seed": 5}).resumed(newest) is not None
+    assert Checkpointing(tmp_path / "third", settings={"seed": 5}).resumed(newest) is not None
 
 
 def test_two_runs_in_one_folder(tmp_path: Path) -> None:
-    code = "from pathlib import Path; from relpos.train.keeping import Keeping; import sys\n"
-    code += "with Keeping(Path(sys.argv[1])).running(): print('held', flush=True), input()"
+    code = "from pathlib import Path; from relpos.train.checkpointing import Checkpointing; import sys\n"
+    code += "with Checkpointing(Path(sys.argv[1])).running(): print('held', flush=True), input()"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(ValueError, match="a folder that no other run writes in"), Keeping(tmp_path).running():
+        with pytest.raises(ValueError, match="a folder that no other run writes in"), Checkpointing(tmp_path).running():
             pass
         other.kill()
         other.wait()
-    with Keeping(tmp_path).running():
+    with Checkpointing(tmp_path).running():
         pass
 
 
@@ -237,20 +242,20 @@ def test_where_it_runs_now_is_said(tmp_path: Path) -> None:
     with pytest.raises(Cut):
         _run(tmp_path, cut=3)
     said: list[str] = []
-    found = Keeping(tmp_path, settings={"seed": 5}, about={"processes": 2}, tell=said.append).resumed("auto")
+    found = Checkpointing(tmp_path, settings={"seed": 5}, about={"processes": 2}, tell=said.append).resumed("auto")
     assert found is not None
     assert said == ["resumed from step-00000002"]  # it does not say where it ran
     found.state["about"] = {"processes": 1}
-    Keeping(tmp_path / "new", settings={"seed": 5}).store.write(2, found)
+    Checkpointing(tmp_path / "new", settings={"seed": 5}).store.write(2, found)
     said.clear()
-    Keeping(tmp_path / "new", settings={"seed": 5}, about={"processes": 2}, tell=said.append).resumed("auto")
+    Checkpointing(tmp_path / "new", settings={"seed": 5}, about={"processes": 2}, tell=said.append).resumed("auto")
     assert "to rounding only: processes 1, now 2" in said[1]
 
 
 def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with Keeping(tmp_path).listening():
+        with Checkpointing(tmp_path).listening():
             assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
@@ -259,20 +264,28 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
 def test_a_slow_checkpoint_is_not_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    keeping = Keeping(tmp_path)
-    keeping._written, clock[0] = 0.0, 61.0
-    assert keeping.due(1)
-    monkeypatch.setattr(keeping.store, "write", lambda *_: clock.append(clock.pop() + 100.0))
-    assert keeping.write(1, Snapshot({}, {}))
-    assert not keeping.due(2)
+    checkpointing = Checkpointing(tmp_path)
+    checkpointing._written, clock[0] = 0.0, 61.0
+    assert checkpointing.due(1)
+    monkeypatch.setattr(checkpointing.store, "write", lambda *_: clock.append(clock.pop() + 100.0))
+    assert checkpointing.write(1, Snapshot({}, {}))
+    assert not checkpointing.due(2)
 
 
 def test_nothing_to_resume_is_said(tmp_path: Path) -> None:
     said: list[str] = []
-    keeping = Keeping(tmp_path, 2, tell=said.append)
-    train(find_task("digits"), "none", replace(SMALL, steps=4), seed=5, device=CPU, keeping=keeping, resume="auto")
+    checkpointing = Checkpointing(tmp_path, 2, tell=said.append)
+    train(
+        find_task("digits"),
+        "none",
+        replace(SMALL, steps=4),
+        seed=5,
+        device=CPU,
+        checkpointing=checkpointing,
+        resume="auto",
+    )
     assert said == [f"no checkpoint to resume in {tmp_path / 'checkpoints'}: starting at step 0"]
-    assert keeping.store.steps() == [2]  # none of the last step, whose weights are saved
+    assert checkpointing.store.steps() == [2]  # none of the last step, whose weights are saved
 
 
 def test_a_path_that_is_no_checkpoint(tmp_path: Path) -> None:

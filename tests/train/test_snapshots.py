@@ -16,7 +16,7 @@ import torch
 from relpos.files import manifest, writing
 from relpos.files.manifest import fault_of, require_sound
 from relpos.files.writing import WriteError
-from relpos.train.keeping import Keeping
+from relpos.train.checkpointing import Checkpointing
 from relpos.train.snapshots import Snapshot, SnapshotStore, read_snapshot
 
 
@@ -130,10 +130,10 @@ def test_a_full_disk_at_every_write(store: SnapshotStore, tmp_path: Path) -> Non
     calls = 0
     for at in range(1, 100):
         said: list[str] = []
-        keeping = Keeping(tmp_path, 1, tell=said.append)
+        checkpointing = Checkpointing(tmp_path, 1, tell=said.append)
         with pytest.MonkeyPatch.context() as patch:
             count = _count_of_writes(patch, at, errno.ENOSPC)
-            written = keeping.write(9, _snapshot(9))
+            written = checkpointing.write(9, _snapshot(9))
             calls = count()
         assert not list(store.folder.glob("*.tmp")), at
         if written:

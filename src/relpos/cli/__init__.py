@@ -48,8 +48,6 @@ def carry_out(call: CommandLine, loaded: Callable[[], object] = lambda: None) ->
             raise
         fail(_ends(_user_error(error, kept)), 2)
     except Exception as error:
-        if type(error).__name__ == "StoppedError":  # told to end, a run has written a checkpoint
-            fail(str(error), error.code)  # type: ignore[attr-defined]
         if call.debug:
             raise
         cause = _ends(str(error)) or "no message"  # of a worker: its name and the end of its traceback

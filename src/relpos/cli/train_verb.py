@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from relpos.cli.saying import WITH_A_BAR, say
 from relpos.cli.task_choice import choose_task
 from relpos.cli.train_card import PICTURE, card_of_run
+from relpos_command.parsing import fail as end
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
@@ -38,8 +39,8 @@ def run(arguments: Namespace) -> None:
     from relpos.models.pretrained import CARD
     from relpos.train import OPTIMIZERS, Recipe, check_free, measured, require_precision, resolve_device, save, train
     from relpos.train import Progress as StepProgress
-    from relpos.train.keeping import Keeping
-    from relpos.train.processes import Spread, device_here, end_with_launcher, is_main, world_size
+    from relpos.train.checkpointing import Checkpointing, StoppedError
+    from relpos.train.processes import Parallelism, device_here, end_with_launcher, is_main, world_size
     from relpos.version import __version__
 
     end_with_launcher()
@@ -67,12 +68,12 @@ def run(arguments: Namespace) -> None:
         recipe = replace(recipe, steps=arguments.steps, warmup_steps=min(recipe.warmup_steps, arguments.steps))
     if note := note_on_batch(recipe, task):
         say(console, note)
-    spread = Spread(arguments.strategy, arguments.accumulate, arguments.compile)
-    spread.require_divides(recipe.batch_size, world_size())
+    parallelism = Parallelism(arguments.strategy, arguments.accumulate, arguments.compile)
+    parallelism.require_divides(recipe.batch_size, world_size())
     weights = recipe.build(task, arguments.position).parameters()
     if is_main():
         require_writable(folder, size=sum(x.numel() * x.element_size() for x in weights))
-    keeping = Keeping(
+    checkpointing = Checkpointing(
         folder,
         arguments.checkpoint_every,
         arguments.keep,
@@ -106,18 +107,22 @@ def run(arguments: Namespace) -> None:
             said = f"{arguments.position}: step {step.step} of {step.steps}, loss {step.loss:.3f}"
             bars.update(shown, completed=step.step, description=said)
 
-        model, curve = train(
-            task,
-            arguments.position,
-            recipe,
-            seed=arguments.seed,
-            device=device,
-            precision=arguments.precision,
-            watch=watch,
-            spread=spread,
-            keeping=keeping,
-            resume=arguments.resume,
-        )
+        try:
+            model, curve = train(
+                task,
+                arguments.position,
+                recipe,
+                seed=arguments.seed,
+                device=device,
+                precision=arguments.precision,
+                watch=watch,
+                parallelism=parallelism,
+                checkpointing=checkpointing,
+                resume=arguments.resume,
+            )
+        except StoppedError as stopped:
+            bars.stop()
+            end(str(stopped), stopped.code)
     metric = measured(model, task, task.probes[0], device)
     reached = {"validation": curve.validation[-1], "test": metric[task.measure]}
     if not is_main():

@@ -24,7 +24,7 @@ from relpos.comparison import cost
 from relpos.comparison.run import run
 from relpos.comparison.settings import ComparisonSettings, Job, describe, environment
 from relpos.comparison.store import Store
-from relpos.comparison.training import TRAINING, TrainingLog, load_weights, save_weights, weights_of
+from relpos.comparison.training import TRAINING, TrainingLog, load_run, save_weights, weights_of
 from relpos.comparison.workers import Event, WorkerTask, main_left_out, random_state_kept, run_here, run_tasks
 from relpos.files.writing import write_json
 from relpos.results import SCHEMA_VERSION, Results, plain, read
@@ -191,7 +191,7 @@ class Comparison:
             raise KeyError(f"expected the model of a finished run among {known or 'none'}; got ({name!r}, {seed!r})")
         recipe, position = self.settings.of(name)
         model = self.procedure.model(recipe, self.task, position)
-        load_weights(self.store.folder / TRAINING / job.id, model)
+        load_run(self.store.folder / TRAINING / job.id, model)
         return model.eval()
 
     def trained(self) -> list[Job]:

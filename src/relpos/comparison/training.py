@@ -76,7 +76,7 @@ def save_weights(folder: Path, model: nn.Module) -> None:
     write_whole(weights_of(folder), save(tensors))
 
 
-def load_weights(folder: Path, model: nn.Module) -> None:
+def load_run(folder: Path, model: nn.Module) -> None:
     """Give a model the weights that were kept of it.
 
     Raises:

@@ -20,13 +20,13 @@ from torch import nn
 from relpos.core.checks import fail
 from relpos.data import Task
 from relpos.optim import Sophia
+from relpos.train.checkpointing import Checkpointing
 from relpos.train.evaluate import validated
-from relpos.train.keeping import Keeping
 from relpos.train.optimizers import estimate_hessian, make_optimizer
 from relpos.train.procedure import OURS, Procedure, to_device
-from relpos.train.processes import Spread, all_of, means_of, number_of, world_size
+from relpos.train.processes import Parallelism, all_of, means_of, number_of, world_size
 from relpos.train.recipe import Model, Recipe
-from relpos.train.resuming import generators_now, put_back, set_generators, take_out, whole
+from relpos.train.resuming import capture_state, generator_states, restore_state, set_generator_states, whole
 
 PRECISIONS = {"float32": "no", "bf16-mixed": "bf16", "fp16-mixed": "no"}
 """What accelerate is asked for."""
@@ -152,8 +152,8 @@ def fit(
     watch: Callable[[Progress], None] | None = None,
     points: int = 40,
     validations: int = 8,
-    spread: Spread = Spread(),  # noqa: B008 - it is frozen
-    keeping: Keeping | None = None,
+    parallelism: Parallelism = Parallelism(),  # noqa: B008 - it is frozen
+    checkpointing: Checkpointing | None = None,
     resume: str | None = None,
 ) -> tuple[nn.Module, Curve]:
     """Train a model with a position mechanism.
@@ -162,8 +162,8 @@ def fit(
         procedure: what builds the model, gives its loss and measures it.
         watch: called after every step.
         points, validations: how many points of the loss curve and how many validations to keep.
-        spread: how a step is spread over the processes that a launcher has started, and over time.
-        keeping: where checkpoints are written; None for none.
+        parallelism: how a step is spread over the processes that a launcher has started, and over time.
+        checkpointing: where checkpoints are written; None for none.
         resume: "auto" or the path of a checkpoint, to go on from.
 
     Returns:
@@ -172,7 +172,7 @@ def fit(
     Raises:
         DivergedError: a loss or a gradient is nan or inf. The gradient of float16, which is scaled, may be: such a step
             is skipped, unless forty before it were.
-        StoppedError: the process was told to end, and `keeping` has what it reached.
+        StoppedError: the process was told to end, and `checkpointing` has what it reached.
     """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
@@ -195,14 +195,14 @@ def fit(
     world, rank = accelerator.num_processes, accelerator.process_index
     if world_size() != world:
         fail(f"{world_size()} processes that know of each other", str(world), "Start them with torchrun.")
-    spread.require_divides(recipe.batch_size, world)
-    _require_shares(recipe, precision, spread, world)
-    resumed = None if keeping is None else keeping.resumed(resume)
+    parallelism.require_divides(recipe.batch_size, world)
+    _require_shares(recipe, precision, parallelism, world)
+    resumed = None if checkpointing is None else checkpointing.resumed(resume)
     _seed_everything(seed)
     built = procedure.model(recipe, task, position).to(device)
     if rank:
         _seed_everything(seed + rank * _APART)  # other dropout
-    model = spread.wrapped(built, accelerator, device)
+    model = parallelism.wrap(built, accelerator, device)
     optimizer = make_optimizer(recipe.optimizer, recipe.groups(built))
     half = precision == "fp16-mixed"
     # Without float16 it multiplies nothing and skips nothing.
@@ -210,9 +210,8 @@ def fit(
 
     now = _Now()
     if resumed is not None:
-        put_back(resumed, built, optimizer, scaler)
-        if not set_generators(resumed, rank, device) and keeping is not None:
-            keeping.tell(f"process {rank} was not there, and draws anew")
+        restore_state(resumed, built, optimizer, scaler)
+        set_generator_states(resumed, rank, device)
         now = _Now.of(resumed.state["loop"])
     batches = task.batches(recipe.batch_size, seed, start=now.step)
     curve, losses = now.curve, now.losses
@@ -225,34 +224,34 @@ def fit(
         raise DivergedError(what, value, step=step, recipe=recipe, position=position, curve=curve)
 
     def write(step: int) -> bool:
-        assert keeping is not None
+        assert checkpointing is not None
         if hasattr(built, "reshard"):
             # after a validation the root of a sharded model is whole, and its parameters are others
             built.reshard()  # type: ignore[operator]
-        snapshot = take_out(
-            built, optimizer, scaler, all_of(generators_now(device)), {"loop": asdict(now)}, keep=keeping.writes
+        snapshot = capture_state(
+            built, optimizer, scaler, all_of(generator_states(device)), {"loop": asdict(now)}, keep=checkpointing.writes
         )
-        return keeping.write(step, snapshot)
+        return checkpointing.write(step, snapshot)
 
     model.train()
-    with nullcontext() if keeping is None else keeping.running():
+    with nullcontext() if checkpointing is None else checkpointing.running():
         for step in range(now.step, recipe.steps):
             done, rate = step + 1, rate_at(step, recipe)
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["multiplier"]
-            share = to_device(spread.share(next(batches), accelerator), device)
+            share = to_device(parallelism.share(next(batches), accelerator), device)
             if isinstance(optimizer, Sophia) and step % recipe.hessian_every == 0:
                 # not in float16, whose range squares leave
                 estimate_hessian(recipe.optimizer, optimizer, model, *share, processes=world)
             reached = 0.0
-            for number, part in enumerate(spread.parts(share), 1):
-                with spread.silent(model, accelerator, last=number == spread.accumulate):
+            for number, part in enumerate(parallelism.parts(share), 1):
+                with parallelism.no_sync(model, accelerator, last=number == parallelism.accumulate):
                     with torch.autocast(device.type, torch.float16) if half else accelerator.autocast():
-                        loss = procedure.loss(model, part) / spread.accumulate
+                        loss = procedure.loss(model, part) / parallelism.accumulate
                     reached += loss.item()
                     accelerator.backward(scaler.scale(loss))
-            told = 0 if keeping is None else keeping.told()
-            due = keeping is not None and keeping.due(done)
+            told = 0 if checkpointing is None else checkpointing.told()
+            due = checkpointing is not None and checkpointing.due(done)
             reached, told_somewhere, due_somewhere = means_of([reached, float(told), float(due)], device)
             require_finite("loss", reached, done)
             scaler.unscale_(optimizer)
@@ -278,13 +277,13 @@ def fit(
             if watch is not None:
                 seen = curve.validation[-1] if curve.validation_step[-1:] == [done] else None
                 watch(Progress(done, recipe.steps, reached, rate, seen))
-            if keeping is not None and (told_somewhere or (due_somewhere and done < recipe.steps)):
+            if checkpointing is not None and (told_somewhere or (due_somewhere and done < recipe.steps)):
                 written = write(done)
                 if told_somewhere:
-                    keeping.told_to_end = keeping.told_to_end or 143  # another process was
-                    keeping.end(done, written=written)
+                    checkpointing.exit_code = checkpointing.exit_code or 143  # another process was
+                    checkpointing.end(done, written=written)
     model.eval()
-    if spread.strategy == "fsdp" and world > 1:
+    if parallelism.strategy == "fsdp" and world > 1:
         weights = {name: whole(x) for name, x in built.state_dict().items()}
         unsharded = procedure.model(recipe, task, position).to(device)
         unsharded.load_state_dict(weights)
@@ -312,14 +311,14 @@ class _Now:
         return _Now(**(tree | {"curve": Curve(**tree["curve"])}))
 
 
-def _require_shares(recipe: Recipe, precision: str, spread: Spread, world: int) -> None:
+def _require_shares(recipe: Recipe, precision: str, parallelism: Parallelism, world: int) -> None:
     """Raise on what several processes cannot share."""
     if world == 1:
         return
-    if recipe.optimizer == "sophia-h" or (spread.strategy == "fsdp" and recipe.optimizer == "sophia-g"):
+    if recipe.optimizer == "sophia-h" or (parallelism.strategy == "fsdp" and recipe.optimizer == "sophia-g"):
         remedy = "Use adamw or lion" + (", or strategy ddp with sophia-g." if recipe.optimizer == "sophia-g" else ".")
         fail("an optimizer whose estimates several processes share", recipe.optimizer, remedy)
-    if spread.strategy == "fsdp" and precision == "fp16-mixed":
+    if parallelism.strategy == "fsdp" and precision == "fp16-mixed":
         fail("float32 or bf16-mixed with strategy fsdp", precision, "Its losses would be scaled apart.")
 
 

@@ -34,7 +34,7 @@ STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
 
 @dataclass(frozen=True)
-class Spread:
+class Parallelism:
     """How a step is spread over processes and over time.
 
     Attributes:
@@ -62,7 +62,7 @@ class Spread:
                 f"Choose a batch size of {near}.",
             )
 
-    def wrapped(self, model: nn.Module, accelerator: Accelerator, device: torch.device) -> nn.Module:
+    def wrap(self, model: nn.Module, accelerator: Accelerator, device: torch.device) -> nn.Module:
         """A model whose gradients are those of the whole batch, in every process."""
         if self.compile:
             for block in blocks_of(model):
@@ -90,7 +90,7 @@ class Spread:
         world, rank = accelerator.num_processes, accelerator.process_index
         return batch if world == 1 else _every(batch, rank, world)
 
-    def silent(self, model: nn.Module, accelerator: Accelerator, *, last: bool) -> AbstractContextManager[Any]:
+    def no_sync(self, model: nn.Module, accelerator: Accelerator, *, last: bool) -> AbstractContextManager[Any]:
         """While a backward pass runs: gradients are exchanged with the last part alone."""
         if hasattr(model, "set_requires_gradient_sync"):
             model.set_requires_gradient_sync(last)  # type: ignore[operator]

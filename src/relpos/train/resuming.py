@@ -28,7 +28,7 @@ def whole(x: Tensor, *, keep: bool = True) -> Tensor:
     return x.cpu().clone().contiguous() if keep else x.new_empty(0)
 
 
-def take_out(
+def capture_state(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
@@ -41,7 +41,7 @@ def take_out(
 
     Args:
         keep: whether this process writes it.
-        generators: what `generators_now` gives in every process.
+        generators: what `generator_states` gives in every process.
         state: the loop's own, plain values.
     """
     assert optimizer.state.keys() <= set(model.parameters()), "the optimizer has parameters that the model has not"
@@ -67,7 +67,7 @@ def take_out(
     )
 
 
-def put_back(
+def restore_state(
     snapshot: Snapshot,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -105,7 +105,7 @@ def _as(x: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(x, like.device_mesh, like.placements) if isinstance(like, DTensor) else x
 
 
-def generators_now(device: torch.device) -> dict[str, Any]:
+def generator_states(device: torch.device) -> dict[str, Any]:
     """The states of this process's generators: PyTorch's, Python's and NumPy's."""
     kind, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 - what others draw from
     found: dict[str, Any] = {
@@ -116,11 +116,11 @@ def generators_now(device: torch.device) -> dict[str, Any]:
     return found | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 
 
-def set_generators(snapshot: Snapshot, rank: int, device: torch.device) -> bool:
-    """Go on drawing where a snapshot's process left off; whether it had a process of that rank."""
+def set_generator_states(snapshot: Snapshot, rank: int, device: torch.device) -> None:
+    """Go on drawing where a snapshot's process of this rank left off; one that was not there draws anew."""
     every = snapshot.state["random"]
     if rank >= len(every):
-        return False
+        return
     own, tensors = every[rank], snapshot.tensors["random"]
     torch.set_rng_state(tensors[f"{rank}.torch"])
     version, words, gauss = own["python"]
@@ -128,4 +128,3 @@ def set_generators(snapshot: Snapshot, rank: int, device: torch.device) -> bool:
     np.random.set_state(tuple(own["numpy"]))  # noqa: NPY002
     if device.type == "cuda" and f"{rank}.cuda" in tensors:
         torch.cuda.set_rng_state(tensors[f"{rank}.cuda"], device)
-    return True

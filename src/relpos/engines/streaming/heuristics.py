@@ -69,7 +69,7 @@ def _border(call: Call) -> tuple[int | None, str]:
     kinds = {term.lines.layout.kind for term in call.terms if isinstance(term, LineBias | LineVectors)}
     batch = max(1, call.q.shape[0]) * call.q.shape[1]
     regular = kinds <= {"affine"} if vectors else "irregular" not in kinds and len(biases) <= 1
-    if _is_read(call):
+    if _adds_fixed_dense(call):
         return None, "a dense bias that is not learned"
     if not regular or any(not isinstance(term, regular_terms) for term in call.terms):
         border = -(-_SCORES // batch)
@@ -100,7 +100,7 @@ def _border(call: Call) -> tuple[int | None, str]:
     return (_OF_MANY if many else border), kind
 
 
-def _is_read(call: Call) -> bool:
+def _adds_fixed_dense(call: Call) -> bool:
     """Whether all that is added to the scores is there, pair by pair, and learns nothing: PyTorch's kernel reads it."""
     adding = [term for term in call.terms if term.adds_scores]
     learns = torch.is_grad_enabled()

@@ -40,7 +40,7 @@ class StoppedError(Exception):
 
 
 @dataclass
-class Keeping:
+class Checkpointing:
     """Where and how often.
 
     Attributes:
@@ -60,7 +60,7 @@ class Keeping:
     about: dict[str, Any] = field(default_factory=dict)
     tell: Callable[[str], None] = print
     writes: bool = True
-    told_to_end: int | None = field(default=None, init=False)
+    exit_code: int | None = field(default=None, init=False)
     _written: float = field(default_factory=time.monotonic, init=False)
     _launcher: int = field(default_factory=os.getppid, init=False)
 
@@ -72,9 +72,9 @@ class Keeping:
 
     def told(self) -> int:
         """What to exit with where the process was told to end, else 0. Without its launcher, it is no part of a run."""
-        if self.told_to_end is None and world_size() > 1 and os.getppid() != self._launcher:
-            self.told_to_end = 143
-        return self.told_to_end or 0
+        if self.exit_code is None and world_size() > 1 and os.getppid() != self._launcher:
+            self.exit_code = 143
+        return self.exit_code or 0
 
     def due(self, step: int) -> bool:
         """Whether the checkpoint of a step is due, by this process's clock where no number of steps is given."""
@@ -198,13 +198,13 @@ class Keeping:
 
     def end(self, step: int, *, written: bool) -> None:
         """End as the process was told to."""
-        assert self.told_to_end is not None
+        assert self.exit_code is not None
         left = (
             f"a checkpoint of step {step} is in {self.store.folder}; the same command with --resume auto goes on"
             if written
             else "no newer checkpoint could be written"
         )
-        raise StoppedError(f"interrupted; {left}", self.told_to_end)
+        raise StoppedError(f"interrupted; {left}", self.exit_code)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -223,7 +223,7 @@ class Keeping:
         before = {number: one for number, one in handlers.items() if one not in (signal.SIG_IGN, None)}
 
         def note(number: int, frame: Any) -> None:
-            self.told_to_end = _CODES[signal.Signals(number)]
+            self.exit_code = _CODES[signal.Signals(number)]
             if signal.SIGINT in before:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
 
