@@ -1,0 +1,90 @@
+"""What every mechanism costs in a layer of attention: time beside none, and parameters.
+
+    python benchmarks/mechanisms.py [--rounds 7] [--only NAMES] [--out FILE.json]
+
+One layer of multi-head attention with its projections, 8 heads of 64, batch 1, forward and backward, on a sequence of
+1,024 tokens (causal) and a grid of 32 x 32, wherever the mechanism makes sense. All take turns with the same layer
+without a position; a figure is the median over rounds of its time over that of none. It wants two cores for itself,
+and takes a few minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from relpos import Grid, Mask, Sequence
+from relpos.layers import MultiHeadAttention
+from relpos.position import Mechanism, Site, presets
+from relpos.position.mechanism import acts_in_attention, acts_on_tokens, parts_of
+
+OUT = Path(__file__).parent / "results" / "mechanisms-cpu.json"
+HEADS, HEAD_DIM = 8, 64
+WHERE: dict[str, Sequence | Grid] = {"sequence of 1,024": Sequence(1024), "grid of 32 x 32": Grid(32, 32)}
+
+
+class _Step:
+    """One layer with a mechanism: a call is a forward and a backward pass, and its seconds."""
+
+    def __init__(self, name: str, tokens: Sequence | Grid) -> None:
+        self.tokens, self.causal = tokens, isinstance(tokens, Sequence)
+        torch.manual_seed(0)
+        width = HEADS * HEAD_DIM
+        site = Site(HEADS, HEAD_DIM, width, tokens, causal=self.causal)
+        self.position: Mechanism = presets()[name].make(site)
+        self.layer = MultiHeadAttention(width, HEADS)
+        self.in_attention = any(acts_in_attention(part) for part in parts_of(self.position))
+        self.x = torch.randn(1, tokens.count, width, requires_grad=True)
+        self.parameters = sum(one.numel() for one in self.position.parameters())
+
+    def __call__(self) -> float:
+        """Seconds of a forward and a backward pass."""
+        begun = time.perf_counter()
+        x = self.x
+        for part in parts_of(self.position):
+            if acts_on_tokens(part):
+                x = part.embed(x, self.tokens)
+        terms = self.position.terms(self.tokens) if self.in_attention else None
+        y = self.layer(x, position=terms, mask=Mask(causal=True) if self.causal else None)
+        y.backward(self.x.detach())
+        return time.perf_counter() - begun
+
+
+def main() -> None:
+    """Time all in turn."""
+    parser = argparse.ArgumentParser(description="what every mechanism costs in a layer of attention")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default=None, help="names, joined by commas")
+    parser.add_argument("--out", type=Path, default=OUT)
+    asked = parser.parse_args()
+    found: dict[str, Any] = {}
+    for where, tokens in WHERE.items():
+        axes = 1 if isinstance(tokens, Sequence) else 2
+        names = [one.name for one in presets().values() if axes in one.token_axes]
+        if asked.only is not None:
+            names = [name for name in names if name in asked.only.split(",")]
+        for name in names:
+            step, plain = _Step(name, tokens), _Step("none", tokens)
+            for one in (step, plain):
+                one(), one()
+            ratios = [step() / plain() for _ in range(asked.rounds)]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            figures = {"time": middle, "low": low, "high": high, "parameters": step.parameters}
+            found.setdefault(name, {})[where] = figures
+            print(f"{name:26} {where:18} {middle:6.2f} ({low:.2f} to {high:.2f})", file=sys.stderr, flush=True)
+    versions = {"torch": torch.__version__, "python": platform.python_version(), "threads": torch.get_num_threads()}
+    settings = {"rounds": asked.rounds, "heads": HEADS, "head_dim": HEAD_DIM, "cores": os.cpu_count()}
+    asked.out.write_text(json.dumps({"versions": versions, "settings": settings, "layers": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
