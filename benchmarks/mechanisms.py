@@ -54,7 +54,7 @@ class _Step:
             if acts_on_tokens(part):
                 x = part.embed(x, self.tokens)
         terms = self.position.terms(self.tokens) if self.in_attention else None
-        y = self.layer(x, position=terms, mask=Mask(causal=True) if self.causal else None)
+        y = self.layer(x, position=terms, mask=Mask.causal() if self.causal else None)
         y.backward(self.x.detach())
         return time.perf_counter() - begun
 

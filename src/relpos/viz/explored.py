@@ -1,0 +1,178 @@
+"""What every mechanism says to keys that are all alike, as plain numbers: the data of the explorer's page.
+
+    entry = explored(preset)        {"sequence": {...}, "grid": {...}} as JSON holds it
+
+A number is what position changes in a score: the score with the position less that without it, where the query and
+every key are one vector whose product with itself is `strength`. What is added to scores does not depend on that; what
+turns or multiplies queries and keys does. Vectors that are added to tokens come as their likeness: the cosine of those
+of query and key, less their mean, times `strength`, less `strength`.
+
+Where it depends on `offset = query - key` alone, one number an offset is kept, else one a pair. Numbers are whole
+thousandths; None stands for a key that a causal query does not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from relpos.core import Grid, LineVectors, Mask, Rotation, RowRule, Sequence, Terms
+from relpos.engines import attention, attention_weights
+from relpos.position import Mechanism, Preset, Site
+from relpos.position.mechanism import acts_in_attention, acts_on_tokens, parts_of
+
+HEADS, HEAD_DIM, SEED = 4, 16, 0
+STRENGTHS = (1, 4)
+"""Content scores: of vectors of length 1 where nothing scales them, and of heads 16 wide with numbers of variance 1."""
+LONG, WIDE = 128, 12
+"""Tokens of a sequence, and of a side of a grid, up to which offsets are kept."""
+LENGTHS, SIDES = (16, 32), (6, 8)
+"""Those of which pairs are kept."""
+TURNS = 64
+"""Tokens of which the angles of a rotation are kept."""
+
+Maker = Callable[[Site], Mechanism | None]
+
+
+def explored(preset: Preset, trained: Maker | None = None) -> dict[str, Any]:
+    """The numbers of a mechanism where it makes sense.
+
+    Args:
+        trained: makes what training has made of it for a site, or None where there is no such thing.
+    """
+    found: dict[str, Any] = {}
+    for name, axes, long, few in (
+        ("sequence", 1, Sequence(LONG), [Sequence(n) for n in LENGTHS]),
+        ("grid", 2, Grid(WIDE, WIDE), [Grid(n, n) for n in SIDES]),
+    ):
+        if axes not in preset.token_axes:
+            continue
+        kept = {"start": _kept(preset.make, long, few)}
+        if trained is not None and (learned := _kept(trained, long, few)) is not None:
+            kept["trained"] = learned
+        found[name] = kept
+    return found
+
+
+def _site(tokens: Sequence | Grid) -> Site:
+    return Site(num_heads=HEADS, head_dim=HEAD_DIM, embed_dim=HEADS * HEAD_DIM, queries=tokens)
+
+
+def _made(make: Maker, tokens: Sequence | Grid) -> Mechanism | None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        mechanism = make(_site(tokens))
+    return None if mechanism is None else mechanism.double()
+
+
+@torch.no_grad()
+def _kept(make: Maker, long: Sequence | Grid, few: list[Sequence] | list[Grid]) -> dict[str, Any] | None:
+    mechanism = _made(make, long)
+    if mechanism is None:
+        return None
+    lines = [_line(one, long) for one in _scores(mechanism, long)]
+    if all(line is not None for line in lines):
+        kept: dict[str, Any] = {"offsets": [_whole(line) for line in lines if line is not None]}
+    else:
+        kept = {"pairs": {}}
+        for tokens in few:
+            smaller = _made(make, tokens)
+            assert smaller is not None
+            size = tokens.sizes[0] if isinstance(tokens, Grid) else tokens.count
+            kept["pairs"][str(size)] = [_whole(one.flatten(1)) for one in _scores(smaller, tokens)]
+    if (cosine := _cosine(mechanism, long)) is not None:
+        kept["cosine"] = _whole(cosine)
+    return kept
+
+
+def _scores(mechanism: Mechanism, tokens: Sequence | Grid) -> list[Tensor]:
+    """What position changes in the scores, `[heads or 1, N, N]`, by strength of the content."""
+    found = []
+    for strength in STRENGTHS:
+        total = torch.zeros(1, tokens.count, tokens.count, dtype=torch.float64)
+        for part in parts_of(mechanism):
+            if acts_on_tokens(part):
+                total = total + strength * (_likeness(part, tokens) - 1)
+        inside = [part for part in parts_of(mechanism) if acts_in_attention(part)]
+        if inside:
+            terms = Terms()
+            for part in inside:
+                terms = terms + part.terms(tokens)
+            total = total + _in_attention(terms, tokens, strength)
+        plain = total.nan_to_num()
+        found.append(total[:1] if torch.equal(plain, plain[:1].expand_as(plain)) else total)
+    alike = all(torch.allclose(one.nan_to_num(), found[0].nan_to_num(), atol=1e-9) for one in found)
+    return found[:1] if alike else found
+
+
+def _likeness(part: Mechanism, tokens: Sequence | Grid) -> Tensor:
+    """How alike the vectors of two positions are, `[1, N, N]`."""
+    zeros = torch.zeros(1, tokens.count, HEADS * HEAD_DIM, dtype=torch.float64)
+    vectors = part.embed(zeros, tokens)[0]
+    unit = F.normalize(vectors - vectors.mean(dim=0), dim=-1)
+    return (unit @ unit.mT)[None]
+
+
+def _in_attention(terms: Terms, tokens: Sequence | Grid, strength: int) -> Tensor:
+    """Scores with these terms less `strength`, `[heads, N, N]`; NaN for keys that a causal query does not see."""
+    count = tokens.count
+    causal = bool(terms.of(RowRule))  # those count what a query may see
+    order = torch.arange(count)
+    mask = Mask.causal(order, order) if causal else None
+    same = torch.full((1, HEADS, count, HEAD_DIM), (strength / HEAD_DIM) ** 0.5, dtype=torch.float64)
+    weights = attention_weights(same, same, position=terms, mask=mask, scale=1.0)
+    _, lse = attention(same, same, same, position=terms, mask=mask, scale=1.0, return_lse=True, backend="reference")
+    scores = (weights.log() + lse[..., None])[0] - strength
+    return scores.masked_fill(scores == -torch.inf, torch.nan)
+
+
+def _line(scores: Tensor, tokens: Sequence | Grid) -> Tensor | None:
+    """One number an offset, `[heads, offsets]` from the lowest on, or None where pairs of one offset differ."""
+    sizes = tokens.sizes if isinstance(tokens, Grid) else (tokens.count,)
+    places = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).reshape(tokens.count, len(sizes))
+    offset = places[:, None] - places[None]
+    index = torch.zeros_like(offset[..., 0])
+    for axis, size in enumerate(sizes):
+        index = index * (2 * size - 1) + offset[..., axis] + size - 1
+    cells = int(index.max()) + 1
+    line = torch.zeros(len(scores), cells, dtype=scores.dtype)
+    line[:, index.flatten()] = scores.flatten(1)
+    same = torch.allclose(line[:, index], scores, atol=1e-6, rtol=0)  # False where there is a NaN
+    return line if same else None
+
+
+def _cosine(mechanism: Mechanism, tokens: Sequence | Grid) -> Tensor | None:
+    """Cosine of the angle by which each pair of dimensions turns at each of the first tokens, `[heads or 1, P * N]`."""
+    for part in parts_of(mechanism):
+        if acts_in_attention(part) and (rotation := part.terms(tokens).one(Rotation)) is not None:
+            return rotation.query[0, :, :TURNS].cos().mT.flatten(1)
+    return None
+
+
+def _whole(values: Tensor) -> list[list[int | None]]:
+    """Thousandths."""
+    return [[None if x != x else round(1000 * x) for x in row] for row in values.double().tolist()]
+
+
+def facts(preset: Preset) -> dict[str, Any]:
+    """Whether it learns, adds vectors to values or tokens, and how many pairs it turns."""
+    found: dict[str, Any] = {"learns": False, "values": False, "added": False, "pairs": {}}
+    for name, axes, tokens in (("sequence", 1, Sequence(16)), ("grid", 2, Grid(4, 4))):
+        if axes not in preset.token_axes:
+            continue
+        mechanism = _made(preset.make, tokens)
+        assert mechanism is not None
+        found["learns"] = any(True for _ in mechanism.parameters())
+        for part in parts_of(mechanism):
+            found["added"] |= acts_on_tokens(part)
+            if not acts_in_attention(part):
+                continue
+            terms = part.terms(tokens)
+            found["values"] |= any(term.side == "value" for term in terms.of(LineVectors))
+            if (rotation := terms.one(Rotation)) is not None:
+                found["pairs"][name] = rotation.query.shape[-1]
+    return found
