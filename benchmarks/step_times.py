@@ -36,7 +36,7 @@ FIRST = 5
 
 @dataclass(frozen=True)
 class Way:
-    """How a model is trained: processes and threads of each, what a process holds, steps from checkpoint to checkpoint."""
+    """How a model is trained: processes, threads of each, what a process holds, steps between checkpoints."""
 
     processes: int
     threads: int

@@ -9,6 +9,7 @@ outside of docs/ (CONTRIBUTING.md, CHANGELOG.md). Links to other files of the re
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -38,8 +39,8 @@ def main() -> None:
     write_atlas(PAGES)
     staged = time.perf_counter()
     shutil.copy(HERE / "zensical.toml", BUILD / "zensical.toml")
-    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", str(BUILD / "zensical.toml")]
-    built = subprocess.run(command, capture_output=True, text=True, cwd=BUILD)
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", "zensical.toml"]
+    built = subprocess.run(command, capture_output=True, text=True, cwd=BUILD, env=os.environ | {"NO_COLOR": "1"})
     if built.returncode or built.stderr.strip():
         raise SystemExit(f"the site was not built without a warning:\n{built.stdout[-4000:]}\n{built.stderr[-4000:]}")
     if broken := broken_links(SITE):

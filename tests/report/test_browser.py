@@ -1,10 +1,9 @@
 """The page in a real browser: wide and narrow, light and dark, with scripts and without, and with no network at all."""
 
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+import chromium_page
 import pytest
 
 from relpos.report import write_report
@@ -12,41 +11,7 @@ from relpos.report import write_report
 FAST_SHARE = 60  # of its tests, in the fast part
 
 WIDTHS = (1280, 400)
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--no-default-browser-check",
-]
-MUST = bool(os.environ.get("CI") or os.environ.get("RELPOS_REQUIRE_BROWSER"))
-"""Where a browser has to be there, its absence fails the tests instead of skipping them."""
-
 Open = Callable[..., Any]
-
-
-def unavailable(reason: str) -> Any:
-    return pytest.fail(reason) if MUST else pytest.skip(reason)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    try:
-        from playwright.sync_api import Error, sync_playwright
-    except ImportError:
-        unavailable("playwright is not installed: pip install relpos[test]")
-    with sync_playwright() as playwright:
-        system = next(filter(None, map(shutil.which, NAMES)), None)
-        try:
-            started = playwright.chromium.launch(executable_path=system, args=ARGUMENTS)
-        except Error as error:
-            advice = "install Chromium, or run `playwright install chromium`"
-            unavailable(f"no browser to look at the page with ({str(error).splitlines()[0]}): {advice}")
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -63,27 +28,6 @@ def address(make: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("page") / "report.html"
     write_report(results, path)
     return path.as_uri()
-
-
-@pytest.fixture
-def visit(browser: Any, address: str) -> Iterator[Open]:
-    """Open the page; `page.said` collects what the console and the page complain of, `page.asked` every request."""
-    contexts = []
-
-    def visit(width: int = 1280, **options: Any) -> Any:
-        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.said, page.asked = [], []
-        page.on("console", lambda message: page.said.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: page.said.append(str(error)))
-        page.on("request", lambda request: page.asked.append(request.url))
-        page.goto(address)
-        return page
-
-    yield visit
-    for context in contexts:
-        context.close()
 
 
 def shown(page: Any, selector: str) -> list[str]:
@@ -197,6 +141,6 @@ def test_code_is_copied_or_else_selected(visit: Open, allowed: str, word: str) -
 
 @pytest.mark.parametrize(("must", "raised"), [(True, pytest.fail.Exception), (False, pytest.skip.Exception)])
 def test_a_missing_browser_skips_or_fails_as_asked(monkeypatch: pytest.MonkeyPatch, must: bool, raised: Any) -> None:
-    monkeypatch.setitem(globals(), "MUST", must)
+    monkeypatch.setattr(chromium_page, "MUST", must)
     with pytest.raises(raised, match="why"):
-        unavailable("why")
+        chromium_page.unavailable("why")

@@ -6,40 +6,27 @@ One file, its data computed beforehand: no server and no network.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from relpos.position import Preset
-from relpos.viz.explored import HEAD_DIM, HEADS, LONG, SEED, STRENGTHS, WIDE, Maker, explored, facts
+from relpos.viz.explored import FAMILIES, HEAD_DIM, HEADS, SEED, STRENGTHS
 
 HERE = Path(__file__).parent / "templates"
-FAMILIES = {
-    "none": "No position",
-    "absolute": "Absolute",
-    "bias": "Bias on scores",
-    "rotation": "Rotation",
-    "vectors": "Vectors by offset",
-    "sum": "Sums",
-}
 
 
-def explorer_page(
-    presets: Iterable[Preset], *, version: str, trained: Callable[[Preset], Maker | None] = lambda preset: None
-) -> str:
-    """The page as text. Equal mechanisms give an equal page.
+def explorer_page(entries: Iterable[Mapping[str, Any]], *, version: str) -> str:
+    """The page as text. Equal entries give an equal page.
 
     Args:
-        presets: what can be chosen; the first one is.
+        entries: what `explored` gives of each mechanism that can be chosen; the first one is shown.
         version: of relpos.
-        trained: of a mechanism, what makes its trained example for a site, or None.
     """
-    chosen = list(presets)
-    entries = [_entry(preset, trained(preset)) for preset in chosen]
-    families = [(title, [one for one in chosen if one.family == name]) for name, title in FAMILIES.items()]
+    known = list(entries)
+    families = [(title, [one for one in known if one["family"] == name]) for name, title in FAMILIES.items()]
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -49,14 +36,10 @@ def explorer_page(
         style=Markup(read["style.css"] + read["explorer.css"]),
         script=Markup(read["explorer.js"]),
         families=[(title, group) for title, group in families if group],
+        first=known[0]["name"],
         strengths=STRENGTHS,
         HEADS=HEADS,
         HEAD_DIM=HEAD_DIM,
         SEED=SEED,
-        data=Markup(json.dumps(entries, separators=(",", ":")).replace("<", "\\u003c")),
+        data=Markup(json.dumps(known, separators=(",", ":")).replace("<", "\\u003c")),
     )
-
-
-def _entry(preset: Preset, trained: Maker | None) -> dict[str, Any]:
-    words = {name: getattr(preset, name) for name in ("name", "title", "summary", "source", "family")}
-    return words | facts(preset) | explored(preset, trained) | {"long": LONG, "wide": WIDE}

@@ -1,6 +1,6 @@
 """What every mechanism says to keys that are all alike, as plain numbers: the data of the explorer's page.
 
-    entry = explored(preset)        {"sequence": {...}, "grid": {...}} as JSON holds it
+    explored(preset)        {"name": ..., "sequence": {...}, "grid": {...}} as JSON holds it
 
 A number is what position changes in a score: the score with the position less that without it, where the query and
 every key are one vector whose product with itself is `strength`. What is added to scores does not depend on that; what
@@ -35,16 +35,27 @@ LENGTHS, SIDES = (16, 32), (6, 8)
 TURNS = 64
 """Tokens of which the angles of a rotation are kept."""
 
+FAMILIES = {
+    "none": "No position",
+    "absolute": "Absolute",
+    "bias": "Bias on scores",
+    "rotation": "Rotation",
+    "vectors": "Vectors by offset",
+    "sum": "Sums",
+}
+"""What pages call the families of mechanisms, in their order."""
+
 Maker = Callable[[Site], Mechanism | None]
 
 
 def explored(preset: Preset, trained: Maker | None = None) -> dict[str, Any]:
-    """The numbers of a mechanism where it makes sense.
+    """What the page says of a mechanism, and its numbers where it makes sense.
 
     Args:
         trained: makes what training has made of it for a site, or None where there is no such thing.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {word: getattr(preset, word) for word in ("name", "title", "summary", "source", "family")}
+    found |= _facts(preset) | {"long": LONG, "wide": WIDE}
     for name, axes, long, few in (
         ("sequence", 1, Sequence(LONG), [Sequence(n) for n in LENGTHS]),
         ("grid", 2, Grid(WIDE, WIDE), [Grid(n, n) for n in SIDES]),
@@ -158,7 +169,7 @@ def _whole(values: Tensor) -> list[list[int | None]]:
     return [[None if x != x else round(1000 * x) for x in row] for row in values.double().tolist()]
 
 
-def facts(preset: Preset) -> dict[str, Any]:
+def _facts(preset: Preset) -> dict[str, Any]:
     """Whether it learns, adds vectors to values or tokens, and how many pairs it turns."""
     found: dict[str, Any] = {"learns": False, "values": False, "added": False, "pairs": {}}
     for name, axes, tokens in (("sequence", 1, Sequence(16)), ("grid", 2, Grid(4, 4))):

@@ -81,7 +81,7 @@ function drawMap(state, of) {
   const marked = of.grid ? [[Math.floor(query / width), query % width, 1, 1]] : [[query, 0, 1, width]];
   paint(at("map"), of.n, of.n, (r, c) => colour(all[r * width + c], limit), marked);
   const what = of.grid ? `keys of query ${placed(of, query)}, outlined` : "queries (down) and keys (across); the query is outlined";
-  at("map-caption").textContent = `What position changes in the score, head ${state.head + 1}: ${what}. Full colour is ${limit.toFixed(2)}. Click, or move with the arrow keys, to choose a query.`;
+  at("map-caption").textContent = `What position changes in the score, head ${state.head}: ${what}. Full colour is ${limit.toFixed(2)}. Click, or move with the arrow keys, to choose a query.`;
   at("map").setAttribute("aria-label", `heat map of scores, ${of.n} by ${of.n}, largest change ${limit.toFixed(2)}`);
 }
 
@@ -128,7 +128,7 @@ function drawAttention(state, of) {
     paint(canvas, tall, of.n, bar);
   }
   canvas.style.aspectRatio = of.grid ? "1" : "1.5";
-  const text = `Attention of query ${placed(of, state.query)} to equal keys, head ${state.head + 1}. The largest is ${top.toFixed(3)}; without a position all would be ${flat.toFixed(3)}${of.grid ? "" : " (the line)"}.`;
+  const text = `Attention of query ${placed(of, state.query)} to equal keys, head ${state.head}. The largest is ${top.toFixed(3)}; without a position all would be ${flat.toFixed(3)}${of.grid ? "" : " (the line)"}.`;
   at("attention-caption").textContent = text;
   canvas.setAttribute("aria-label", text);
 }
@@ -181,7 +181,7 @@ function fit(keepSize, keepQuery) {
   const of = scores({ ...wants(), head: 0 }), query = at("query"), head = at("head"), chosen = Math.min(+head.value || 0, of.heads - 1);
   query.max = of.count - 1;
   if (!keepQuery) query.value = grid ? Math.floor(of.n / 2) * of.n + Math.floor(of.n / 2) : Math.floor(of.count / 2);
-  head.replaceChildren(...Array.from({ length: of.heads }, (_, i) => new Option(of.heads > 1 ? `${i + 1}` : "all are alike", i)));
+  head.replaceChildren(...Array.from({ length: of.heads }, (_, i) => new Option(of.heads > 1 ? `${i}` : "all are alike", i)));
   head.value = chosen;
   const strengths = (data.offsets || data.pairs[size.value]).length;
   at("strength").parentElement.hidden = strengths < 2;

@@ -1,0 +1,28 @@
+"use strict";
+// The index of the atlas: sorts by a column, filters by kind, axes and words.
+const table = document.getElementById("atlas");
+if (table) {
+  const body = table.tBodies[0], rows = [...body.rows], heads = [...table.tHead.rows[0].cells];
+  const by = (id) => document.getElementById(id);
+  const number = (text) => { const x = parseFloat(text.replace(/,/g, "")); return Number.isNaN(x) ? null : x; };
+  const compare = (column, sign) => (a, b) => {
+    const [x, y] = [a.cells[column].textContent, b.cells[column].textContent];
+    if (!x || !y) return !x - !y; // empty cells last
+    const [p, q] = [number(x), number(y)];
+    return sign * (p !== null && q !== null ? p - q : x.localeCompare(y));
+  };
+  heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
+    const sign = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+    heads.forEach((one) => one.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
+    body.append(...rows.sort(compare(column, sign)));
+  }));
+  const filter = () => rows.forEach((row) => {
+    const kind = by("atlas-kind").value, axes = by("atlas-axes").value, rule = by("atlas-rules").value, words = by("atlas-search").value.toLowerCase();
+    row.hidden = !((!kind || row.dataset.kind === kind) && (!axes || row.dataset.axes.split(" ").includes(axes))
+      && (!rule || row.dataset.rules.split("|").includes(rule))
+      && row.textContent.toLowerCase().includes(words));
+  });
+  document.querySelector("form.filters").addEventListener("input", filter);
+  document.querySelector("form.filters").addEventListener("submit", (event) => event.preventDefault());
+}

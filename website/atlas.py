@@ -1,0 +1,341 @@
+"""The atlas: a page a mechanism, an index that sorts and filters, and the explorer, all generated.
+
+What a page says comes from the code (description, formula, class, rules of growth), from what was measured
+(benchmarks/results/mechanisms-cpu.json, docs/measured.json, docs/parity.md) and from website/atlas.toml (who uses it,
+relatives, what is easy to get wrong).
+"""
+
+from __future__ import annotations
+
+import html
+import inspect
+import json
+import re
+import sys
+import textwrap
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import relpos
+from relpos import Grid, Sequence
+from relpos.position import Mechanism, Preset, Site, presets
+from relpos.position.mechanism import AS_IS, parts_of
+from relpos.report.explorer import explorer_page
+from relpos.viz.canvas import to_svg
+from relpos.viz.explored import FAMILIES, explored
+from relpos.viz.palette import stylesheet
+from relpos.viz.portrait import View, strips
+from relpos.viz.strips import Strip, Words, alone
+
+ROOT = Path(__file__).parent.parent
+NOTES = ROOT / "website" / "atlas.toml"
+COSTS = ROOT / "benchmarks" / "results" / "mechanisms-cpu.json"
+MEASURED = ROOT / "docs" / "measured.json"
+HEADS, HEAD_DIM = 4, 16
+KINDS = {
+    "none": "none",
+    "absolute": "absolute",
+    "bias": "bias",
+    "rotation": "rotation",
+    "vectors": "vectors",
+    "sum": "sum",
+}
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What the pages are made from."""
+
+    notes: dict[str, dict[str, Any]]
+    costs: dict[str, dict[str, dict[str, float]]]
+    measured: dict[str, Any]
+    parity: dict[str, list[list[str]]]
+
+
+def write_atlas(pages: Path) -> None:
+    """Write the atlas and the explorer into the folder of the site's pages."""
+    known = presets()
+    facts = _Facts(
+        notes=tomllib.loads(NOTES.read_text(encoding="utf-8")),
+        costs=json.loads(COSTS.read_text(encoding="utf-8"))["layers"],
+        measured=json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {},
+        parity=_parity(),
+    )
+    if missing := known.keys() ^ facts.notes.keys():
+        raise SystemExit(f"{NOTES.name} and the mechanisms differ: {', '.join(sorted(missing))}")
+    if missing := known.keys() - facts.costs.keys():
+        raise SystemExit(f"{COSTS.name} lacks {', '.join(sorted(missing))}: run benchmarks/mechanisms.py")
+    folder = pages / "atlas"
+    folder.mkdir()
+    for preset in known.values():
+        (folder / file_of(preset.name)).write_text(_page(preset, facts, known), encoding="utf-8")
+    (folder / "index.md").write_text(_index(known, facts), encoding="utf-8")
+    (pages / "explorer-page.html").write_text(explorer(known), encoding="utf-8")
+    with (pages / "assets" / "site.css").open("a", encoding="utf-8") as style:
+        style.write(stylesheet())
+
+
+def explorer(known: dict[str, Preset]) -> str:
+    """The explorer with every mechanism, a well-known one first."""
+    first = "rotary_1d"
+    ordered = [known[first], *(one for name, one in known.items() if name != first)]
+    return explorer_page([explored(preset) for preset in ordered], version=relpos.__version__)
+
+
+def file_of(name: str) -> str:
+    """The page of a mechanism."""
+    return f"{name.replace('+', '-and-')}.md"
+
+
+def _site(tokens: Sequence | Grid, heads: int = HEADS) -> Site:
+    return Site(num_heads=heads, head_dim=HEAD_DIM, embed_dim=heads * HEAD_DIM, queries=tokens)
+
+
+def _tokens(preset: Preset) -> Sequence | Grid:
+    """Where a page shows it: on images if it is made for them."""
+    return Sequence(16) if 1 in preset.token_axes else Grid(8, 8)
+
+
+def _made(preset: Preset) -> Mechanism:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return preset.make(_site(_tokens(preset)))
+
+
+def _page(preset: Preset, facts: _Facts, known: dict[str, Preset]) -> str:
+    notes = facts.notes[preset.name]
+    mechanism = _made(preset)
+    related = ", ".join(_link(name) for name in notes["relatives"])
+    parts = [
+        f"# {preset.title}",
+        f"`{preset.name}`: {preset.summary}",
+        _table([["kind", FAMILIES[preset.family].lower()], ["on", _axes(preset)], ["source", html.escape(preset.source, quote=False)],
+                ["used by", notes["used_by"] or "no published model that we know of"],
+                ["at other lengths and sizes", _growth(mechanism)], ["relatives", related]]),
+        "## In code",
+        _code(preset, mechanism),
+        "## What it looks like",
+        _pictures(preset, mechanism),
+        f"[Play with it in the explorer](../explorer-page.html#name={preset.name.replace('+', '%2B')}).",
+        "## How it works",
+        *_formulas(mechanism),
+        "## What it costs",
+        _cost(preset, facts.costs[preset.name]),
+        *_behaviour(preset, facts.measured),
+        "## What is easy to get wrong",
+        "\n".join(f"- {one}" for one in notes["pitfalls"]),
+        *_held_against(preset, facts.parity),
+    ]  # fmt: skip
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _table(rows: list[list[str]]) -> str:
+    body = "".join(f'<tr><th scope="row">{name}</th><td>{value}</td></tr>' for name, value in rows)
+    return f'<table class="facts"><tbody>{body}</tbody></table>'
+
+
+def _link(name: str) -> str:
+    return f'<a href="{file_of(name).removesuffix(".md")}.html"><code>{name}</code></a>'
+
+
+def _axes(preset: Preset) -> str:
+    words = {1: "sequences", 2: "images", 3: "video"}
+    return ", ".join(words[axes] for axes in preset.token_axes)
+
+
+def _growth(mechanism: Mechanism) -> str:
+    rules = list(mechanism.growth)
+    return (
+        "defined anywhere, as it is"
+        if rules == [AS_IS]
+        else f"{rules[0]}" + (f"; on request {', '.join(rules[1:])}" if len(rules) > 1 else "")
+    )
+
+
+def _code(preset: Preset, mechanism: Mechanism) -> str:
+    tokens = _tokens(preset)
+    where = f"relpos.Grid{tokens.sizes}" if isinstance(tokens, Grid) else f"relpos.Sequence({tokens.count})"
+    same = re.sub(r"\b([A-Z]\w*)\(", r"relpos.\1(", repr(mechanism))
+    lines = [
+        "import relpos",
+        "",
+        f"tokens = {where}",
+        f'position = relpos.create_position("{preset.name}", num_heads={HEADS}, head_dim={HEAD_DIM}, queries=tokens)',
+        "",
+        "# the same by its constructor",
+        *textwrap.wrap(f"position = {same}", 88, subsequent_indent=" " * 4, break_long_words=False),
+    ]
+    return "```python\n" + "\n".join(lines) + "\n```"
+
+
+def _pictures(preset: Preset, mechanism: Mechanism) -> str:
+    view = View(_tokens(preset), HEADS, HEAD_DIM, HEADS * HEAD_DIM)
+    learns = any(True for _ in mechanism.parameters())
+    parts = [_figures(preset, strips(list(mechanism.parts()), view), "start")]
+    if learns:
+        parts.insert(0, "At the start, where what is learned is random and means nothing yet:")
+    return "\n\n".join(parts)
+
+
+def _figures(preset: Preset, found: list[Strip], state: str) -> str:
+    figures = []
+    for number, strip in enumerate(found):
+        if isinstance(strip, Words):
+            figures.append(html.escape(strip.text, quote=False))
+            continue
+        name = f"{re.sub(r'[^a-z0-9]', '-', preset.name)}-{state}-{number}"
+        drawing = to_svg(alone(strip), name=name, title=strip.title)
+        drawing = re.sub(r"\s*\n\s*", " ", drawing[drawing.index("<svg") :])
+        caption = html.escape(strip.title, quote=False)
+        figures.append(f'<figure class="drawing">{drawing}<figcaption>{caption}</figcaption></figure>')
+    return "\n\n".join(figures)
+
+
+def _formulas(mechanism: Mechanism) -> list[str]:
+    """What the heads of the files say, of each part once; their first sentence is a paragraph of its own."""
+    modules = dict.fromkeys(type(part).__module__ for part in parts_of(mechanism))
+    texts = [inspect.getdoc(sys.modules[name]) or "" for name in modules]
+    return [_as_markdown(text) for text in texts]
+
+
+def _as_markdown(text: str) -> str:
+    """A docstring as Markdown: indented blocks are fenced, so that none is taken for a list."""
+    blocks = []
+    for block in re.split(r"\n\s*\n", text):
+        if all(line.startswith("    ") for line in block.splitlines()):
+            blocks.append("```text\n" + textwrap.dedent(block) + "\n```")
+        else:
+            blocks.append(
+                re.sub(r"(?<!`)\b(\w+)\[(\w[\w, ]*)\]", r"`\1[\2]`", block.replace("*", "\\*").replace("<", "&lt;"))
+            )
+    return "\n\n".join(blocks)
+
+
+def _cost(preset: Preset, layers: dict[str, dict[str, float]]) -> str:
+    rows = [
+        f"| {where} | {figures['parameters']:,} | {figures['time']:.2f} ({figures['low']:.2f} to {figures['high']:.2f}) |"
+        for where, figures in layers.items()
+    ]
+    return "\n".join(
+        [
+            "| tokens | position parameters | time of a layer beside none |",
+            "|---|---|---|",
+            *rows,
+            "",
+            "*One layer of attention with its projections, forward and backward, 8 heads of 64, on a CPU with 2 threads: "
+            "median and quartiles (`benchmarks/mechanisms.py`).*",
+        ]
+    )
+
+
+def _behaviour(preset: Preset, measured: dict[str, Any]) -> list[str]:
+    tables = []
+    for data in measured.values():
+        row = data["mechanisms"].get(preset.name)
+        if row is None:
+            continue
+        head = "| | " + " | ".join(data["columns"]) + " |"
+        rule = "|---" * (len(data["columns"]) + 1) + "|"
+        lines = [head, rule]
+        for name, cells in ((preset.name, row), ("none", data["mechanisms"]["none"])):
+            lines.append(f"| `{name}` | " + " | ".join("" if cell is None else str(cell) for cell in cells) + " |")
+            if preset.name == "none":
+                break
+        tables.append(f"**{data['title']}**\n\n" + "\n".join(lines) + f"\n\n*{data['note']}*")
+    return ["## What it does, as measured here", *tables] if tables else []
+
+
+def _measured_cell(data: dict[str, Any], name: str, column: str) -> str:
+    row = data["mechanisms"].get(name)
+    cell = None if row is None else row[data["columns"].index(column)]
+    return "" if cell is None else str(cell).partition(" (")[0]
+
+
+def _parity() -> dict[str, list[list[str]]]:
+    """The rows of docs/parity.md by mechanism."""
+    found: dict[str, list[list[str]]] = {}
+    for line in (ROOT / "docs" / "parity.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if line.startswith("| ") and len(cells) >= 6:
+            found.setdefault(cells[0].partition(" (")[0], []).append(cells)
+    return found
+
+
+def _held_against(preset: Preset, parity: dict[str, list[list[str]]]) -> list[str]:
+    rows = parity.get(preset.name, [])
+    if not rows:
+        return []
+    lines = ["| what | held against | output, float64 | gradients, float64 |", "|---|---|---|---|"]
+    lines += [f"| {row[0]} | {row[1]} | {row[2]} | {row[3]} |" for row in rows]
+    text = "Largest relative differences; [how they are measured](../parity.md)."
+    return ["## Parity", "\n".join(lines), text]
+
+
+def _index(known: dict[str, Preset], facts: _Facts) -> str:
+    """All mechanisms in a table that the page's script sorts and filters."""
+    rows: list[str] = []
+    growth: list[str] = []
+    behaviour = [(key, column) for key, data in facts.measured.items() for column in data["index"]]
+    for preset in known.values():
+        rules_here = list(_made(preset).growth)
+        growth += rules_here
+        layers = facts.costs[preset.name]
+        time = {
+            axes: next((one for where, one in layers.items() if where.startswith(axes)), None)
+            for axes in ("seq", "grid")
+        }
+        parameters = max(figures["parameters"] for figures in layers.values())
+        cells = [
+            _link(preset.name),
+            preset.family,
+            _axes(preset),
+            f"{parameters:,}",
+            *("" if one is None else f"{one['time']:.2f}" for one in time.values()),
+            *(_measured_cell(facts.measured[key], preset.name, column) for key, column in behaviour),
+            ", ".join(rules_here),
+        ]
+        sizes = " ".join(str(axes) for axes in preset.token_axes)
+        rows.append(
+            f'<tr data-kind="{preset.family}" data-axes="{sizes}" data-rules="{"|".join(rules_here)}">'
+            + "".join(f"<td>{cell}</td>" for cell in cells)
+            + "</tr>"
+        )
+    heads = ["name", "kind", "on", "parameters", "time, sequence", "time, grid"]
+    heads += [facts.measured[key]["index"][column] for key, column in behaviour] + ["at other sizes"]
+    buttons = "".join(f'<th scope="col"><button type="button">{head}</button></th>' for head in heads)
+    rules = "".join(f"<option>{rule}</option>" for rule in sorted({rule for rule in growth if rule}))
+    kinds = "".join(f'<option value="{kind}">{words}</option>' for kind, words in FAMILIES.items())
+    return "\n".join(
+        [
+            "---",
+            "hide: [toc]",
+            "---",
+            "",
+            "# Atlas of positions",
+            "",
+            f"{len(known)} mechanisms, each on a page of its own: formula, picture, cost, behaviour as measured, parity, pitfalls.",
+            "Names joined with `+` are sums, of any of them.",
+            "",
+            '<form class="filters"><label>kind <select id="atlas-kind"><option value="">all</option>'
+            + kinds
+            + "</select></label>"
+            '<label>on <select id="atlas-axes"><option value="">all</option><option value="1">sequences</option>'
+            '<option value="2">images</option><option value="3">video</option></select></label>'
+            '<label>at other sizes <select id="atlas-rules"><option value="">all</option>' + rules + "</select></label>"
+            '<label>search <input id="atlas-search" type="search" placeholder="name or rule"></label></form>',
+            "",
+            '<div class="atlas"><table id="atlas"><thead><tr>'
+            + buttons
+            + "</tr></thead><tbody>"
+            + "".join(rows)
+            + "</tbody></table></div>",
+            "",
+            "*Parameters and time are of one layer of attention, 8 heads of 64, forward and backward, at 1,024 tokens beside the same",
+            "layer without a position (2 threads of a CPU, `benchmarks/mechanisms.py`).*",
+            "",
+        ]
+    )
