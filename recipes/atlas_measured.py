@@ -40,7 +40,8 @@ def _cell(runs: list[Run], probe: str, *, images: bool) -> str | None:
             return None
         rule = metric.growth
         if images:
-            assert metric.correct is not None and metric.trials is not None
+            assert metric.correct is not None
+            assert metric.trials is not None
             outcomes[run.seed] = 100 * np.array(metric.correct, dtype=np.float64) / metric.trials
         else:
             outcomes[run.seed] = np.array(metric.values, dtype=np.float64)

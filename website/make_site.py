@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from links import broken_links
+from site_links import broken_links
 
 ROOT = Path(__file__).parent.parent
 HERE = ROOT / "website"
@@ -34,7 +34,7 @@ def main() -> None:
     begun = time.perf_counter()
     shutil.rmtree(BUILD, ignore_errors=True)
     stage()
-    from atlas import write_atlas
+    from atlas_pages import write_atlas
 
     write_atlas(PAGES)
     staged = time.perf_counter()

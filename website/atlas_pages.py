@@ -109,13 +109,19 @@ def _made(preset: Preset) -> Mechanism:
 def _page(preset: Preset, facts: _Facts, known: dict[str, Preset]) -> str:
     notes = facts.notes[preset.name]
     mechanism = _made(preset)
-    related = ", ".join(_link(name) for name in notes["relatives"])
     parts = [
         f"# {preset.title}",
         f"`{preset.name}`: {preset.summary}",
-        _table([["kind", FAMILIES[preset.family].lower()], ["on", _axes(preset)], ["source", html.escape(preset.source, quote=False)],
-                ["used by", notes["used_by"] or "no published model that we know of"],
-                ["at other lengths and sizes", _growth(mechanism)], ["relatives", related]]),
+        _table(
+            {
+                "kind": FAMILIES[preset.family].lower(),
+                "on": _axes(preset),
+                "source": html.escape(preset.source, quote=False),
+                "used by": notes["used_by"] or "no published model that we know of",
+                "at other lengths and sizes": _growth(mechanism),
+                "relatives": ", ".join(_link(name) for name in notes["relatives"]),
+            }
+        ),
         "## In code",
         _code(preset, mechanism),
         "## What it looks like",
@@ -129,12 +135,12 @@ def _page(preset: Preset, facts: _Facts, known: dict[str, Preset]) -> str:
         "## What is easy to get wrong",
         "\n".join(f"- {one}" for one in notes["pitfalls"]),
         *_held_against(preset, facts.parity),
-    ]  # fmt: skip
+    ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _table(rows: list[list[str]]) -> str:
-    body = "".join(f'<tr><th scope="row">{name}</th><td>{value}</td></tr>' for name, value in rows)
+def _table(rows: dict[str, str]) -> str:
+    body = "".join(f'<tr><th scope="row">{name}</th><td>{value}</td></tr>' for name, value in rows.items())
     return f'<table class="facts"><tbody>{body}</tbody></table>'
 
 
@@ -217,8 +223,8 @@ def _as_markdown(text: str) -> str:
 
 def _cost(preset: Preset, layers: dict[str, dict[str, float]]) -> str:
     rows = [
-        f"| {where} | {figures['parameters']:,} | {figures['time']:.2f} ({figures['low']:.2f} to {figures['high']:.2f}) |"
-        for where, figures in layers.items()
+        f"| {where} | {one['parameters']:,} | {one['time']:.2f} ({one['low']:.2f} to {one['high']:.2f}) |"
+        for where, one in layers.items()
     ]
     return "\n".join(
         [
@@ -226,8 +232,8 @@ def _cost(preset: Preset, layers: dict[str, dict[str, float]]) -> str:
             "|---|---|---|",
             *rows,
             "",
-            "*One layer of attention with its projections, forward and backward, 8 heads of 64, on a CPU with 2 threads: "
-            "median and quartiles (`benchmarks/mechanisms.py`).*",
+            "*One layer of attention with its projections, forward and backward, 8 heads of 64, on a CPU with "
+            "2 threads: median and quartiles (`benchmarks/mechanisms.py`).*",
         ]
     )
 
@@ -309,33 +315,28 @@ def _index(known: dict[str, Preset], facts: _Facts) -> str:
     buttons = "".join(f'<th scope="col"><button type="button">{head}</button></th>' for head in heads)
     rules = "".join(f"<option>{rule}</option>" for rule in sorted({rule for rule in growth if rule}))
     kinds = "".join(f'<option value="{kind}">{words}</option>' for kind, words in FAMILIES.items())
-    return "\n".join(
-        [
-            "---",
-            "hide: [toc]",
-            "---",
-            "",
-            "# Atlas of positions",
-            "",
-            f"{len(known)} mechanisms, each on a page of its own: formula, picture, cost, behaviour as measured, parity, pitfalls.",
-            "Names joined with `+` are sums, of any of them.",
-            "",
-            '<form class="filters"><label>kind <select id="atlas-kind"><option value="">all</option>'
-            + kinds
-            + "</select></label>"
-            '<label>on <select id="atlas-axes"><option value="">all</option><option value="1">sequences</option>'
-            '<option value="2">images</option><option value="3">video</option></select></label>'
-            '<label>at other sizes <select id="atlas-rules"><option value="">all</option>' + rules + "</select></label>"
-            '<label>search <input id="atlas-search" type="search" placeholder="name or rule"></label></form>',
-            "",
-            '<div class="atlas"><table id="atlas"><thead><tr>'
-            + buttons
-            + "</tr></thead><tbody>"
-            + "".join(rows)
-            + "</tbody></table></div>",
-            "",
-            "*Parameters and time are of one layer of attention, 8 heads of 64, forward and backward, at 1,024 tokens beside the same",
-            "layer without a position (2 threads of a CPU, `benchmarks/mechanisms.py`).*",
-            "",
-        ]
-    )
+    return INDEX.format(count=len(known), kinds=kinds, rules=rules, buttons=buttons, rows="".join(rows))
+
+
+INDEX = """---
+hide: [toc]
+---
+
+# Atlas of positions
+
+{count} mechanisms, each on a page of its own: formula, picture, cost, behaviour as measured, pitfalls.
+Names joined with `+` are sums, of any of them.
+
+<form class="filters">
+<label>kind <select id="atlas-kind"><option value="">all</option>{kinds}</select></label>
+<label>on <select id="atlas-axes"><option value="">all</option><option value="1">sequences</option>
+<option value="2">images</option><option value="3">video</option></select></label>
+<label>at other sizes <select id="atlas-rules"><option value="">all</option>{rules}</select></label>
+<label>search <input id="atlas-search" type="search" placeholder="name or rule"></label>
+</form>
+
+<div class="atlas"><table id="atlas"><thead><tr>{buttons}</tr></thead><tbody>{rows}</tbody></table></div>
+
+*Parameters and time are of one layer of attention, 8 heads of 64, forward and backward, at 1,024 tokens beside the
+same layer without a position (2 threads of a CPU, `benchmarks/mechanisms.py`).*
+"""

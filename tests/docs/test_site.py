@@ -1,0 +1,89 @@
+"""The documentation site: what is generated, how links are written, and that it builds offline without a warning."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from relpos.position import presets
+
+ROOT = Path(__file__).parents[2]
+WEBSITE = ROOT / "website"
+sys.path.insert(0, str(WEBSITE))
+
+import make_site  # noqa: E402
+from site_links import broken_links  # noqa: E402
+
+
+def test_the_atlas_has_notes_of_every_mechanism_and_of_no_other() -> None:
+    notes = tomllib.loads((WEBSITE / "atlas.toml").read_text(encoding="utf-8"))
+    assert set(notes) == set(presets())
+    for name, one in notes.items():
+        assert set(one) == {"used_by", "relatives", "pitfalls"}, name
+        assert one["pitfalls"], name
+        assert set(one["relatives"]) <= set(presets()) - {name}, name
+
+
+def test_every_mechanism_was_timed() -> None:
+    costs = json.loads((ROOT / "benchmarks" / "results" / "mechanisms-cpu.json").read_text(encoding="utf-8"))["layers"]
+    assert set(costs) == set(presets())
+
+
+def test_every_page_that_people_write_is_in_the_navigation() -> None:
+    named = set(re.findall(r'= "([\w/-]+\.md)"', (WEBSITE / "zensical.toml").read_text(encoding="utf-8")))
+    written = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert written <= named, f"not in website/zensical.toml: {sorted(written - named)}"
+    assert named - written <= {"atlas/index.md", *make_site.OUTSIDE.values()}
+
+
+@pytest.mark.parametrize(
+    ("link", "wanted"),
+    [
+        ("[a](parity.md)", "[a](../parity.md)"),
+        ("[a](parity.md#x)", "[a](../parity.md#x)"),
+        ("![a](comparison.png)", "![a](../comparison.png)"),
+        ("[b](../CONTRIBUTING.md)", "[b](../contributing.md)"),
+        ("[c](../benchmarks/README.md)", "c (`benchmarks/README.md`)"),
+        ("[d](https://example.org/x)", "[d](https://example.org/x)"),
+        ("[e](#here)", "[e](#here)"),
+        ("```\n[a](parity.md)\n```", "```\n[a](parity.md)\n```"),
+    ],
+)
+def test_links_lead_to_pages_of_the_site_or_name_the_file(link: str, wanted: str) -> None:
+    found = make_site.relinked(link, ROOT / "docs" / "index.md", make_site.PAGES / "atlas" / "x.md")
+    assert found == wanted
+
+
+def test_broken_links_and_foreign_hosts_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<a href="b.html#there">1</a><a href="b.html#not">2</a><a href="c.html">3</a><a href="https://x.org">4</a>'
+        '<img src="https://x.org/a.png"><script src="gone.js"></script><a href="#own" id="own">5</a>'
+    )
+    (tmp_path / "b.html").write_text('<h1 id="there">b</h1>')
+    assert broken_links(tmp_path) == [
+        "a.html links to b.html#not, which has no such place",
+        "a.html links to c.html, which is not there",
+        "a.html loads https://x.org/a.png from another host",
+        "a.html links to gone.js, which is not there",
+    ]
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_finds_what_is_searched() -> None:
+    built = subprocess.run([sys.executable, str(WEBSITE / "make_site.py")], capture_output=True, text=True)
+    assert built.returncode == 0, (built.stdout + built.stderr)[-3000:]
+    assert built.stderr == ""
+    assert "no broken link inside" in built.stdout
+    for name in presets():
+        page = (make_site.SITE / "atlas" / f"{name.replace('+', '-and-')}.html").read_text(encoding="utf-8")
+        for heading in ("In code", "What it looks like", "How it works", "What it costs", "What is easy to get wrong"):
+            assert f">{heading}<" in page, (name, heading)
+    index = next(make_site.SITE.rglob("search*.js*"), None)
+    assert index is not None
+    assert any("T5 bias" in path.read_text(encoding="utf-8") for path in make_site.SITE.rglob("search*"))
