@@ -23,6 +23,14 @@ class RotaryPositionalEmbedding(nn.Module):
     Args:
         d_model: width of what is rotated, an even number: of a head, where there are heads.
         max_seq_len: the longest sequence that `forward` takes. Angles are computed, so it costs nothing.
+
+    Examples:
+        >>> rotary = relpos.RotaryPositionalEmbedding(d_model=16)
+        >>> q = torch.ones(2, 8, 10, 16)  # [B, H, N, D], or [B, N, D]
+        >>> rotary(q).shape
+        torch.Size([2, 8, 10, 16])
+        >>> bool((rotary(q)[:, :, 0] == q[:, :, 0]).all())  # position 0 is not rotated
+        True
     """
 
     def __init__(self, d_model: int, max_seq_len: int = 2048) -> None:
@@ -59,6 +67,11 @@ class ALiBiPositionalEmbedding(nn.Module):
     Args:
         num_heads: H.
         max_seq_len: the longest sequence that `forward` takes. Distances are computed, so it costs nothing.
+
+    Examples:
+        >>> scores = relpos.ALiBiPositionalEmbedding(num_heads=8)(torch.zeros(1, 8, 4, 4))
+        >>> scores[0, 0, 3]  # the first head's slope is 1/2
+        tensor([-1.5000, -1.0000, -0.5000,  0.0000])
     """
 
     def __init__(self, num_heads: int, max_seq_len: int = 2048) -> None:

@@ -66,9 +66,13 @@ def replace_position(
     Raises:
         ValueError: no attention that can be found, or a position that its tokens cannot have; nothing was changed.
 
-    Example:
-        >>> model = timm.create_model("vit_tiny_patch16_224")
-        >>> print(relpos.replace_position(model, "relative_2d"))
+    Examples:
+        >>> layer = torch.nn.TransformerEncoderLayer(32, 2, batch_first=True)
+        >>> encoder = torch.nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+        >>> print(relpos.replace_position(encoder, "alibi", coordinates=relpos.Sequence(64)))
+        TransformerEncoder
+          off       nothing: it knew nothing of position itself
+          position  alibi, one a layer: 2 layers of the model itself, texts of at most 64 tokens
     """
     if not isinstance(model, nn.Module):
         fail("a model, an nn.Module", shape_of(model), "Pass the model itself.")

@@ -51,6 +51,14 @@ def retrofit(
     Raises:
         ValueError: there is nothing to replace, or something that cannot be served; nothing was changed.
         RuntimeError: the verification found a difference; everything was restored.
+
+    Examples:
+        >>> from transformers import T5Config, T5EncoderModel
+        >>> config = T5Config(vocab_size=16, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4)
+        >>> model = T5EncoderModel(config)
+        >>> report = relpos.retrofit(model)  # print(report)
+        >>> type(report).__name__
+        'RetrofitReport'
     """
     if not isinstance(model, nn.Module):
         fail("a model, an nn.Module", shape_of(model), "Pass the model itself.")
@@ -84,6 +92,13 @@ def restore(model: nn.Module) -> None:
 
     Raises:
         ValueError: it is no module, or accelerate has given a retrofitted module a forward of its own.
+
+    Examples:
+        >>> encoder = torch.nn.TransformerEncoderLayer(32, 2, batch_first=True)
+        >>> report = relpos.replace_position(encoder, "alibi", coordinates=relpos.Sequence(64))
+        >>> relpos.restore(encoder)
+        >>> hasattr(encoder, "positions")
+        False
     """
     if not isinstance(model, nn.Module):
         fail("a model, an nn.Module", shape_of(model), "Pass the model itself.")

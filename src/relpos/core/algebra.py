@@ -90,7 +90,17 @@ T = TypeVar("T", bound=Term)
 @register("relpos.core.algebra.Terms")
 @dataclass(frozen=True, eq=False, init=False)
 class Terms(Movable):
-    """An ordered collection of terms that do not contradict one another. `Terms()` says nothing."""
+    """An ordered collection of terms that do not contradict one another. `Terms()` says nothing.
+
+    Examples:
+        >>> bias = relpos.T5Bias(num_heads=2, bidirectional=False)
+        >>> terms = bias.terms(relpos.Sequence(100)) + relpos.Softcap(30.0)  # once, for every layer
+        >>> [type(term).__name__ for term in terms]
+        ['LineBias', 'Scale', 'Softcap']
+        >>> last = terms.narrow(slice(99, 100), slice(0, 100))  # of one query and all keys
+        >>> last.one(relpos.LineBias).lines.query.shape
+        torch.Size([1])
+    """
 
     items: tuple[Term, ...]
 

@@ -33,6 +33,12 @@ class Sequence:
         length: tokens besides the prefix; may be 0 only where there is a prefix.
         start: coordinate of the first of them; may be negative.
         prefix: tokens before them that have no position (class token, registers).
+
+    Examples:
+        >>> relpos.Sequence(10, prefix=1).count
+        11
+        >>> relpos.Sequence(1, start=9).tokens().tolist()  # the token that is decoded after nine others
+        [[9]]
     """
 
     length: int
@@ -81,6 +87,13 @@ class Grid:
     Args:
         sizes: cells along each axis, rows first: `Grid(14, 14)`, `Grid(8, 14, 14)`.
         prefix: tokens before them that have no position (class token, registers).
+
+    Examples:
+        >>> grid = relpos.Grid(14, 14, prefix=1)  # a class token, then 196 patches
+        >>> grid.count
+        197
+        >>> relpos.Grid(2, 2).tokens().tolist()  # (row, column), columns fastest
+        [[0, 0], [0, 1], [1, 0], [1, 1]]
     """
 
     sizes: tuple[int, ...]
@@ -141,6 +154,13 @@ class Positions:
             the tensor to learn the shape of the work; they may be wider than the tensor's own range, never narrower
             (checked on CPU alone: elsewhere it would synchronise).
         prefix: tokens before these that have no position. They are counted, and are not in `values`.
+
+    Examples:
+        >>> places = torch.tensor([[0, 1, 2, 0, 1], [0, 1, 2, 3, 4]])  # the first row holds two documents
+        >>> queries = relpos.Positions(places, low=0, high=4)
+        >>> q = k = v = torch.randn(2, 4, 5, 16)
+        >>> relpos.attention(q, k, v, position=relpos.RotaryEmbedding(16), queries=queries).shape
+        torch.Size([2, 4, 5, 16])
     """
 
     values: Tensor

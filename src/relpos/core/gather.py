@@ -134,6 +134,13 @@ def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Ten
 
     Raises:
         ValueError: no table, no index, or one with other row numbers.
+
+    Examples:
+        >>> table = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+        >>> relpos.lookup(table, torch.tensor([0, 0, 1])).sum().backward()
+        >>> table.grad  # summed in a fixed order
+        tensor([[2., 2.],
+                [1., 1.]])
     """
     if not isinstance(table, Tensor) or not table.is_floating_point() or table.dim() == 0:
         fail("a floating-point table [R, ...]", shape_of(table), "Convert it with .float(); rows come first.")

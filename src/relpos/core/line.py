@@ -60,6 +60,11 @@ class Offsets:
         axes: `Int[L, A]`, query - key along each axis; 0 where a prefix takes part.
         kind: `Int[L]`, a `Kind`.
         low, high: the smallest and largest offset of each axis, plain numbers.
+
+    Examples:
+        >>> offsets = relpos.lines(relpos.Sequence(3)).offsets()
+        >>> offsets.axes[:, 0]  # query - key, for every entry of `values`
+        tensor([-2, -1,  0,  1,  2])
     """
 
     axes: Int[Tensor, "L A"]
@@ -142,6 +147,15 @@ class Lines(Movable):
         origin: added to query - key.
         length: entries that `values` must have.
         layout: the structure, in plain numbers.
+
+    Examples:
+        >>> line = relpos.lines(relpos.Sequence(3))
+        >>> line.query, line.key, line.origin, line.length
+        (tensor([0, 1, 2]), tensor([0, 1, 2]), 2, 5)
+        >>> line.index()
+        tensor([[2, 1, 0],
+                [3, 2, 1],
+                [4, 3, 2]])
     """
 
     query: Int[Tensor, "*#B N"]
@@ -264,6 +278,13 @@ def lines(queries: Coordinates, keys: Coordinates | None = None, *, device: torc
 
     Raises:
         ValueError: the numbers of axes differ, or a coordinate is floating point.
+
+    Examples:
+        >>> line = relpos.lines(relpos.Grid(2, 3))
+        >>> line.query  # a stride of 2 * 3 - 1 a row
+        tensor([0, 1, 2, 5, 6, 7])
+        >>> line.length  # 3 offsets of rows times 5 of columns
+        15
     """
     keys = _paired(queries, keys, "A one-axis view of a grid is grid.raster().")
     sides = list(zip(queries.low, queries.high, keys.low, keys.high, strict=True))
@@ -296,6 +317,11 @@ def axis_lines(
 
     A grid's key line then takes only as many values as that axis has cells, which engines exploit. Prefix tokens keep
     their regions behind the offsets between tokens.
+
+    Examples:
+        >>> rows, columns = relpos.core.axis_lines(relpos.Grid(2, 3))
+        >>> rows.length, columns.length
+        (3, 5)
     """
     keys = _paired(queries, keys, "Give both as grids.")
     return tuple(

@@ -36,6 +36,16 @@ class Blocks(Movable):
     Attributes:
         layout: `Bool[1 or H, query blocks, key blocks]`.
         size: the number of queries, and of keys, in a block.
+
+    Examples:
+        >>> layout = torch.eye(3, dtype=torch.bool)[None]  # each block of 2 tokens sees itself
+        >>> relpos.Mask(blocks=relpos.Blocks(layout, size=2)).dense(6, 6)[0, 0].int()
+        tensor([[1, 1, 0, 0, 0, 0],
+                [1, 1, 0, 0, 0, 0],
+                [0, 0, 1, 1, 0, 0],
+                [0, 0, 1, 1, 0, 0],
+                [0, 0, 0, 0, 1, 1],
+                [0, 0, 0, 0, 1, 1]], dtype=torch.int32)
     """
 
     layout: Bool[Tensor, "H n m"]
@@ -95,6 +105,16 @@ class Mask(Movable):
         query_global, key_global: `Bool`; a global query or key ignores the interval.
         blocks: a block layout.
         limit: how far after its own order a query sees, global keys included, or None for no bound.
+
+    Examples:
+        >>> relpos.Mask.causal().dense(3, 3)[0, 0].int()
+        tensor([[1, 0, 0],
+                [1, 1, 0],
+                [1, 1, 1]], dtype=torch.int32)
+        >>> documents = torch.tensor([0, 0, 1, 1, 1, -1])  # two of them, and padding
+        >>> mask = relpos.Mask.causal() & relpos.Mask.packed(documents)
+        >>> mask.dense(6, 6)[0, 0].sum(dim=1)  # how many keys each token sees
+        tensor([1, 2, 1, 2, 3, 0])
     """
 
     left: int | None = static(default=None)

@@ -99,6 +99,13 @@ def rotate(
 
     Raises:
         ValueError: the angles do not fit `x`, or are in half precision.
+
+    Examples:
+        >>> x = torch.tensor([1.0, 0.0]).expand(1, 1, 2, 2)  # two tokens
+        >>> angles = torch.tensor([0.0, torch.pi / 3])[None, None, :, None]
+        >>> relpos.rotate(x, angles, layout="half")[0, 0]
+        tensor([[1.0000, 0.0000],
+                [0.5000, 0.8660]])
     """
     if isinstance(x, Tensor):
         require_width(x, width)

@@ -34,7 +34,12 @@ _BY_NAME = {engine.name: engine for engine in ENGINES}
 
 
 def backends() -> dict[str, str]:
-    """The engines' names, and what each is for, in the order `auto` asks them."""
+    """The engines' names, and what each is for, in the order `auto` asks them.
+
+    Examples:
+        >>> list(relpos.backends())
+        ['triton', 'streaming', 'sdpa', 'flex', 'reference']
+    """
     return {engine.name: engine.summary for engine in ENGINES}
 
 
@@ -45,6 +50,14 @@ class Explanation:
     Attributes:
         backend: the engine's name.
         passed_over: name to reason, for the engines `auto` asked before it and those it did not need to ask.
+
+    Examples:
+        >>> q = k = v = torch.randn(1, 2, 6, 8)
+        >>> why = relpos.explain(q, k, v, backend="reference")
+        >>> why.backend
+        'reference'
+        >>> why.passed_over["sdpa"]
+        'not asked for'
     """
 
     backend: str
@@ -158,6 +171,14 @@ def attention(
 
     Warns:
         RuntimeWarning: a kernel failed its check on this GPU, so that `auto` passes it over.
+
+    Examples:
+        >>> q = torch.randn(2, 8, 197, 64)
+        >>> k, v = torch.randn(2, 2, 2, 197, 64)  # two key heads serve eight query heads
+        >>> grid = relpos.Grid(14, 14, prefix=1)
+        >>> bias = relpos.RelativePositionBias(num_heads=8, window_size=(14, 14), prefix=1)
+        >>> relpos.attention(q, k, v, position=bias, queries=grid).shape
+        torch.Size([2, 8, 197, 64])
     """
     call = prepare(
         q, k, v, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=dropout,
@@ -190,6 +211,15 @@ def explain(
 
     It is what the next call takes: a kernel that has to agree with the reference before `auto` takes it on a GPU is
     checked here as well, unless it has been. Of the arguments nothing is computed.
+
+    Examples:
+        >>> q = k = v = torch.randn(1, 2, 6, 8)
+        >>> print(relpos.explain(q, k, v, backend="reference"))
+        backend: reference
+          not triton: not asked for
+          not streaming: not asked for
+          not sdpa: not asked for
+          not flex: not asked for
     """
     call = prepare(
         q, k, v, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=dropout,
@@ -222,7 +252,15 @@ def attention_weights(
     mask: Mask | None = None,
     scale: float | None = None,
 ) -> Float[Tensor, "B H N M"]:
-    """The softmax's weights, by the reference engine: N x M numbers, for pictures and study."""
+    """The softmax's weights, by the reference engine: N x M numbers, for pictures and study.
+
+    Examples:
+        >>> q = k = torch.zeros(1, 1, 3, 8)
+        >>> relpos.attention_weights(q, k, mask=relpos.Mask.causal())[0, 0]
+        tensor([[1.0000, 0.0000, 0.0000],
+                [0.5000, 0.5000, 0.0000],
+                [0.3333, 0.3333, 0.3333]])
+    """
     call = prepare(
         q, k, k, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=0.0, return_lse=False
     )

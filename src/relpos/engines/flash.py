@@ -56,6 +56,12 @@ def flash_attention(
 
     Raises:
         ValueError: shapes or dtypes do not fit together, or the bias is for other tokens.
+
+    Examples:
+        >>> q = k = v = torch.randn(1, 2, 10, 8)
+        >>> flash = relpos.flash_attention(q, k, v, causal=True, block_size=4)
+        >>> torch.allclose(flash, relpos.attention(q, k, v, mask=relpos.Mask.causal()), atol=1e-6)
+        True
     """
     for x, name in ((q, "q"), (k, "k"), (v, "v")):
         require_floating(x, name, dims=4)

@@ -75,6 +75,11 @@ def linear_attention(
     Raises:
         ValueError: arguments do not fit together.
         NotImplementedError: a term is not a rotation.
+
+    Examples:
+        >>> q = k = v = torch.randn(1, 2, 10, 8)
+        >>> relpos.linear_attention(q, k, v, causal=True).shape
+        torch.Size([1, 2, 10, 8])
     """
     require_flag(causal, "causal")
     require_flag(normalize, "normalize")

@@ -43,6 +43,12 @@ class ScaledDotProductAttention(nn.Module):
         dropout: probability that an attention weight is dropped in training.
         scale: True for 1/sqrt(D), False for 1.
         backend: an engine's name, or "auto".
+
+    Examples:
+        >>> bias = relpos.RelativePositionBias(num_heads=2, seq_len=5)
+        >>> q = k = v = torch.randn(1, 2, 5, 8)
+        >>> relpos.ScaledDotProductAttention(dropout=0.1).eval()(q, k, v, bias()).shape  # a dense [H, N, M]
+        torch.Size([1, 2, 5, 8])
     """
 
     def __init__(self, dropout: float = 0.0, scale: bool = True, backend: str = "auto") -> None:
@@ -98,6 +104,15 @@ class MultiHeadAttention(SelfAttention):
 
     Raises:
         ValueError: the heads do not divide the width, the mechanism acts on tokens only, or an argument is invalid.
+
+    Examples:
+        >>> bias = relpos.RelativePositionBias(num_heads=4, window_size=(7, 7))
+        >>> layer = relpos.MultiHeadAttention(64, num_heads=4, position=bias)
+        >>> layer(torch.randn(2, 49, 64), coordinates=relpos.Grid(7, 7)).shape
+        torch.Size([2, 49, 64])
+        >>> rotary = relpos.MultiHeadAttention(64, num_heads=4, position=relpos.RotaryEmbedding(16))
+        >>> rotary(torch.randn(2, 10, 64), mask=relpos.Mask.causal()).shape  # without coordinates, a sequence
+        torch.Size([2, 10, 64])
     """
 
     def __init__(
@@ -270,6 +285,13 @@ class MultiQueryAttention(MultiHeadAttention):
         d_model: width of a token, E; a multiple of `num_heads`.
         num_heads: query heads, H.
         options: other arguments of `MultiHeadAttention`, except `num_kv_heads`.
+
+    Examples:
+        >>> layer = relpos.MultiQueryAttention(64, 8)
+        >>> layer.cache_bytes, relpos.MultiHeadAttention(64, 8).cache_bytes  # of one token
+        (64, 512)
+        >>> layer(torch.randn(2, 10, 64), mask=relpos.Mask.causal()).shape
+        torch.Size([2, 10, 64])
     """
 
     def __init__(self, d_model: int, num_heads: int, **options: Any) -> None:

@@ -88,6 +88,12 @@ class TransformerBlock(nn.Module):
 
     Raises:
         ValueError: the heads do not divide the width, or an argument is invalid.
+
+    Examples:
+        >>> rotary = relpos.RotaryEmbedding(head_dim=16)
+        >>> block = relpos.TransformerBlock(64, num_heads=4, position=rotary, mlp="swiglu", norm="rmsnorm")
+        >>> block(torch.randn(2, 10, 64), mask=relpos.Mask.causal()).shape
+        torch.Size([2, 10, 64])
     """
 
     def __init__(

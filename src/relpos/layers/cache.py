@@ -64,6 +64,14 @@ class KeyValueCache:
 
     Args:
         depth: the number of layers.
+
+    Examples:
+        >>> model = relpos.LanguageModel(vocab_size=16, embed_dim=32, depth=2, num_heads=2).eval()
+        >>> cache = relpos.KeyValueCache(depth=2)
+        >>> tokens = torch.randint(0, 16, (1, 6))
+        >>> first, then = model(tokens[:, :5], cache=cache), model(tokens[:, 5:], cache=cache)
+        >>> cache.length, torch.allclose(then[:, 0], model(tokens)[:, 5], atol=1e-5)
+        (6, True)
     """
 
     def __init__(self, depth: int) -> None:

@@ -16,6 +16,10 @@ class Mlp(nn.Module):
         in_features: width of a token, E.
         hidden_features: width between the layers.
         drop: dropout probability after each layer.
+
+    Examples:
+        >>> relpos.Mlp(32, 128)(torch.randn(2, 10, 32)).shape
+        torch.Size([2, 10, 32])
     """
 
     def __init__(self, in_features: int, hidden_features: int, drop: float = 0.0) -> None:
@@ -44,6 +48,10 @@ class GatedMlp(nn.Module):
         in_features: width of a token, E.
         hidden_features: width of the gate and of the value.
         drop: dropout probability of the gated value and of the output.
+
+    Examples:
+        >>> relpos.GatedMlp(32, 88)(torch.randn(2, 10, 32)).shape
+        torch.Size([2, 10, 32])
     """
 
     def __init__(self, in_features: int, hidden_features: int, drop: float = 0.0) -> None:

@@ -42,6 +42,10 @@ class RMSNorm(nn.RMSNorm):
     Args:
         d_model: size of the last axis.
         eps: added to the mean square.
+
+    Examples:
+        >>> relpos.RMSNorm(2)(torch.tensor([[3.0, 4.0]])).detach()  # divided by sqrt((9 + 16) / 2)
+        tensor([[0.8485, 1.1314]])
     """
 
     def __init__(self, d_model: int, eps: float = 1e-6) -> None:
@@ -59,6 +63,10 @@ class GroupNorm(nn.Module):
         eps: added to the variance.
         across_tokens: whether mean and variance of a group are over all tokens of a sequence, as over all pixels of an
             image. Not for causal models, whose tokens would see later ones.
+
+    Examples:
+        >>> relpos.GroupNorm(64, num_groups=8)(torch.randn(2, 10, 64)).shape
+        torch.Size([2, 10, 64])
     """
 
     def __init__(self, d_model: int, num_groups: int = 32, eps: float = 1e-6, *, across_tokens: bool = False) -> None:

@@ -27,6 +27,13 @@ class PatchEmbedding(nn.Module):
         patch_size: (rows, columns) of a patch, or one integer.
         in_chans: channels of an image.
         embed_dim: width of a token, E.
+
+    Examples:
+        >>> embed = relpos.PatchEmbedding(img_size=32, patch_size=8, in_chans=3, embed_dim=64)
+        >>> embed(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 16, 64])
+        >>> embed.grid((48, 32))  # where the patches of another image are
+        Grid(6, 4)
     """
 
     def __init__(

@@ -43,6 +43,11 @@ class LinearAttention(SelfAttention):
 
     Raises:
         ValueError: the heads do not divide the width, or retention is not causal.
+
+    Examples:
+        >>> layer = relpos.LinearAttention(32, 4, causal=True, position=relpos.RotaryEmbedding(8))
+        >>> layer(torch.randn(2, 10, 32)).shape
+        torch.Size([2, 10, 32])
     """
 
     def __init__(
@@ -87,6 +92,11 @@ class FlashAttention(SelfAttention):
 
     Raises:
         ValueError: the heads do not divide the width, or an argument is invalid.
+
+    Examples:
+        >>> layer = relpos.FlashAttention(d_model=32, num_heads=4, block_size=4, causal=True)
+        >>> layer(torch.randn(2, 10, 32)).shape
+        torch.Size([2, 10, 32])
     """
 
     def __init__(
@@ -142,6 +152,11 @@ class LocalAttention(_PatternAttention):
 
     Raises:
         ValueError: the heads do not divide the width, or the window is even and not causal.
+
+    Examples:
+        >>> layer = relpos.LocalAttention(32, 4, window_size=5, position=relpos.RotaryEmbedding(8))
+        >>> layer(torch.randn(2, 10, 32)).shape
+        torch.Size([2, 10, 32])
     """
 
     def __init__(
@@ -176,6 +191,11 @@ class SparseAttention(_PatternAttention):
 
     Raises:
         ValueError: the heads do not divide the width, or an argument is invalid.
+
+    Examples:
+        >>> layer = relpos.SparseAttention(32, 4, sparsity_factor=4, causal=True)
+        >>> layer(torch.randn(2, 16, 32)).shape
+        torch.Size([2, 16, 32])
     """
 
     def __init__(

@@ -54,6 +54,16 @@ class LanguageModel(Transformer):
 
     Raises:
         ValueError: arguments that do not fit together, or a position that sequences do not have.
+
+    Examples:
+        >>> model = relpos.LanguageModel(256, context=64, embed_dim=32, depth=2, num_heads=4, position="rotary_1d")
+        >>> tokens = torch.randint(0, 256, (2, 10))
+        >>> model(tokens).shape  # logits of what follows each token
+        torch.Size([2, 10, 256])
+        >>> model.generate(tokens, 5, temperature=0).shape
+        torch.Size([2, 15])
+        >>> model.grow(256, "yarn").context
+        256
     """
 
     _causal = True

@@ -71,6 +71,13 @@ def load_weights(model: nn.Module, source: str | Path | Mapping[str, Tensor]) ->
     Raises:
         ValueError: no weights, or a tensor that is missing, has no counterpart or another shape, or a configuration
             that is not the model's. The model is as it was.
+
+    Examples:
+        >>> tiny = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
+        >>> trained, model = relpos.VisionTransformer(**tiny), relpos.VisionTransformer(**tiny)
+        >>> report = relpos.load_weights(model, trained.state_dict())  # or a file, a folder, timm's state dict
+        >>> len(report.fitted), dict(report.left)
+        (20, {})
     """
     if not isinstance(model, nn.Module):
         fail("a model to load weights into", shape_of(model), "Build it first.")

@@ -45,6 +45,11 @@ def count_parameters(model: nn.Module) -> dict[str, Count]:
 
     Parts: "patch embedding", "token embedding", "prefix tokens", "position", "attention qkv", "attention projection",
     "mlp", "norm", "head", and "other". A head tied to the token embedding counts there.
+
+    Examples:
+        >>> counts = relpos.count_parameters(relpos.VisionTransformer(embed_dim=96, num_heads=4, depth=1))
+        >>> counts["attention qkv"]
+        Count(weights=27648, biases=288)
     """
     if not isinstance(model, nn.Module):
         fail("a module to count", shape_of(model), "Build the model first.")

@@ -30,6 +30,12 @@ class RotaryChoice:
 
     Attributes:
         base, scaling: as in `RotaryEmbedding`, in the half layout.
+
+    Examples:
+        >>> choice = relpos.models.RotaryChoice(base=500_000.0, scaling=relpos.Llama3Scaling())
+        >>> model = relpos.LanguageModel(256, embed_dim=32, depth=1, num_heads=2, position=choice)
+        >>> model.positions[0].parts()[0].base
+        500000.0
     """
 
     base: float = 10000.0

@@ -64,6 +64,12 @@ class SwinTransformer(PretrainedModel):
 
     Raises:
         ValueError: arguments that do not fit together, or a position that grids do not have.
+
+    Examples:
+        >>> small = {"embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4), "num_classes": 10}
+        >>> model = relpos.SwinTransformer(img_size=32, patch_size=2, window_size=4, **small)
+        >>> model(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(

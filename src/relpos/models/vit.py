@@ -56,6 +56,16 @@ class VisionTransformer(Transformer):
 
     Raises:
         ValueError: arguments that do not fit together, or a position that grids do not have.
+
+    Examples:
+        >>> small = {"patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 4, "num_classes": 10}
+        >>> model = relpos.VisionTransformer(img_size=32, **small, position="learned+relative_2d")
+        >>> model(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+        >>> model.growth()
+        ('interpolated', 'clipped')
+        >>> model.grow(48, "interpolated")(torch.randn(2, 3, 48, 48)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(

@@ -45,6 +45,13 @@ def parameter_groups(
 
     Source: no decay on biases, norms and tables as in Swin's and BEiT's training (Liu et al. 2021; Bao et al. 2022);
     the multiplier was chosen on validation data (`recipes/digits_search.py`).
+
+    Examples:
+        >>> model = relpos.VisionTransformer(32, 8, embed_dim=32, depth=1, num_heads=2, position="relative_2d")
+        >>> groups = relpos.parameter_groups(model, learning_rate=1e-3, weight_decay=0.05)
+        >>> [(group["lr"], group["weight_decay"]) for group in groups]  # matrices, the rest, position
+        [(0.001, 0.05), (0.001, 0.0), (0.01, 0.0)]
+        >>> optimizer = torch.optim.AdamW(groups)
     """
     if not isinstance(model, nn.Module):
         fail("a module", shape_of(model), "Build the model first.")

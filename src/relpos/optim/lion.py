@@ -27,6 +27,15 @@ class Lion(DecoupledOptimizer):
         lr: learning rate.
         betas: of the direction, and of the momentum.
         weight_decay: decoupled, times the rate.
+
+    Examples:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> before = model.weight.detach().clone()
+        >>> optimizer = relpos.Lion(model.parameters(), lr=0.1)
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> optimizer.step()
+        >>> before - model.weight.detach()  # each weight moves by the rate
+        tensor([[0.1000, 0.1000]])
     """
 
     def __init__(

@@ -43,6 +43,15 @@ class Sophia(DecoupledOptimizer):
         rho: factor on the Hessian: the smaller, the more entries are clipped and move by the rate alone.
         weight_decay: decoupled, times the rate.
         eps: the least that a momentum is divided by.
+
+    Examples:
+        >>> model, x = torch.nn.Linear(8, 4), torch.randn(16, 8)
+        >>> optimizer = relpos.Sophia(model.parameters(), lr=1e-3)
+        >>> relpos.sampled_loss(model(x)).backward()
+        >>> optimizer.update_hessian(count=16)  # every ten steps, say
+        >>> optimizer.zero_grad()
+        >>> model(x).square().mean().backward()
+        >>> optimizer.step()
     """
 
     def __init__(
@@ -130,6 +139,11 @@ def sampled_loss(scores: Float[Tensor, "*B classes"]) -> Float[Tensor, ""]:
     """The mean cross entropy of labels drawn from the model's own scores: what Sophia-G's estimate differentiates.
 
     Draws from PyTorch's generator; no gradient passes through the draw.
+
+    Examples:
+        >>> logits = torch.randn(8, 10, requires_grad=True)
+        >>> relpos.sampled_loss(logits).shape  # labels drawn from the model's own output, for Sophia
+        torch.Size([])
     """
     if not isinstance(scores, Tensor) or not scores.is_floating_point() or scores.dim() < 2:
         fail(

@@ -23,6 +23,15 @@ def local(window_size: int, *, causal: bool = False) -> Mask:
     """Each token sees `window_size` tokens: itself in the middle of them, or, causal, at their end.
 
     At the ends of a sequence there are fewer. (Beltagy et al. 2020, "Longformer", section 3.1)
+
+    Examples:
+        >>> relpos.patterns.local(3).dense(4, 4)[0, 0].int()
+        tensor([[1, 1, 0, 0],
+                [1, 1, 1, 0],
+                [0, 1, 1, 1],
+                [0, 0, 1, 1]], dtype=torch.int32)
+        >>> relpos.patterns.local(2, causal=True).dense(4, 4)[0, 0].sum(dim=1)  # itself and the one before
+        tensor([1, 2, 2, 2])
     """
     return Mask.window(*_reach(window_size, causal))
 
@@ -31,6 +40,10 @@ def dilated(length: int, window_size: int, dilation: int, *, causal: bool = Fals
     """The same with `dilation - 1` tokens left out between any two that are seen (section 3.1 there).
 
     Tokens that differ in their remainder by `dilation` never meet, in this layer or by stacking it alone.
+
+    Examples:
+        >>> relpos.patterns.dilated(6, window_size=3, dilation=2).dense(6, 6)[0, 0, 2].int()
+        tensor([1, 0, 1, 0, 1, 0], dtype=torch.int32)
     """
     require_int(length, "length", at_least=0)
     require_int(dilation, "dilation", at_least=1)

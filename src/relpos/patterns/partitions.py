@@ -28,6 +28,13 @@ def windows(grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ...
 
     Raises:
         ValueError: a prefix, which belongs to no window; a shift of a window or more.
+
+    Examples:
+        >>> relpos.patterns.windows(relpos.Grid(4, 4), 2).query_segments.view(4, 4)
+        tensor([[0, 0, 1, 1],
+                [0, 0, 1, 1],
+                [2, 2, 3, 3],
+                [2, 2, 3, 3]])
     """
     sizes, shifts = _by_axis(grid, size, shift)
     segments = torch.zeros((), dtype=torch.long)
@@ -67,6 +74,12 @@ def partition(
     Returns:
         The tokens, and the mask that keeps apart what met over an edge or is padding; None where there is neither. The
         windows' coordinates are `Grid(*size)`.
+
+    Examples:
+        >>> x = torch.randn(2, 8, 8, 16)  # [B, rows, columns, E]
+        >>> inside, mask = relpos.patterns.partition(x, size=4)
+        >>> inside.shape, mask  # four windows of 16 tokens each; none is shifted or padded
+        (torch.Size([8, 16, 16]), None)
     """
     if not isinstance(x, Tensor) or x.dim() < 3:
         fail(
@@ -104,6 +117,12 @@ def join(
 
     Raises:
         ValueError: tokens of other windows, or not as many as the grid has; a prefix, which belongs to none.
+
+    Examples:
+        >>> x = torch.randn(2, 8, 8, 16)
+        >>> inside, mask = relpos.patterns.partition(x, size=4, shift=2)
+        >>> bool((relpos.patterns.join(inside, relpos.Grid(8, 8), size=4, shift=2) == x).all())
+        True
     """
     sizes, shifts = _by_axis(grid, size, shift)
     axes, inside = grid.axes, math.prod(sizes)

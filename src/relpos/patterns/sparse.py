@@ -19,6 +19,15 @@ def fixed(length: int, stride: int, *, summaries: int = 1, causal: bool = False)
     The fixed pattern of Child et al. 2019, "Generating Long Sequences with Sparse Transformers", section 4.3, both of
     its parts in one head; `summaries` is their c, with which the last tokens sum up their blocks for all others. Theirs
     is causal. With `stride` near sqrt(length) a token sees O(sqrt(length)) others.
+
+    Examples:
+        >>> relpos.patterns.fixed(6, stride=3, causal=True).dense(6, 6)[0, 0].int()
+        tensor([[1, 0, 0, 0, 0, 0],
+                [1, 1, 0, 0, 0, 0],
+                [1, 1, 1, 0, 0, 0],
+                [0, 0, 1, 1, 0, 0],
+                [0, 0, 1, 1, 1, 0],
+                [0, 0, 1, 1, 1, 1]], dtype=torch.int32)
     """
     require_int(length, "length", at_least=0)
     require_int(stride, "stride", at_least=1)
@@ -38,6 +47,10 @@ def strided(length: int, stride: int, *, causal: bool = False) -> Mask:
     The first part is `local(stride, causal=True)`. The paper gives the parts to layers in turn, or to heads of their
     own, and so they are two masks here. One head with both would be a window joined to a class of remainders, which the
     structure of a `Mask` (segments and intervals both hold) does not say; `fixed` is the paper's pattern for that.
+
+    Examples:
+        >>> relpos.patterns.strided(6, stride=3, causal=True).dense(6, 6)[0, 0, 5].int()
+        tensor([0, 0, 1, 0, 0, 1], dtype=torch.int32)
     """
     require_int(length, "length", at_least=0)
     require_int(stride, "stride", at_least=1)
@@ -51,6 +64,14 @@ def longformer(length: int, window_size: int, global_tokens: Int[Tensor, " g"] |
 
     Args:
         global_tokens: their numbers, such as `[0]` for a class token.
+
+    Examples:
+        >>> relpos.patterns.longformer(5, window_size=3, global_tokens=[0]).dense(5, 5)[0, 0].int()
+        tensor([[1, 1, 1, 1, 1],
+                [1, 1, 1, 0, 0],
+                [1, 1, 1, 1, 0],
+                [1, 0, 1, 1, 1],
+                [1, 0, 0, 1, 1]], dtype=torch.int32)
     """
     require_int(length, "length", at_least=0)
     numbers = _numbers(global_tokens)
@@ -76,7 +97,16 @@ def _numbers(tokens: Int[Tensor, " g"] | list[int]) -> Int[Tensor, " g"]:
 
 
 def block_sparse(layout: Bool[Tensor, "... n m"], size: int) -> Mask:
-    """Blocks of `size` by `size` pairs, those that `layout` (`[n, m]`, or one per head) has True."""
+    """Blocks of `size` by `size` pairs, those that `layout` (`[n, m]`, or one per head) has True.
+
+    Examples:
+        >>> layout = torch.tensor([[True, False], [True, True]])
+        >>> relpos.patterns.block_sparse(layout, size=2).dense(4, 4)[0, 0].int()
+        tensor([[1, 1, 0, 0],
+                [1, 1, 0, 0],
+                [1, 1, 1, 1],
+                [1, 1, 1, 1]], dtype=torch.int32)
+    """
     if not isinstance(layout, Tensor) or layout.dtype != torch.bool or layout.dim() not in (2, 3):
         fail("a boolean layout [blocks, blocks], or one per head", shape_of(layout), "True is a block that attends.")
     return Mask(blocks=Blocks(layout if layout.dim() == 3 else layout[None], size))
@@ -99,6 +129,11 @@ def big_bird(
         window: blocks of the band, an odd number. global_blocks: at the beginning (the internal construction, ITC).
         random_blocks: for each block of queries, of the rest, drawn for each head.
         seed: of the draw, which is then the same on every machine.
+
+    Examples:
+        >>> mask = relpos.patterns.big_bird(1024, size=64, heads=8)
+        >>> mask.blocks.layout.shape  # of each head, which of 16 x 16 blocks attend
+        torch.Size([8, 16, 16])
     """
     require_int(length, "length", at_least=1)
     for name, number in (("size", size), ("window", window), ("heads", heads)):

@@ -39,7 +39,14 @@ Distance = Literal["euclidean", "manhattan", "axes"]
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """The published slope of each head."""
+    """The published slope of each head.
+
+    Examples:
+        >>> relpos.alibi_slopes(4)
+        (0.25, 0.0625, 0.015625, 0.00390625)
+        >>> relpos.alibi_slopes(6)[4:]  # then every other slope of eight heads
+        (0.5, 0.125)
+    """
     require_int(num_heads, "num_heads", at_least=1)
     lower = 2 ** math.floor(math.log2(num_heads))
     own = [2 ** (-8 * (head + 1) / lower) for head in range(lower)]
@@ -60,6 +67,14 @@ class ALiBi(OffsetBias):
     Attributes:
         slopes: the published slopes. log_slopes: `[1, H]` or `[A, H]`, their logarithms to learn from; None where they
             are fixed.
+
+    Examples:
+        >>> alibi = relpos.ALiBi(num_heads=8)
+        >>> alibi.slopes[:3]
+        (0.5, 0.25, 0.125)
+        >>> q = k = v = torch.randn(1, 8, 6, 16)
+        >>> relpos.attention(q, k, v, position=alibi, queries=relpos.Sequence(6), mask=relpos.Mask.causal()).shape
+        torch.Size([1, 8, 6, 16])
     """
 
     growth = (AS_IS,)

@@ -35,6 +35,14 @@ class ClippedBias(OffsetBias):
 
     Attributes:
         relative_position_bias_table: `[2 R + 1, num_heads]`, from -R to R.
+
+    Examples:
+        >>> bias = relpos.ClippedBias(num_heads=2, max_distance=3)
+        >>> bias.relative_position_bias_table.shape  # -3 to 3
+        torch.Size([7, 2])
+        >>> q = k = v = torch.randn(1, 2, 100, 16)
+        >>> relpos.attention(q, k, v, position=bias, queries=relpos.Sequence(100)).shape
+        torch.Size([1, 2, 100, 16])
     """
 
     growth = (AS_IS,)

@@ -43,6 +43,12 @@ class CoPE(Mechanism):
 
     Attributes:
         pos_emb: `[P, D]`.
+
+    Examples:
+        >>> cope = relpos.CoPE(head_dim=16, max_position=32)
+        >>> q = k = v = torch.randn(1, 2, 10, 16)
+        >>> relpos.attention(q, k, v, position=cope, queries=relpos.Sequence(10), mask=relpos.Mask.causal()).shape
+        torch.Size([1, 2, 10, 16])
     """
 
     growth = (AS_IS,)

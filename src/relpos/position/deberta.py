@@ -56,6 +56,14 @@ class DisentangledPosition(Mechanism):
 
     Attributes:
         rel_embeddings: `[2 span, E]`. pos_key, pos_query: `[E -> H D]`; None where switched off.
+
+    Examples:
+        >>> deberta = relpos.DisentangledPosition(num_heads=4, head_dim=16, embed_dim=64, span=8, max_distance=32)
+        >>> deberta.rel_embeddings.shape
+        torch.Size([16, 64])
+        >>> q = k = v = torch.randn(1, 4, 50, 16)
+        >>> relpos.attention(q, k, v, position=deberta, queries=relpos.Sequence(50)).shape  # scaled by 1/sqrt(3 D)
+        torch.Size([1, 4, 50, 16])
     """
 
     growth = (AS_IS,)

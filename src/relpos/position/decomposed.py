@@ -57,6 +57,14 @@ class DecomposedPosition(Mechanism):
 
     Attributes:
         rel_pos: one `[2 W - 1, D]` an axis (`rel_pos_h`, `rel_pos_w` in SAM), lowest offset first.
+
+    Examples:
+        >>> vectors = relpos.DecomposedPosition(head_dim=16, window_size=(4, 6))
+        >>> [tuple(one.shape) for one in vectors.rel_pos]
+        [(7, 16), (11, 16)]
+        >>> q = k = v = torch.randn(1, 2, 24, 16)
+        >>> relpos.attention(q, k, v, position=vectors, queries=relpos.Grid(4, 6)).shape
+        torch.Size([1, 2, 24, 16])
     """
 
     growth = (AS_IS,)

@@ -39,6 +39,14 @@ class FactoredBias(OffsetBias):
 
     Attributes:
         tables: one `[2 W - 1, num_heads]` an axis.
+
+    Examples:
+        >>> bias = relpos.FactoredBias(num_heads=2, window_size=(4, 6))
+        >>> [tuple(table.shape) for table in bias.tables]  # 7 + 11 numbers a head, where a joint table has 77
+        [(7, 2), (11, 2)]
+        >>> q = k = v = torch.randn(1, 2, 24, 16)
+        >>> relpos.attention(q, k, v, position=bias, queries=relpos.Grid(4, 6)).shape
+        torch.Size([1, 2, 24, 16])
     """
 
     growth = ("interpolated", "clipped")

@@ -45,6 +45,12 @@ class FIREBias(Mechanism):
 
     Attributes:
         c: a number. multiplier: a number that multiplies `threshold`. mlp: `[1 -> hidden_dim -> H]`.
+
+    Examples:
+        >>> fire = relpos.FIREBias(num_heads=4)
+        >>> q = k = v = torch.randn(1, 4, 10, 16)
+        >>> relpos.attention(q, k, v, position=fire, queries=relpos.Sequence(10), mask=relpos.Mask.causal()).shape
+        torch.Size([1, 4, 10, 16])
     """
 
     growth = (AS_IS,)

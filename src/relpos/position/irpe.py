@@ -76,6 +76,12 @@ class ImageRelativePosition(Mechanism):
 
     Attributes:
         table: `[H, buckets + 1, D]` of vectors, or `[H, buckets + 1]` of numbers; the last bucket is the prefix's.
+
+    Examples:
+        >>> irpe = relpos.ImageRelativePosition(num_heads=1, head_dim=16, method="product")
+        >>> q = k = v = torch.randn(1, 4, 49, 16)
+        >>> relpos.attention(q, k, v, position=irpe, queries=relpos.Grid(7, 7)).shape
+        torch.Size([1, 4, 49, 16])
     """
 
     growth = (AS_IS,)

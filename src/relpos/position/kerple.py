@@ -38,6 +38,14 @@ class Kerple(OffsetBias):
 
     Attributes:
         log_r1, raw_r2: `[num_heads]`; see `r1` and `r2` for what they stand for.
+
+    Examples:
+        >>> kerple = relpos.Kerple(num_heads=4, kernel="log")
+        >>> sum(x.numel() for x in kerple.parameters())  # two numbers a head
+        8
+        >>> q = k = v = torch.randn(1, 4, 10, 16)
+        >>> relpos.attention(q, k, v, position=kerple, queries=relpos.Sequence(10), mask=relpos.Mask.causal()).shape
+        torch.Size([1, 4, 10, 16])
     """
 
     growth = (AS_IS,)

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 
 from relpos.core import Coordinates, Grid, Positions, Sequence, lookup, require_coordinates
 from relpos.core.checks import fail, require_int, shape_of
-from relpos.position.mechanism import Mechanism, Site, add_to_tokens
+from relpos.position.mechanism import Mechanism, Site
 from relpos.position.preset import Preset
 from relpos.position.tables import require_std, start_table
+from relpos.position.tokens import add_to_tokens
 
 
 class LearnedPositionEmbedding(Mechanism):
@@ -42,6 +43,12 @@ class LearnedPositionEmbedding(Mechanism):
 
     Raises:
         ValueError: both or neither of `seq_len` and `grid_size`.
+
+    Examples:
+        >>> learned = relpos.LearnedPositionEmbedding(embed_dim=32, grid_size=(4, 4), prefix=1)
+        >>> x = torch.randn(2, 17, 32)
+        >>> learned.embed(x, relpos.Grid(4, 4, prefix=1)).shape  # added to tokens, before the first layer
+        torch.Size([2, 17, 32])
     """
 
     def __init__(

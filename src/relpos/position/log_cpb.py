@@ -40,6 +40,12 @@ class LogContinuousBias(OffsetBias):
 
     Attributes:
         cpb_mlp: the network, its layers numbered as in Swin V2's checkpoints.
+
+    Examples:
+        >>> bias = relpos.LogContinuousBias(num_heads=4, window_size=(8, 8))
+        >>> q = k = v = torch.randn(1, 4, 144, 16)
+        >>> relpos.attention(q, k, v, position=bias, queries=relpos.Grid(12, 12)).shape  # a larger window, no resize
+        torch.Size([1, 4, 144, 16])
     """
 
     growth = (AS_IS,)

@@ -30,9 +30,7 @@ from relpos.core import (
     require_coordinates,
 )
 from relpos.core.checks import (
-    broadcasts,
     fail,
-    require_device,
     require_flag,
     require_int,
     shape_of,
@@ -55,6 +53,15 @@ class Site:
         causal: whether a query sees only what comes before it.
         init_std: standard deviation that learned tables start from.
         trainable: False for parameters that stay as they start; `Preset.make` sees to it.
+
+    Examples:
+        >>> site = relpos.Site(num_heads=4, head_dim=16, embed_dim=64, queries=relpos.Grid(7, 7))
+        >>> relpos.RelativePositionBias.from_site(site)
+        RelativePositionBias(num_heads=4, window_size=(7, 7), prefix=0, beyond='raise')
+        >>> def build(site):  # what models take for position=
+        ...     return relpos.T5Bias(site.num_heads, num_buckets=16, scaled=True)
+        ...
+        >>> model = relpos.VisionTransformer(28, 4, embed_dim=32, depth=1, num_heads=2, position=build)
     """
 
     num_heads: int
@@ -86,7 +93,14 @@ _FEW_TOKENS = 2**13
 
 
 class Mechanism(nn.Module):
-    """Base of all position mechanisms. On its own it says nothing."""
+    """Base of all position mechanisms. On its own it says nothing.
+
+    Examples:
+        >>> both = relpos.RotaryEmbedding(16) + relpos.T5Bias(num_heads=2, scaled=True)
+        >>> [type(term).__name__ for term in both.terms(relpos.Sequence(8))]
+        ['Rotation', 'LineBias']
+        >>> both.trainable = False  # freezes T5's table
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,25 +311,6 @@ def acts_in_attention(part: Mechanism) -> bool:
 def growth_of(part: Mechanism) -> tuple[str, ...]:
     """The rules by which a mechanism, wrapped or not, grows."""
     return tuple(getattr(part, "growth", ()))
-
-
-def add_to_tokens(
-    x: Float[Tensor, "B N E"], vectors: Float[Tensor, "_ N E"], coordinates: Coordinates
-) -> Float[Tensor, "B N E"]:
-    """Tokens plus one vector each, `[1 or B, N, E]`, in the tokens' dtype.
-
-    Raises:
-        ValueError: tokens of another shape, or coordinates for another batch.
-    """
-    wanted = tuple(vectors.shape[1:])
-    tokens = isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 3
-    if not tokens or tuple(x.shape[1:]) != wanted:
-        shape = f"floating-point tokens of shape [B, {wanted[0]}, {wanted[1]}]"
-        fail(shape, shape_of(x), "Coordinates count the prefix too.")
-    require_device(x, "tokens", vectors.device, "Move the tokens or the mechanism with .to(device).")
-    if not broadcasts(vectors.shape[0], x.shape[0]):
-        fail(f"coordinates for a batch of {x.shape[0]}", repr(coordinates), "Give one row, or one an element.")
-    return x + vectors.to(x.dtype)
 
 
 class Sum(Mechanism):

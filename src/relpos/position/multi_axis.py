@@ -47,6 +47,12 @@ class MultimodalRotary(Mechanism):
         order: "blocked" or "interleaved".
         base: the slowest pair rotates by nearly 1 / base radians per position.
         layout: "half" or "interleaved", which dimensions are a pair; see `relpos.rotate`.
+
+    Examples:
+        >>> rotary = relpos.MultimodalRotary(16, sections=(2, 3, 3))  # pairs that follow time, rows and columns
+        >>> q = k = v = torch.randn(1, 2, 24, 16)
+        >>> relpos.attention(q, k, v, position=rotary, queries=relpos.Grid(2, 3, 4)).shape
+        torch.Size([1, 2, 24, 16])
     """
 
     growth = (AS_IS,)

@@ -15,7 +15,12 @@ from relpos.position.preset import Preset
 
 
 class NoPosition(Mechanism):
-    """Says nothing to attention and adds nothing to tokens."""
+    """Says nothing to attention and adds nothing to tokens.
+
+    Examples:
+        >>> len(relpos.NoPosition().terms(relpos.Sequence(8)))
+        0
+    """
 
     growth = (AS_IS,)
 

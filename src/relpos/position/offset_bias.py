@@ -32,7 +32,17 @@ _HELD = 256
 
 
 class OffsetBias(Mechanism):
-    """A bias that depends on query - key alone: subclasses write `bias`, and `prefix_bias` where they have one."""
+    """A bias that depends on query - key alone: subclasses write `bias`, and `prefix_bias` where they have one.
+
+    Examples:
+        >>> class Nearest(relpos.OffsetBias):
+        ...     def bias(self, offsets):  # offsets.axes [L, A], query - key
+        ...         return -offsets.axes[:, 0].abs().float()[None].expand(4, -1)
+        ...
+        >>> q = k = v = torch.randn(1, 4, 10, 16)
+        >>> relpos.attention(q, k, v, position=Nearest(), queries=relpos.Sequence(10)).shape
+        torch.Size([1, 4, 10, 16])
+    """
 
     axes: ClassVar[int | None] = 1
     """Axes it understands, others raise: 1 sees a grid in raster order; None takes coordinates as they come."""

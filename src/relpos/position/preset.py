@@ -54,7 +54,13 @@ class Preset:
 
 
 def presets() -> dict[str, Preset]:
-    """Every preset by name, in alphabetical order of modules and their own order inside."""
+    """Every preset by name, in alphabetical order of modules and their own order inside.
+
+    Examples:
+        >>> preset = relpos.position.presets()["relative_2d"]
+        >>> preset.source
+        'Liu et al. 2021 (Swin), section 3.2; Bao et al. 2022 (BEiT) for prefix tokens'
+    """
     found: dict[str, Preset] = {}
     package = sys.modules["relpos.position"]  # whose path others may extend
     for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
@@ -80,6 +86,10 @@ def find(name: str) -> Preset:
 
     Raises:
         ValueError: no such name; the message offers the nearest.
+
+    Examples:
+        >>> relpos.position.find("learned+relative_2d").title
+        'Hybrid: learned absolute + relative 2-D'
     """
     known = presets()
     if "+" in name and name not in known:

@@ -49,12 +49,27 @@ from relpos.position.tables import require_std, start_table
 
 
 def get_relative_position_index_1d(seq_len: int) -> Int[Tensor, "N N"]:
-    """`index[i, j] = i - j + seq_len - 1`: 0 to 2 seq_len - 2."""
+    """`index[i, j] = i - j + seq_len - 1`: 0 to 2 seq_len - 2.
+
+    Examples:
+        >>> relpos.get_relative_position_index_1d(3)
+        tensor([[2, 1, 0],
+                [3, 2, 1],
+                [4, 3, 2]])
+    """
     return lines(Sequence(seq_len)).index()
 
 
 def get_relative_position_index_2d(window_size: tuple[int, int]) -> Int[Tensor, "N N"]:
-    """`index[i, j] = (d_row + Wh - 1) * (2 Ww - 1) + d_col + Ww - 1`: Swin's index."""
+    """`index[i, j] = (d_row + Wh - 1) * (2 Ww - 1) + d_col + Ww - 1`: Swin's index.
+
+    Examples:
+        >>> relpos.get_relative_position_index_2d((2, 2))
+        tensor([[4, 3, 1, 0],
+                [5, 4, 2, 1],
+                [7, 6, 4, 3],
+                [8, 7, 5, 4]])
+    """
     _require_window(window_size)
     return lines(Grid(*window_size)).index()
 
@@ -119,6 +134,16 @@ class RelativePositionBias(OffsetBias):
 
     Raises:
         ValueError: sizes that do not go with `bias_type`.
+
+    Examples:
+        >>> bias = relpos.RelativePositionBias(num_heads=8, window_size=(14, 14), prefix=1)
+        >>> bias.relative_position_bias_table.shape  # 27 x 27 offsets, and three of the class token
+        torch.Size([732, 8])
+        >>> q = k = v = torch.randn(2, 8, 197, 64)
+        >>> relpos.attention(q, k, v, position=bias, queries=relpos.Grid(14, 14, prefix=1)).shape
+        torch.Size([2, 8, 197, 64])
+        >>> bias.resize((16, 16)).relative_position_bias_table.shape
+        torch.Size([964, 8])
     """
 
     growth = ("interpolated", "clipped")

@@ -89,6 +89,15 @@ class RotaryEmbedding(Mechanism):
     Raises:
         ValueError: rotary_dim is no multiple of 2 * axes or more than `head_dim`; several axes or a scaling beside a
             trained length.
+
+    Examples:
+        >>> rotary = relpos.RotaryEmbedding(head_dim=64)
+        >>> q = k = v = torch.randn(1, 8, 10, 64)
+        >>> relpos.attention(q, k, v, position=rotary, queries=relpos.Sequence(10)).shape
+        torch.Size([1, 8, 10, 64])
+        >>> last, ten = relpos.Sequence(1, start=9), relpos.Sequence(10)  # one token, and the cache with it
+        >>> relpos.attention(q[:, :, 9:], k, v, position=rotary, queries=last, keys=ten).shape
+        torch.Size([1, 8, 1, 64])
     """
 
     def __init__(

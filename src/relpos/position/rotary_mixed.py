@@ -41,6 +41,14 @@ class RotaryMixed(Mechanism):
 
     Attributes:
         frequencies: `[2, H, D / 2]`, radians a row and radians a column.
+
+    Examples:
+        >>> rotary = relpos.RotaryMixed(num_heads=4, head_dim=16)
+        >>> rotary.frequencies.shape
+        torch.Size([2, 4, 8])
+        >>> q = k = v = torch.randn(1, 4, 49, 16)
+        >>> relpos.attention(q, k, v, position=rotary, queries=relpos.Grid(7, 7)).shape
+        torch.Size([1, 4, 49, 16])
     """
 
     growth = (AS_IS,)

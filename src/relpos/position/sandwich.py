@@ -33,6 +33,12 @@ class Sandwich(OffsetBias):
         num_heads: query heads, H.
         width: 2 P, the width of the sinusoids whose product it is.
         base: as sinusoidal positions have it.
+
+    Examples:
+        >>> bias = relpos.Sandwich(num_heads=4)
+        >>> q = k = v = torch.randn(1, 4, 10, 16)
+        >>> relpos.attention(q, k, v, position=bias, queries=relpos.Sequence(10), mask=relpos.Mask.causal()).shape
+        torch.Size([1, 4, 10, 16])
     """
 
     growth = (AS_IS,)

@@ -45,7 +45,13 @@ def _require_factor(x: object) -> None:
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """Every position divided by `factor`: the longer context squeezed into the trained one (position interpolation)."""
+    """Every position divided by `factor`: the longer context squeezed into the trained one (position interpolation).
+
+    Examples:
+        >>> rotary = relpos.RotaryEmbedding(64, scaling=relpos.LinearScaling(4.0))
+        >>> rotary.bands(1)[0][0]  # without it the fastest pair rotates by 1 radian a token
+        0.25
+    """
 
     factor: float
 
@@ -64,7 +70,15 @@ def _larger(base: float, pairs: int, by: float) -> float:
 
 @dataclass(frozen=True)
 class NTKScaling:
-    """A larger base: the slowest pair is interpolated by `factor`, the fastest not at all ("NTK-aware")."""
+    """A larger base: the slowest pair is interpolated by `factor`, the fastest not at all ("NTK-aware").
+
+    Examples:
+        >>> rotary = relpos.RotaryEmbedding(64, scaling=relpos.NTKScaling(4.0))
+        >>> fast, *_, slow = rotary.bands(1)[0]
+        >>> plain = relpos.RotaryEmbedding(64).bands(1)[0]
+        >>> round(plain[0] / fast, 6), round(plain[-1] / slow, 6)
+        (1.0, 4.0)
+    """
 
     factor: float
 
@@ -78,7 +92,14 @@ class NTKScaling:
 
 @dataclass(frozen=True)
 class DynamicNTK:
-    """NTK scaling that begins where the context exceeds `trained_length` and grows with it, `factor` times as fast."""
+    """NTK scaling that begins where the context exceeds `trained_length` and grows with it, `factor` times as fast.
+
+    Examples:
+        >>> rotary = relpos.RotaryEmbedding(64, scaling=relpos.DynamicNTK(1.0, trained_length=2048))
+        >>> slowest = [rotary.bands(length)[0][-1] for length in (1024, 2048, 4096)]
+        >>> [round(slowest[0] / band, 3) for band in slowest]  # as trained up to there
+        [1.0, 1.0, 2.0]
+    """
 
     factor: float
     trained_length: int
@@ -109,6 +130,15 @@ class YaRN:
         magnitude: factor on rotated dimensions; None for 0.1 ln(factor) + 1. (DeepSeek's mscale and mscale_all_dim m, n
             are the magnitude (0.1 m ln(factor) + 1) / (0.1 n ln(factor) + 1).)
         truncate: whether the ends of the ramp are rounded outwards to whole pairs, as published.
+
+    Examples:
+        >>> scaling = relpos.YaRN(factor=4.0, trained_length=2048)
+        >>> rotary = relpos.RotaryEmbedding(128, scaling=scaling)
+        >>> plain = relpos.RotaryEmbedding(128)
+        >>> [round(plain.bands(1)[0][p] / rotary.bands(1)[0][p], 3) for p in (0, 40, 63)]  # kept, between, interpolated
+        [1.0, 3.571, 4.0]
+        >>> round(rotary.bands(1)[1], 4)  # 0.1 ln(4) + 1
+        1.1386
     """
 
     factor: float
@@ -164,6 +194,12 @@ class LongRoPE:
         factor: the longer context over the trained one; only the magnitude depends on it.
         magnitude: factor on the rotated dimensions, in short contexts too; None for
             sqrt(1 + ln(factor) / ln(trained_length)).
+
+    Examples:
+        >>> scaling = relpos.LongRoPE((1.0,) * 4, (4.0,) * 4, trained_length=2048, factor=4.0)
+        >>> rotary = relpos.RotaryEmbedding(8, scaling=scaling)
+        >>> rotary.bands(2048)[0][0], rotary.bands(2049)[0][0]  # the short list, the long one
+        (1.0, 0.25)
     """
 
     short_factor: tuple[float, ...]
@@ -205,6 +241,13 @@ class Llama3Scaling:
         factor: the longer context over the trained one.
         trained_length: the trained one.
         low, high: `low_freq_factor` and `high_freq_factor` of Llama's configuration.
+
+    Examples:
+        >>> scaling = relpos.Llama3Scaling(factor=8.0, trained_length=8192)
+        >>> scaled = relpos.RotaryEmbedding(128, base=5e5, scaling=scaling).bands(1)[0]
+        >>> plain = relpos.RotaryEmbedding(128, base=5e5).bands(1)[0]
+        >>> plain[0] / scaled[0], plain[-1] / scaled[-1]  # fast pairs are kept, slow ones interpolated
+        (1.0, 8.0)
     """
 
     factor: float = 8.0

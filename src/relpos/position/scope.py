@@ -22,9 +22,15 @@ def decoding(*modules: nn.Module) -> Iterator[None]:
     Args:
         modules: models or mechanisms.
 
-    Example:
+    Examples:
+        >>> model = relpos.LanguageModel(vocab_size=16, embed_dim=32, depth=2, num_heads=2, position="t5").eval()
+        >>> cache, token = relpos.KeyValueCache(depth=2), torch.tensor([[3]])
         >>> with torch.no_grad(), relpos.decoding(model):
-        ...     logits = model(token, cache=cache)
+        ...     for _ in range(4):
+        ...         token = model(token, cache=cache)[:, -1:].argmax(dim=-1)
+        ...
+        >>> cache.length
+        4
     """
     for module in modules:
         if not isinstance(module, nn.Module):

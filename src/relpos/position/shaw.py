@@ -39,6 +39,14 @@ class ShawPosition(Mechanism):
 
     Attributes:
         key_vectors, value_vectors: `[2 k + 1, D]`, from -k to k; the second is None without `values`.
+
+    Examples:
+        >>> shaw = relpos.ShawPosition(head_dim=16, max_distance=4)
+        >>> shaw.key_vectors.shape
+        torch.Size([9, 16])
+        >>> q = k = v = torch.randn(1, 2, 10, 16)
+        >>> relpos.attention(q, k, v, position=shaw, queries=relpos.Sequence(10)).shape
+        torch.Size([1, 2, 10, 16])
     """
 
     growth = (AS_IS,)

@@ -26,8 +26,9 @@ from torch import Tensor
 from relpos.core import Coordinates, require_coordinates
 from relpos.core.checks import fail, require_choice, require_int, require_number
 from relpos.position.angles import WaveLayout, angles, frequencies, waves
-from relpos.position.mechanism import AS_IS, Mechanism, Site, add_to_tokens
+from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
+from relpos.position.tokens import add_to_tokens
 
 
 class SinusoidalPositionEmbedding(Mechanism):
@@ -41,6 +42,12 @@ class SinusoidalPositionEmbedding(Mechanism):
 
     Raises:
         ValueError: a width that cannot be shared out.
+
+    Examples:
+        >>> waves = relpos.SinusoidalPositionEmbedding(embed_dim=4)
+        >>> waves.embed(torch.zeros(1, 2, 4), relpos.Sequence(2))
+        tensor([[[0.0000, 1.0000, 0.0000, 1.0000],
+                 [0.8415, 0.5403, 0.0100, 0.9999]]])
     """
 
     growth = (AS_IS,)

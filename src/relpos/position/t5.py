@@ -63,6 +63,14 @@ class T5Bias(OffsetBias):
 
     Raises:
         ValueError: too few buckets, or a `max_distance` within those that stand for one distance each.
+
+    Examples:
+        >>> bias = relpos.T5Bias(num_heads=8, bidirectional=False)
+        >>> bias.bucket(torch.tensor([0, 1, 15, 16, 20, 127, 500])).tolist()
+        [0, 1, 15, 16, 17, 31, 31]
+        >>> q = k = v = torch.randn(1, 8, 10, 64)
+        >>> relpos.attention(q, k, v, position=bias, queries=relpos.Sequence(10), mask=relpos.Mask.causal()).shape
+        torch.Size([1, 8, 10, 64])
     """
 
     growth = (AS_IS,)

@@ -39,6 +39,12 @@ class TransformerXLPosition(Mechanism):
 
     Attributes:
         u, v: `[H, D]`. projection: `[E -> H D]` without bias.
+
+    Examples:
+        >>> xl = relpos.TransformerXLPosition(num_heads=4, head_dim=16, embed_dim=64)
+        >>> q, k, v = torch.randn(1, 4, 5, 16), torch.randn(1, 4, 8, 16), torch.randn(1, 4, 8, 16)
+        >>> relpos.attention(q, k, v, position=xl, queries=relpos.Sequence(5, start=3), keys=relpos.Sequence(8)).shape
+        torch.Size([1, 4, 5, 16])
     """
 
     growth = (AS_IS,)

@@ -59,6 +59,12 @@ class TUPEPosition(Mechanism):
     Attributes:
         places: the vectors, `places.pos_embed` `[1, 2 + places, E]`, of which the first two are t_1 and t_2.
         norm: the LayerNorm over E. pos_query, pos_key: U_Q and U_K, `[E -> H D]`.
+
+    Examples:
+        >>> tupe = relpos.TUPEPosition(num_heads=4, head_dim=16, embed_dim=64, grid_size=(4, 4))
+        >>> q = k = v = torch.randn(1, 4, 16, 16)
+        >>> relpos.attention(q, k, v, position=tupe, queries=relpos.Grid(4, 4)).shape
+        torch.Size([1, 4, 16, 16])
     """
 
     def __init__(

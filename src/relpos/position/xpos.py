@@ -49,6 +49,12 @@ class XPos(RotaryEmbedding):
         scale_base: positions over which pair p decays by its z[p].
         gamma: the larger, the nearer all z[p] are to 1.
         centre: the position at which magnitudes are 1; None for the middle of the given positions.
+
+    Examples:
+        >>> xpos = relpos.XPos(head_dim=16)
+        >>> q = k = v = torch.randn(1, 2, 10, 16)
+        >>> relpos.attention(q, k, v, position=xpos, queries=relpos.Sequence(10), mask=relpos.Mask.causal()).shape
+        torch.Size([1, 2, 10, 16])
     """
 
     growth = (AS_IS,)

@@ -27,6 +27,13 @@ class LineBias(Term):
     Attributes:
         values: `[H, L]`, or `[1, L]` for all heads alike; float32 or wider.
         lines: the line coordinates of queries and keys; `lines.length` is L.
+
+    Examples:
+        >>> lines = relpos.lines(relpos.Sequence(4))
+        >>> values = -lines.offsets().axes[:, 0].abs()[None].float()  # [1, 7]: 3 steps back to 3 ahead
+        >>> q = k = v = torch.zeros(1, 2, 4, 8)
+        >>> relpos.attention_weights(q, k, position=relpos.LineBias(values, lines))[0, 0, 0]
+        tensor([0.6439, 0.2369, 0.0871, 0.0321])
     """
 
     meets_plain = False
@@ -72,6 +79,12 @@ class LowRank(Term):
     Attributes:
         query: `[1 or H, N, R]`, or `[1 or B, 1 or H, N, R]` where the elements of a batch differ.
         key: `[1 or H, M, R]` or `[1 or B, 1 or H, M, R]`.
+
+    Examples:
+        >>> p, r = torch.randn(2, 5, 3), torch.randn(2, 5, 3)  # [H, N, R] and [H, M, R]
+        >>> q = k = v = torch.randn(1, 2, 5, 8)
+        >>> relpos.attention(q, k, v, position=relpos.LowRank(p, r)).shape
+        torch.Size([1, 2, 5, 8])
     """
 
     meets_plain = False
@@ -114,9 +127,12 @@ class DenseBias(Term):
     Raises:
         ValueError: no floating-point tensor of 4 dimensions; in attention, another shape or device than q and k need.
 
-    Example:
-        >>> unlikely = DenseBias(-penalty[:, None, None, :])  # penalty [B, M], one number a key
-        >>> out = relpos.attention(q, k, v, position=unlikely)
+    Examples:
+        >>> q, k, v = torch.randn(3, 2, 8, 5, 16)
+        >>> penalty = torch.rand(2, 5)  # one number a key of each element of the batch
+        >>> unlikely = relpos.DenseBias(-penalty[:, None, None, :])
+        >>> relpos.attention(q, k, v, position=unlikely).shape
+        torch.Size([2, 8, 5, 16])
     """
 
     meets_plain = False
@@ -155,6 +171,15 @@ class RowRule(Term):
     query heads) and `allowed[1 or B, 1 or H, n, M]`, True where the mask lets a pair through. It must treat rows
     independently. Gradients reach q, k and `parameters`; tensors that a rule only closes over get none in engines
     that recompute. `width` is the head width D that it was made for, None for any; attention refuses another.
+
+    Examples:
+        >>> def recent(q, k, allowed, rows, slope):  # [1, 1, n, M] for the queries of `rows`
+        ...     steps = torch.arange(rows.start, rows.stop)[:, None] - torch.arange(k.shape[2])
+        ...     return -(slope * steps.abs())[None, None]
+        ...
+        >>> q = k = v = torch.randn(1, 2, 5, 8)
+        >>> relpos.attention(q, k, v, position=relpos.RowRule(recent, (torch.tensor(0.5),))).shape
+        torch.Size([1, 2, 5, 8])
     """
 
     rule: Rule = static()

@@ -42,6 +42,13 @@ class Rotation(Single):
         magnitude: multiplies the rotated dimensions of both sides (YaRN's attention factor).
         query_magnitude, key_magnitude: one an angle and side (xPos), multiplied with `magnitude`.
         width: the head width that the angles were made for, R or more; attention refuses another. None for any.
+
+    Examples:
+        >>> angles = torch.arange(5.0)[None, None, :, None]  # [1, 1, N, R / 2]: one pair, a radian a token
+        >>> turn = relpos.Rotation(angles, angles, layout="half")
+        >>> q = k = v = torch.randn(1, 2, 5, 8)
+        >>> relpos.attention(q, k, v, position=turn).shape
+        torch.Size([1, 2, 5, 8])
     """
 
     adds_scores = meets_plain = False
@@ -166,6 +173,11 @@ class QueryBias(Term):
 
     Attributes:
         u: `[1 or H, D]`.
+
+    Examples:
+        >>> q = k = v = torch.randn(1, 2, 5, 8)
+        >>> relpos.attention(q, k, v, position=relpos.QueryBias(torch.randn(2, 8))).shape
+        torch.Size([1, 2, 5, 8])
     """
 
     adds_scores = meets_plain = False
@@ -182,7 +194,14 @@ class QueryBias(Term):
 @register("relpos.core.terms.Scale")
 @dataclass(frozen=True)
 class Scale(Term):
-    """Sets the factor on the content product (1 for T5). An argument `scale=` of attention beats it."""
+    """Sets the factor on the content product (1 for T5). An argument `scale=` of attention beats it.
+
+    Examples:
+        >>> q = k = v = torch.randn(1, 2, 5, 16)
+        >>> unscaled = relpos.attention(q, k, v, position=relpos.Scale(1.0))
+        >>> bool((unscaled == relpos.attention(q, k, v, scale=1.0)).all())
+        True
+    """
 
     adds_scores = meets_plain = False
     value: float = static()
@@ -201,7 +220,13 @@ class Scale(Term):
 @register("relpos.core.terms.Softcap")
 @dataclass(frozen=True)
 class Softcap(Single):
-    """Bounds the scaled content product: `cap * tanh(x / cap)` (Gemma 2). At most one."""
+    """Bounds the scaled content product: `cap * tanh(x / cap)` (Gemma 2). At most one.
+
+    Examples:
+        >>> q = k = v = torch.randn(1, 2, 5, 8)
+        >>> relpos.attention(q, k, v, position=relpos.Softcap(50.0) + relpos.Scale(0.25)).shape
+        torch.Size([1, 2, 5, 8])
+    """
 
     adds_scores = meets_plain = False
     cap: float = static()
@@ -219,6 +244,13 @@ class Sinks(Single):
 
     Attributes:
         logits: `[H]`.
+
+    Examples:
+        >>> q = k = torch.zeros(1, 1, 1, 8)
+        >>> v = torch.ones(1, 1, 1, 8)
+        >>> sinks = relpos.Sinks(torch.zeros(1))
+        >>> relpos.attention(q, k, v, position=sinks)[0, 0, 0, 0]  # half of the weight goes nowhere
+        tensor(0.5000)
     """
 
     meets_plain = False

@@ -45,6 +45,13 @@ class LineVectors(Term):
         side: what the vectors are multiplied with.
         scaled: whether the attention's scale applies.
         bias: `[1 or H, D]`, added to q or k in this product only (Transformer-XL's v).
+
+    Examples:
+        >>> lines = relpos.lines(relpos.Sequence(5))  # 9 offsets
+        >>> vectors = relpos.LineVectors(torch.randn(1, 9, 8), None, lines, side="query")
+        >>> q = k = v = torch.randn(1, 2, 5, 8)
+        >>> relpos.attention(q, k, v, position=vectors).shape
+        torch.Size([1, 2, 5, 8])
     """
 
     vectors: Float[Tensor, "#H R D"]
@@ -113,6 +120,13 @@ class AxisVectors(Term):
     Attributes:
         vectors: one `[1 or H, R_a, D]` an axis.
         lines: one per axis, as `core.axis_lines` makes them.
+
+    Examples:
+        >>> lines = relpos.core.axis_lines(relpos.Grid(3, 4))  # 5 offsets of rows, 7 of columns
+        >>> term = relpos.AxisVectors((torch.randn(1, 5, 8), torch.randn(1, 7, 8)), lines)
+        >>> q = k = v = torch.randn(1, 2, 12, 8)
+        >>> relpos.attention(q, k, v, position=term).shape
+        torch.Size([1, 2, 12, 8])
     """
 
     vectors: tuple[Float[Tensor, "#H _ D"], ...]

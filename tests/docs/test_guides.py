@@ -1,0 +1,73 @@
+"""The guides: the code of each page runs from top to bottom, and prints or raises what stands below it."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted((DOCS / "guides").glob("*.md"))
+SLOW = {"compare", "retrofit"}
+"""They train models, and import transformers."""
+BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", flags=re.MULTILINE | re.DOTALL)
+ERROR = re.compile(r"(\w+Error): (.*)", flags=re.DOTALL)
+
+
+def run(code: str, names: dict[str, Any], where: str) -> str:
+    """What a block prints, or the line of the error that ends it."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        try:
+            exec(compile(code, where, "exec"), names)
+        except Exception as error:
+            printed.write(f"{type(error).__name__}: {error}\n")
+    return printed.getvalue()
+
+
+@pytest.mark.usefixtures("unchecked", "timm")
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem in SLOW else []) for page in PAGES]
+)
+def test_the_code_of_a_guide_does_what_it_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if page.stem in SLOW:
+        from relpos.adapters.libraries import imported
+
+        imported("transformers")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    text = page.read_text("utf-8")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    same = doctest.OutputChecker().check_output
+    for block in BLOCK.finditer(text):
+        code, shown = block.group(1), block.group(2) or ""
+        where = f"{page.name}:{text[: block.start()].count(chr(10)) + 1}"
+        printed = run(code, names, where)
+        if ERROR.match(printed) and not ERROR.match(shown):
+            pytest.fail(f"{where} ends with {printed}")
+        if shown:
+            flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+            assert same(shown, printed, flags), f"{where} shows\n{shown}\nand prints\n{printed}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_guide_is_short_and_ends_with_what_goes_wrong(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert 40 <= len(text.splitlines()) <= 120
+    last = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)[-1]
+    assert last == "What goes wrong" or page.stem == "choosing"
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted((DOCS / "reference").glob("*.md"))], ids=lambda page: page.stem)
+def test_links_of_guides_and_reference_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links {target}"
