@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
