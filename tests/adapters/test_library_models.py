@@ -150,6 +150,7 @@ def test_a_model_that_sees_later_bytes_is_refused(tmp_path: Path, text: Any, mon
 def test_mistakes_are_one_line(tmp_path: Path, digits: Any, text: Any) -> None:
     t5 = saved(tmp_path / "t5", "T5Config", d_model=32, num_layers=1, num_heads=2)
     gpt2 = saved(tmp_path / "gpt2", TEXTS["gpt2"][0], **TEXTS["gpt2"][1])
+    pairs = find_data(tuple((torch.arange(24).view(2, 12), torch.arange(24).view(2, 12)) for _ in range(3)))
     (tmp_path / "strange").mkdir()
     (tmp_path / "strange" / "config.json").write_text(json.dumps({"model_type": "abacus"}))
     (tmp_path / "broken").mkdir()
@@ -160,7 +161,8 @@ def test_mistakes_are_one_line(tmp_path: Path, digits: Any, text: Any) -> None:
         (lambda: LibraryModel(VIT)("own", text), rf"expected images for {VIT}; got the data text\."),
         (lambda: LibraryModel(VIT)("rotary_9", digits), r"expected a position mechanism|a position among"),
         (lambda: LibraryModel(SWIN)("learned", digits), r"a position that acts in attention"),
-        (lambda: LibraryModel(t5)("own", text), r"a model for a text, as AutoModelForCausalLM .*; got hf:.*, a t5\."),
+        (lambda: LibraryModel(t5)("own", text), r"that continues a text; got hf:.*, a t5, which answers .* Pass datasets"),
+        (lambda: LibraryModel(gpt2)("own", pairs), r"images or a text, a file of it, for hf:.*; got datasets of another"),
         (lambda: LibraryModel(gpt2)("own", digits), r"a model for images, as AutoModelForImage.*; got hf:.*, a gpt2\."),
         (lambda: LibraryModel(gpt2)("relative_2d", text), r"which have 1; got 'relative_2d', which is for 2\."),
         (

@@ -23,6 +23,7 @@ from relpos.adapters.replacement.finding import reads
 from relpos.adapters.replacement.llama import NoRotation
 from relpos.adapters.retrofitted import is_swapped
 
+WORDS = torch.arange(6)[None]
 pytestmark = [pytest.mark.usefixtures("timm", "unchecked"), pytest.mark.filterwarnings("ignore:Using a non-tuple")]
 
 
@@ -120,17 +121,20 @@ def test_a_model_that_relpos_has_changed(build: Callable[[], Any]) -> None:
         refused(
             model, r"a model as its library has it; got one that relpos has changed\. Call relpos\.restore", position
         )
-    with pytest.raises(ValueError, match=r"Call relpos\.restore\(model\) first"):
+    with pytest.raises(ValueError, match=r"(is relpos's already, by replace_position|which has none that is known)"):
         relpos.retrofit(model)
     assert any(map(is_swapped, model.modules())), "the first mechanism stays"
 
 
-def test_a_retrofitted_model() -> None:
+def test_a_retrofitted_model_stays_so_after_a_mistake() -> None:
     model = t5()
-    relpos.retrofit(model, verify=False)
-    refused(model, r"Call relpos\.restore\(model\) first", "relative_1d")
-    relpos.restore(model)
-    relpos.replace_position(model, "relative_1d")
+    relpos.retrofit(model, verify=False, border=0)
+    swapped = [type(module) for module in model.modules() if is_swapped(module)]
+    wanted = model(input_ids=WORDS, decoder_input_ids=WORDS).logits
+    refused(model, "LineBias values for 4 query heads", lambda site: T5Bias(3))
+    refused(model, "expected a position with the axes", "relative_2d")
+    assert [type(module) for module in model.modules() if is_swapped(module)] == swapped
+    assert torch.equal(model(input_ids=WORDS, decoder_input_ids=WORDS).logits, wanted)
 
 
 @pytest.mark.parametrize("own", ["flash_attention_2", "flex_attention"])

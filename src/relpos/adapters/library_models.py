@@ -169,7 +169,12 @@ class LibraryModel:
             if not self._is_trained:
                 changes["max_position_embeddings"] = task.length
         else:
-            fail(f"images or a text for {self.name}", f"the data {task.name}", "Pass build(position, task) instead.")
+            came = "datasets of another kind"
+            fail(f"images or a text, a file of it, for {self.name}", came, "Pass build(position, task) instead.")
+        if isinstance(task, Text) and getattr(config, "is_encoder_decoder", False):
+            came = f"{self.name}, a {config.model_type}, which answers one text by another"
+            remedy = "Pass datasets of both, build(position, task) and a step: docs/replace.md."
+            fail("a model that continues a text", came, remedy)
         if type(config) not in auto._model_mapping:
             remedy = "Name other data, or pass build(position, task) and a step."
             fail(f"a model for {kinds}, as {auto.__name__} makes them", f"{self.name}, a {config.model_type}", remedy)

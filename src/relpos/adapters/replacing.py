@@ -15,11 +15,10 @@ from torch import nn
 
 from relpos.adapters import interface
 from relpos.adapters.replacement.finding import require_known_source, stacks_of
-from relpos.adapters.replacement.placed import Placement, ReplacedPositions, is_growing, put_in_front
+from relpos.adapters.replacement.placed import Placed, Placement, ReplacedPositions, is_growing, put_in_front
 from relpos.adapters.replacement.stacks import CHILD, Given, Stack
 from relpos.adapters.reporting import OwnPosition, ReplacementReport
-from relpos.adapters.retrofitted import is_swapped
-from relpos.adapters.retrofitting import undone_on_error
+from relpos.adapters.retrofitting import undone_on_error, without_retrofit
 from relpos.core import Coordinates, Sequence, require_coordinates
 from relpos.core.checks import fail, require_flag, shape_of
 from relpos.models.positions import PositionChoice
@@ -48,7 +47,8 @@ def replace_position(
     tokens, grids, causal and padding masks, caches and grouped heads are read from the model.
 
     Args:
-        model: changed in place; `relpos.restore` undoes it.
+        model: changed in place; `relpos.restore` undoes it. Of one that is retrofitted the retrofit is restored first,
+            and the report says so; `relpos.retrofit` may follow, and leaves what was replaced.
         position: a mechanism's name ("relative_2d"), several joined with "+", a function from a `relpos.Site` to a
             mechanism, None for no position, or "own" for what the model has.
         coordinates: where tokens are, for modules that do not know: `nn.MultiheadAttention`, `nn.TransformerEncoder`.
@@ -87,7 +87,7 @@ def replace_position(
         fail(
             "a replacement outside torch.inference_mode()", "one inside", "What is made inside could never be trained."
         )
-    if any(is_swapped(module) for module in model.modules()):
+    if any(isinstance(module, Placed) for module in model.modules()):
         fail("a model as its library has it", "one that relpos has changed", "Call relpos.restore(model) first.")
     stacks = stacks_of(model, Given(coordinates, causal))
     rows = tuple(
@@ -98,15 +98,16 @@ def replace_position(
     if position == OWN:
         return ReplacementReport(type(model).__name__, OWN, rows, (), shared, kept=True)
     _require_axes(position, stacks)
-    _require_implementation(stacks)
-    if not force:
-        require_known_source(model)
-    built = [_built(stack, position, shared, trainable, init_std) for stack in stacks]
-    with undone_on_error(model):
-        for stack, positions in zip(stacks, built, strict=True):
-            _put_in(stack, positions)
+    with without_retrofit(model) as restored:
+        _require_implementation(stacks)
+        if not force:
+            require_known_source(model)
+        built = [_built(stack, position, shared, trainable, init_std) for stack in stacks]
+        with undone_on_error(model):
+            for stack, positions in zip(stacks, built, strict=True):
+                _put_in(stack, positions)
     layers = tuple(map(_layers_of, stacks))
-    return ReplacementReport(type(model).__name__, _name_of(position), rows, layers, shared, kept=False)
+    return ReplacementReport(type(model).__name__, _name_of(position), rows, layers, shared, False, restored)
 
 
 def _layers_of(stack: Stack) -> str:

@@ -90,6 +90,7 @@ class ReplacementReport:
         layers: which layers have the mechanism now, in words.
         shared: whether one mechanism serves all layers of a stack.
         kept: whether its own position was kept, "own", and nothing was changed.
+        restored: modules that `relpos.retrofit` had changed, and that are as published again or replaced.
     """
 
     model: str
@@ -98,9 +99,12 @@ class ReplacementReport:
     layers: tuple[str, ...]
     shared: bool
     kept: bool
+    restored: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [self.model]
+        if self.restored:
+            lines.append(f"  restored  {len(self.restored)} retrofitted modules, from {self.restored[0]}")
         lines += [f"  {'kept' if self.kept else 'off ':<9} {one.name}: {one.what}" for one in self.own]
         if not self.own:
             lines.append("  off       nothing: it knew nothing of position itself")

@@ -155,6 +155,12 @@ def unswap(module: nn.Module) -> None:
     module.__dict__.pop(_ROUTE, None)  # none where its mechanism could not be made
 
 
+def swap_again(module: nn.Module, swapped: type[nn.Module], own: Route) -> None:
+    """Undo `unswap`: give a module the class and the route that it had."""
+    module.__class__ = swapped
+    module.__dict__[_ROUTE] = own
+
+
 def is_swapped(module: nn.Module) -> bool:
     """Whether the class of a module has been swapped."""
     return isinstance(module, Retrofitted)

@@ -17,9 +17,10 @@ from torch import nn
 from relpos.adapters import interface
 from relpos.adapters.kinds import PositionKind, Replaced, path_of, refused_classes, replaced_classes
 from relpos.adapters.libraries import require_importable, strange
-from relpos.adapters.replacement.stacks import take_out
+from relpos.adapters.replacement.placed import Placed, is_retrofitted
+from relpos.adapters.replacement.stacks import holders, take_out
 from relpos.adapters.reporting import Left, RetrofitReport, Swapped
-from relpos.adapters.retrofitted import NEVER, is_swapped, published_class, swap, unswap
+from relpos.adapters.retrofitted import NEVER, is_swapped, published_class, route, swap, swap_again, unswap
 from relpos.adapters.verification import Verdict, verify_model
 from relpos.core.checks import fail, require_flag, require_int, shape_of
 
@@ -39,7 +40,8 @@ def retrofit(
     single query of a cached decoder. Dropout inside attention draws other numbers of the same probability.
 
     Args:
-        model: changed in place; `relpos.restore` undoes it. Retrofitting it again is an error.
+        model: changed in place; `relpos.restore` undoes it. Retrofitting it again is an error. What
+            `relpos.replace_position` has changed in it stays as it is.
         verify: run a copy of one module of each kind, published and retrofitted, and compare outputs and gradients.
         force: also serve a version of the library whose source was not run; it is verified all the same.
         border: tokens from which relpos computes, in place of the measured number; 0 for always.
@@ -66,7 +68,7 @@ def retrofit(
         require_flag(flag, name)
     if border is not None:
         require_int(border, "border", at_least=0)
-    if any(is_swapped(module) for module in model.modules()):
+    if any(map(is_retrofitted, model.modules())):
         fail("a model as its library has it", "one that relpos has changed", "Call relpos.restore(model) first.")
     found, left = _found(model, border)
     _require_served(model, found, left, force)
@@ -127,8 +129,13 @@ def _found(
     """The modules that are to be replaced, and those that are left, with the reason."""
     found: list[tuple[str, nn.Module, PositionKind, Replaced]] = []
     left: list[Left] = []
+    replaced_before = {id(module) for holder in holders(model) for module in holder.modules()}
     for name, module in model.named_modules():
         path = path_of(type(module))
+        if id(module) in replaced_before or isinstance(module, Placed):
+            if path in replaced_classes():
+                left.append(Left(name, path, "its position is relpos's already, by replace_position"))
+            continue
         if path in refused_classes():
             left.append(Left(name, path, refused_classes()[path][1].reason))
         if path not in replaced_classes():
@@ -222,6 +229,23 @@ def undone_on_error(model: nn.Module) -> Iterator[None]:
         yield
     except BaseException:
         restore(model)
+        raise
+
+
+@contextmanager
+def without_retrofit(model: nn.Module) -> Iterator[tuple[str, ...]]:
+    """Restore what `retrofit` has changed in a model, for good unless an error comes; the names of the modules."""
+    swapped = {name: module for name, module in model.named_modules() if is_swapped(module)}
+    before = [(module, type(module), route(module)) for module in swapped.values()]
+    configs = [module.config for module in swapped.values() if interface.is_switched(getattr(module, "config", None))]
+    restore(model)
+    try:
+        yield tuple(swapped)
+    except BaseException:
+        for module, kind, own in before:
+            swap_again(module, kind, own)
+        for config in configs:
+            interface.switch(config)
         raise
 
 

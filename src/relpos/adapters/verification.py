@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from relpos.adapters import interface
 from relpos.adapters.kinds import Verified, path_of, verified_classes
 from relpos.adapters.random_inputs import RandomInputs
+from relpos.adapters.replacement.placed import is_retrofitted
 from relpos.adapters.retrofitted import is_swapped, published_class, route, unswap
 
 BATCH, TOKENS = 2, 24
@@ -80,7 +81,7 @@ def _representatives(model: nn.Module) -> Iterator[tuple[str, nn.Module, Verifie
     seen = set()
     for name, module in model.named_modules():
         path = path_of(published_class(module))
-        if path not in verified_classes() or not any(is_swapped(one) for one in module.modules()):
+        if path not in verified_classes() or not any(map(is_retrofitted, module.modules())):
             continue
         shapes = tuple((key, tuple(x.shape)) for key, x in module.named_parameters())
         settings = tuple(

@@ -27,7 +27,7 @@ from relpos.core.checks import fail, require_choice, require_flag
 from relpos.data import ImageTask, Task, find_data, notes
 from relpos.files.writing import require_writable
 from relpos.report import write_report
-from relpos.train import Build, Evaluate, Procedure, Recipe, TrainingStep
+from relpos.train import Build, Evaluate, Procedure, Recipe, TrainingStep, build_swin
 
 PAGE = "report.html"
 
@@ -71,15 +71,15 @@ def compare(
 
     Args:
         model: None for relpos's own, a vision transformer or a language model; `"swin"` for its Swin Transformer on
-            images; `"timm:NAME"` or `"hf:FOLDER"`, built at
-            the size of the data, with its own position or another in its place; `build(position, task)`, which
+            images; `"timm:NAME"` or `"hf:FOLDER"`, built at the size of the data, with its own position or another in
+            its place; `build(position, task)`, which
             returns an `nn.Module` with the position of that name, or `"FILE.py:build"`. `task` knows the data:
             `image_size`, `patch_size`, `channels` and `classes` of images, `length` of text, `grid` of tokens.
         data: a folder of images (`DIR/class/...`), a file of text, `"digits"`, `"text"`, or (train, validation, test),
             each a dataset with `__len__` and `__getitem__` or a tuple of tensors.
         positions: names of mechanisms, `a+b` for a sum; `"standard"` for about a dozen well-known ones, `"all"` for
             every one that suits the data. Six where left out. `"own"` is what a model that is not relpos's has by
-            itself, and comes before the six for timm's and transformers'.
+            itself, and comes first for Swin's, timm's and transformers'.
         seeds: training runs of each; one decides nothing.
         step: `step(model, batch)`, which returns the loss, instead of the cross-entropy of `model(inputs)` and classes.
         evaluate: `evaluate(model, split)`, which returns a figure, or one for each unit, instead of accuracy or bits
@@ -124,6 +124,9 @@ def compare(
         suited, left_out = _suited(procedure.build, task, asked[0])
         asked = (suited, *asked[1:])
         said += [*procedure.build.notes(task), *_few_tokens(task), *left_out]
+    elif procedure.build is build_swin and (names := listed(asked[0], task)) is not None:
+        asked = ((OWN, *(name for name in names if name != _OWN_OF_SWIN)), *asked[1:])
+        said += [f"Left out {_OWN_OF_SWIN}: within windows it is Swin's own."]
     changes = {**({} if recipe is None else recipe), "batch_size": batch_size, "learning_rate": lr}
     settings = ComparisonSettings.make(
         task,
@@ -185,6 +188,7 @@ def _sizes(
 
 _SIDE, _PATCHES = 64, 8
 """Pixels and patches along a side of an image that is made for a model, at least."""
+_OWN_OF_SWIN = "relative_2d"
 _FEW = 16
 """Tokens of an image, below which position has little to say."""
 

@@ -20,6 +20,9 @@ from relpos.comparison.fingerprints import Fingerprint
 from relpos.core.checks import fail, shape_of
 from relpos.train import build_swin
 
+SWIN = "swin"
+"""The name of relpos's Swin Transformer, whose code is told apart by the version of relpos."""
+
 
 @dataclass(frozen=True)
 class FunctionInFile:
@@ -102,7 +105,7 @@ def find_function(given: object, call: str, others: str = "") -> Callable[..., A
 
 def find_build(model: object) -> Callable[..., Any] | None:
     """What builds the models of `model=`: None for those of relpos, else as `find_function`."""
-    if model == "swin":
+    if model == SWIN:
         return build_swin
     if isinstance(model, str) and model.startswith(PREFIXES):
         return LibraryModel(model)
@@ -120,6 +123,8 @@ def described(function: Callable[..., Any] | None) -> str | None:
         return None
     if isinstance(function, LibraryModel):
         return function.described()
+    if function is build_swin:
+        return SWIN
     if isinstance(function, FunctionInFile):
         digest = hashlib.sha256(function.source).hexdigest()
         return f"{function.path.name}:{function.name}, sha256 {digest[:12]}"

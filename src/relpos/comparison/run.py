@@ -6,14 +6,13 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from relpos.comparison.learned import attention_over_examples, learned, sample
 from relpos.comparison.memory import PeakMemory, keep_freed_memory
-from relpos.comparison.settings import ComparisonSettings, Job, environment, growth
+from relpos.comparison.settings import ComparisonSettings, Job, environment, grown, growth
 from relpos.data import ImageTask, Probe, Task, Text
 from relpos.models import LanguageModel, VisionTransformer, count_parameters
 from relpos.results import CurveRecord, Divergence, Metric, Parameters, Run
@@ -130,7 +129,7 @@ def metrics(
 ) -> list[Metric]:
     """Every one of these probes on the test data, by every growth rule where the size is not the trained one."""
     found: list[Metric] = []
-    grown: dict[tuple[object, str], nn.Module] = {}
+    larger: dict[tuple[object, str], nn.Module] = {}
     for probe in probes:
         same = probe.size == task.size
         rules: tuple[str | None, ...] = (None,) if same else growth(model)
@@ -139,11 +138,10 @@ def metrics(
             found.append(Metric(probe.id, None, reason=reason))
         for rule in rules:
             tested = model
-            if rule is not None and isinstance(model, VisionTransformer | LanguageModel):
+            if rule is not None:
                 key = (probe.size, rule)
-                if key not in grown:
-                    larger: Any = probe.size
-                    grown[key] = model.grow(larger, rule)
-                tested = grown[key]
+                if key not in larger:
+                    larger[key] = grown(model, probe.size, rule)
+                tested = larger[key]
             found.append(Metric(probe.id, rule, **measured(tested, task, probe, device, quick=quick)))
     return found

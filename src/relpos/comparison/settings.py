@@ -22,11 +22,20 @@ from relpos.comparison.changes import changed
 from relpos.comparison.choices import CHOICES, POSITIONS, WHATS, find_choice
 from relpos.core.checks import fail, require_choice, require_int
 from relpos.data import Probe, Task
-from relpos.models import LanguageModel, VisionTransformer
+from relpos.models import LanguageModel, SwinTransformer, VisionTransformer
 from relpos.optim import parameter_groups
 from relpos.position import find, presets
 from relpos.results import Environment, MechanismRecord, What, plain
-from relpos.train import OF_THE_MODEL, OURS, ImageRecipe, Procedure, Recipe, require_precision, resolve_device
+from relpos.train import (
+    OF_THE_MODEL,
+    OURS,
+    ImageRecipe,
+    Procedure,
+    Recipe,
+    build_swin,
+    require_precision,
+    resolve_device,
+)
 from relpos.version import __version__
 
 QUICK_STEPS = 60
@@ -319,7 +328,9 @@ def describe(name: str, settings: ComparisonSettings, task: Task, procedure: Pro
     rules = list(growth(procedure.tried(settings.recipe, task, name)))
     if name == OWN:
         known = "what the model knows of position by itself"
-        if isinstance(procedure.build, LibraryModel):
+        if procedure.build is build_swin:
+            known = "a table of offsets within each window (relative_2d)"
+        elif isinstance(procedure.build, LibraryModel):
             known = "; ".join(f"{own.what} ({own.name})" for own in procedure.build.own(task)) or "nothing"
         return MechanismRecord(OWN, "The model's own", f"{known[0].upper()}{known[1:]}.", "the model", rules)
     preset = find(name)
@@ -327,5 +338,18 @@ def describe(name: str, settings: ComparisonSettings, task: Task, procedure: Pro
 
 
 def growth(model: nn.Module) -> tuple[str, ...]:
-    """The rules by which a model extrapolates to another size: those of relpos have some."""
+    """The rules by which a model extrapolates to another size: those of relpos have some.
+
+    Windows keep their size on a larger image: of Swin the rules are those of what is added to tokens.
+    """
+    if isinstance(model, SwinTransformer):
+        return model.token_position.growth()
     return model.growth() if isinstance(model, VisionTransformer | LanguageModel) else ()
+
+
+def grown(model: nn.Module, size: Any, rule: str) -> nn.Module:
+    """A model for another size, by one of its rules of `growth`; Swin as it is where only windows have a position."""
+    if isinstance(model, SwinTransformer) and rule not in model.growth():
+        return model
+    assert isinstance(model, VisionTransformer | LanguageModel | SwinTransformer)
+    return model.grow(size, rule)

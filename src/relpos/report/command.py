@@ -46,8 +46,8 @@ _FUNCTIONS = ("model", "step", "evaluate")
 
 
 def _is_typed(held: str) -> bool:
-    """Whether the command takes it: FILE.py:NAME, or a model of a library by name."""
-    return ".py:" in held or held.startswith(("timm:", "hf:"))
+    """Whether the command takes it: FILE.py:NAME, or a model by name."""
+    return held == "swin" or ".py:" in held or held.startswith(("timm:", "hf:"))
 
 
 def _typed(value: Any) -> str:

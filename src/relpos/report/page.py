@@ -184,6 +184,8 @@ def _recipe(settings: SettingsRecord) -> dict[str, Any]:
 
 def _trained(results: Results) -> str:
     """The model in words."""
+    if results.settings.model == "swin":
+        return "small Swin Transformer"
     if results.settings.model is not None:
         return f"model of {results.settings.model.split(', ')[0]}"
     return "small causal language model" if results.task.kind == "text" else "small vision transformer"

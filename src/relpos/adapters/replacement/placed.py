@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from relpos.adapters.interface import mask_of
-from relpos.adapters.retrofitted import Retrofitted, route, swap
+from relpos.adapters.retrofitted import Retrofitted, is_swapped, route, swap
 from relpos.core import Coordinates, DenseBias, Mask, Positions, Sequence, Term, Terms
 from relpos.core.checks import fail
 from relpos.models.positions import LayerPositions
@@ -141,6 +141,11 @@ class Placed(Retrofitted):
         if mask is not None and mask.dim() == 4:
             terms, mask = terms + _added(mask), None
         return terms, mask_of(mask, queries, keys, causal=causal)
+
+
+def is_retrofitted(module: nn.Module) -> bool:
+    """Whether `relpos.retrofit` has swapped a module, and not `relpos.replace_position`."""
+    return is_swapped(module) and not isinstance(module, Placed)
 
 
 def _added(mask: Tensor) -> Term:

@@ -94,11 +94,15 @@ def require_class(module: Any, path: str) -> Any:
     return module
 
 
+def holders(model: nn.Module) -> list[nn.Module]:
+    """The modules of a model that hold mechanisms which `replace_position` has put there."""
+    return [one for one in model.modules() if isinstance(one._modules.get(CHILD), ReplacedPositions)]
+
+
 def take_out(model: nn.Module) -> None:
     """Remove the mechanisms that `replace_position` has put into a model, and let its own position learn as before."""
-    for holder in list(model.modules()):
-        positions = holder._modules.get(CHILD)
-        if isinstance(positions, ReplacedPositions):
-            del holder._modules[CHILD]
-            for name in positions.frozen:
-                holder.get_parameter(name).requires_grad_(True)
+    for holder in holders(model):
+        positions = holder._modules.pop(CHILD)
+        assert isinstance(positions, ReplacedPositions)
+        for name in positions.frozen:
+            holder.get_parameter(name).requires_grad_(True)

@@ -1,0 +1,79 @@
+"""`relpos.compare("swin", ...)`: which positions it takes by default, larger images, its page, and its command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import relpos
+from photographs import make_folder
+from relpos.comparing import Display
+from relpos.comparison.settings import grown, growth
+from relpos.data import find_task
+from relpos.report.command import command_line
+from relpos.train import build_swin
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[relpos.ComparisonResult, list[str]]:
+    """A comparison of the positions it takes where none are named, and the lines that it showed."""
+    top, lines = tmp_path_factory.mktemp("swin"), list[str]()
+    result = relpos.compare(
+        "swin", make_folder(top / "photos", count=5), steps=2, quick=True, device="cpu", out=top / "out",
+        image_size=32, patch=4, display=Display(lines.append),
+    )  # fmt: skip
+    return result, lines
+
+
+@pytest.mark.slow
+def test_its_own_position_comes_first_and_is_not_trained_twice(
+    found: tuple[relpos.ComparisonResult, list[str]],
+) -> None:
+    result, lines = found
+    assert result.results.names == ["own", "none", "learned", "t5", "rotary_2d", "learned+relative_2d"]
+    assert "Left out relative_2d: within windows it is Swin's own." in lines
+    own = result.results.mechanism("own")
+    assert own.summary == "A table of offsets within each window (relative_2d)."
+    counts = {run.position: run.parameters.position for run in result.results.records}
+    assert counts["own"] == 49 * (2 + 4), "a table of 7 x 7 offsets a stage, of 2 and of 4 heads"
+    assert counts["none"] == 0
+
+
+@pytest.mark.slow
+def test_larger_images_have_more_windows(found: tuple[relpos.ComparisonResult, list[str]]) -> None:
+    for run in found[0].results.records:
+        rules = {metric.growth for metric in run.metrics if metric.probe.startswith("canvas/")}
+        assert rules == ({"interpolated"} if run.position.startswith("learned") else {"as is"})
+        assert all(metric.accuracy is not None for metric in run.metrics)
+
+
+@pytest.mark.slow
+def test_its_page_and_its_command_name_it(found: tuple[relpos.ComparisonResult, list[str]]) -> None:
+    result = found[0]
+    assert result.results.settings.model == "swin"
+    assert "Swin Transformer" in result.page.read_text(encoding="utf-8")
+    command = command_line(result.results)
+    assert command.startswith("relpos compare --data ")
+    assert " --model swin --positions own,none," in command
+    assert "own" in str(result.table())
+
+
+@pytest.mark.parametrize("position", ["own", "none", "learned", "sinusoidal_2d+relative_2d", "rotary_2d"])
+def test_a_grown_model_says_of_the_trained_size_what_it_said(position: str) -> None:
+    task = find_task("digits")
+    model: Any = build_swin(position, task).eval()
+    larger: Any = torch.randn(2, 1, 24, 24)
+    for rule in growth(model):
+        other = grown(model, (24, 24), rule)
+        assert other(larger).shape == (2, 10)
+        if position != "learned":
+            same = torch.randn(2, 1, 16, 16)
+            torch.testing.assert_close(other(same), model(same))
+
+
+def test_text_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"expected images for a Swin Transformer; got the task 'text'\. Leave the"):
+        relpos.compare("swin", "text", display=Display(lambda line: None), out=tmp_path / "out")
