@@ -38,7 +38,7 @@ def _is_first(rank: int) -> bool:
     run = f"relpos/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
     try:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = dist.TCPStore(host, port, is_master=False, timeout=_PATIENCE, wait_for_workers=False)
+        store = dist.TCPStore(host, port, is_master=False, timeout=_PATIENCE, wait_for_workers=False)  # type: ignore[attr-defined]
         if rank:
             with contextlib.suppress(RuntimeError):  # the main one has none
                 store.wait([f"{run}/main"], _PATIENCE)
