@@ -1,6 +1,7 @@
-"""One, two and four processes train the same models: how far their weights are apart, and what a step takes.
+"""One, two and four processes train the same models: how far their weights are apart.
 
     python benchmarks/processes.py [--positions all] [--worlds 2,4] [--steps 5] [--out FILE.json]
+    python benchmarks/processes.py --table        the table in docs/scale.md, of what was measured last
 
 Each world is torchrun over gloo on this machine. A row is a mechanism: the largest difference of a weight, over the
 largest way that one went, from those of one process after a few steps of SGD and of AdamW, without dropout, in float32
@@ -10,15 +11,12 @@ and with products in bfloat16. SGD shows a sum that was taken for a mean; AdamW 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,9 +29,9 @@ import relpos  # noqa: F401 - before what it trains with
 from relpos.data import find_task
 from relpos.position import find, presets
 from relpos.train import ImageRecipe, TextRecipe, loop, train
-from relpos.train.processes import Parallelism, is_main, world_size
+from relpos.train.processes import STRATEGIES, Parallelism, is_main, world_size
 
-CASES = (("sgd", "float32"), ("adamw", "float32"), ("sgd", "bf16-mixed"))
+CASES = {("sgd", "float32"): "SGD", ("sgd", "bf16-mixed"): "SGD, bfloat16", ("adamw", "float32"): "AdamW"}
 OUT = Path(__file__).parent / "results" / "processes.json"
 
 
@@ -44,7 +42,7 @@ def _optimizer(name: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer
 def _train(
     position: str, optimizer: str, precision: str, parallelism: Parallelism, steps: int
 ) -> tuple[dict[str, Tensor], float]:
-    """The weights after some steps, and the median seconds of a step after the first."""
+    """The weights after some steps, and the largest way that one of them went."""
     flat = 2 not in find(position).token_axes
     kind = TextRecipe if flat else ImageRecipe
     recipe = replace(
@@ -64,7 +62,6 @@ def _train(
     task = find_task("text" if flat else "digits")
     torch.manual_seed(0)
     start = recipe.build(task, position).state_dict()
-    at = [time.perf_counter()]
     try:
         model, _ = train(
             task,
@@ -75,49 +72,62 @@ def _train(
             precision=precision,
             parallelism=parallelism,
             validations=1,
-            watch=lambda now: at.append(time.perf_counter()),
         )
     finally:
         loop.make_optimizer = made
-    took = [after - before for before, after in itertools.pairwise(at)][1:-1]  # the last one validates
     weights = model.state_dict()
     way = max(float((x - start[name]).abs().max()) for name, x in weights.items())
-    return weights, way, statistics.median(took) if took else 0.0
+    return weights, way
 
 
 def work(asked: argparse.Namespace) -> None:
     """One process: train all, and write what came out."""
     torch.set_num_threads(1)
     parallelism, out = Parallelism(asked.strategy), Path(asked.work)
-    seconds: dict[str, float] = {}
     ways: dict[str, float] = {}
     assert world_size() == asked.world, (world_size(), asked.world)
     for position in asked.positions.split(","):
         for optimizer, precision in CASES:
-            weights, way, took = _train(position, optimizer, precision, parallelism, asked.steps)
             name = f"{position} {optimizer} {precision}"
-            seconds[name], ways[name] = took, way
+            weights, ways[name] = _train(position, optimizer, precision, parallelism, asked.steps)
             if is_main():
                 save_file({key: x.clone().contiguous() for key, x in weights.items()}, out / f"{name}.safetensors")
                 print(asked.strategy, asked.world, name, flush=True)
     if is_main():
-        (out / "runs.json").write_text(json.dumps({"seconds": seconds, "ways": ways}))
+        (out / "ways.json").write_text(json.dumps(ways))
 
 
-def _started(folder: Path, world: int, strategy: str, asked: argparse.Namespace) -> dict[str, Any]:
-    """Have a world train; its weights' files and seconds."""
+def _started(folder: Path, world: int, strategy: str, asked: argparse.Namespace) -> dict[str, float]:
+    """Have a world train, its weights into files of a folder; the largest way of a weight in each."""
     folder.mkdir()
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)] if world > 1 else []
     given = ["--work", str(folder), "--world", str(world), "--strategy", strategy, "--positions", asked.positions]
     command = [sys.executable, *launcher, str(Path(__file__).resolve()), *given, "--steps", str(asked.steps)]
     subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    return {"folder": folder, **json.loads((folder / "runs.json").read_text())}
+    ways: dict[str, float] = json.loads((folder / "ways.json").read_text())
+    return ways
 
 
 def _difference(own: Path, other: Path) -> float:
     a, b = load_file(own), load_file(other)
     assert a.keys() == b.keys()
     return max(float((x - b[name]).abs().max()) for name, x in a.items())
+
+
+def table(runs: dict[str, dict[str, float]]) -> str:
+    """The differences in Markdown: a row a mechanism, ddp and fsdp in a cell."""
+    worlds = list(dict.fromkeys(int(world.split()[1]) for cells in runs.values() for world in cells))
+    kinds = {f"{optimizer} {precision}": title for (optimizer, precision), title in CASES.items()}
+    titles = [f"{title}, {world}" for title in kinds.values() for world in worlds]
+    lines = [f"| mechanism | {' | '.join(titles)} |", "|---" * (1 + len(titles)) + "|"]
+    for position in dict.fromkeys(name.split()[0] for name in runs):
+        cells = [
+            ", ".join(f"{runs[f'{position} {kind}'][f'{strategy} {world}']:.0e}" for strategy in STRATEGIES)
+            for kind in kinds
+            for world in worlds
+        ]
+        lines.append(f"| `{position}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -127,10 +137,14 @@ def main() -> None:
     parser.add_argument("--worlds", default="2,4")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--table", action="store_true")
     parser.add_argument("--work", default=None, help=argparse.SUPPRESS)
     parser.add_argument("--world", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--strategy", default="ddp", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.table:
+        print(table(json.loads(asked.out.read_text())["runs"]))
+        return
     if asked.work is not None:
         work(asked)
         return
@@ -138,21 +152,19 @@ def main() -> None:
         asked.positions = ",".join(presets())
     worlds = [int(one) for one in asked.worlds.split(",")]
     with tempfile.TemporaryDirectory() as folder:
-        alone = _started(Path(folder) / "1", 1, "ddp", asked)
-        found: dict[str, Any] = {}
+        one = Path(folder) / "1"
+        ways = _started(one, 1, "ddp", asked)
+        found: dict[str, dict[str, float]] = {name: {} for name in ways}
         for world in worlds:
-            for strategy in ("ddp", "fsdp"):
-                own = _started(Path(folder) / f"{world}{strategy}", world, strategy, asked)
-                for name, took in own["seconds"].items():
+            for strategy in STRATEGIES:
+                own = Path(folder) / f"{strategy} {world}"
+                _started(own, world, strategy, asked)
+                for name, way in ways.items():
                     file = f"{name}.safetensors"
-                    found.setdefault(name, {})[f"{strategy} {world}"] = {
-                        "difference": _difference(own["folder"] / file, alone["folder"] / file) / alone["ways"][name],
-                        "step": took / alone["seconds"][name] if alone["seconds"][name] else None,
-                    }
+                    found[name][own.name] = _difference(own / file, one / file) / way
     versions = {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
     asked.out.write_text(json.dumps({"versions": versions, "steps": asked.steps, "runs": found}, indent=1) + "\n")
-    for name, cells in found.items():
-        print(f"{name:40}", "  ".join(f"{world} {cell['difference']:.1e}" for world, cell in cells.items()))
+    print(table(found))
 
 
 if __name__ == "__main__":

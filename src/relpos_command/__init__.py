@@ -10,7 +10,8 @@ import signal
 
 
 def _quit(*_: object) -> None:
-    os.write(2, b"relpos: error: interrupted\n")
+    if os.environ.get("RANK", "0") == "0":  # of several processes the main one
+        os.write(2, b"relpos: error: interrupted\n")
     os._exit(130)
 
 

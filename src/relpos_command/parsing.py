@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import shutil
 import sys
@@ -31,10 +32,16 @@ class CommandLine:
     debug: bool
 
 
-def fail(message: str, code: int) -> NoReturn:
-    """End with a message: one line, which a terminal gets wrapped at words."""
+def fail(message: str, code: int, *, process: int | None = None) -> NoReturn:
+    """End with a message: one line, which a terminal gets wrapped at words.
+
+    Args:
+        process: which one of several says what it has alone. Where left out, all have the same, and the main one says it.
+    """
+    if process is None and int(os.environ.get("RANK", "0")) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise SystemExit(code)
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    whole = f"relpos: error: {' '.join(lines) or 'no message'}"
+    whole = f"relpos: error: {'' if process is None else f'process {process}: '}{' '.join(lines) or 'no message'}"
     if sys.stderr.isatty():
         width = max(1, shutil.get_terminal_size().columns)
         whole = textwrap.fill(whole, width, break_long_words=False, break_on_hyphens=False)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from relpos.files import manifest, writing
 from relpos.files.manifest import fault_of, require_sound
 from relpos.files.writing import WriteError
 from relpos.train.checkpointing import Checkpointing
+from relpos.train.shards import stored_in
 from relpos.train.snapshots import Snapshot, SnapshotStore, read_snapshot
 
 
@@ -215,3 +221,89 @@ def test_nothing_is_unpickled(store: SnapshotStore, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(pickle, name, refused)
     monkeypatch.setattr(torch, "load", refused)
     _assert_read(store.path(6), 6)
+
+
+@pytest.fixture
+def alone_in_a_group() -> Iterator[None]:
+    """A group of one process, which writes its parts as one of many does."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def _in_parts(snapshot: Snapshot) -> Snapshot:
+    mesh = init_device_mesh("cpu", (1,))
+    parts = {
+        kind: {name: distribute_tensor(x, mesh, [Shard(0)]) for name, x in snapshot.tensors[kind].items()}
+        for kind in ("model", "optimizer")
+    }
+    parts["optimizer"]["step"] = torch.tensor(3.0)  # every process has it
+    return Snapshot({"random": snapshot.tensors["random"]}, snapshot.state, parts)
+
+
+@pytest.mark.usefixtures("alone_in_a_group")
+def test_parts_are_written_and_read(store: SnapshotStore) -> None:
+    wanted = _in_parts(_snapshot(9))
+    assert all(isinstance(x, DTensor) for x in wanted.parts["model"].values())
+    store.write(9, wanted)
+    assert sorted(path.name for path in store.path(9).glob("*.safetensors")) == [
+        "random.safetensors", "shard-00001-model-00001-of-00001.safetensors",
+    ]  # fmt: skip
+    _assert_read(store.path(9), 9)
+    assert read_snapshot(store.path(9)).tensors["optimizer"]["step"] == 3
+
+
+@pytest.mark.usefixtures("alone_in_a_group")
+def test_a_full_disk_at_every_write_of_parts(store: SnapshotStore, tmp_path: Path) -> None:
+    for at in range(1, 100):
+        said: list[str] = []
+        checkpointing = Checkpointing(tmp_path, 1, tell=said.append)
+        with pytest.MonkeyPatch.context() as patch:
+            count = _count_of_writes(patch, at, errno.ENOSPC)
+            written = checkpointing.write(9, _in_parts(_snapshot(9)))
+            calls = count()
+        assert not list(store.folder.glob("*.tmp")), at
+        if written:
+            break
+        assert len(said) == 1
+        assert "no checkpoint of step 9: expected" in said[0]
+        newest, _ = store.newest()
+        assert newest is not None
+        _assert_read(newest, 9 if newest == store.path(9) else 6)
+        shutil.rmtree(store.path(9), ignore_errors=True)
+    assert calls > 10
+    assert written
+
+
+def _write_parts(folder: Path, x: torch.Tensor, cuts: list[int]) -> None:
+    """The rows of a tensor from each cut to the next in a file of their own."""
+    for number, (first, last) in enumerate(zip(cuts, [*cuts[1:], len(x)], strict=True)):
+        offsets = json.dumps({"model.x": {"saved_offsets": [first, *[0] * (x.dim() - 1)]}})
+        part = {"model.x": x[first:last].clone()}
+        save_file(part, folder / f"shard-{number}.safetensors", metadata={"DCP_SHARDING_INFO": offsets})
+
+
+@pytest.mark.parametrize("cuts", [[0], [0, 3], [0, 1, 2, 5], [0, 5, 5]])
+def test_parts_make_the_whole(cuts: list[int], tmp_path: Path) -> None:
+    """Also where one process has none."""
+    x = torch.randn(5, 3)
+    _write_parts(tmp_path, x, cuts)
+    assert torch.equal(stored_in(sorted(tmp_path.iterdir()))["model"]["x"], x)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_part_that_is_not_there(lost: int, tmp_path: Path) -> None:
+    _write_parts(tmp_path, torch.randn(5, 3), [0, 1, 3])
+    files = sorted(tmp_path.iterdir())
+    del files[lost]
+    found = stored_in(files)["model"]
+    with pytest.raises(ValueError, match=r"a checkpoint with all parts of its tensors; got .* lacks some of x"):
+        found["x"]
+
+
+def test_a_part_is_not_taken_for_the_whole(tmp_path: Path) -> None:
+    from relpos.files.tensors import open_tensors
+
+    _write_parts(tmp_path, torch.randn(5, 3), [0, 2])
+    with pytest.raises(ValueError, match="it holds one process's parts of tensors"):
+        open_tensors(tmp_path / "shard-0.safetensors")

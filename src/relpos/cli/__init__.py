@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 
+from relpos.cli.ending import end
 from relpos_command.options import VERBS as VERBS
 from relpos_command.parsing import CommandLine, fail, parse
 
@@ -38,7 +39,7 @@ def carry_out(call: CommandLine, loaded: Callable[[], object] = lambda: None) ->
     except KeyboardInterrupt:
         if call.debug:
             raise
-        fail("interrupted" if kept is None else f"interrupted; {kept}", 130)
+        end("interrupted" if kept is None else f"interrupted; {kept}", 130)
     except ImportError as error:
         if call.debug:
             raise
@@ -46,12 +47,12 @@ def carry_out(call: CommandLine, loaded: Callable[[], object] = lambda: None) ->
     except (ValueError, OSError, NotImplementedError) as error:
         if call.debug:
             raise
-        fail(_ends(_user_error(error, kept)), 2)
+        end(_ends(_user_error(error, kept)), 2)
     except Exception as error:
         if call.debug:
             raise
         cause = _ends(str(error)) or "no message"  # of a worker: its name and the end of its traceback
-        fail(f"{type(error).__name__}: {cause} (--debug shows where; unless memory ran out, a bug in relpos)", 1)
+        end(f"{type(error).__name__}: {cause} (--debug shows where; unless memory ran out, a bug in relpos)", 1)
 
 
 def _ends(message: str) -> str:

@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from relpos.cli.ending import end
 from relpos.cli.saying import WITH_A_BAR, say
 from relpos.cli.task_choice import choose_task
 from relpos.cli.train_card import PICTURE, card_of_run
-from relpos_command.parsing import fail as end
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
@@ -40,10 +40,18 @@ def run(arguments: Namespace) -> None:
     from relpos.train import OPTIMIZERS, Recipe, check_free, measured, require_precision, resolve_device, save, train
     from relpos.train import Progress as StepProgress
     from relpos.train.checkpointing import Checkpointing, StoppedError
-    from relpos.train.processes import Parallelism, device_here, end_with_launcher, is_main, world_size
+    from relpos.train.processes import (
+        Parallelism,
+        device_here,
+        end_with_launcher,
+        is_main,
+        require_all_started,
+        world_size,
+    )
     from relpos.version import __version__
 
     end_with_launcher()
+    require_all_started()
     if arguments.devices is not None and world_size() not in (1, arguments.devices):
         fail(f"--devices {world_size()}, as many as the launcher started", str(arguments.devices), "Leave it out.")
     if arguments.devices is not None and arguments.devices > 1 and world_size() == 1:

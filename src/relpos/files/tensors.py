@@ -20,6 +20,8 @@ from relpos.files.manifest import require_sound
 from relpos.files.reading import MIB, FileError, fail_to_read, read_json
 
 ENDING, INDEX = ".safetensors", ".safetensors.index.json"
+OFFSETS = "DCP_SHARDING_INFO"
+"""What in a header says that torch.distributed.checkpoint wrote parts of tensors, and where they begin."""
 _EXPECTED = "safetensors that can be read"
 _REMEDY = "Pass a .safetensors file, or a folder with one or with shards and their index."
 _INDEX_AT_MOST = 64 * MIB
@@ -102,6 +104,8 @@ def _shards(index: Path) -> list[Path]:
 def _header(path: Path) -> dict[str, tuple[int, ...]]:
     try:
         with safe_open(path, framework="pt") as file:
+            if OFFSETS in (file.metadata() or {}):
+                fail_to_read(_EXPECTED, path, "it holds one process's parts of tensors", "Pass the trained model.")
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         fail_to_read(_EXPECTED, path, " ".join(str(error).split()) or type(error).__name__, _REMEDY)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ class Checkpointing:
         if self.every is not None:
             require_int(self.every, "checkpoint_every", at_least=1)
         require_int(self.keep, "keep", at_least=2)
-        self.store = SnapshotStore(self.folder / FOLDER, keep=self.keep)
+        self.store = SnapshotStore(self.folder / FOLDER, keep=self.keep, writes=self.writes)
 
     def told(self) -> int:
         """What to exit with where the process was told to end, else 0. Without its launcher, it is no part of a run."""
@@ -83,12 +83,12 @@ class Checkpointing:
         return self.writes and time.monotonic() - self._written >= _SECONDS
 
     def write(self, step: int, snapshot: Snapshot) -> bool:
-        """Write a checkpoint; whether that could be done."""
-        if not self.writes:
+        """Write a checkpoint; whether that could be done. With parts, a call of all processes."""
+        if not self.writes and not snapshot.parts:
             return True
         state = snapshot.state | {"settings": self.settings, "about": self.about}
         try:
-            self.store.write(step, Snapshot(snapshot.tensors, state))
+            self.store.write(step, replace(snapshot, state=state))
         except WriteError as error:
             self.tell(f"no checkpoint of step {step}: {error}" + ("" if self.told() else " Training goes on."))
             return False

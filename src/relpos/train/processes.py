@@ -12,10 +12,12 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -144,8 +146,37 @@ def end_with_launcher() -> None:
         return
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-    if os.getppid() == 1:
+    if os.getppid() == 1 or not _launcher_answers():  # it had gone before
         raise SystemExit(143)
+
+
+def _launcher_answers() -> bool:
+    """Whether torchrun, which serves what its workers share, still does: who adopts orphans need not be process 1."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return True
+    try:
+        socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=10).close()
+    except ConnectionRefusedError:
+        return False
+    except (KeyError, ValueError, OSError):
+        pass  # what comes next says it
+    return True
+
+
+def require_all_started() -> None:
+    """Raise where `accelerate launch` was told to start several processes, and starts one: so it does on CPUs.
+
+    It names the meeting point of several, and no number of them.
+    """
+    if "WORLD_SIZE" in os.environ or not {"MASTER_ADDR", "ACCELERATE_MIXED_PRECISION"} <= os.environ.keys():
+        return
+    try:
+        before = Path(f"/proc/{os.getppid()}/environ").read_bytes()
+    except OSError:
+        return
+    if b"MASTER_ADDR=" not in before:
+        remedy = "Add --multi_gpu, which starts them on CPUs, too, or use relpos train --devices N."
+        fail("as many processes as accelerate launch was told to start", "one", remedy)
 
 
 def means_of(values: list[float], device: torch.device) -> list[float]:

@@ -6,6 +6,8 @@ What a task draws its batches from is not in it: they follow from the seed and t
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +39,7 @@ def capture_state(
     *,
     keep: bool = True,
 ) -> Snapshot:
-    """A snapshot of a run; a call of all processes.
+    """A snapshot of a run; a call of all processes. Where they hold parts of the weights, it has parts.
 
     Args:
         keep: whether this process writes it.
@@ -45,25 +47,25 @@ def capture_state(
         state: the loop's own, plain values.
     """
     assert optimizer.state.keys() <= set(model.parameters()), "the optimizer has parameters that the model has not"
+    sharded = any(isinstance(x, DTensor) for x in model.parameters())
+    taken: Callable[[Tensor], Tensor] = Tensor.detach if sharded else partial(whole, keep=keep)
     moments: dict[str, Tensor] = {}
     counts: dict[str, dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                moments[f"{name}.{key}"] = whole(value, keep=keep)
+                moments[f"{name}.{key}"] = taken(value)
             else:
                 counts.setdefault(name, {})[key] = value
     drawn = {
         f"{rank}.{name}": x for rank, own in enumerate(generators) for name, x in own.items() if isinstance(x, Tensor)
     }
     plain = [{name: x for name, x in own.items() if not isinstance(x, Tensor)} for own in generators]
+    tensors = {"model": {name: taken(x) for name, x in model.state_dict().items()}, "optimizer": moments}
     return Snapshot(
-        {
-            "model": {name: whole(x, keep=keep) for name, x in model.state_dict().items()},
-            "optimizer": moments,
-            "random": drawn,
-        },
+        {"random": drawn} if sharded else tensors | {"random": drawn},
         state | {"optimizer": counts, "scaler": scaler.state_dict(), "random": plain},
+        tensors if sharded else {},
     )
 
 
@@ -79,13 +81,18 @@ def restore_state(
         ValueError: the model is another.
     """
     own, found = model.state_dict(), snapshot.tensors["model"]
-    wrong = sorted(own.keys() ^ found.keys()) or sorted(
-        name for name in own if tuple(own[name].shape) != tuple(found[name].shape)
-    )
+    wrong = sorted(own.keys() ^ found.keys())
+    weights: dict[str, Tensor] = {}
+    for name, like in own.items() if not wrong else ():
+        x = found[name]
+        if x.shape == like.shape:
+            weights[name] = _as(x, like)
+        else:
+            wrong.append(name)
     if wrong:
         fail("the weights of the same model in the checkpoint", f"others ({wrong[0]})", "Resume with the same data.")
-    model.load_state_dict({name: _as(found[name], x) for name, x in own.items()})
-    moments, counts = snapshot.tensors["optimizer"], snapshot.state["optimizer"]
+    model.load_state_dict(weights)
+    moments, counts = snapshot.tensors.get("optimizer", {}), snapshot.state["optimizer"]
     named = dict(model.named_parameters())
     states: dict[str, dict[str, Any]] = {name: dict(values) for name, values in counts.items()}
     for key, value in moments.items():
@@ -102,7 +109,10 @@ def restore_state(
 def _as(x: Tensor, like: Tensor) -> Tensor:
     """A whole tensor on the device of another, and in parts where that is."""
     x = x.to(like.device)
-    return distribute_tensor(x, like.device_mesh, like.placements) if isinstance(like, DTensor) else x
+    if not isinstance(like, DTensor):
+        return x
+    # Each process has read the whole of it, and a copy of its part lets go of the rest.
+    return distribute_tensor(x, like.device_mesh, like.placements, src_data_rank=None).clone()
 
 
 def generator_states(device: torch.device) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 checkpoints/step-00000120/    model.safetensors      weights and buffers
                               optimizer.safetensors  its moments
+                              shard-*.safetensors    instead of both, where each process holds parts (`shards.py`)
                               random.safetensors     states of PyTorch's generators, of every process
                               state.json             all that is no tensor
                               manifest.json          sizes and SHA-256
@@ -17,11 +18,10 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from safetensors.torch import save as dumped
 from torch import Tensor
 
@@ -29,6 +29,8 @@ from relpos.core.checks import fail
 from relpos.files.manifest import fault_of, seal, sync
 from relpos.files.reading import MIB, read_json
 from relpos.files.writing import WriteError, write_json, write_whole
+from relpos.train.processes import all_of
+from relpos.train.shards import stored_in, write_shards
 
 FOLDER = "checkpoints"
 STATE = "state.json"
@@ -43,12 +45,14 @@ class Snapshot:
     """What decides the next step of a run.
 
     Attributes:
-        tensors: by file ("model", "optimizer", "random") and name.
+        tensors: by kind ("model", "optimizer", "random") and name.
         state: the rest, plain values.
+        parts: those tensors of which this process holds a part; one that was read has none.
     """
 
-    tensors: dict[str, dict[str, Tensor]]
+    tensors: Mapping[str, Mapping[str, Tensor]]
     state: dict[str, Any]
+    parts: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
 
 class SnapshotStore:
@@ -57,10 +61,11 @@ class SnapshotStore:
     Args:
         folder: where they lie, made with the first one.
         keep: how many stay; never fewer than two.
+        writes: whether this process writes what is not in parts, and moves all to its place.
     """
 
-    def __init__(self, folder: Path, *, keep: int = _LEAST) -> None:
-        self.folder, self.keep = folder, max(_LEAST, keep)
+    def __init__(self, folder: Path, *, keep: int = _LEAST, writes: bool = True) -> None:
+        self.folder, self.keep, self.writes = folder, max(_LEAST, keep), writes
 
     def steps(self) -> list[int]:
         """The steps of which there is a checkpoint, sound or not, the newest first."""
@@ -74,28 +79,33 @@ class SnapshotStore:
         return self.folder / f"step-{step:08d}"
 
     def write(self, step: int, snapshot: Snapshot) -> None:
-        """Write the checkpoint of a step, then remove older ones.
+        """Write the checkpoint of a step, then remove older ones; with parts, a call of all processes.
 
         Raises:
             WriteError: it cannot be written; those that were there are there still.
         """
         place = self.path(step)
         beside = place.with_suffix(".tmp")
+        begun = False
         try:
-            if place.exists():
-                if fault_of(place) is None:
-                    return  # a resumed run comes by again
-                shutil.rmtree(place)
-            shutil.rmtree(beside, ignore_errors=True)  # of a run that was killed
-            beside.mkdir(parents=True)
+            try:
+                begun = self.writes and _begun(place, beside)
+            finally:
+                if snapshot.parts:
+                    begun = all_of(begun)[0]
+            if begun and snapshot.parts:
+                write_shards(beside, snapshot.parts)
+            if not begun or not self.writes:
+                return
             for name, tensors in snapshot.tensors.items():
-                write_whole(beside / f"{name}.safetensors", dumped(tensors))
+                write_whole(beside / f"{name}.safetensors", dumped(dict(tensors)))
             write_json(beside / STATE, snapshot.state)
             seal(beside, {"step": step})
             os.rename(beside, place)
             sync(self.folder)
         except BaseException as error:
-            shutil.rmtree(beside, ignore_errors=True)
+            if self.writes:
+                shutil.rmtree(beside, ignore_errors=True)
             if isinstance(error, OSError) and not isinstance(error, WriteError):
                 message = f"expected to write {place}; got {error.strerror or error}."
                 raise WriteError(message, error.errno) from error
@@ -127,8 +137,19 @@ class SnapshotStore:
         return None, passed
 
 
+def _begun(place: Path, beside: Path) -> bool:
+    """Make the folder that becomes a checkpoint; False where that is there and sound: a resumed run comes by again."""
+    if place.exists():
+        if fault_of(place) is None:
+            return False
+        shutil.rmtree(place)
+    shutil.rmtree(beside, ignore_errors=True)  # of a run that was killed
+    beside.mkdir(parents=True)
+    return True
+
+
 def read_snapshot(path: Path) -> Snapshot:
-    """The checkpoint in a folder `step-N`.
+    """The checkpoint in a folder `step-N`; each of its tensors is read when it is asked for.
 
     Raises:
         ValueError: it is none, or it is damaged.
@@ -138,6 +159,6 @@ def read_snapshot(path: Path) -> Snapshot:
     fault = fault_of(path)
     if fault is not None:
         fail("a checkpoint that is whole", f"{path} ({fault})", "Take the newest that is: --resume auto.")
-    tensors = {file.stem: load_file(file) for file in sorted(path.glob("[!.]*.safetensors"))}
+    tensors = stored_in(sorted(path.glob("[!.]*.safetensors")))
     state: Mapping[str, Any] = read_json(path / STATE, _STATE_AT_MOST)
     return Snapshot(tensors, dict(state))
