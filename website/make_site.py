@@ -9,7 +9,6 @@ outside of docs/ (CONTRIBUTING.md, CHANGELOG.md). Links to other files of the re
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -40,9 +39,10 @@ def main() -> None:
     staged = time.perf_counter()
     shutil.copy(HERE / "zensical.toml", BUILD / "zensical.toml")
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", "zensical.toml"]
-    built = subprocess.run(command, capture_output=True, text=True, cwd=BUILD, env=os.environ | {"NO_COLOR": "1"})
+    built = subprocess.run(command, capture_output=True, text=True, cwd=BUILD)
     if built.returncode or built.stderr.strip():
-        raise SystemExit(f"the site was not built without a warning:\n{built.stdout[-4000:]}\n{built.stderr[-4000:]}")
+        said = re.sub(r"\x1b\[[0-9;]*m", "", built.stdout + built.stderr)
+        raise SystemExit(f"the site was not built without a warning:\n{said[:8000]}")
     if broken := broken_links(SITE):
         raise SystemExit("broken links:\n" + "\n".join(broken))
     count, size = (
