@@ -24,6 +24,9 @@ class RotaryPositionalEmbedding(nn.Module):
         d_model: width of what is rotated, an even number: of a head, where there are heads.
         max_seq_len: the longest sequence that `forward` takes. Angles are computed, so it costs nothing.
 
+    Raises:
+        ValueError: a width that is odd; in use, another width or length.
+
     Examples:
         >>> rotary = relpos.RotaryPositionalEmbedding(d_model=16)
         >>> q = torch.ones(2, 8, 10, 16)  # [B, H, N, D], or [B, N, D]
@@ -67,6 +70,9 @@ class ALiBiPositionalEmbedding(nn.Module):
     Args:
         num_heads: H.
         max_seq_len: the longest sequence that `forward` takes. Distances are computed, so it costs nothing.
+
+    Raises:
+        ValueError: no heads; in use, scores that are not square, of other heads, or too long.
 
     Examples:
         >>> scores = relpos.ALiBiPositionalEmbedding(num_heads=8)(torch.zeros(1, 8, 4, 4))

@@ -92,6 +92,9 @@ def retrofit(
 def restore(model: nn.Module) -> None:
     """Undo `relpos.retrofit` or `relpos.replace_position`, bit for bit; any other model stays as it is.
 
+    Args:
+        model: changed in place.
+
     Raises:
         ValueError: it is no module, or accelerate has given a retrofitted module a forward of its own.
 

@@ -86,18 +86,33 @@ def compare(
             per byte; `split` gives the batches of the validation or the test data. With a step alone the figure is its
             loss. Each of the three may be `"FILE.py:NAME"`.
         better: with `evaluate`, which of its figures are: `"higher"` or `"lower"`.
-        steps, batch_size, lr: of training, instead of the recipe's; lr is the highest learning rate.
+        steps: of training, instead of the recipe's.
+        batch_size: instead of the recipe's.
+        lr: the highest learning rate, instead of the recipe's.
         recipe: other fields of the recipe by name, such as `{"weight_decay": 0.1}`.
-        what, choices: compare `"attention"`, `"norm"` or `"optimizer"` instead, those of the names in `choices`.
-        image_size, patch, bad_images, max_pixels, rotate: of a folder of images, as `relpos.data.ImageFolder` has them.
+        what: compare `"attention"`, `"norm"` or `"optimizer"` instead.
+        choices: the names to compare then.
+        image_size: to which a folder's images are brought, one number or (rows, columns).
+        patch: pixels of a patch, one number or (rows, columns).
+        bad_images: `"error"` or `"skip"`, for files that are no images.
+        max_pixels: of an image that is read at all.
+        rotate: whether to look at rotated images, too.
         out: the folder of the results; one under runs/, named after the settings, where left out. What is finished
             there is not run again: name another folder to have it run anew.
         quick: see that it works, in under a minute; ranks nothing.
-        device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:0"`. precision: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"`.
+        device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:0"`.
+        precision: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"`.
         display: shows what is going on; lines are printed where left out.
+
+    Returns:
+        The finished comparison: `table()`, `best`, `page`, `models`.
 
     Raises:
         ValueError: one line that says what was expected, what came and what to do.
+
+    Examples:
+        >>> result = relpos.compare(None, "photos/", ["none", "relative_2d", "rotary_2d"], seeds=3)  # doctest: +SKIP
+        >>> print(result.table())  # doctest: +SKIP
     """
     display = Display() if display is None else display
     require_flag(quick, "quick")

@@ -50,8 +50,14 @@ class ComparisonResult:
 
     Attributes:
         results: everything that was measured, as `results.json` has it.
-        page: the file of the page. folder: of all files.
+        page: the file of the page.
+        folder: the folder of all files.
         models: the trained models by name and seed: `models["rotary_2d", 0]`.
+
+    Examples:
+        >>> result = relpos.compare(seeds=3)  # doctest: +SKIP
+        >>> result.best  # doctest: +SKIP
+        >>> model = result.models["rotary_2d", 0]  # doctest: +SKIP
     """
 
     def __init__(self, results: Results, page: Path, comparison: Comparison) -> None:

@@ -58,7 +58,8 @@ class Term(Movable):
         """What it adds to the score of every pair: its dense meaning.
 
         Args:
-            q, k: not rotated, float32 or wider, the keys repeated to the query heads.
+            q: not rotated, float32 or wider.
+            k: alike, the keys repeated to the query heads.
             scale: of the content product.
             allowed: where the mask lets a pair through, None for everywhere.
 
@@ -91,6 +92,15 @@ T = TypeVar("T", bound=Term)
 @dataclass(frozen=True, eq=False, init=False)
 class Terms(Movable):
     """An ordered collection of terms that do not contradict one another. `Terms()` says nothing.
+
+    Mechanisms make them; attention takes them as `position=`.
+
+    Args:
+        terms: in order; two line biases on the same lines become one.
+        items: the same by name.
+
+    Raises:
+        ValueError: no terms, or two that contradict each other.
 
     Examples:
         >>> bias = relpos.T5Bias(num_heads=2, bidirectional=False)

@@ -34,6 +34,9 @@ class Sequence:
         start: coordinate of the first of them; may be negative.
         prefix: tokens before them that have no position (class token, registers).
 
+    Raises:
+        ValueError: no integers, or no token at all.
+
     Examples:
         >>> relpos.Sequence(10, prefix=1).count
         11
@@ -85,8 +88,12 @@ class Grid:
     """`prefix` tokens without a position, then the cells of a grid in raster order (last axis fastest).
 
     Args:
-        sizes: cells along each axis, rows first: `Grid(14, 14)`, `Grid(8, 14, 14)`.
+        cells: how many along each axis, rows first: `Grid(14, 14)`, `Grid(8, 14, 14)`.
+        sizes: the same as a tuple, `Grid(sizes=(14, 14))`.
         prefix: tokens before them that have no position (class token, registers).
+
+    Raises:
+        ValueError: no axis, or a size below 1.
 
     Examples:
         >>> grid = relpos.Grid(14, 14, prefix=1)  # a class token, then 196 patches
@@ -150,10 +157,14 @@ class Positions:
     Args:
         values: with `low` and `high` numbers, one axis: `[N]` or `[B, N]`; with tuples of A numbers: `[N, A]` or
             `[B, N, A]`. Integers; floating point serves rotations only.
-        low, high: the smallest and largest coordinate each axis can take. Plain numbers, so that no engine has to read
-            the tensor to learn the shape of the work; they may be wider than the tensor's own range, never narrower
-            (checked on CPU alone: elsewhere it would synchronise).
+        low: the smallest coordinate that each axis can take. A plain number, so that no engine has to read the tensor
+            to learn the shape of the work; the range may be wider than the tensor's own, never narrower (checked on CPU
+            alone: elsewhere it would synchronise).
+        high: the largest coordinate that each axis can take.
         prefix: tokens before these that have no position. They are counted, and are not in `values`.
+
+    Raises:
+        ValueError: a tensor of another shape or dtype, or values outside `low` and `high`.
 
     Examples:
         >>> places = torch.tensor([[0, 1, 2, 0, 1], [0, 1, 2, 3, 4]])  # the first row holds two documents

@@ -148,6 +148,9 @@ class Lines(Movable):
         length: entries that `values` must have.
         layout: the structure, in plain numbers.
 
+    Raises:
+        ValueError: vectors that are no integers, on two devices, or of unequal batches.
+
     Examples:
         >>> line = relpos.lines(relpos.Sequence(3))
         >>> line.query, line.key, line.origin, line.length
@@ -273,8 +276,12 @@ def lines(queries: Coordinates, keys: Coordinates | None = None, *, device: torc
     """The lines of a pair of coordinate systems.
 
     Args:
-        queries, keys: where the query and key tokens are; keys default to the queries. Both need as many axes.
+        queries: where the query tokens are.
+        keys: where the key tokens are, by default the queries; with as many axes.
         device: where the two vectors are to live; Positions default to their own device.
+
+    Returns:
+        `Lines`: two vectors `[N]` and `[M]`, with a batch axis where positions have one.
 
     Raises:
         ValueError: the numbers of axes differ, or a coordinate is floating point.
@@ -317,6 +324,17 @@ def axis_lines(
 
     A grid's key line then takes only as many values as that axis has cells, which engines exploit. Prefix tokens keep
     their regions behind the offsets between tokens.
+
+    Args:
+        queries: where the query tokens are.
+        keys: where the key tokens are, by default the queries.
+        device: where the vectors are to live.
+
+    Returns:
+        One `Lines` an axis.
+
+    Raises:
+        ValueError: the numbers of axes differ.
 
     Examples:
         >>> rows, columns = relpos.core.axis_lines(relpos.Grid(2, 3))

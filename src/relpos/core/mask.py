@@ -37,6 +37,9 @@ class Blocks(Movable):
         layout: `Bool[1 or H, query blocks, key blocks]`.
         size: the number of queries, and of keys, in a block.
 
+    Raises:
+        ValueError: no boolean layout of 3 dimensions; in attention, another number of blocks than the tokens need.
+
     Examples:
         >>> layout = torch.eye(3, dtype=torch.bool)[None]  # each block of 2 tokens sees itself
         >>> relpos.Mask(blocks=relpos.Blocks(layout, size=2)).dense(6, 6)[0, 0].int()
@@ -98,13 +101,22 @@ class Mask(Movable):
     that is hidden from some queries only may reach these.
 
     Attributes:
-        left, right: how far before and after its own order a query sees, or None for no bound.
-        low, high: the lowest and highest key order that each query sees, `Int`.
-        query_order, key_order: `Int`; default the index.
-        query_segments, key_segments: `Int`; tokens see their own segment only, and none if it is negative.
-        query_global, key_global: `Bool`; a global query or key ignores the interval.
+        left: how far before its own order a query sees, or None for no bound.
+        right: how far after it, or None.
+        low: `Int`, the lowest key order that each query sees.
+        high: `Int`, the highest.
+        query_order: `Int`; default the index.
+        key_order: `Int`; default the index.
+        query_segments: `Int`; tokens see their own segment only, and none if it is negative.
+        key_segments: `Int`, beside `query_segments`.
+        query_global: `Bool`; a global query ignores the interval.
+        key_global: `Bool`; so does a global key.
         blocks: a block layout.
         limit: how far after its own order a query sees, global keys included, or None for no bound.
+
+    Raises:
+        ValueError: tensors of another dtype or number of dimensions; in attention, for other tokens, or a bound on
+            order without an order where queries and keys differ in number.
 
     Examples:
         >>> relpos.Mask.causal().dense(3, 3)[0, 0].int()
@@ -273,8 +285,9 @@ class Mask(Movable):
         """The mask of some consecutive queries and keys: one step of decoding, a block, a shard.
 
         Args:
-            queries, keys: slices. They need a start and a stop if the order is the index and no tensor of the mask
-                tells how many tokens there are.
+            queries: a slice. It needs a start and a stop if the order is the index and no tensor of the mask tells how
+                many tokens there are.
+            keys: a slice, alike.
             device: the device of an order that becomes explicit; default that of the mask's tensors.
 
         Raises:

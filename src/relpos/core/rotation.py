@@ -97,6 +97,9 @@ def rotate(
         magnitude: factor on the rotated dimensions: a number (YaRN's attention factor), or one per angle (xPos).
         width: the head width that the angles were computed for (a mechanism's `head_dim`), or None for any.
 
+    Returns:
+        `x` rotated, in its dtype.
+
     Raises:
         ValueError: the angles do not fit `x`, or are in half precision.
 

@@ -145,9 +145,12 @@ def attention(
     hold anything at forbidden pairs.
 
     Args:
-        q: queries. k, v: keys and values; G key heads serve H query heads in equal groups (H a multiple of G).
+        q: queries.
+        k: keys; G key heads serve H query heads in equal groups (H a multiple of G).
+        v: values, as many as keys.
         position: terms, or a mechanism together with `queries`.
-        queries, keys: coordinates of the tokens, only beside a mechanism; keys default to the queries.
+        queries: coordinates of the query tokens, only beside a mechanism.
+        keys: coordinates of the key tokens; default the queries.
         mask: which pairs may attend; a row that may see none gives 0, as all do where there are no keys.
         scale: factor on the content product. Default: the position's own (1 for T5), else 1/sqrt(D).
         dropout: probability that a weight is dropped, applied whenever it is above 0: pass 0.0 to evaluate. Seeded
@@ -212,6 +215,26 @@ def explain(
     It is what the next call takes: a kernel that has to agree with the reference before `auto` takes it on a GPU is
     checked here as well, unless it has been. Of the arguments nothing is computed.
 
+    Args:
+        q: queries, `[B, H, N, D]`.
+        k: keys, `[B, G, M, D]`.
+        v: values, `[B, G, M, V]`.
+        position: terms, or a mechanism together with `queries`.
+        queries: coordinates of the queries, beside a mechanism.
+        keys: coordinates of the keys, by default the queries'.
+        mask: which pairs may attend.
+        scale: factor on the content product; default as in `attention`.
+        dropout: as in `attention`.
+        return_lse: as in `attention`.
+        backend: as in `attention`.
+
+    Returns:
+        An `Explanation`; print it.
+
+    Raises:
+        ValueError: arguments that do not fit together.
+        NotImplementedError: the backend asked for lacks something the call needs.
+
     Examples:
         >>> q = k = v = torch.randn(1, 2, 6, 8)
         >>> print(relpos.explain(q, k, v, backend="reference"))
@@ -253,6 +276,21 @@ def attention_weights(
     scale: float | None = None,
 ) -> Float[Tensor, "B H N M"]:
     """The softmax's weights, by the reference engine: N x M numbers, for pictures and study.
+
+    Args:
+        q: queries, `[B, H, N, D]`.
+        k: keys, `[B, G, M, D]`.
+        position: terms, or a mechanism together with `queries`.
+        queries: coordinates of the queries, beside a mechanism.
+        keys: coordinates of the keys, by default the queries'.
+        mask: which pairs may attend.
+        scale: factor on the content product; default as in `attention`.
+
+    Returns:
+        `[B, H, N, M]`, in q's dtype; a row that may see nothing is 0.
+
+    Raises:
+        ValueError: arguments that do not fit together.
 
     Examples:
         >>> q = k = torch.zeros(1, 1, 3, 8)

@@ -45,14 +45,21 @@ def flash_attention(
 ) -> Float[Tensor, "B H N V"]:
     """FlashAttention (Dao et al. 2022, Algorithms 1 and 4) in plain PyTorch.
 
+    To be read, and as a second oracle; `attention` is faster.
+
     Only the scores of one tile are in memory, forward and backward.
 
     Args:
-        q, k, v: queries, keys and values with the same number of heads.
+        q: queries.
+        k: keys, of as many heads.
+        v: values, as many as keys.
         bias: a line bias; its values get a gradient.
         causal: whether query i sees keys up to i only; N and M must be equal.
         scale: factor on `q k^T`; default 1/sqrt(D).
         block_size: rows and columns of a tile.
+
+    Returns:
+        `[B, H, N, V]`.
 
     Raises:
         ValueError: shapes or dtypes do not fit together, or the bias is for other tokens.

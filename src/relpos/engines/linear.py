@@ -62,7 +62,9 @@ def linear_attention(
     """Linear attention (Katharopoulos et al. 2020).
 
     Args:
-        q, k, v: queries, keys and values; G key heads serve H query heads in equal groups.
+        q: queries.
+        k: keys; G key heads serve H query heads in equal groups.
+        v: values, as many as keys.
         feature_map: "elu" (elu + 1), "relu", "identity" (retention's), or "softmax": over the channels of q, and over
             the tokens of k.
         causal: whether token i sees tokens up to i only; N and M must be equal.
@@ -71,6 +73,9 @@ def linear_attention(
         normalize: whether to divide by the sum of weights; rows whose weights sum to 0 give 0.
         form: how a causal call is computed; all forms are equivalent, "quadratic" takes O(N^2).
         chunk: the number of tokens in a chunk.
+
+    Returns:
+        `[B, H, N, V]`, in time linear in the tokens.
 
     Raises:
         ValueError: arguments do not fit together.

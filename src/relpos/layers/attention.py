@@ -44,6 +44,9 @@ class ScaledDotProductAttention(nn.Module):
         scale: True for 1/sqrt(D), False for 1.
         backend: an engine's name, or "auto".
 
+    Raises:
+        ValueError: a probability that is none, or a backend that is unknown; in use, as `attention`.
+
     Examples:
         >>> bias = relpos.RelativePositionBias(num_heads=2, seq_len=5)
         >>> q = k = v = torch.randn(1, 2, 5, 8)
@@ -93,11 +96,13 @@ class MultiHeadAttention(SelfAttention):
         dim: width of a token, E; a multiple of `num_heads`.
         num_heads: query heads, H.
         num_kv_heads: key/value heads, G; a divisor of H. None for H; 1 is multi-query attention.
-        qkv_bias, proj_bias: whether the QKV and the output projection have a bias.
+        qkv_bias: whether the QKV projection has a bias.
+        proj_bias: whether the output projection has one.
         qk_norm: of the queries and keys of each head, before any rotation: "rmsnorm", "layernorm", "cosine" or None.
             "cosine" is Swin V2's: `CosineScale`, and a bias of queries and values but not of keys.
         norm_eps: of `qk_norm`; None for 1e-5 of "layernorm" and 1e-6 of "rmsnorm".
-        attn_drop, proj_drop: dropout probability of attention weights and of the output.
+        attn_drop: dropout probability of attention weights.
+        proj_drop: dropout probability of the output.
         position: the layer's own mechanism; `forward` also takes terms, which are added.
         kind: "softmax"; or "linear" or "flash", which support fewer positions and masks.
         backend: an engine's name, or "auto".
@@ -285,6 +290,9 @@ class MultiQueryAttention(MultiHeadAttention):
         d_model: width of a token, E; a multiple of `num_heads`.
         num_heads: query heads, H.
         options: other arguments of `MultiHeadAttention`, except `num_kv_heads`.
+
+    Raises:
+        ValueError: as `MultiHeadAttention`.
 
     Examples:
         >>> layer = relpos.MultiQueryAttention(64, 8)

@@ -73,10 +73,11 @@ class LayerScale(nn.Module):
 class TransformerBlock(nn.Module):
     """Attention and an MLP, each after a norm and with a residual connection. Arguments are named as in timm.
 
+    `num_heads`, `num_kv_heads`, `qkv_bias`, `proj_bias`, `qk_norm`, `attn_drop`, `position`, `kind` and `backend` are
+    as in `MultiHeadAttention`.
+
     Args:
         dim: width of a token, E.
-        num_heads, num_kv_heads, qkv_bias, proj_bias, qk_norm, attn_drop, position, kind, backend: as in
-            `MultiHeadAttention`.
         mlp_ratio: hidden width of the MLP over `dim`; "swiglu" has two thirds of it, for as many parameters.
         mlp_hidden: that width itself, whatever the ratio; None to go by the ratio.
         mlp: "gelu" (`Mlp`) or "swiglu" (`GatedMlp`).

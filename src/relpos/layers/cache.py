@@ -62,8 +62,13 @@ def _kind(x: Tensor) -> tuple[object, ...]:
 class KeyValueCache:
     """The caches of all layers of a model, for `model(tokens, cache=cache)`.
 
+    `layers[i].extend(k, v)` appends the keys and values of layer i and returns those of all tokens.
+
     Args:
         depth: the number of layers.
+
+    Raises:
+        ValueError: a depth below 1; in `extend`, another batch, width, dtype or device.
 
     Examples:
         >>> model = relpos.LanguageModel(vocab_size=16, embed_dim=32, depth=2, num_heads=2).eval()

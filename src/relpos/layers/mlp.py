@@ -12,10 +12,15 @@ from relpos.core.checks import require_int, require_probability, require_tokens
 class Mlp(nn.Module):
     """Two linear layers with a GELU between them.
 
+    `[B, N, E]` to `[B, N, E]`.
+
     Args:
         in_features: width of a token, E.
         hidden_features: width between the layers.
         drop: dropout probability after each layer.
+
+    Raises:
+        ValueError: a width below 1, or a probability that is none; in use, tokens of another width.
 
     Examples:
         >>> relpos.Mlp(32, 128)(torch.randn(2, 10, 32)).shape
@@ -48,6 +53,9 @@ class GatedMlp(nn.Module):
         in_features: width of a token, E.
         hidden_features: width of the gate and of the value.
         drop: dropout probability of the gated value and of the output.
+
+    Raises:
+        ValueError: a width below 1, or a probability that is none; in use, tokens of another width.
 
     Examples:
         >>> relpos.GatedMlp(32, 88)(torch.randn(2, 10, 32)).shape

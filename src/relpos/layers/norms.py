@@ -43,6 +43,9 @@ class RMSNorm(nn.RMSNorm):
         d_model: size of the last axis.
         eps: added to the mean square.
 
+    Raises:
+        ValueError: a width below 1, or an eps that is not above 0.
+
     Examples:
         >>> relpos.RMSNorm(2)(torch.tensor([[3.0, 4.0]])).detach()  # divided by sqrt((9 + 16) / 2)
         tensor([[0.8485, 1.1314]])
@@ -57,12 +60,17 @@ class RMSNorm(nn.RMSNorm):
 class GroupNorm(nn.Module):
     """Group normalisation (Wu and He 2018) of the channels of tokens.
 
+    `[B, N, E]` to `[B, N, E]`.
+
     Args:
         d_model: width of a token, E; a multiple of `num_groups`.
         num_groups: groups of neighbouring channels, each with its own statistics.
         eps: added to the variance.
         across_tokens: whether mean and variance of a group are over all tokens of a sequence, as over all pixels of an
             image. Not for causal models, whose tokens would see later ones.
+
+    Raises:
+        ValueError: `num_groups` does not divide `d_model`; in use, tokens of another width.
 
     Examples:
         >>> relpos.GroupNorm(64, num_groups=8)(torch.randn(2, 10, 64)).shape

@@ -22,11 +22,16 @@ def pair(size: int | tuple[int, int], name: str) -> tuple[int, int]:
 class PatchEmbedding(nn.Module):
     """One token per patch, in raster order.
 
+    Images `[B, C, height, width]` to tokens `[B, N, E]`.
+
     Args:
         img_size: default (rows, columns) of an image, or one integer; other multiples of the patch size are accepted.
         patch_size: (rows, columns) of a patch, or one integer.
         in_chans: channels of an image.
         embed_dim: width of a token, E.
+
+    Raises:
+        ValueError: sizes that do not divide; in use, images of another shape, dtype or device.
 
     Examples:
         >>> embed = relpos.PatchEmbedding(img_size=32, patch_size=8, in_chans=3, embed_dim=64)

@@ -28,7 +28,8 @@ class SelfAttention(nn.Module):
         width: width of a token, E; a multiple of `num_heads`.
         num_heads: query heads, H.
         num_kv_heads: key/value heads, G; a divisor of H. None for H.
-        qkv_bias, proj_bias: whether the QKV and the output projection have a bias.
+        qkv_bias: whether the QKV projection has a bias.
+        proj_bias: whether the output projection has one.
         qk_norm: of the queries and keys of each head, before any rotation: "rmsnorm", "layernorm", "cosine" or None.
             "cosine" is Swin V2's: `CosineScale`, and a bias of queries and values but not of keys.
         norm_eps: of `qk_norm`, as in `norm_layer`.

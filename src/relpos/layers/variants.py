@@ -33,8 +33,9 @@ def retention_decay(num_heads: int) -> Float[Tensor, " H"]:
 class LinearAttention(SelfAttention):
     """Multi-head `relpos.linear_attention`: time and memory are linear in the number of tokens.
 
+    `d_model`, `num_heads`, `num_kv_heads`, `qkv_bias` and `proj_bias` are as in `MultiHeadAttention`.
+
     Args:
-        d_model, num_heads, num_kv_heads, qkv_bias, proj_bias: as in `MultiHeadAttention`.
         feature_map: "elu", "relu", "identity", or "softmax" (not causal).
         causal: whether a token sees no later token.
         position: a rotation, such as `RotaryEmbedding`, or None; for others `forward` raises NotImplementedError.
@@ -84,8 +85,9 @@ class LinearAttention(SelfAttention):
 class FlashAttention(SelfAttention):
     """Multi-head `relpos.flash_attention`, for reading; train with `MultiHeadAttention`.
 
+    `d_model` and `num_heads` are as in `MultiHeadAttention`.
+
     Args:
-        d_model, num_heads: as in `MultiHeadAttention`.
         block_size: rows and columns of a tile.
         causal: whether a token sees no later token.
         position: a mechanism with one line bias, or None; for others `forward` raises NotImplementedError.
@@ -145,8 +147,9 @@ class _PatternAttention(nn.Module):
 class LocalAttention(_PatternAttention):
     """Multi-head attention to `window_size` tokens, with the query in the middle, or last if causal.
 
+    `d_model`, `num_heads`, `num_kv_heads`, `position` and `backend` are as in `MultiHeadAttention`.
+
     Args:
-        d_model, num_heads, num_kv_heads, position, backend: as in `MultiHeadAttention`.
         window_size: the number of tokens in the window; odd unless causal.
         causal: whether a token sees no later token.
 
@@ -180,12 +183,13 @@ class LocalAttention(_PatternAttention):
 class SparseAttention(_PatternAttention):
     """Multi-head attention in the fixed pattern of the Sparse Transformer.
 
+    `d_model`, `num_heads`, `num_kv_heads`, `position` and `backend` are as in `MultiHeadAttention`.
+
     A token sees its block of `sparsity_factor` tokens, and the last token of every block, in the same head. So what
     the last token of a block has gathered reaches all tokens in the next layer. A token sees about N / n + n tokens,
     fewest for n near sqrt(N).
 
     Args:
-        d_model, num_heads, num_kv_heads, position, backend: as in `MultiHeadAttention`.
         sparsity_factor: n, the stride of the paper; with 1 a token sees all tokens.
         causal: whether a token sees none after it, as in the paper.
 

@@ -40,6 +40,10 @@ from relpos.position.scope import decoding
 class LanguageModel(Transformer):
     """A causal language model over a small vocabulary (bytes by default).
 
+    `embed_dim`, `depth`, `num_heads`, `num_kv_heads`, `mlp_ratio`, `norm`, `norm_eps`, `qk_norm`, `attention`,
+    `drop_rate`, `pos_drop_rate`, `proj_drop_rate`, `attn_drop_rate`, `position`, `shared_position`,
+    `position_trainable`, `position_init_std` and `backend` are as in `VisionTransformer`.
+
     Args:
         vocab_size: number of different tokens, V.
         context: length it is built for; mechanisms that are defined anywhere extrapolate beyond it.
@@ -48,9 +52,6 @@ class LanguageModel(Transformer):
         embed_scale: factor on the token embedding on its way in; None for 3 sqrt(E). Llama's is 1.
         qkv_bias: whether the attention's two projections have biases.
         tie_embeddings: whether the head is the token embedding itself.
-        embed_dim, depth, num_heads, num_kv_heads, mlp_ratio, norm, norm_eps, qk_norm, attention, drop_rate,
-            pos_drop_rate, proj_drop_rate, attn_drop_rate, position, shared_position, position_trainable,
-            position_init_std, backend: as `VisionTransformer` takes them.
 
     Raises:
         ValueError: arguments that do not fit together, or a position that sequences do not have.
@@ -258,7 +259,9 @@ class LanguageModel(Transformer):
         """The tokens and `max_new_tokens` more, one after another, with a cache; without dropout and gradients.
 
         Args:
-            temperature, top_k, top_p: how the next token is drawn, see `sample`; 0 takes the likeliest.
+            temperature: what logits are divided by; 0 takes the likeliest token.
+            top_k: how many of the likeliest tokens may be drawn; None for all.
+            top_p: the share of probability that the likeliest must have together; None for all.
             generator: of the draws; PyTorch's own where left out.
         """
         require_int(max_new_tokens, "max_new_tokens", at_least=0)

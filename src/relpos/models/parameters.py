@@ -46,6 +46,15 @@ def count_parameters(model: nn.Module) -> dict[str, Count]:
     Parts: "patch embedding", "token embedding", "prefix tokens", "position", "attention qkv", "attention projection",
     "mlp", "norm", "head", and "other". A head tied to the token embedding counts there.
 
+    Args:
+        model: any module.
+
+    Returns:
+        Part to `Count`, which has `weights`, `biases` and `total`.
+
+    Raises:
+        ValueError: no module.
+
     Examples:
         >>> counts = relpos.count_parameters(relpos.VisionTransformer(embed_dim=96, num_heads=4, depth=1))
         >>> counts["attention qkv"]

@@ -29,7 +29,8 @@ class RotaryChoice:
     """A rotation along a sequence with another base or scaling than the preset's: a choice that can be saved.
 
     Attributes:
-        base, scaling: as in `RotaryEmbedding`, in the half layout.
+        base: as in `RotaryEmbedding`.
+        scaling: as in `RotaryEmbedding`. The layout is "half".
 
     Examples:
         >>> choice = relpos.models.RotaryChoice(base=500_000.0, scaling=relpos.Llama3Scaling())

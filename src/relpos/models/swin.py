@@ -47,20 +47,21 @@ _OWN = {1: "relative_2d", 2: "log_cpb"}
 class SwinTransformer(PretrainedModel):
     """A Swin Transformer for classification. Arguments as timm names them.
 
+    `img_size`, `patch_size`, `in_chans`, `num_classes`, `drop_rate`, `pos_drop_rate`, `proj_drop_rate`,
+    `attn_drop_rate`, `position_trainable`, `position_init_std` and `backend` are as in `VisionTransformer`,
+    `mlp_ratio`, `qkv_bias` and `norm_eps` as in `TransformerBlock`. Other image sizes are accepted wherever the
+    position on tokens accepts them, since windows keep their size.
+
     Args:
-        img_size, patch_size, in_chans, num_classes: as `VisionTransformer` takes them; other image sizes are accepted
-            wherever the position on tokens accepts them, since windows keep their size.
         global_pool: "avg" or "max" over the tokens.
         embed_dim: width of a token in the first stage, E; every stage doubles it.
-        depths: blocks of each stage. num_heads: heads of each stage.
+        depths: blocks of each stage.
+        num_heads: heads of each stage.
         window_size: tokens along the sides of a window, one number or (rows, columns).
         version: 1 or 2.
-        mlp_ratio, qkv_bias, norm_eps: the blocks; see `TransformerBlock`.
-        drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: as `VisionTransformer` takes them.
         position: "own" for the version's, or as `VisionTransformer` takes it. What acts in attention is of a window;
             what acts on tokens is of all patches.
         shared_position: one table for the layers of a stage, or one per layer.
-        position_trainable, position_init_std, backend: as `VisionTransformer` takes them.
 
     Raises:
         ValueError: arguments that do not fit together, or a position that grids do not have.

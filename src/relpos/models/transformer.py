@@ -35,7 +35,8 @@ class Transformer(PretrainedModel):
         block_config: what each block is made of.
         depth: blocks.
         attention: its name in `models/attending.py`.
-        drop_rate, pos_drop_rate: dropout before the head, and after the embedding.
+        drop_rate: dropout before the head.
+        pos_drop_rate: dropout after the embedding.
     """
 
     blocks: nn.ModuleList

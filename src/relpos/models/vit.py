@@ -30,22 +30,25 @@ from relpos.models.transformer import Transformer
 class VisionTransformer(Transformer):
     """A ViT for classification. Arguments as timm names them.
 
+    `patch_size`, `in_chans` and `embed_dim` are as in `PatchEmbedding`; `depth` is the number of blocks, and
+    `num_heads`, `num_kv_heads`, `mlp_ratio`, `norm`, `norm_eps`, `qk_norm` and `qkv_bias` are as in `TransformerBlock`.
+
     Args:
         img_size: the image size it is built for, one number or (rows, columns).
-        patch_size, in_chans, embed_dim: see `PatchEmbedding`.
         num_classes: outputs of the head; 0 for none (pooled features).
         global_pool: "token" (the class token), "avg" or "max" over the patches.
         fc_norm: whether the last norm is of what is pooled, as timm has it for "avg", or of every token.
-        depth, num_heads, num_kv_heads, mlp_ratio, norm, norm_eps, qk_norm, qkv_bias: the blocks, as `TransformerBlock`
-            takes them.
         init_values: what the blocks' `LayerScale` starts from, as in DeiT III; None for none.
         attention: "full", "local", "sparse", "linear" or "flash"; see `models/attending.py`. "local" and "sparse" of a
             grid take no prefix tokens.
-        class_token: whether there is one; reg_tokens: further prefix tokens without a position (registers).
+        class_token: whether there is one.
+        reg_tokens: further prefix tokens without a position (registers).
         distilled: whether a distillation token with a head of its own stands behind the class token, as in DeiT; the
             scores are the mean of both heads'.
-        drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: dropout before the head, after the embedding, in
-            the blocks, and of attention weights.
+        drop_rate: dropout before the head.
+        pos_drop_rate: dropout after the embedding.
+        proj_drop_rate: dropout in the blocks.
+        attn_drop_rate: dropout of attention weights.
         position: absolute and relative positions, each on or off: a preset name, names joined with "+", a function from
             a `Site`, or None.
         shared_position: one table for all layers, or one per layer. A mechanism that acts on tokens and in attention is

@@ -37,8 +37,9 @@ def parameter_groups(
 
     Args:
         model: any module that holds mechanisms of relpos, or none.
-        learning_rate: of all but the position parameters. position_learning_rate_multiplier: the factor on it for them.
+        learning_rate: of all but the position parameters.
         weight_decay: of matrices.
+        position_learning_rate_multiplier: the factor on the learning rate for position parameters.
 
     Raises:
         ValueError: no module, or a negative number.

@@ -22,11 +22,18 @@ from relpos.optim.base import DecoupledOptimizer, ParameterGroups
 class Lion(DecoupledOptimizer):
     """Sign momentum, with one tensor of state per parameter.
 
+    Every weight moves by the rate: take one 3 to 10 times below AdamW's, and a decay as many times above.
+
+    Source: Chen et al. 2023, algorithm 2.
+
     Args:
         params: tensors, or groups of them.
         lr: learning rate.
         betas: of the direction, and of the momentum.
         weight_decay: decoupled, times the rate.
+
+    Raises:
+        ValueError: a rate, beta or decay out of its range; in `step`, sparse gradients.
 
     Examples:
         >>> model = torch.nn.Linear(2, 1)

@@ -36,6 +36,11 @@ from relpos.optim.base import DecoupledOptimizer, ParameterGroups
 class Sophia(DecoupledOptimizer):
     """Clipped second-order steps, with two tensors of state per parameter.
 
+    Every few steps, call `update_hessian` after `sampled_loss(...).backward()`, or
+    `update_hessian_by_hutchinson(loss)`; without them every entry is clipped and moves by the rate.
+
+    Source: Liu et al. 2024 (Sophia), algorithm 3.
+
     Args:
         params: tensors, or groups of them.
         lr: learning rate.
@@ -43,6 +48,9 @@ class Sophia(DecoupledOptimizer):
         rho: factor on the Hessian: the smaller, the more entries are clipped and move by the rate alone.
         weight_decay: decoupled, times the rate.
         eps: the least that a momentum is divided by.
+
+    Raises:
+        ValueError: a rate, beta, rho, eps or decay out of its range; in `step`, sparse gradients.
 
     Examples:
         >>> model, x = torch.nn.Linear(8, 4), torch.randn(16, 8)
@@ -139,6 +147,15 @@ def sampled_loss(scores: Float[Tensor, "*B classes"]) -> Float[Tensor, ""]:
     """The mean cross entropy of labels drawn from the model's own scores: what Sophia-G's estimate differentiates.
 
     Draws from PyTorch's generator; no gradient passes through the draw.
+
+    Args:
+        scores: `[..., classes]`, what the model says before a softmax.
+
+    Returns:
+        The loss, one number.
+
+    Raises:
+        ValueError: no floating-point scores of 2 dimensions or more.
 
     Examples:
         >>> logits = torch.randn(8, 10, requires_grad=True)

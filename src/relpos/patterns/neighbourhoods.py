@@ -24,6 +24,13 @@ def local(window_size: int, *, causal: bool = False) -> Mask:
 
     At the ends of a sequence there are fewer. (Beltagy et al. 2020, "Longformer", section 3.1)
 
+    Args:
+        window_size: tokens that are seen, itself among them; odd unless causal.
+        causal: whether a token sees none after it.
+
+    Raises:
+        ValueError: a window below 1, or an even one that is not causal.
+
     Examples:
         >>> relpos.patterns.local(3).dense(4, 4)[0, 0].int()
         tensor([[1, 1, 0, 0],
@@ -40,6 +47,15 @@ def dilated(length: int, window_size: int, dilation: int, *, causal: bool = Fals
     """The same with `dilation - 1` tokens left out between any two that are seen (section 3.1 there).
 
     Tokens that differ in their remainder by `dilation` never meet, in this layer or by stacking it alone.
+
+    Args:
+        length: tokens of the sequence.
+        window_size: tokens that are seen, itself among them; odd unless causal.
+        dilation: distance between two that are seen.
+        causal: whether a token sees none after it.
+
+    Raises:
+        ValueError: numbers out of their range, or an even window that is not causal.
 
     Examples:
         >>> relpos.patterns.dilated(6, window_size=3, dilation=2).dense(6, 6)[0, 0, 2].int()

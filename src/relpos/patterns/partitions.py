@@ -26,6 +26,11 @@ def windows(grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ...
     Shifted, the windows' borders stand `shift` cells later. Swin rolls the grid round its edges and masks what then
     meets wrongly; here windows at the edges are simply smaller, which allows the same pairs.
 
+    Args:
+        grid: where the tokens are, without a prefix.
+        size: cells of a window along each axis, one number or one an axis.
+        shift: by how many cells the borders stand later.
+
     Raises:
         ValueError: a prefix, which belongs to no window; a shift of a window or more.
 
@@ -71,9 +76,17 @@ def partition(
 
     The grid is padded with zeros at its far ends to whole windows and then rolled back by `shift`, as in Swin.
 
+    Args:
+        x: tokens on a grid, `[B, rows, columns, E]` or of more axes.
+        size: cells of a window along each axis, one number or one an axis.
+        shift: by how many cells the borders stand later.
+
     Returns:
         The tokens, and the mask that keeps apart what met over an edge or is padding; None where there is neither. The
         windows' coordinates are `Grid(*size)`.
+
+    Raises:
+        ValueError: tokens that are not on a grid; a size below 1, or a shift of a window or more.
 
     Examples:
         >>> x = torch.randn(2, 8, 8, 16)  # [B, rows, columns, E]
@@ -114,6 +127,12 @@ def join(
     x: Float[Tensor, "W T E"], grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ...] = 0
 ) -> Float[Tensor, "B *cells E"]:
     """The tokens of windows back on their grid: `join(partition(x, size, shift)[0], grid, size, shift)` is x.
+
+    Args:
+        x: tokens of windows, `[W, T, E]`, as `partition` returns them.
+        grid: where the tokens are, without a prefix.
+        size: cells of a window along each axis, one number or one an axis.
+        shift: by how many cells the borders stand later.
 
     Raises:
         ValueError: tokens of other windows, or not as many as the grid has; a prefix, which belongs to none.

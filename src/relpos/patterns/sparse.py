@@ -20,6 +20,15 @@ def fixed(length: int, stride: int, *, summaries: int = 1, causal: bool = False)
     its parts in one head; `summaries` is their c, with which the last tokens sum up their blocks for all others. Theirs
     is causal. With `stride` near sqrt(length) a token sees O(sqrt(length)) others.
 
+    Args:
+        length: tokens of the sequence.
+        stride: tokens of a block.
+        summaries: tokens at the end of a block that all see.
+        causal: whether a token sees none after it.
+
+    Raises:
+        ValueError: numbers out of their range, or more summaries than a block has tokens.
+
     Examples:
         >>> relpos.patterns.fixed(6, stride=3, causal=True).dense(6, 6)[0, 0].int()
         tensor([[1, 0, 0, 0, 0, 0],
@@ -48,6 +57,14 @@ def strided(length: int, stride: int, *, causal: bool = False) -> Mask:
     own, and so they are two masks here. One head with both would be a window joined to a class of remainders, which the
     structure of a `Mask` (segments and intervals both hold) does not say; `fixed` is the paper's pattern for that.
 
+    Args:
+        length: tokens of the sequence.
+        stride: distance between two that see each other.
+        causal: whether a token sees none after it.
+
+    Raises:
+        ValueError: numbers out of their range.
+
     Examples:
         >>> relpos.patterns.strided(6, stride=3, causal=True).dense(6, 6)[0, 0, 5].int()
         tensor([0, 0, 1, 0, 0, 1], dtype=torch.int32)
@@ -63,7 +80,12 @@ def longformer(length: int, window_size: int, global_tokens: Int[Tensor, " g"] |
     """A window around each token, and global tokens that see all and are seen by all (Beltagy et al. 2020).
 
     Args:
+        length: tokens of the sequence.
+        window_size: tokens that are seen, itself in their middle; odd.
         global_tokens: their numbers, such as `[0]` for a class token.
+
+    Raises:
+        ValueError: numbers out of their range, or global tokens that are none of the sequence.
 
     Examples:
         >>> relpos.patterns.longformer(5, window_size=3, global_tokens=[0]).dense(5, 5)[0, 0].int()
@@ -99,6 +121,9 @@ def _numbers(tokens: Int[Tensor, " g"] | list[int]) -> Int[Tensor, " g"]:
 def block_sparse(layout: Bool[Tensor, "... n m"], size: int) -> Mask:
     """Blocks of `size` by `size` pairs, those that `layout` (`[n, m]`, or one per head) has True.
 
+    Raises:
+        ValueError: no boolean layout of 2 or 3 dimensions, or a size below 1.
+
     Examples:
         >>> layout = torch.tensor([[True, False], [True, True]])
         >>> relpos.patterns.block_sparse(layout, size=2).dense(4, 4)[0, 0].int()
@@ -125,10 +150,16 @@ def big_bird(
     """Adjacent blocks, the first ones for all and all for them, and random ones per head (Zaheer et al. 2020).
 
     Args:
+        length: tokens of the sequence.
         size: tokens of a block.
-        window: blocks of the band, an odd number. global_blocks: at the beginning (the internal construction, ITC).
+        window: blocks of the band, an odd number.
+        global_blocks: at the beginning (the internal construction, ITC).
         random_blocks: for each block of queries, of the rest, drawn for each head.
+        heads: each has random blocks of its own.
         seed: of the draw, which is then the same on every machine.
+
+    Raises:
+        ValueError: numbers out of their range, or an even window.
 
     Examples:
         >>> mask = relpos.patterns.big_bird(1024, size=64, heads=8)

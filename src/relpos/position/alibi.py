@@ -41,6 +41,16 @@ Distance = Literal["euclidean", "manhattan", "axes"]
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     """The published slope of each head.
 
+    Args:
+        num_heads: H.
+
+    Returns:
+        H numbers: 2^(-8/H), 2^(-16/H), ... for a power of two; for others those of the next lower one, then every other
+        of the doubled set.
+
+    Raises:
+        ValueError: no integer of at least 1.
+
     Examples:
         >>> relpos.alibi_slopes(4)
         (0.25, 0.0625, 0.015625, 0.00390625)
@@ -57,6 +67,11 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
 class ALiBi(OffsetBias):
     """A penalty that grows with distance, fixed or learned.
 
+    `score[h, i, j] -= slope[h] * |i - j|`; on a grid by the distance between cells. Any length and size; prefix tokens
+    are at distance 0.
+
+    Source: Press et al. 2022, section 3; on grids Fuller et al. 2023.
+
     Args:
         num_heads: query heads, H.
         distance: between cells of a grid: "euclidean" or "manhattan", one slope per head, or "axes", one per head and
@@ -67,6 +82,9 @@ class ALiBi(OffsetBias):
     Attributes:
         slopes: the published slopes. log_slopes: `[1, H]` or `[A, H]`, their logarithms to learn from; None where they
             are fixed.
+
+    Raises:
+        ValueError: an argument out of its range, "axes" without `learned`; in `terms`, coordinates with other axes.
 
     Examples:
         >>> alibi = relpos.ALiBi(num_heads=8)

@@ -26,7 +26,12 @@ from relpos.position.tables import require_std, start_table
 
 
 class ClippedBias(OffsetBias):
-    """A learned bias a clipped distance and head.
+    """A learned bias per clipped distance and head.
+
+    `score[h, i, j] += table[clip(i - j, -R, R) + R, h]`: any length. A grid is read in raster order; prefix tokens get
+    0.
+
+    Source: Shaw et al. 2018, section 3.2, in scalar form.
 
     Args:
         num_heads: query heads, H.
@@ -35,6 +40,9 @@ class ClippedBias(OffsetBias):
 
     Attributes:
         relative_position_bias_table: `[2 R + 1, num_heads]`, from -R to R.
+
+    Raises:
+        ValueError: an argument out of its range.
 
     Examples:
         >>> bias = relpos.ClippedBias(num_heads=2, max_distance=3)

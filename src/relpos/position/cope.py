@@ -34,7 +34,12 @@ from relpos.position.tables import require_std, start_table
 
 
 class CoPE(Mechanism):
-    """Contextual positions.
+    """Contextual positions, which count what the content of keys says counts, not tokens.
+
+    A key's position is the sum of gates, sigmoids of content, from it to the query; queries meet the vector there.
+    Coordinates are not looked at: the order of keys and the mask count.
+
+    Source: Golovneva et al. 2024, section 4.
 
     Args:
         head_dim: width of a head, D.
@@ -43,6 +48,9 @@ class CoPE(Mechanism):
 
     Attributes:
         pos_emb: `[P, D]`.
+
+    Raises:
+        ValueError: an argument out of its range; in attention, heads of another width.
 
     Examples:
         >>> cope = relpos.CoPE(head_dim=16, max_position=32)

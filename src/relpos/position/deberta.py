@@ -45,17 +45,31 @@ def _log_edges(buckets: int, max_distance: int) -> tuple[int, ...]:
 
 
 class DisentangledPosition(Mechanism):
-    """Vectors on bucketed offsets, some multiplied with queries and others with keys.
+    """DeBERTa's vectors on bucketed offsets, some multiplied with queries and others with keys.
+
+    `score = (<q, k> + <q, K p[b]> + <k, Q p[b]>) / sqrt(3 D)` with `b` the bucket of i - j, of a table p of vectors as
+    wide as a token: DeBERTa's content-to-position and position-to-content. It sets the scale. Prefix tokens have no
+    vector.
+
+    Source: He et al. 2021, section 3.1; buckets from DeBERTa v2's code.
 
     Args:
-        num_heads, head_dim, embed_dim: H, D, E.
+        num_heads: query heads, H.
+        head_dim: width of a head, D.
+        embed_dim: width of a token, and of the table's vectors, E.
         span: half the number of vectors: buckets on either side. Even, unless `max_distance` is None.
         max_distance: the farthest distance that buckets tell apart; None clips at the span (DeBERTa v1).
-        c2p, p2c: whether there is a content-to-position and a position-to-content term.
+        c2p: whether there is a content-to-position term, of queries.
+        p2c: whether there is a position-to-content term, of keys.
         init_std: standard deviation that the table starts from; 0 for zeros.
 
     Attributes:
-        rel_embeddings: `[2 span, E]`. pos_key, pos_query: `[E -> H D]`; None where switched off.
+        rel_embeddings: `[2 span, E]`.
+        pos_key: `[E -> H D]`, or None without c2p.
+        pos_query: `[E -> H D]`, or None without p2c.
+
+    Raises:
+        ValueError: an argument out of its range, or an odd span beside `max_distance`.
 
     Examples:
         >>> deberta = relpos.DisentangledPosition(num_heads=4, head_dim=16, embed_dim=64, span=8, max_distance=32)

@@ -50,6 +50,11 @@ _FEW_CELLS = 2**13
 class DecomposedPosition(Mechanism):
     """One learned vector per offset and axis, multiplied with the query.
 
+    `score[h, i, j] += <q[i], rows[i - j]> + <q[i], columns[i - j]>`, unscaled, the same vectors for all heads. Other
+    grids are read by interpolation; prefix tokens get 0.
+
+    Source: Li et al. 2022 (MViTv2), section 4.1; ViTDet and SAM.
+
     Args:
         head_dim: width of a head, D.
         window_size: cells along each axis of the larger of the two grids.
@@ -57,6 +62,9 @@ class DecomposedPosition(Mechanism):
 
     Attributes:
         rel_pos: one `[2 W - 1, D]` an axis (`rel_pos_h`, `rel_pos_w` in SAM), lowest offset first.
+
+    Raises:
+        ValueError: an argument out of its range; in `terms`, coordinates that are no grids with as many axes.
 
     Examples:
         >>> vectors = relpos.DecomposedPosition(head_dim=16, window_size=(4, 6))

@@ -31,6 +31,10 @@ from relpos.position.tables import require_std, require_window, start_table
 class FactoredBias(OffsetBias):
     """A learned bias per offset along each axis and head, added over the axes.
 
+    `score[h, i, j] += rows[i - j, h] + columns[i - j, h]`. Prefix tokens get 0.
+
+    Source: Raffel et al. 2020, one bias per axis.
+
     Args:
         num_heads: query heads, H.
         window_size: cells along each axis, of one or more.
@@ -39,6 +43,10 @@ class FactoredBias(OffsetBias):
 
     Attributes:
         tables: one `[2 W - 1, num_heads]` an axis.
+
+    Raises:
+        ValueError: an argument out of its range; in `terms`, other axes, or an offset beyond a table that
+            raises.
 
     Examples:
         >>> bias = relpos.FactoredBias(num_heads=2, window_size=(4, 6))

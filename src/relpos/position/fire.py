@@ -37,6 +37,11 @@ EPS = 1e-6
 class FIREBias(Mechanism):
     """A learned function of the distance over the query's position.
 
+    `score[h, i, j] += mlp(log(1 + c |i - j|) / log(1 + c max(i, L)))[h]`: positions count from 0 at the start of a
+    document. Any length; meant for causal attention. Prefix tokens get 0.
+
+    Source: Li et al. 2024, section 3.2.
+
     Args:
         num_heads: query heads, H.
         hidden_dim: width of the network.
@@ -44,7 +49,12 @@ class FIREBias(Mechanism):
         threshold: L, where the learned threshold starts: smaller positions count as it.
 
     Attributes:
-        c: a number. multiplier: a number that multiplies `threshold`. mlp: `[1 -> hidden_dim -> H]`.
+        c: `[1]`.
+        multiplier: `[1]`, multiplies `threshold`.
+        mlp: `[1 -> hidden_dim -> H]`.
+
+    Raises:
+        ValueError: an argument out of its range; in `terms`, floating-point positions.
 
     Examples:
         >>> fire = relpos.FIREBias(num_heads=4)

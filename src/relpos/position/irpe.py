@@ -65,7 +65,12 @@ def _edges(ratio: float) -> tuple[int, ...]:
 
 
 class ImageRelativePosition(Mechanism):
-    """Vectors or numbers on bucketed offsets of a grid.
+    """iRPE: vectors or numbers on bucketed offsets of a grid.
+
+    `score[h, i, j] += table[h, bucket]`, or `scale * <q[i], table[h, bucket]>` with vectors. Buckets widen with
+    distance; any grid. Pairs with prefix tokens share the last bucket.
+
+    Source: Wu et al. 2021 (iRPE), section 3.2.
 
     Args:
         num_heads: query heads, H; 1 for one table that all heads share, as in the authors' models.
@@ -76,6 +81,9 @@ class ImageRelativePosition(Mechanism):
 
     Attributes:
         table: `[H, buckets + 1, D]` of vectors, or `[H, buckets + 1]` of numbers; the last bucket is the prefix's.
+
+    Raises:
+        ValueError: an argument out of its range; in `terms`, coordinates without rows and columns.
 
     Examples:
         >>> irpe = relpos.ImageRelativePosition(num_heads=1, head_dim=16, method="product")

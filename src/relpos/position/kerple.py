@@ -32,12 +32,21 @@ from relpos.position.preset import Preset
 class Kerple(OffsetBias):
     """A learned, monotone penalty on distance.
 
+    "log": `score[h, i, j] -= r1[h] * log(1 + r2[h] |i - j|)`; "power": `score[h, i, j] -= r1[h] * |i - j| ** r2[h]`.
+    Both start at ALiBi's slopes. Any length; a grid is read in raster order.
+
+    Source: Chi et al. 2022, section 4.
+
     Args:
         num_heads: query heads, H.
         kernel: "log" or "power".
 
     Attributes:
-        log_r1, raw_r2: `[num_heads]`; see `r1` and `r2` for what they stand for.
+        log_r1: `[num_heads]`, of which `r1` is the exponential.
+        raw_r2: `[num_heads]`, what `r2` is made of.
+
+    Raises:
+        ValueError: an argument out of its range.
 
     Examples:
         >>> kerple = relpos.Kerple(num_heads=4, kernel="log")

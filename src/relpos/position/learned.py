@@ -34,6 +34,10 @@ from relpos.position.tokens import add_to_tokens
 class LearnedPositionEmbedding(Mechanism):
     """One learned vector per position.
 
+    `x[n] + pos_embed[n]`, before the first layer: call `embed(x, coordinates)`. It says nothing in attention.
+
+    Source: Gehring et al. 2017; Dosovitskiy et al. 2021, section 3.1.
+
     Args:
         embed_dim: width of a token, E.
         seq_len: positions of a sequence; or
@@ -41,8 +45,12 @@ class LearnedPositionEmbedding(Mechanism):
         prefix: tokens before them, each with a vector of its own.
         init_std: standard deviation of the truncated normal it starts from; 0 for zeros.
 
+    Attributes:
+        pos_embed: `[1, prefix + positions, E]`.
+
     Raises:
-        ValueError: both or neither of `seq_len` and `grid_size`.
+        ValueError: both or neither of `seq_len` and `grid_size`; in `embed`, another grid, or a position beyond the
+            last.
 
     Examples:
         >>> learned = relpos.LearnedPositionEmbedding(embed_dim=32, grid_size=(4, 4), prefix=1)

@@ -31,7 +31,12 @@ from relpos.position.tables import require_window
 
 
 class LogContinuousBias(OffsetBias):
-    """A network from log-spaced offsets to biases.
+    """Swin V2's network from log-spaced offsets to biases.
+
+    `score[h, i, j] += 16 * sigmoid(mlp(x)[h])`, x the offsets on a logarithmic scale, as shares of the window. Any
+    grid; prefix tokens get 8.
+
+    Source: Liu et al. 2022 (Swin V2), section 3.3.
 
     Args:
         num_heads: query heads, H.
@@ -40,6 +45,9 @@ class LogContinuousBias(OffsetBias):
 
     Attributes:
         cpb_mlp: the network, its layers numbered as in Swin V2's checkpoints.
+
+    Raises:
+        ValueError: an argument out of its range; in `terms`, coordinates with other axes.
 
     Examples:
         >>> bias = relpos.LogContinuousBias(num_heads=4, window_size=(8, 8))

@@ -49,19 +49,19 @@ class Site:
         num_heads: query heads.
         head_dim: width of a head, D.
         embed_dim: width of a token, E.
-        queries: coordinates of the query tokens; keys: of the key tokens, None where they are the same.
+        queries: coordinates of the query tokens.
+        keys: coordinates of the key tokens, None where they are the same.
         causal: whether a query sees only what comes before it.
         init_std: standard deviation that learned tables start from.
         trainable: False for parameters that stay as they start; `Preset.make` sees to it.
+
+    Raises:
+        ValueError: an argument of another kind or out of its range.
 
     Examples:
         >>> site = relpos.Site(num_heads=4, head_dim=16, embed_dim=64, queries=relpos.Grid(7, 7))
         >>> relpos.RelativePositionBias.from_site(site)
         RelativePositionBias(num_heads=4, window_size=(7, 7), prefix=0, beyond='raise')
-        >>> def build(site):  # what models take for position=
-        ...     return relpos.T5Bias(site.num_heads, num_buckets=16, scaled=True)
-        ...
-        >>> model = relpos.VisionTransformer(28, 4, embed_dim=32, depth=1, num_heads=2, position=build)
     """
 
     num_heads: int
@@ -94,6 +94,9 @@ _FEW_TOKENS = 2**13
 
 class Mechanism(nn.Module):
     """Base of all position mechanisms. On its own it says nothing.
+
+    `terms(queries, keys)` is what it says in attention, `embed(x, coordinates)` what it adds to tokens. `a + b` is a
+    sum.
 
     Examples:
         >>> both = relpos.RotaryEmbedding(16) + relpos.T5Bias(num_heads=2, scaled=True)
@@ -189,12 +192,13 @@ class Mechanism(nn.Module):
             tensors: by their names in `named_parameters()` (or in the state dict, where those are buffers), any of
                 them: the rest are its own. Each has the shape and device of what it stands for, and any floating-point
                 dtype; half precision is computed in float32, as it is in the mechanism.
-            queries, keys: coordinates of N queries and M keys, as for `terms`.
+            queries: coordinates of N queries, as for `terms`.
+            keys: coordinates of M keys.
 
         Raises:
             ValueError: a name that it does not have, or what is no tensor of that shape.
 
-        Example:
+        Examples:
             >>> bias = relpos.RelativePositionBias(num_heads=8, window_size=(7, 7))
             >>> table = torch.zeros(169, 8, requires_grad=True)
             >>> terms = bias.terms_from({"relative_position_bias_table": table}, relpos.Grid(7, 7))

@@ -38,7 +38,12 @@ Order = Literal["blocked", "interleaved"]
 
 
 class MultimodalRotary(Mechanism):
-    """Rotation by time, row and column.
+    """M-RoPE: rotation by time, row and column.
+
+    Each pair of dimensions rotates with one of three coordinates. Text is a `Sequence`, an image `Grid(rows, columns)`,
+    video a grid of three axes, and both together `Positions` of three. Prefix tokens are not rotated.
+
+    Source: Wang et al. 2024 (Qwen2-VL), section 2.1.
 
     Args:
         head_dim: width of a head, D.
@@ -47,6 +52,9 @@ class MultimodalRotary(Mechanism):
         order: "blocked" or "interleaved".
         base: the slowest pair rotates by nearly 1 / base radians per position.
         layout: "half" or "interleaved", which dimensions are a pair; see `relpos.rotate`.
+
+    Raises:
+        ValueError: sections that do not fit the head; in `terms`, coordinates with more than 3 axes.
 
     Examples:
         >>> rotary = relpos.MultimodalRotary(16, sections=(2, 3, 3))  # pairs that follow time, rows and columns

@@ -17,6 +17,8 @@ from relpos.position.preset import Preset
 class NoPosition(Mechanism):
     """Says nothing to attention and adds nothing to tokens.
 
+    The control of every comparison. Under a causal mask a model can still count the tokens it sees.
+
     Examples:
         >>> len(relpos.NoPosition().terms(relpos.Sequence(8)))
         0

@@ -34,6 +34,9 @@ _HELD = 256
 class OffsetBias(Mechanism):
     """A bias that depends on query - key alone: subclasses write `bias`, and `prefix_bias` where they have one.
 
+    `offsets.axes` is `Int[L, A]`, query - key, of every offset that can occur; `bias` returns `[H, L]` for them,
+    float32 or wider. Lines, engines, masks, caches and gradients follow.
+
     Examples:
         >>> class Nearest(relpos.OffsetBias):
         ...     def bias(self, offsets):  # offsets.axes [L, A], query - key

@@ -84,6 +84,12 @@ def sum_of(*names: str) -> Callable[[Site], Mechanism]:
 def find(name: str) -> Preset:
     """The preset of a name, or of several joined with `+`.
 
+    Args:
+        name: as `relpos list positions` has them, or several joined with `+`.
+
+    Returns:
+        The `Preset`: its `make(site)` builds the mechanism.
+
     Raises:
         ValueError: no such name; the message offers the nearest.
 

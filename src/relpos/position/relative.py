@@ -45,11 +45,19 @@ from relpos.core.checks import fail, require_choice, require_int, shape_of
 from relpos.position.mechanism import Mechanism, Site
 from relpos.position.offset_bias import OffsetBias
 from relpos.position.preset import Preset
-from relpos.position.tables import require_std, start_table
+from relpos.position.tables import geometric_places, read_between, require_std, start_table
 
 
 def get_relative_position_index_1d(seq_len: int) -> Int[Tensor, "N N"]:
     """`index[i, j] = i - j + seq_len - 1`: 0 to 2 seq_len - 2.
+
+    For reading, and for others' checkpoints; no engine uses it.
+
+    Args:
+        seq_len: N.
+
+    Raises:
+        ValueError: no integer of at least 1.
 
     Examples:
         >>> relpos.get_relative_position_index_1d(3)
@@ -62,6 +70,14 @@ def get_relative_position_index_1d(seq_len: int) -> Int[Tensor, "N N"]:
 
 def get_relative_position_index_2d(window_size: tuple[int, int]) -> Int[Tensor, "N N"]:
     """`index[i, j] = (d_row + Wh - 1) * (2 Ww - 1) + d_col + Ww - 1`: Swin's index.
+
+    For reading, and for others' checkpoints; no engine uses it.
+
+    Args:
+        window_size: rows Wh and columns Ww; N is their product.
+
+    Raises:
+        ValueError: no two integers of at least 1.
 
     Examples:
         >>> relpos.get_relative_position_index_2d((2, 2))
@@ -87,37 +103,13 @@ def covering(queries: Coordinates, keys: Coordinates) -> tuple[int, ...]:
     return tuple(max(qh - kl, kh - ql) + 1 for ql, qh, kl, kh in sides)
 
 
-def geometric_places(size: int, new: int) -> list[float]:
-    """Where the 2 size - 1 offsets of an axis stand among the 2 new - 1 of a larger one: BEiT's progression.
-
-    0, 1, 1 + r, 1 + r + r^2, ... and the same below 0, with the ratio r that puts the farthest at new - 1; the offsets
-    themselves (r = 1) where the other is no larger.
-    """
-    low, high = 1.0, float(max(new, 2))
-    for _ in range(60):
-        ratio = (low + high) / 2
-        if sum(ratio**n for n in range(size - 1)) > new - 1:
-            high = ratio
-        else:
-            low = ratio
-    ratio = low if new > size > 2 else 1.0
-    side = [sum(ratio**n for n in range(count)) for count in range(1, size)]
-    return [*(-place for place in reversed(side)), 0.0, *side]
-
-
-def _read_between(image: Tensor, axis: int, places: list[float], new: int) -> Tensor:
-    """The image at the offsets -(new - 1) to new - 1 along an axis, linear between its places, the border beyond."""
-    stand = torch.tensor(places, dtype=torch.float64, device=image.device)
-    wanted = torch.arange(1 - new, new, dtype=torch.float64, device=image.device)
-    right = torch.searchsorted(stand, wanted).clamp(max=len(places) - 1)
-    left = (right - 1).clamp(min=0)
-    share = (wanted - stand[left]) / (stand[right] - stand[left]).clamp(min=1)  # places are at least 1 apart
-    share = share.clamp(0, 1).to(image.dtype).view(-1, *[1] * (image.dim() - 1 - axis))
-    return torch.lerp(image.index_select(axis, left), image.index_select(axis, right), share)
-
-
 class RelativePositionBias(OffsetBias):
-    """A learned bias per offset and head, in one or two dimensions.
+    """A learned bias per offset and head, in one or two dimensions: Swin's and BEiT's table.
+
+    `score[h, i, j] += table[index(i - j), h]`: 2 L - 1 rows in 1-D, (2 Wh - 1)(2 Ww - 1) in 2-D in Swin's order, and
+    with a prefix three more: prefix to token, token to prefix, prefix to prefix.
+
+    Source: Liu et al. 2021 (Swin), section 3.2; Bao et al. 2022 (BEiT).
 
     Args:
         num_heads: query heads, H.
@@ -133,7 +125,8 @@ class RelativePositionBias(OffsetBias):
         relative_position_bias_table: `[num_relative_positions, num_heads]`.
 
     Raises:
-        ValueError: sizes that do not go with `bias_type`.
+        ValueError: sizes that do not go with `bias_type`; in `terms`, other axes, a prefix that it was not built for,
+            or an offset beyond the table.
 
     Examples:
         >>> bias = relpos.RelativePositionBias(num_heads=8, window_size=(14, 14), prefix=1)
@@ -324,7 +317,7 @@ class RelativePositionBias(OffsetBias):
         image = at_least_float32(table[:count]).T.unflatten(1, self.table_sizes)[None]
         if mode == "geometric":
             for axis, (old, new) in enumerate(zip(self.sizes, resized.sizes, strict=True)):
-                image = _read_between(image, 2 + axis, geometric_places(old, new), new)
+                image = read_between(image, 2 + axis, geometric_places(old, new), new)
         elif self.bias_type == "2d":
             image = F.interpolate(image, size=resized.table_sizes, mode="bicubic")
         else:

@@ -72,7 +72,12 @@ def context_length(*coordinates: Coordinates) -> int:
 
 
 class RotaryEmbedding(Mechanism):
-    """Rotation of queries and keys by their position.
+    """RoPE: rotation of queries and keys by their position.
+
+    `score = scale * <R(i) q[i], R(j) k[j]>`: pair p of P rotates by `place * base ** (-p / P)`. Any length; prefix
+    tokens are not rotated. It has no parameters.
+
+    Source: Su et al. 2021 (RoFormer), section 3.2; on grids Heo et al. 2024, section 3, "axial".
 
     Args:
         head_dim: width of a head, D.

@@ -33,6 +33,11 @@ from relpos.position.preset import Preset
 class RotaryMixed(Mechanism):
     """Rotation on a grid by learned frequencies.
 
+    `angle[h, p] = row * frequencies[0, h, p] + column * frequencies[1, h, p]`. Any grid; prefix tokens are not rotated.
+    Give the frequencies no weight decay.
+
+    Source: Heo et al. 2024 (RoPE for ViT), section 3.2.
+
     Args:
         num_heads: query heads, H.
         head_dim: width of a head, D; a multiple of 4.
@@ -41,6 +46,9 @@ class RotaryMixed(Mechanism):
 
     Attributes:
         frequencies: `[2, H, D / 2]`, radians a row and radians a column.
+
+    Raises:
+        ValueError: a width that is no multiple of 4; in `terms`, coordinates without rows and columns.
 
     Examples:
         >>> rotary = relpos.RotaryMixed(num_heads=4, head_dim=16)

@@ -29,10 +29,18 @@ from relpos.position.preset import Preset
 class Sandwich(OffsetBias):
     """A fixed sum of cosines of the distance.
 
+    `score[h, i, j] += (sum over p of cos((i - j) * base ** (-p / P))) * H / (8 (h + 1))`. Any length; nothing is
+    learned. A grid is read in raster order.
+
+    Source: Chi et al. 2023, section 5.
+
     Args:
         num_heads: query heads, H.
         width: 2 P, the width of the sinusoids whose product it is.
         base: as sinusoidal positions have it.
+
+    Raises:
+        ValueError: an argument out of its range, or an odd width.
 
     Examples:
         >>> bias = relpos.Sandwich(num_heads=4)

@@ -47,6 +47,14 @@ def _require_factor(x: object) -> None:
 class LinearScaling:
     """Every position divided by `factor`: the longer context squeezed into the trained one (position interpolation).
 
+    Source: Chen et al. 2023, section 2.
+
+    Args:
+        factor: the longer context over the trained one.
+
+    Raises:
+        ValueError: no number above 0.
+
     Examples:
         >>> rotary = relpos.RotaryEmbedding(64, scaling=relpos.LinearScaling(4.0))
         >>> rotary.bands(1)[0][0]  # without it the fastest pair rotates by 1 radian a token
@@ -72,6 +80,14 @@ def _larger(base: float, pairs: int, by: float) -> float:
 class NTKScaling:
     """A larger base: the slowest pair is interpolated by `factor`, the fastest not at all ("NTK-aware").
 
+    Source: bloc97 2023; Peng et al. 2023, section 3.1.
+
+    Args:
+        factor: the longer context over the trained one.
+
+    Raises:
+        ValueError: no number above 0.
+
     Examples:
         >>> rotary = relpos.RotaryEmbedding(64, scaling=relpos.NTKScaling(4.0))
         >>> fast, *_, slow = rotary.bands(1)[0]
@@ -93,6 +109,17 @@ class NTKScaling:
 @dataclass(frozen=True)
 class DynamicNTK:
     """NTK scaling that begins where the context exceeds `trained_length` and grows with it, `factor` times as fast.
+
+    Keys that are cached rotated do not fit it; relpos caches them as they are.
+
+    Source: emozilla 2023, as in transformers.
+
+    Args:
+        factor: how fast it grows; 1 for as long as the context.
+        trained_length: up to here frequencies are as trained.
+
+    Raises:
+        ValueError: no number above 0, or no length of at least 1.
 
     Examples:
         >>> rotary = relpos.RotaryEmbedding(64, scaling=relpos.DynamicNTK(1.0, trained_length=2048))
@@ -122,6 +149,8 @@ class DynamicNTK:
 class YaRN:
     """Slow pairs interpolated, fast ones kept, a ramp between, and larger scores.
 
+    Source: Peng et al. 2023, section 3.
+
     Args:
         factor: the longer context over the trained one.
         trained_length: the trained one.
@@ -130,6 +159,9 @@ class YaRN:
         magnitude: factor on rotated dimensions; None for 0.1 ln(factor) + 1. (DeepSeek's mscale and mscale_all_dim m, n
             are the magnitude (0.1 m ln(factor) + 1) / (0.1 n ln(factor) + 1).)
         truncate: whether the ends of the ramp are rounded outwards to whole pairs, as published.
+
+    Raises:
+        ValueError: a number out of its range, or `beta_slow` that is not below `beta_fast`.
 
     Examples:
         >>> scaling = relpos.YaRN(factor=4.0, trained_length=2048)
@@ -188,12 +220,18 @@ def _require_magnitude(x: object) -> None:
 class LongRoPE:
     """Searched factors, one per pair: one list up to `trained_length`, another beyond it.
 
+    Source: Ding et al. 2024.
+
     Args:
-        short_factor, long_factor: one number per pair, as a checkpoint's configuration has them.
+        short_factor: one number per pair, as a checkpoint's configuration has them.
+        long_factor: the same beyond `trained_length`.
         trained_length: the longest context that takes the short list.
         factor: the longer context over the trained one; only the magnitude depends on it.
         magnitude: factor on the rotated dimensions, in short contexts too; None for
             sqrt(1 + ln(factor) / ln(trained_length)).
+
+    Raises:
+        ValueError: lists of unequal length, or numbers out of their range; in use, not one per pair.
 
     Examples:
         >>> scaling = relpos.LongRoPE((1.0,) * 4, (4.0,) * 4, trained_length=2048, factor=4.0)
@@ -237,10 +275,16 @@ class LongRoPE:
 class Llama3Scaling:
     """Pairs by how many turns they make in the trained context: up to `low` interpolated, from `high` on kept.
 
+    Source: Llama 3.1 (Dubey et al. 2024), frequencies as in its published code.
+
     Args:
         factor: the longer context over the trained one.
         trained_length: the trained one.
-        low, high: `low_freq_factor` and `high_freq_factor` of Llama's configuration.
+        low: `low_freq_factor` of Llama's configuration.
+        high: `high_freq_factor` there.
+
+    Raises:
+        ValueError: a number out of its range, or `low` that is not below `high`.
 
     Examples:
         >>> scaling = relpos.Llama3Scaling(factor=8.0, trained_length=8192)

@@ -31,6 +31,11 @@ from relpos.position.tables import require_std, start_table
 class ShawPosition(Mechanism):
     """Vectors on clipped offsets, for keys and for values.
 
+    `score = scale * <q[i], k[j] + a[clip(i - j)]>` and `output = sum of p[i, j] (v[j] + b[clip(i - j)])`. Any length;
+    the same vectors for all heads. Prefix tokens have none.
+
+    Source: Shaw et al. 2018, sections 3.1 and 3.2.
+
     Args:
         head_dim: width of a head, D.
         max_distance: k, the farthest distance with vectors of its own.
@@ -38,7 +43,11 @@ class ShawPosition(Mechanism):
         init_std: standard deviation that the vectors start from; 0 for zeros.
 
     Attributes:
-        key_vectors, value_vectors: `[2 k + 1, D]`, from -k to k; the second is None without `values`.
+        key_vectors: `[2 k + 1, D]`, from -k to k.
+        value_vectors: `[2 k + 1, D]`, or None without `values`.
+
+    Raises:
+        ValueError: an argument out of its range; in attention, heads of another width.
 
     Examples:
         >>> shaw = relpos.ShawPosition(head_dim=16, max_distance=4)

@@ -34,6 +34,10 @@ from relpos.position.tokens import add_to_tokens
 class SinusoidalPositionEmbedding(Mechanism):
     """Fixed sines and cosines of the position, added to tokens.
 
+    Call `embed(x, coordinates)` before the first layer; it says nothing in attention. Any length and size.
+
+    Source: Vaswani et al. 2017, section 3.5; in 2-D Chen et al. 2021 (MoCo v3).
+
     Args:
         embed_dim: width of a token, E; a multiple of 2 for one axis, of 4 for two.
         axes: 1 for a sequence (a grid is then read in raster order), 2 for rows and columns.
@@ -41,7 +45,7 @@ class SinusoidalPositionEmbedding(Mechanism):
         layout: "interleaved", "half" or "grouped"; for one axis the last two are the same.
 
     Raises:
-        ValueError: a width that cannot be shared out.
+        ValueError: a width that cannot be shared out; in `embed`, tokens of another width, or other axes.
 
     Examples:
         >>> waves = relpos.SinusoidalPositionEmbedding(embed_dim=4)

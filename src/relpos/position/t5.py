@@ -48,7 +48,12 @@ def _edges(buckets: int, max_distance: int) -> tuple[int, ...]:
 
 
 class T5Bias(OffsetBias):
-    """A learned bias a bucket of distances and head.
+    """A learned bias per bucket of distances and head.
+
+    `score[h, i, j] += relative_attention_bias[bucket(i - j), h]`: near distances have a bucket each, far ones share.
+    Any length; a grid is read in raster order.
+
+    Source: Raffel et al. 2020, section 2.1.
 
     Args:
         num_heads: query heads, H.

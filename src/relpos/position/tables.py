@@ -1,9 +1,9 @@
-"""What learned tables start from, and the windows that they are built for."""
+"""What learned tables start from, the windows that they are built for, and BEiT's way to other windows."""
 
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from relpos.core import Grid
 from relpos.core.checks import fail, require_number, shape_of
@@ -32,3 +32,32 @@ def start_table(table: nn.Parameter, std: float) -> None:
     else:
         cut = max(2.0, 2 * std)
         nn.init.trunc_normal_(table, std=std, a=-cut, b=cut)
+
+
+def geometric_places(size: int, new: int) -> list[float]:
+    """Where the 2 size - 1 offsets of an axis stand among the 2 new - 1 of a larger one: BEiT's progression.
+
+    0, 1, 1 + r, 1 + r + r^2, ... and the same below 0, with the ratio r that puts the farthest at new - 1; the offsets
+    themselves (r = 1) where the other is no larger.
+    """
+    low, high = 1.0, float(max(new, 2))
+    for _ in range(60):
+        ratio = (low + high) / 2
+        if sum(ratio**n for n in range(size - 1)) > new - 1:
+            high = ratio
+        else:
+            low = ratio
+    ratio = low if new > size > 2 else 1.0
+    side = [sum(ratio**n for n in range(count)) for count in range(1, size)]
+    return [*(-place for place in reversed(side)), 0.0, *side]
+
+
+def read_between(image: Tensor, axis: int, places: list[float], new: int) -> Tensor:
+    """The image at the offsets -(new - 1) to new - 1 along an axis, linear between its places, the border beyond."""
+    stand = torch.tensor(places, dtype=torch.float64, device=image.device)
+    wanted = torch.arange(1 - new, new, dtype=torch.float64, device=image.device)
+    right = torch.searchsorted(stand, wanted).clamp(max=len(places) - 1)
+    left = (right - 1).clamp(min=0)
+    share = (wanted - stand[left]) / (stand[right] - stand[left]).clamp(min=1)  # places are at least 1 apart
+    share = share.clamp(0, 1).to(image.dtype).view(-1, *[1] * (image.dim() - 1 - axis))
+    return torch.lerp(image.index_select(axis, left), image.index_select(axis, right), share)

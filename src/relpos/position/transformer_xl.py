@@ -30,15 +30,26 @@ from relpos.position.tables import require_std, start_table
 class TransformerXLPosition(Mechanism):
     """Projected sinusoids of the distance, and the biases u and v.
 
+    `score = scale * (<q[i] + u, k[j]> + <q[i] + v, W r(i - j)>)`, r the sinusoid of the distance. Any length; prefix
+    tokens have no vector.
+
+    Source: Dai et al. 2019, section 3.3.
+
     Args:
-        num_heads, head_dim: H and D.
+        num_heads: query heads, H.
+        head_dim: width of a head, D.
         embed_dim: width of the sinusoid, E, even.
         layout: "grouped" or "interleaved".
         base: of the sinusoid.
         init_std: standard deviation that u and v start from; 0 for zeros.
 
     Attributes:
-        u, v: `[H, D]`. projection: `[E -> H D]` without bias.
+        u: `[H, D]`.
+        v: `[H, D]`.
+        projection: `[E -> H D]` without bias.
+
+    Raises:
+        ValueError: an argument out of its range, or an odd width.
 
     Examples:
         >>> xl = relpos.TransformerXLPosition(num_heads=4, head_dim=16, embed_dim=64)

@@ -48,17 +48,30 @@ UNTIED = 2
 
 
 class TUPEPosition(Mechanism):
-    """Untied product of learned positions.
+    """An untied product of learned positions, apart from content.
+
+    `score = (<q[i], k[j]> + <p[i] U_Q, p[j] U_K>) / sqrt(2 D)`: it sets the scale. With a prefix token the second
+    product is a learned number.
+
+    Source: Ke et al. 2021, sections 3.1 and 3.2.
 
     Args:
-        num_heads, head_dim, embed_dim: H, D and the width of the vectors, E.
+        num_heads: query heads, H.
+        head_dim: width of a head, D.
+        embed_dim: width of the vectors, E.
         seq_len: positions of a sequence; or
         grid_size: positions of a grid, `(rows, columns)` or more axes.
         init_std: standard deviation that the vectors start from; 0 for zeros.
 
     Attributes:
         places: the vectors, `places.pos_embed` `[1, 2 + places, E]`, of which the first two are t_1 and t_2.
-        norm: the LayerNorm over E. pos_query, pos_key: U_Q and U_K, `[E -> H D]`.
+        norm: the LayerNorm over E.
+        pos_query: U_Q, `[E -> H D]`.
+        pos_key: U_K, `[E -> H D]`.
+
+    Raises:
+        ValueError: both or neither of `seq_len` and `grid_size`; in `terms`, another grid, or a position beyond the
+            last.
 
     Examples:
         >>> tupe = relpos.TUPEPosition(num_heads=4, head_dim=16, embed_dim=64, grid_size=(4, 4))

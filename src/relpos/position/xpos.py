@@ -44,11 +44,21 @@ LARGEST_LOGARITHM = 40.0
 class XPos(RotaryEmbedding):
     """Rotation with a decay, along one axis; a grid is read in raster order.
 
+    Pair p of a score is multiplied by `z[p] ** ((i - j) / scale_base)`: less for the past. Meant for causal attention.
+
+    Source: Sun et al. 2022, section 3.
+
     Args:
-        head_dim, base, layout, rotary_dim: as `RotaryEmbedding` takes them.
+        head_dim: width of a head, D.
+        base: as `RotaryEmbedding` takes it.
+        layout: "half" or "interleaved".
+        rotary_dim: how many dimensions are rotated, the first ones. Default: all.
         scale_base: positions over which pair p decays by its z[p].
         gamma: the larger, the nearer all z[p] are to 1.
         centre: the position at which magnitudes are 1; None for the middle of the given positions.
+
+    Raises:
+        ValueError: an argument out of its range; in `terms`, positions that span over 32,000, whose powers overflow.
 
     Examples:
         >>> xpos = relpos.XPos(head_dim=16)

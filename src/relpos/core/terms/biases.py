@@ -24,9 +24,14 @@ from relpos.core.tree import changed, register, static
 class LineBias(Term):
     """Adds `values[h, query_line[i] - key_line[j] + origin]`.
 
+    The one term that every relative bias without content is made of.
+
     Attributes:
         values: `[H, L]`, or `[1, L]` for all heads alike; float32 or wider.
         lines: the line coordinates of queries and keys; `lines.length` is L.
+
+    Raises:
+        ValueError: values that do not fit the lines, or in half precision; in attention, for other heads or tokens.
 
     Examples:
         >>> lines = relpos.lines(relpos.Sequence(4))
@@ -79,6 +84,9 @@ class LowRank(Term):
     Attributes:
         query: `[1 or H, N, R]`, or `[1 or B, 1 or H, N, R]` where the elements of a batch differ.
         key: `[1 or H, M, R]` or `[1 or B, 1 or H, M, R]`.
+
+    Raises:
+        ValueError: two ranks, or other dimensions; in attention, for other heads or tokens.
 
     Examples:
         >>> p, r = torch.randn(2, 5, 3), torch.randn(2, 5, 3)  # [H, N, R] and [H, M, R]
@@ -170,7 +178,16 @@ class RowRule(Term):
     all queries), from their unrotated, unscaled queries `q[B, H, n, D]`, all keys `k[B, H, M, D]` (repeated to the
     query heads) and `allowed[1 or B, 1 or H, n, M]`, True where the mask lets a pair through. It must treat rows
     independently. Gradients reach q, k and `parameters`; tensors that a rule only closes over get none in engines
-    that recompute. `width` is the head width D that it was made for, None for any; attention refuses another.
+    that recompute.
+
+    Args:
+        rule: the function.
+        parameters: tensors handed to it, which take gradients.
+        offset: of the rows of a cut rule; left to `narrow`.
+        width: the head width that it was made for, or None.
+
+    Raises:
+        ValueError: no function, or parameters that are no tensors; in attention, a bias of another shape.
 
     Examples:
         >>> def recent(q, k, allowed, rows, slope):  # [1, 1, n, M] for the queries of `rows`

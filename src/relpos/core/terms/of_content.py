@@ -40,8 +40,12 @@ class Rotation(Single):
         key: angles of the keys, or None where the keys come rotated already (a cache).
         layout: `"half"` or `"interleaved"`, see `core.rotation`.
         magnitude: multiplies the rotated dimensions of both sides (YaRN's attention factor).
-        query_magnitude, key_magnitude: one an angle and side (xPos), multiplied with `magnitude`.
+        query_magnitude: one an angle of the queries (xPos), multiplied with `magnitude`.
+        key_magnitude: one an angle of the keys.
         width: the head width that the angles were made for, R or more; attention refuses another. None for any.
+
+    Raises:
+        ValueError: half precision, or angles of another shape; in attention, for other tokens or another width.
 
     Examples:
         >>> angles = torch.arange(5.0)[None, None, :, None]  # [1, 1, N, R / 2]: one pair, a radian a token
@@ -174,6 +178,9 @@ class QueryBias(Term):
     Attributes:
         u: `[1 or H, D]`.
 
+    Raises:
+        ValueError: no floating-point `[heads, D]`; in attention, for other heads or another width.
+
     Examples:
         >>> q = k = v = torch.randn(1, 2, 5, 8)
         >>> relpos.attention(q, k, v, position=relpos.QueryBias(torch.randn(2, 8))).shape
@@ -195,6 +202,12 @@ class QueryBias(Term):
 @dataclass(frozen=True)
 class Scale(Term):
     """Sets the factor on the content product (1 for T5). An argument `scale=` of attention beats it.
+
+    Args:
+        value: the factor, in place of 1/sqrt(D).
+
+    Raises:
+        ValueError: no number above 0; in a sum, another scale.
 
     Examples:
         >>> q = k = v = torch.randn(1, 2, 5, 16)
@@ -222,6 +235,12 @@ class Scale(Term):
 class Softcap(Single):
     """Bounds the scaled content product: `cap * tanh(x / cap)` (Gemma 2). At most one.
 
+    Args:
+        cap: the bound.
+
+    Raises:
+        ValueError: no number above 0; in a sum, a second one.
+
     Examples:
         >>> q = k = v = torch.randn(1, 2, 5, 8)
         >>> relpos.attention(q, k, v, position=relpos.Softcap(50.0) + relpos.Scale(0.25)).shape
@@ -244,6 +263,9 @@ class Sinks(Single):
 
     Attributes:
         logits: `[H]`.
+
+    Raises:
+        ValueError: no floating-point `[heads]`; in a sum, a second one.
 
     Examples:
         >>> q = k = torch.zeros(1, 1, 1, 8)

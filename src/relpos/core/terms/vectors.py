@@ -46,6 +46,9 @@ class LineVectors(Term):
         scaled: whether the attention's scale applies.
         bias: `[1 or H, D]`, added to q or k in this product only (Transformer-XL's v).
 
+    Raises:
+        ValueError: vectors, index or bias of another shape; in attention, for other heads, widths or tokens.
+
     Examples:
         >>> lines = relpos.lines(relpos.Sequence(5))  # 9 offsets
         >>> vectors = relpos.LineVectors(torch.randn(1, 9, 8), None, lines, side="query")
@@ -120,6 +123,9 @@ class AxisVectors(Term):
     Attributes:
         vectors: one `[1 or H, R_a, D]` an axis.
         lines: one per axis, as `core.axis_lines` makes them.
+
+    Raises:
+        ValueError: not one of each an axis; in attention, vectors or lines for other heads, widths or tokens.
 
     Examples:
         >>> lines = relpos.core.axis_lines(relpos.Grid(3, 4))  # 5 offsets of rows, 7 of columns
