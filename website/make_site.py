@@ -24,6 +24,10 @@ BUILD = ROOT / "build" / "website"
 PAGES, SITE = BUILD / "pages", BUILD / "site"
 OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """What lies outside of docs/ and is a page of the site."""
+OF_PYTORCH = {
+    "relpos.AdamW": "PyTorch's own class: `torch.optim.AdamW`, under the name that relpos has beside its others."
+}
+"""Public names whose docstring is not in our source."""
 LEFT_OUT = {".py", ".ipynb"}
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
@@ -69,7 +73,10 @@ def stage() -> None:
 def _staged(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.suffix == ".md":
-        target.write_text(relinked(source.read_text(encoding="utf-8"), source, target), encoding="utf-8")
+        text = relinked(source.read_text(encoding="utf-8"), source, target)
+        for name, said in OF_PYTORCH.items():
+            text = text.replace(f"::: {name}\n", f"## {name.rpartition('.')[2]} {{ #{name} }}\n\n{said}\n")
+        target.write_text(text, encoding="utf-8")
     else:
         shutil.copyfile(source, target)
 
