@@ -161,8 +161,14 @@ def test_mistakes_are_one_line(tmp_path: Path, digits: Any, text: Any) -> None:
         (lambda: LibraryModel(VIT)("own", text), rf"expected images for {VIT}; got the data text\."),
         (lambda: LibraryModel(VIT)("rotary_9", digits), r"expected a position mechanism|a position among"),
         (lambda: LibraryModel(SWIN)("learned", digits), r"a position that acts in attention"),
-        (lambda: LibraryModel(t5)("own", text), r"that continues a text; got hf:.*, a t5, which answers .* Pass datasets"),
-        (lambda: LibraryModel(gpt2)("own", pairs), r"images or a text, a file of it, for hf:.*; got datasets of another"),
+        (
+            lambda: LibraryModel(t5)("own", text),
+            r"that continues a text; got hf:.*, a t5, which answers .* Pass datasets",
+        ),
+        (
+            lambda: LibraryModel(gpt2)("own", pairs),
+            r"images or a text, a file of it, for hf:.*; got datasets of another",
+        ),
         (lambda: LibraryModel(gpt2)("own", digits), r"a model for images, as AutoModelForImage.*; got hf:.*, a gpt2\."),
         (lambda: LibraryModel(gpt2)("relative_2d", text), r"which have 1; got 'relative_2d', which is for 2\."),
         (

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import json
 import re
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from chromium_page import browser as browser
 
 from relpos.position import presets
 
@@ -74,16 +79,54 @@ def test_broken_links_and_foreign_hosts_are_found(tmp_path: Path) -> None:
     ]
 
 
+@pytest.fixture(scope="module")
+def built() -> Path:
+    """The site, built anew."""
+    done = subprocess.run([sys.executable, str(WEBSITE / "make_site.py")], capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    assert done.stderr == ""
+    assert "no broken link inside" in done.stdout
+    return make_site.SITE
+
+
 @pytest.mark.slow
-def test_the_site_builds_without_a_warning_and_finds_what_is_searched() -> None:
-    built = subprocess.run([sys.executable, str(WEBSITE / "make_site.py")], capture_output=True, text=True)
-    assert built.returncode == 0, (built.stdout + built.stderr)[-3000:]
-    assert built.stderr == ""
-    assert "no broken link inside" in built.stdout
+@pytest.mark.xdist_group("site")
+def test_every_mechanism_has_a_whole_page(built: Path) -> None:
     for name in presets():
-        page = (make_site.SITE / "atlas" / f"{name.replace('+', '-and-')}.html").read_text(encoding="utf-8")
+        page = (built / "atlas" / f"{name.replace('+', '-and-')}.html").read_text(encoding="utf-8")
         for heading in ("In code", "What it looks like", "How it works", "What it costs", "What is easy to get wrong"):
             assert f">{heading}<" in page, (name, heading)
-    index = next(make_site.SITE.rglob("search*.js*"), None)
-    assert index is not None
-    assert any("T5 bias" in path.read_text(encoding="utf-8") for path in make_site.SITE.rglob("search*"))
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("site")
+def test_the_site_is_searched_and_the_atlas_filtered_without_another_host(built: Path, browser: Any) -> None:
+    handler = functools.partial(_Quiet, directory=str(built))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        page = browser.new_page()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"{address}/index.html")
+        page.get_by_role("button", name="Search").first.click()
+        page.wait_for_timeout(500)  # the dialog opens
+        page.keyboard.type("disentangled", delay=30)
+        page.get_by_text("DisentangledPosition", exact=False).first.wait_for(timeout=20_000)
+        page.goto(f"{address}/atlas/index.html")
+        page.locator("#atlas-kind").select_option("rotation")
+        page.locator("#atlas-axes").select_option("2")
+        rows = page.locator("#atlas tbody tr:visible")
+        of_grids = {one.name for one in presets().values() if one.family == "rotation" and 2 in one.token_axes}
+        assert {text.split()[0] for text in rows.all_inner_texts()} == of_grids
+        page.locator("#atlas-kind").select_option("")
+        page.get_by_role("button", name="time, grid").click()
+        times = [float(cell) for cell in page.locator("#atlas tbody tr:visible td:nth-child(6)").all_inner_texts()]
+        assert times == sorted(times)
+        server.shutdown()
+        assert all(url.startswith((address, "data:", "blob:")) for url in asked)
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Say nothing."""
