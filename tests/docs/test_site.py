@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium_page import browser as browser
 
+from chromium_page import browser as browser
 from relpos.position import presets
 
 ROOT = Path(__file__).parents[2]
@@ -79,8 +79,7 @@ def test_broken_links_and_foreign_hosts_are_found(tmp_path: Path) -> None:
     ]
 
 
-@pytest.fixture(scope="module")
-def built() -> Path:
+def built_site() -> Path:
     """The site, built anew."""
     done = subprocess.run([sys.executable, str(WEBSITE / "make_site.py")], capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
@@ -89,9 +88,7 @@ def built() -> Path:
     return make_site.SITE
 
 
-@pytest.mark.slow
-@pytest.mark.xdist_group("site")
-def test_every_mechanism_has_a_whole_page(built: Path) -> None:
+def require_whole_pages(built: Path) -> None:
     for name in presets():
         page = (built / "atlas" / f"{name.replace('+', '-and-')}.html").read_text(encoding="utf-8")
         for heading in ("In code", "What it looks like", "How it works", "What it costs", "What is easy to get wrong"):
@@ -99,8 +96,9 @@ def test_every_mechanism_has_a_whole_page(built: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("site")
-def test_the_site_is_searched_and_the_atlas_filtered_without_another_host(built: Path, browser: Any) -> None:
+def test_the_site_builds_and_is_searched_and_filtered_without_another_host(browser: Any) -> None:
+    built = built_site()  # in one test, since there is one place for it
+    require_whole_pages(built)
     handler = functools.partial(_Quiet, directory=str(built))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
