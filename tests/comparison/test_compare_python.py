@@ -290,8 +290,15 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("model", {"data": WAVES}, r"expected a model beside these datasets; got none, and relpos's own take images"),
     ("data", {"data": 3}, r"expected data as a folder of images, .*; got int 3\."),
     (
-        "no step",
+        "no figure",
         {"data": WAVES, "model": own_model.build_for_regression},
+        r"expected a figure to measure on inputs that are neither images nor text; got no step and no evaluate\.",
+    ),
+    (
+        "no step",
+        {
+            "data": WAVES, "model": own_model.build_for_regression, "evaluate": own_model.evaluate, "better": "lower",
+        },
         r"expected classes as integers; got a tensor of shape \(2,\) and dtype float32\. Pass a step",
     ),
     (

@@ -84,7 +84,7 @@ def compare(
         step: `step(model, batch)`, which returns the loss, instead of the cross-entropy of `model(inputs)` and classes.
         evaluate: `evaluate(model, split)`, which returns a figure, or one for each unit, instead of accuracy or bits
             per byte; `split` gives the batches of the validation or the test data. With a step alone the figure is its
-            loss. Each of the three may be `"FILE.py:NAME"`.
+            loss; data that are neither images nor text need one of the two. Each of the three may be `"FILE.py:NAME"`.
         better: with `evaluate`, which of its figures are: `"higher"` or `"lower"`.
         steps: of training, instead of the recipe's.
         batch_size: instead of the recipe's.
@@ -134,6 +134,9 @@ def compare(
     if procedure.build is None and task.kind == "other":
         came = "none, and relpos's own take images [C, height, width] with a class each"
         fail("a model beside these datasets", came, "Pass model=build.")
+    if task.kind == "other" and not procedure.measures:
+        remedy = "Pass evaluate= and better=, or step= alone, whose loss is then the figure."
+        fail("a figure to measure on inputs that are neither images nor text", "no step and no evaluate", remedy)
     said = notes(task)
     if isinstance(procedure.build, LibraryModel):
         suited, left_out = _suited(procedure.build, task, asked[0])
