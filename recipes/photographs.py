@@ -1,26 +1,43 @@
-"""Photographs as a folder of classes, and the page of what was compared on them inside timm's ViT.
+"""Photographs as a folder of classes, and the tables of what was compared on them inside timm's ViT.
 
     python recipes/photographs.py make photos/
-    relpos compare --model timm:test_vit --data photos/ ... --out runs/photographs      the command is on the page
-    python recipes/photographs.py page runs/photographs                                 writes docs/results-timm.md
+    relpos compare --model timm:test_vit --data photos/ ... --out runs/photographs      whole in docs/results-timm.md
+    python recipes/photographs.py page runs/photographs                                 its tables, in that page
 
 The photographs are the 100 faces of 25 x 25 pixels that come with scikit-image (a part of Labeled Faces in the Wild),
-each turned by 0, 90, 180 and 270 degrees: the class is which way is up (Gidaris et al. 2018). Where in the picture eyes
-and mouth are decides it. No person is in two splits: 50 are to train on, 10 for validation, 40 to test.
+each turned by 0, 90, 180 and 270 degrees: the class is which way is up (Gidaris et al. 2018). Where eyes and mouth are
+decides it. No face is in two splits: 50 are to train on, 10 for validation, 40 to test.
 """
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import skimage.data
+from numpy.typing import NDArray
 from PIL import Image
+from scipy.stats import kendalltau
 
+from relpos.report.measure import Scored
+from relpos.report.standings import Contender, outcomes
+from relpos.report.statistics import Interval, mean_interval, paired_difference
+from relpos.results import Results, load_results
+
+DOCS = Path(__file__).parents[1] / "docs"
 TURNS = ("upright", "left", "upside down", "right")
 """Quarter turns counter-clockwise."""
 SPLITS = {"train": 50, "validation": 10, "test": 40}
+PROBES = ("test", "shift/1", "shift/2", "shift/3")
+ON_DIGITS = {"test": 2, "shift/3": 5}
+"""The columns of docs/results-digits.md that have the same probes."""
+APART = 3.0
+"""Points between two mechanisms on digits from which their order there counts as one."""
+DRAWS = 10_000
 
 
 def make(folder: Path) -> None:
@@ -34,3 +51,106 @@ def make(folder: Path) -> None:
                 file = folder / split / name / f"{number:03}.png"
                 file.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(np.ascontiguousarray(np.rot90(face, turns))).save(file)
+
+
+def by_face(results: Results, name: str, probe: str, variant: str = "recipe") -> Scored:
+    """Each seed's accuracy on each face, over its four turns: images of one face do not vary on their own."""
+    (found,) = (one for one in results.task.probes if one.id == probe)
+    scored = outcomes(results, Contender(name), found, variant)
+    return {seed: each.reshape(len(TURNS), SPLITS["test"]).mean(axis=0) for seed, each in scored.items()}
+
+
+def on_digits(names: Sequence[str], probe: str) -> dict[str, float]:
+    """What the mechanisms reach on digits, in percent; timm's own position is `learned` there."""
+    page, found = (DOCS / "results-digits.md").read_text(encoding="utf-8"), {}
+    for name in names:
+        (line,) = re.findall(rf"^\| `{re.escape('learned' if name == 'own' else name)}` \|.*$", page, re.MULTILINE)
+        found[name] = float(line.split("|")[ON_DIGITS[probe] + 1].split()[0])
+    return found
+
+
+def rank_correlation(results: Results, probe: str) -> tuple[float, float, float]:
+    """Kendall's tau of the accuracies here and on digits, and its 95% interval over seeds and faces drawn anew."""
+    names, random = results.names, np.random.default_rng(0)
+    scored = [by_face(results, name, probe) for name in names]
+    seeds = sorted(set.intersection(*map(set, scored)))
+    here: NDArray[np.float64] = np.stack([np.stack([one[seed] for seed in seeds]) for one in scored])
+    there = list(on_digits(names, probe).values())
+    drawn = []
+    for _ in range(DRAWS):
+        some = here[:, random.integers(len(seeds), size=len(seeds))]
+        drawn.append(kendalltau(some[:, :, random.integers(here.shape[2], size=here.shape[2])].mean((1, 2)), there)[0])
+    low, high = np.nanquantile(drawn, [0.025, 0.975])
+    return float(kendalltau(here.mean((1, 2)), there)[0]), float(low), float(high)
+
+
+def percent(interval: Interval, *, of_all: bool = True) -> str:
+    """A figure with its interval."""
+    unit = 100.0
+    digits = 1 if of_all else 0
+    return f"{unit * interval.mean:.{digits}f} ({unit * interval.low:.0f} to {unit * interval.high:.0f})"
+
+
+def figures(results: Results) -> list[str]:
+    """Accuracy of each mechanism, the best first, beside that on digits."""
+    head = ["accuracy %", "position parameters", "test", "+1 px", "+2 px", "+3 px", "digits: test", "digits: +3 px"]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    digits = {probe: on_digits(results.names, probe) for probe in ON_DIGITS}
+    reached = {name: [mean_interval(by_face(results, name, probe)) for probe in PROBES] for name in results.names}
+    for name in sorted(reached, key=lambda one: -reached[one][0].mean):
+        count = results.runs(name)[0].parameters.position
+        cells = [f"`{name}`", f"{count:,}", *map(percent, reached[name])]
+        lines.append(f"| {' | '.join([*cells, *(f'{digits[probe][name]:.1f}' for probe in ON_DIGITS)])} |")
+    return lines
+
+
+def pairs(results: Results) -> list[str]:
+    """Which pairs that digits put into an order have it here too, beyond the interval of their difference."""
+    lines = []
+    for probe, words in (("test", "test images"), ("shift/3", "+3 pixels")):
+        digits, found = on_digits(results.names, probe), {"the same": [], "the other way round": [], "undecided": []}
+        for one, other in combinations(sorted(results.names, key=lambda name: -digits[name]), 2):
+            if digits[one] - digits[other] < APART:
+                continue
+            ahead = paired_difference(by_face(results, one, probe), by_face(results, other, probe))
+            verdict = "undecided" if ahead.covers_zero else "the same" if ahead.mean > 0 else "the other way round"
+            found[verdict].append(f"`{one}` over `{other}` ({percent(ahead, of_all=False)})")
+        tau, low, high = rank_correlation(results, probe)
+        lines.append(
+            f"**{words[0].upper()}{words[1:]}**: Kendall's tau {tau:.2f} ({low:.2f} to {high:.2f}). Of the pairs:"
+        )
+        lines += [
+            "",
+            *(f"- {verdict}, {len(some)}: {'; '.join(some) or 'none'}." for verdict, some in found.items()),
+            "",
+        ]
+    return lines[:-1]
+
+
+def without_rate(results: Results) -> list[str]:
+    """What the position learning rate makes of the mechanisms that learn."""
+    lines = ["| without the 10x position learning rate | test | difference | +3 px | difference |", f"|{'---|' * 5}"]
+    for name in results.names:
+        if not results.runs(name, "x1"):
+            continue
+        cells = [f"`{name}`"]
+        for probe in ("test", "shift/3"):
+            usual, plain = (by_face(results, name, probe, variant) for variant in ("recipe", "x1"))
+            cells += [percent(mean_interval(plain)), percent(paired_difference(plain, usual))]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def page(run: Path) -> None:
+    """Write the tables of docs/results-timm.md anew; the words around them are written by hand."""
+    results, path = load_results(run), DOCS / "results-timm.md"
+    text = path.read_text(encoding="utf-8")
+    for name, made in (("figures", figures), ("pairs", pairs), ("without", without_rate)):
+        table = "\n".join([f"<!-- {name} -->", *made(results), "<!-- end -->"])
+        text = re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _, table=table: table, text, flags=re.DOTALL)
+    path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _, verb, folder = sys.argv
+    {"make": make, "page": page}[verb](Path(folder))

@@ -188,7 +188,8 @@ FAMILIES: dict[str, Family] = {
             "ViTForImageClassification", "ViTConfig", **SMALL, **DRY, image_size=8, patch_size=2, num_channels=1,
             num_labels=10,
         ),
-        images, "relative_2d", "learned", vectors(lambda model: model.vit.embeddings._parameters["position_embeddings"]),
+        images, "relative_2d", "learned",
+        vectors(lambda model: model.vit.embeddings._parameters["position_embeddings"]),
     ),
     "transformers' BERT": Family(
         of_transformers("BertForMaskedLM", "BertConfig", **SMALL, **DRY, vocab_size=257, max_position_embeddings=32),
