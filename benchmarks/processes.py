@@ -1,7 +1,6 @@
 """One, two and four processes train the same models: how far their weights are apart.
 
     python benchmarks/processes.py [--positions all] [--worlds 2,4] [--steps 5] [--out FILE.json]
-    python benchmarks/processes.py --table        the table in docs/scale.md, of what was measured last
 
 Each world is torchrun over gloo on this machine. A row is a mechanism: the largest difference of a weight, over the
 largest way that one went, from those of one process after a few steps of SGD and of AdamW, without dropout, in float32
@@ -31,7 +30,7 @@ from relpos.position import find, presets
 from relpos.train import ImageRecipe, TextRecipe, loop, train
 from relpos.train.processes import STRATEGIES, Parallelism, is_main, world_size
 
-CASES = {("sgd", "float32"): "SGD", ("sgd", "bf16-mixed"): "SGD, bfloat16", ("adamw", "float32"): "AdamW"}
+CASES = (("sgd", "float32"), ("sgd", "bf16-mixed"), ("adamw", "float32"))
 OUT = Path(__file__).parent / "results" / "processes.json"
 
 
@@ -114,22 +113,6 @@ def _difference(own: Path, other: Path) -> float:
     return max(float((x - b[name]).abs().max()) for name, x in a.items())
 
 
-def table(runs: dict[str, dict[str, float]]) -> str:
-    """The differences in Markdown: a row a mechanism, ddp and fsdp in a cell."""
-    worlds = list(dict.fromkeys(int(world.split()[1]) for cells in runs.values() for world in cells))
-    kinds = {f"{optimizer} {precision}": title for (optimizer, precision), title in CASES.items()}
-    titles = [f"{title}, {world}" for title in kinds.values() for world in worlds]
-    lines = [f"| mechanism | {' | '.join(titles)} |", "|---" * (1 + len(titles)) + "|"]
-    for position in dict.fromkeys(name.split()[0] for name in runs):
-        cells = [
-            ", ".join(f"{runs[f'{position} {kind}'][f'{strategy} {world}']:.0e}" for strategy in STRATEGIES)
-            for kind in kinds
-            for world in worlds
-        ]
-        lines.append(f"| `{position}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     """Compare all worlds with one process."""
     parser = argparse.ArgumentParser(description="the same training by several processes")
@@ -137,14 +120,10 @@ def main() -> None:
     parser.add_argument("--worlds", default="2,4")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--table", action="store_true")
     parser.add_argument("--work", default=None, help=argparse.SUPPRESS)
     parser.add_argument("--world", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--strategy", default="ddp", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.table:
-        print(table(json.loads(asked.out.read_text())["runs"]))
-        return
     if asked.work is not None:
         work(asked)
         return
@@ -164,7 +143,8 @@ def main() -> None:
                     found[name][own.name] = _difference(own / file, one / file) / way
     versions = {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
     asked.out.write_text(json.dumps({"versions": versions, "steps": asked.steps, "runs": found}, indent=1) + "\n")
-    print(table(found))
+    for name, cells in found.items():
+        print(f"{name:40}", "  ".join(f"{world} {difference:.1e}" for world, difference in cells.items()))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def fail(message: str, code: int, *, process: int | None = None) -> NoReturn:
     """End with a message: one line, which a terminal gets wrapped at words.
 
     Args:
-        process: which one of several says what it has alone. Where left out, all have the same, and the main one says it.
+        process: which one of several says what it has alone. Left out, all have the same, and the main one says it.
     """
     if process is None and int(os.environ.get("RANK", "0")) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise SystemExit(code)

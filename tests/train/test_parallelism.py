@@ -108,6 +108,46 @@ def test_a_batch_that_processes_cannot_share(tmp_path: Path) -> None:
     assert "30 or 36" in said
 
 
+@pytest.mark.parametrize("launcher", [["--multi_gpu"], ["--cpu"]])
+def test_accelerate_launch(launcher: list[str], tmp_path: Path) -> None:
+    """On CPUs it starts several processes by --multi_gpu alone."""
+    out, given = tmp_path / "out", ["--position", "none", "--steps", "2", "--batch-size", "32"]
+    command = [sys.executable, "-m", "accelerate.commands.launch", *launcher, "--num_processes", "2"]
+    run = subprocess.run(
+        [*command, "--main_process_port", "0", "-m", "relpos", "train", *given, "--out", str(out)],
+        capture_output=True, text=True, env=ENV, timeout=200, check=False,
+    )  # fmt: skip
+    if launcher == ["--multi_gpu"]:
+        assert run.returncode == 0, run.stderr[-3000:]
+        assert json.loads((out / "config.json").read_text())["processes"] == 2
+    else:
+        assert run.returncode
+        assert "expected as many processes as accelerate launch was told to start; got one" in run.stderr
+        assert not out.exists()
+
+
+def test_a_process_that_is_gone(tmp_path: Path) -> None:
+    """The main one says so in a line, which is no bug."""
+    folder, log = tmp_path / "run", tmp_path / "log"
+    given = ("--position", "none", "--steps", 100_000, "--checkpoint-every", 5, "--out", folder)
+    with (
+        log.open("w") as said,
+        subprocess.Popen(
+            _command(*given, processes=2), env=ENV | {"RELPOS_TEST": tmp_path.name}, stdout=said, stderr=said
+        ) as run,
+    ):
+        begun = time.monotonic()
+        while not SnapshotStore(folder / "checkpoints").steps():
+            assert time.monotonic() - begun < 200
+            time.sleep(0.1)
+        os.kill(max(_marked(tmp_path.name)), signal.SIGKILL)
+        assert run.wait(timeout=60) != 0
+    errors = [line for line in log.read_text().splitlines() if line.startswith("relpos: error:")]
+    assert len(errors) <= 1  # torchrun may end the other before it has noticed
+    for line in errors:
+        assert "another process has ended, or does not answer; what checkpoints hold is kept" in line
+
+
 FULL = """
 import errno, os, sys
 from relpos.cli import main

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 
-from relpos.cli.ending import end
+from relpos.cli.ending import end, is_lost_connection
 from relpos_command.options import VERBS as VERBS
 from relpos_command.parsing import CommandLine, fail, parse
 
@@ -51,6 +51,8 @@ def carry_out(call: CommandLine, loaded: Callable[[], object] = lambda: None) ->
     except Exception as error:
         if call.debug:
             raise
+        if is_lost_connection(error):
+            end(f"another process has ended, or does not answer{f'; {kept}' if kept else ''}", 1)
         cause = _ends(str(error)) or "no message"  # of a worker: its name and the end of its traceback
         end(f"{type(error).__name__}: {cause} (--debug shows where; unless memory ran out, a bug in relpos)", 1)
 

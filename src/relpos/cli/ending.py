@@ -31,6 +31,15 @@ def end(message: str, code: int) -> NoReturn:
     fail(message, code, process=rank or None)
 
 
+def is_lost_connection(error: Exception) -> bool:
+    """Whether a process has found that another is gone: gloo's errors have no type of their own."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return False
+    import torch.distributed as dist
+
+    return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "/gloo/" in str(error))
+
+
 def _is_first(rank: int) -> bool:
     """Whether no other process has said an error, by the launcher's store; where that is gone, each says its own."""
     import torch.distributed as dist
