@@ -186,6 +186,7 @@ def test_the_report_names_what_is_off() -> None:
     assert [one.name for one in report.own] == ["pos_embed"]
     assert "off       pos_embed: absolute embedding of 7 positions" in str(report)
     assert "relative_2d, one a layer: 2 layers of the model itself, Grid(2, 3, prefix=1)" in str(report)
+    assert relpos.replace_position(timm_vit(), "rope").position == "rotary_2d"
     classifier = imported("transformers").ViTForImageClassification(transformers_vit().config)
     report = relpos.replace_position(
         classifier, lambda site: relpos.RotaryEmbedding(site.head_dim, axes=2), shared=True

@@ -13,8 +13,8 @@ from source import ROOT
 
 import relpos
 from relpos.cli import VERBS, main
-from relpos.core import Grid
-from relpos.position import Site, presets
+from relpos.core import Grid, Sequence
+from relpos.position import Site, create_position, presets
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMAND = (ROOT / "docs" / "command.md").read_text(encoding="utf-8")
@@ -108,13 +108,22 @@ def test_the_ten_best_known_are_made_as_their_row_says() -> None:
     rows = re.findall(r"^\| `([\w+]+)` \|.*\| `(\w+\(.*?\))` \|", table, flags=re.MULTILINE)
     assert len(rows) == 10
     for name, call in rows:
-        site = Site(num_heads=2, head_dim=4, embed_dim=8, queries=Grid(4, 4))
-        assert type(eval(f"relpos.{call}")) is type(presets()[name].build(site)), name
+        tokens = Grid(14, 14) if name.endswith("_2d") else Sequence(256)
+        assert call == repr(create_position(name, num_heads=8, head_dim=64, queries=tokens))
     assert f"[All {len(presets())}](docs/mechanisms.md)" in table
 
 
 def test_the_table_has_every_mechanism_and_no_other() -> None:
     assert sorted(re.findall(r"^\| `([\w+]+)` \|", MECHANISMS, flags=re.MULTILINE)) == sorted(presets())
+
+
+def test_the_table_has_aliases_and_what_each_is_written_out() -> None:
+    for name, preset in presets().items():
+        (row,) = re.findall(rf"^\| `{re.escape(name)}` \|.*$", MECHANISMS, flags=re.MULTILINE)
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        tokens = Sequence(256) if 1 in preset.token_axes else Grid(14, 14)
+        assert cells[1] == ", ".join(f"`{alias}`" for alias in preset.aliases)
+        assert cells[-1] == f"`{create_position(name, num_heads=8, head_dim=64, queries=tokens)!r}`"
 
 
 def test_the_table_says_how_each_grows() -> None:

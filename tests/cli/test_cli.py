@@ -282,6 +282,7 @@ def test_list_positions(capsys: Captured) -> None:
     for name, preset in presets().items():
         assert re.search(rf"^{re.escape(name)} ", printed.out, flags=re.MULTILINE)
         assert preset.title in words
+    assert "Relative bias, 2-D (also swin, beit)" in words
     assert printed.err == ""
 
 

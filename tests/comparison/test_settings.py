@@ -52,6 +52,12 @@ def test_positions_keep_their_order_and_come_once() -> None:
     assert make(positions=("relative_2d", "none", "relative_2d")).positions == ("relative_2d", "none")
 
 
+def test_aliases_are_the_names_that_suit_the_tokens() -> None:
+    assert make(positions=("rope", "swin", "relative_2d", "abs+swin")).positions == (
+        "rotary_2d", "relative_2d", "learned+relative_2d",
+    )  # fmt: skip
+
+
 def test_sums_are_positions() -> None:
     settings = make(positions=("learned+relative_2d",))
     assert settings.positions == ("learned+relative_2d",)

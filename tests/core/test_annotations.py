@@ -28,11 +28,6 @@ def modules() -> list[str]:
 @pytest.mark.parametrize("name", modules())
 def test_annotations_resolve(name: str) -> None:
     module = importlib.import_module(name)
-    if name == "relpos.position.preset":  # its mechanisms are imported for types alone, to keep the import acyclic
-        mechanism = importlib.import_module("relpos.position.mechanism")
-        known = {**vars(module), "Mechanism": mechanism.Mechanism, "Site": mechanism.Site}
-    else:
-        known = vars(module)
     for owner in vars(module).values():
         if getattr(owner, "__module__", None) != name or not (inspect.isclass(owner) or inspect.isfunction(owner)):
             continue
@@ -40,7 +35,7 @@ def test_annotations_resolve(name: str) -> None:
         for member in members:
             function = getattr(member, "__func__", getattr(member, "fget", member))
             if dataclasses.is_dataclass(function) or inspect.isfunction(function):
-                typing.get_type_hints(function, globalns=known, include_extras=True)
+                typing.get_type_hints(function, globalns=vars(module), include_extras=True)
 
 
 def test_a_wrong_shape_is_caught() -> None:

@@ -309,7 +309,7 @@ CASES: list[Case] = [
     ("VisionTransformer: position module", ValueError,
      lambda: vit(position=TABLE),
      "position to be a preset's name, a function from a Site to a mechanism,",
-     "RelativePositionBias(num_heads=4, seq_len=6,", "Wrap a finished mechanism as lambda site:"),
+     "RelativePositionBias(num_heads=4, seq_len=6)", "Wrap a finished mechanism as lambda site:"),
     ("VisionTransformer: position int", ValueError,
      lambda: vit(position=3),
      "position to be a preset's name, a function from a Site to a mechanism,",

@@ -25,6 +25,10 @@ def swin(**changes: Any) -> relpos.SwinTransformer:
     return relpos.SwinTransformer(8, 2, embed_dim=8, depths=(1,), num_heads=(2,), window_size=2, **changes)
 
 
+def created(**given: Any) -> Any:
+    return relpos.create_position("t5", num_heads=2, head_dim=8, queries=relpos.Sequence(5), **given)
+
+
 def replaced(**given: Any) -> Any:
     attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
     return relpos.replace_position(attention, "t5", coordinates=relpos.Sequence(5), **given)
@@ -50,6 +54,8 @@ FLAGS: dict[str, Callable[[Any], Any]] = {
     "MultiHeadAttention.qkv_bias": lambda flag: relpos.MultiHeadAttention(8, 2, qkv_bias=flag),
     "ScaledDotProductAttention.scale": lambda flag: relpos.ScaledDotProductAttention(scale=flag),
     "ShawPosition.values": lambda flag: relpos.ShawPosition(8, values=flag),
+    "create_position.causal": lambda flag: created(causal=flag),
+    "create_position.trainable": lambda flag: created(trainable=flag),
     "Site.causal": lambda flag: site(causal=flag),
     "Site.trainable": lambda flag: site(trainable=flag),
     "SparseAttention.causal": lambda flag: relpos.SparseAttention(8, 2, causal=flag),

@@ -147,4 +147,4 @@ def test_from_site_and_growth() -> None:
 
 
 def test_it_says_its_heads_and_distance() -> None:
-    assert "8, max_distance=16" in repr(ClippedBias(8, max_distance=16))
+    assert repr(ClippedBias(8, max_distance=12)) == "ClippedBias(num_heads=8, max_distance=12)"

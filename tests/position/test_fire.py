@@ -180,7 +180,7 @@ def test_starts_as_published() -> None:
     assert own.growth == ("as is",)
     assert own.grow(Grid(9, 9), "as is") is own
     assert bias(own, Grid(2, 3)).equal(bias(own, Sequence(6))), "a grid in raster order"
-    assert "threshold=512.0" in repr(own)
+    assert repr(own).startswith("FIREBias(num_heads=")
 
 
 def test_bfloat16_parameters_compute_in_float32() -> None:

@@ -227,7 +227,7 @@ def test_from_site_and_growth() -> None:
     assert ImageRelativePosition.from_site(site, "euclidean", 20.0).table.shape == (1, 42, 4)
     assert own.growth == ("as is",)
     assert own.grow(Grid(9, 9), "as is") is own
-    assert "method='product', ratio=1.9" in repr(own)
+    assert repr(own).startswith("ImageRelativePosition(num_heads=1, head_dim=4")
     with pytest.raises(ValueError, match="rows and columns"):
         own.terms(Sequence(10))
     cells = Positions(torch.tensor([[0, 1], [30, 2]]), low=(0, 0), high=(40, 40))

@@ -107,7 +107,7 @@ def replace_position(
             for stack, positions in zip(stacks, built, strict=True):
                 _put_in(stack, positions)
     layers = tuple(map(_layers_of, stacks))
-    return ReplacementReport(type(model).__name__, _name_of(position), rows, layers, shared, False, restored)
+    return ReplacementReport(type(model).__name__, _name_of(position, stacks), rows, layers, shared, False, restored)
 
 
 def _layers_of(stack: Stack) -> str:
@@ -116,16 +116,18 @@ def _layers_of(stack: Stack) -> str:
     return f"{len(stack.layers)} layers of {stack.name or 'the model itself'}, {where}"
 
 
-def _name_of(position: PositionChoice) -> str:
-    return "none" if position is None else position if isinstance(position, str) else "a mechanism of your own"
+def _name_of(position: PositionChoice, stacks: list[Stack]) -> str:
+    if isinstance(position, str):
+        return find(position, stacks[0].site.queries.axes).name
+    return "none" if position is None else "a mechanism of your own"
 
 
 def _require_axes(position: PositionChoice, stacks: list[Stack]) -> None:
     """Raise where a preset makes no sense on the tokens of a model."""
     if not isinstance(position, str):
         return
-    axes = find(position).token_axes
     for stack in stacks:
+        axes = find(position, stack.site.queries.axes).token_axes
         if stack.site.queries.axes not in axes:
             came = f"{position!r}, which is for {' or '.join(map(str, axes))}"
             tokens = f"tokens of {type(stack.holder).__name__}, which have {stack.site.queries.axes}"
@@ -159,7 +161,7 @@ def _built(stack: Stack, position: PositionChoice, shared: bool, trainable: bool
     first = positions.sums()[0]
     if acts_on_tokens(first) and not stack.tokens:
         remedy = "Choose one that acts in attention, such as a bias or a rotation."
-        came = f"{_name_of(position)}, which is added to tokens"
+        came = f"{_name_of(position, [stack])}, which is added to tokens"
         fail(f"a position that acts in attention, all there is in {type(stack.holder).__name__}", came, remedy)
     weight = next(stack.holder.parameters())
     positions.to(device=weight.device, dtype=weight.dtype)

@@ -21,7 +21,7 @@ def run(arguments: Namespace) -> None:
         from relpos.position import presets
 
         known = presets().values()
-        say_list(console, {one.name: [one.title, *_more(one, arguments.long)] for one in known})
+        say_list(console, {one.name: [_title(one), *_more(one, arguments.long)] for one in known})
         if not arguments.long and console.is_terminal:
             say(console, "--long says what each is, and its source.")
     elif arguments.kind == "data":
@@ -32,6 +32,10 @@ def run(arguments: Namespace) -> None:
         from relpos.engines import backends
 
         say_list(console, {name: [summary] for name, summary in backends().items()})
+
+
+def _title(preset: Preset) -> str:
+    return f"{preset.title} (also {', '.join(preset.aliases)})" if preset.aliases else preset.title
 
 
 def _more(preset: Preset, long: bool) -> list[str]:

@@ -66,7 +66,7 @@ def _untrained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
     from relpos.position import Site, find
     from relpos.viz.portrait import HEADS_AT_MOST, View, strips
 
-    preset = find(arguments.position)
+    preset = find(arguments.position, 2 if arguments.grid is not None else 1 if arguments.length is not None else None)
     tokens = _tokens(preset, arguments.length, arguments.grid)
     heads, head_dim, seed = (
         default if given is None else given

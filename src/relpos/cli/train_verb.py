@@ -37,6 +37,7 @@ def run(arguments: Namespace) -> None:
     from relpos.core.checks import fail, require_choice, require_int
     from relpos.files.writing import require_writable
     from relpos.models.pretrained import CARD
+    from relpos.position import find
     from relpos.train import OPTIMIZERS, Recipe, check_free, measured, require_precision, resolve_device, save, train
     from relpos.train import Progress as StepProgress
     from relpos.train.checkpointing import Checkpointing, StoppedError
@@ -69,6 +70,7 @@ def run(arguments: Namespace) -> None:
     require_precision(arguments.precision)
     require_choice(arguments.optimizer, "--optimizer", OPTIMIZERS)
     task = choose_task(arguments, console)
+    position = find(arguments.position, len(task.grid)).name
     recipe = Recipe.of(task).by(arguments.optimizer).within(task)
     if arguments.batch_size is not None:
         recipe = replace(recipe, batch_size=arguments.batch_size).within(task)
@@ -78,7 +80,7 @@ def run(arguments: Namespace) -> None:
         say(console, note)
     parallelism = Parallelism(arguments.strategy, arguments.accumulate, arguments.compile)
     parallelism.require_divides(recipe.batch_size, world_size())
-    weights = recipe.build(task, arguments.position).parameters()
+    weights = recipe.build(task, position).parameters()
     if is_main():
         require_writable(folder, size=sum(x.numel() * x.element_size() for x in weights))
     checkpointing = Checkpointing(
@@ -88,7 +90,7 @@ def run(arguments: Namespace) -> None:
         settings={
             "task": task.name,
             "task options": json.loads(json.dumps(task.options, default=str)),
-            "position": arguments.position,
+            "position": position,
             "seed": arguments.seed,
             "precision": arguments.precision,
             "accumulate": arguments.accumulate,
@@ -109,16 +111,16 @@ def run(arguments: Namespace) -> None:
     bar = [BarColumn()] if console.width >= WITH_A_BAR else []
     text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=False))
     with Progress(*bar, text, TimeRemainingColumn(), console=console, transient=True, disable=not is_main()) as bars:
-        shown = bars.add_task(arguments.position, total=recipe.steps)
+        shown = bars.add_task(position, total=recipe.steps)
 
         def watch(step: StepProgress) -> None:
-            said = f"{arguments.position}: step {step.step} of {step.steps}, loss {step.loss:.3f}"
+            said = f"{position}: step {step.step} of {step.steps}, loss {step.loss:.3f}"
             bars.update(shown, completed=step.step, description=said)
 
         try:
             model, curve = train(
                 task,
-                arguments.position,
+                position,
                 recipe,
                 seed=arguments.seed,
                 device=device,
@@ -145,15 +147,15 @@ def run(arguments: Namespace) -> None:
         "torch": torch.__version__,
         **{f"{split}_{task.measure}": value for split, value in reached.items()},
     }
-    card, files = card_of_run(model, folder.resolve().name, task, arguments.position, recipe, about, metric)
-    save(folder, model, task=task, position=arguments.position, recipe=recipe, about=about, card=card, files=files)
+    card, files = card_of_run(model, folder.resolve().name, task, position, recipe, about, metric)
+    save(folder, model, task=task, position=position, recipe=recipe, about=about, card=card, files=files)
     figure, unit = ("{:.1%}", "") if task.measure == "accuracy" else ("{:.3f}", " bits per byte")
     figures = {
         split: "not finite" if value is None else figure.format(value) + unit for split, value in reached.items()
     }
     words = ", ".join(f"{split} {value}" for split, value in figures.items())
     by = "" if recipe.optimizer == "adamw" else f" by {recipe.optimizer}"
-    say(console, f"{arguments.position} on {task.name}{by}: {words}. Saved in {folder}/")
+    say(console, f"{position} on {task.name}{by}: {words}. Saved in {folder}/")
 
 
 def _launch(devices: int) -> NoReturn:

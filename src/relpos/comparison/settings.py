@@ -156,8 +156,8 @@ class ComparisonSettings:
         require_asked(positions, seeds, steps, device, precision, what=what, choices=choices, procedure=procedure)
         kind, axes = cast("What", what), len(task.grid)
         usual = task.positions if kind == "position" else (POSITIONS[axes],)
-        chosen = usual if positions is None else tuple(dict.fromkeys(positions))
-        chosen = listed(chosen, task) or chosen
+        chosen = usual if positions is None else positions
+        chosen = listed(chosen, task) or canonical(chosen, axes, procedure)
         for name in chosen if procedure.build is None else ():
             if axes not in find(name).token_axes:
                 fail(f"positions that make sense on {task.kind} for task {task.name}", repr(name), "Leave it out.")
@@ -219,6 +219,12 @@ class ComparisonSettings:
         """Plain values, as `comparison.json` has them: of a comparison of positions without `what`."""
         whole = {**plain(self.describe()), "task_options": plain(self.task_options)}
         return {name: value for name, value in whole.items() if name != "what" or self.what != "position"}
+
+
+def canonical(positions: tuple[str, ...], axes: int, procedure: Procedure = OURS) -> tuple[str, ...]:
+    """The names of presets for aliases, on tokens with so many axes; each once."""
+    own = OWN if procedure.build is not None else None
+    return tuple(dict.fromkeys(name if name == own else find(name, axes).name for name in positions))
 
 
 def listed(positions: tuple[str, ...] | None, task: Task) -> tuple[str, ...] | None:

@@ -90,12 +90,13 @@ def require_choice(x: object, name: str, choices: tuple[str, ...]) -> None:
         fail(f"{name} to be one of {listed}", shape_of(x), remedy.strip())
 
 
-def require_name(name: object, known: Iterable[str], what: str) -> None:
-    """Raise unless `name` is one of the known ones; the message offers the nearest. `what` has its article."""
+def require_name(name: object, known: Iterable[str], what: str, aliases: Iterable[str] = ()) -> None:
+    """Raise unless `name` is one of the known ones; the message offers the nearest, of aliases too. `what` has its
+    article."""
     names = list(known)
     if not isinstance(name, str) or name not in names:
         came = repr(name) if isinstance(name, str) else shape_of(name)
-        fail(f"{what} among {', '.join(names)}", came, _nearest(name, names) or "Choose one of them.")
+        fail(f"{what} among {', '.join(names)}", came, _nearest(name, [*names, *aliases]) or "Choose one of them.")
 
 
 def _nearest(name: object, known: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ from relpos.layers import KeyValueCache
 from relpos.layers.block import BlockConfig, MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
 from relpos.models.attending import AttentionChoice, kind_of, pattern
-from relpos.models.positions import PositionChoice
+from relpos.models.positions import PositionChoice, canonical
 from relpos.models.sampling import require_sampling, sample
 from relpos.models.transformer import Transformer
 from relpos.position.mechanism import AS_IS
@@ -98,6 +98,7 @@ class LanguageModel(Transformer):
         mlp_hidden: int | None = None,
         embed_scale: float | None = None,
     ) -> None:
+        position = canonical(position, axes=1)
         given = dict(locals())
         block_config = BlockConfig(
             embed_dim, num_heads, mlp_ratio, num_kv_heads=num_kv_heads, mlp=mlp, norm=norm, qk_norm=qk_norm,

@@ -118,10 +118,17 @@ class LayerPositions(nn.ModuleList):
         return LayerPositions([grown, *rest], self.depth, self.trainable)
 
 
+def canonical(position: PositionChoice, *, axes: int) -> PositionChoice:
+    """The choice with the name of a preset for an alias, on tokens with so many axes."""
+    return find(position, axes).name if isinstance(position, str) else position
+
+
 def builder(position: PositionChoice, sharing: str = "shared_position") -> Callable[[Site], Mechanism]:
     """The function from a site to a mechanism that a choice means; `sharing` is the caller's argument, for messages."""
     if position is None or isinstance(position, str):
-        return find("none" if position is None else position).make
+        name = "none" if position is None else position
+        find(name)  # a name that there is not raises here
+        return lambda site: find(name, site.queries.axes).make(site)
     if isinstance(position, nn.Module) or not callable(position):
         wanted = "position to be a preset's name, a function from a Site to a mechanism, or None"
         remedy = f"Wrap a finished mechanism as lambda site: mechanism (with {sharing}=True)."

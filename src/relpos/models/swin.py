@@ -33,7 +33,7 @@ from relpos.layers import PatchEmbedding
 from relpos.layers.block import BlockConfig
 from relpos.layers.norms import norm_layer
 from relpos.layers.patch import pair
-from relpos.models.positions import LayerPositions, PositionChoice, builder
+from relpos.models.positions import LayerPositions, PositionChoice, builder, canonical
 from relpos.models.pretrained import PretrainedModel
 from relpos.patterns import join, partition
 from relpos.position import Mechanism, Site, Sum
@@ -99,6 +99,7 @@ class SwinTransformer(PretrainedModel):
         *,
         norm_eps: float | None = None,
     ) -> None:
+        position = position if position == "own" else canonical(position, axes=2)
         super().__init__(dict(locals()))
         _require_stages(depths, num_heads)
         if version not in (1, 2) or isinstance(version, bool):

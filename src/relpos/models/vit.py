@@ -23,7 +23,7 @@ from relpos.layers.block import BlockConfig
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
 from relpos.layers.patch import pair
 from relpos.models.attending import AttentionChoice, kind_of, pattern
-from relpos.models.positions import PositionChoice
+from relpos.models.positions import PositionChoice, canonical
 from relpos.models.transformer import Transformer
 
 
@@ -104,6 +104,7 @@ class VisionTransformer(Transformer):
         fc_norm: bool = False,
         distilled: bool = False,
     ) -> None:
+        position = canonical(position, axes=2)
         given = dict(locals())
         block_config = BlockConfig(
             embed_dim, num_heads, mlp_ratio, num_kv_heads=num_kv_heads, norm=norm, qkv_bias=qkv_bias, qk_norm=qk_norm,

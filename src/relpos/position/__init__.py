@@ -15,7 +15,7 @@ from relpos.position.mechanism import Mechanism, Site, Sum
 from relpos.position.multi_axis import MultimodalRotary
 from relpos.position.none import NoPosition
 from relpos.position.offset_bias import OffsetBias
-from relpos.position.preset import Preset, find, presets
+from relpos.position.preset import Preset, create_position, find, presets
 from relpos.position.relative import (
     RelativePositionBias,
     get_relative_position_index_1d,
@@ -69,6 +69,7 @@ __all__ = [
     "XPos",
     "YaRN",
     "alibi_slopes",
+    "create_position",
     "decoding",
     "find",
     "get_relative_position_index_1d",

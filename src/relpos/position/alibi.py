@@ -108,16 +108,15 @@ class ALiBi(OffsetBias):
         if distance == "axes" and not learned:
             fail("learned=True beside distance='axes'", "False", "With fixed slopes it would be distance='manhattan'.")
         self.slopes = alibi_slopes(num_heads)
+        self.num_heads, self.learned, self.num_axes = num_heads, learned, num_axes
         self.distance: Distance = distance
         start = torch.tensor([math.log(slope) for slope in self.slopes])
         self.log_slopes = nn.Parameter(start.repeat(num_axes if distance == "axes" else 1, 1)) if learned else None
 
     @classmethod
     def from_site(cls, site: Site, distance: Distance = "euclidean", learned: bool = False) -> Self:
-        return cls(site.num_heads, distance=distance, learned=learned, num_axes=site.queries.axes)
-
-    def extra_repr(self) -> str:
-        return f"{len(self.slopes)}, distance={self.distance!r}, learned={self.log_slopes is not None}"
+        axes = {"num_axes": site.queries.axes} if distance == "axes" else {}
+        return cls(site.num_heads, distance=distance, learned=learned, **axes)
 
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
         steps = offsets.axes.double().abs()

@@ -60,16 +60,13 @@ class ClippedBias(OffsetBias):
         require_int(num_heads, "num_heads", at_least=1)
         require_int(max_distance, "max_distance", at_least=0)
         require_std(init_std)
-        self.max_distance = max_distance
+        self.num_heads, self.max_distance, self.init_std = num_heads, max_distance, init_std
         self.relative_position_bias_table = nn.Parameter(torch.empty(2 * max_distance + 1, num_heads))
         start_table(self.relative_position_bias_table, init_std)
 
     @classmethod
     def from_site(cls, site: Site) -> Self:
         return cls(site.num_heads, init_std=site.init_std)
-
-    def extra_repr(self) -> str:
-        return f"{self.relative_position_bias_table.shape[1]}, max_distance={self.max_distance}"
 
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
         reach = self.max_distance

@@ -66,15 +66,13 @@ class CoPE(Mechanism):
         require_int(head_dim, "head_dim", at_least=1)
         require_int(max_position, "max_position", at_least=1)
         require_std(init_std)
+        self.head_dim, self.max_position, self.init_std = head_dim, max_position, init_std
         self.pos_emb = nn.Parameter(torch.empty(max_position, head_dim))
         start_table(self.pos_emb, init_std)
 
     @classmethod
     def from_site(cls, site: Site) -> Self:
         return cls(site.head_dim, init_std=site.init_std)
-
-    def extra_repr(self) -> str:
-        return f"{self.pos_emb.shape[1]}, max_position={self.pos_emb.shape[0]}"
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         require_coordinates(queries, "queries")

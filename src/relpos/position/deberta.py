@@ -105,7 +105,8 @@ class DisentangledPosition(Mechanism):
         for name, flag in (("c2p", c2p), ("p2c", p2c)):
             require_flag(flag, name)
         require_std(init_std)
-        self.num_heads, self.head_dim, self.span, self.max_distance = num_heads, head_dim, span, max_distance
+        self.num_heads, self.head_dim, self.embed_dim = num_heads, head_dim, embed_dim
+        self.span, self.max_distance, self.c2p, self.p2c, self.init_std = span, max_distance, c2p, p2c, init_std
         self.rel_embeddings = nn.Parameter(torch.empty(2 * span, embed_dim))
         self.pos_key = nn.Linear(embed_dim, num_heads * head_dim) if c2p else None
         self.pos_query = nn.Linear(embed_dim, num_heads * head_dim) if p2c else None
@@ -151,5 +152,6 @@ PRESETS = [
         source="He et al. 2021, section 3.1; 32 buckets either way, up to 128",
         token_axes=(1, 2),
         family="vectors",
+        aliases=("disentangled",),
     )
 ]

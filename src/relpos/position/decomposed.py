@@ -81,10 +81,15 @@ class DecomposedPosition(Mechanism):
         super().__init__()
         require_int(head_dim, "head_dim", at_least=1)
         require_std(init_std)
-        self.sizes = require_window(window_size)
+        self.sizes, self.head_dim, self.init_std = require_window(window_size), head_dim, init_std
         self.rel_pos = nn.ParameterList(nn.Parameter(torch.empty(2 * size - 1, head_dim)) for size in self.sizes)
         for vectors in self.rel_pos:
             start_table(vectors, init_std)
+
+    @property
+    def window_size(self) -> tuple[int, ...]:
+        """Cells along each axis of its window."""
+        return self.sizes
 
     @classmethod
     def from_site(cls, site: Site) -> Self:

@@ -73,9 +73,15 @@ class FactoredBias(OffsetBias):
         require_choice(beyond, "beyond", ("raise", "clip"))
         require_std(init_std)
         self.sizes, self.beyond = require_window(window_size), beyond
+        self.num_heads, self.init_std = num_heads, init_std
         self.tables = nn.ParameterList(nn.Parameter(torch.empty(2 * size - 1, num_heads)) for size in self.sizes)
         for table in self.tables:
             start_table(table, init_std)
+
+    @property
+    def window_size(self) -> tuple[int, ...]:
+        """Cells along each axis of its window."""
+        return self.sizes
 
     @classmethod
     def from_site(cls, site: Site) -> Self:
@@ -87,9 +93,6 @@ class FactoredBias(OffsetBias):
                 f"keys with {site.queries.axes} axes for a factored bias", repr(keys), "Use relative_1d on a sequence."
             )
         return cls(site.num_heads, covering(site.queries, keys), init_std=site.init_std)
-
-    def extra_repr(self) -> str:
-        return f"{self.tables[0].shape[1]}, window_size={self.sizes}, beyond={self.beyond!r}"
 
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
         if len(offsets.low) != len(self.sizes):

@@ -71,7 +71,8 @@ class FIREBias(Mechanism):
         require_int(hidden_dim, "hidden_dim", at_least=1)
         require_number(c, "c", "above 0", "The published one is 0.1.")
         require_number(threshold, "threshold", "above 0", "The published one is 512.")
-        self.threshold = float(threshold)
+        self.num_heads, self.hidden_dim, self.threshold = num_heads, hidden_dim, float(threshold)
+        self._start = float(c)
         self.c = nn.Parameter(torch.tensor([float(c)]))  # with an axis, for fully_shard takes none without
         self.multiplier = nn.Parameter(torch.ones(1))
         self.mlp = nn.Sequential(nn.Linear(1, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, num_heads))
@@ -80,15 +81,15 @@ class FIREBias(Mechanism):
     def from_site(cls, site: Site) -> Self:
         return cls(site.num_heads)
 
+    def _arguments(self) -> dict[str, Any]:
+        return {**super()._arguments(), "c": self._start}
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for name in ("c", "multiplier"):  # checkpoints of before had numbers without an axis
             x = state_dict.get(prefix + name)
             if x is not None and x.dim() == 0:
                 state_dict[prefix + name] = x.reshape(1)
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def extra_repr(self) -> str:
-        return f"threshold={self.threshold}"
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         require_coordinates(queries, "queries")

@@ -111,7 +111,7 @@ class ImageRelativePosition(Mechanism):
         require_number(ratio, "ratio", "above 0", "The authors have 1.9 for products and 20 for distances.")
         require_std(init_std)
         self.method: Method = method
-        self.ratio = ratio
+        self.num_heads, self.head_dim, self.ratio, self.init_std = num_heads, head_dim, ratio, init_std
         self._edges = _edges(ratio)
         self.table = nn.Parameter(torch.empty(num_heads, self.buckets + 1, *([] if head_dim is None else [head_dim])))
         start_table(self.table, init_std)
@@ -127,9 +127,6 @@ class ImageRelativePosition(Mechanism):
         if self.method in ("euclidean", "quantization"):
             return beta + 1
         return 2 * beta + 1 if self.method != "product" else (2 * beta + 1) ** 2
-
-    def extra_repr(self) -> str:
-        return f"{tuple(self.table.shape)}, method={self.method!r}, ratio={self.ratio}"
 
     def piecewise(self, x: Int[Tensor, "*L"]) -> Int[Tensor, "*L"]:
         """g of whole numbers, from -beta to beta."""

@@ -63,7 +63,7 @@ class Kerple(OffsetBias):
         super().__init__()
         require_int(num_heads, "num_heads", at_least=1)
         require_choice(kernel, "kernel", ("log", "power"))
-        self.kernel = kernel
+        self.num_heads, self.kernel = num_heads, kernel
         slopes = torch.tensor([math.log(slope) for slope in alibi_slopes(num_heads)])
         self.log_r1 = nn.Parameter(torch.zeros(num_heads) if kernel == "log" else slopes)
         self.raw_r2 = nn.Parameter(slopes.clone() if kernel == "log" else torch.zeros(num_heads))
@@ -71,9 +71,6 @@ class Kerple(OffsetBias):
     @classmethod
     def from_site(cls, site: Site, kernel: Literal["log", "power"] = "log") -> Self:
         return cls(site.num_heads, kernel)
-
-    def extra_repr(self) -> str:
-        return f"{self.log_r1.shape[0]}, kernel={self.kernel!r}"
 
     @property
     def r1(self) -> Float[Tensor, " H"]:

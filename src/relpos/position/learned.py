@@ -80,9 +80,19 @@ class LearnedPositionEmbedding(Mechanism):
             fail("grid_size to be (rows, columns) or more axes", shape_of(grid_size), "Pass a tuple of integers.")
         self.sizes = (Sequence(seq_len or 0).length,) if grid_size is None else tuple(Grid(*grid_size).sizes)
         self.is_grid = grid_size is not None
-        self.prefix = prefix
+        self.embed_dim, self.prefix, self.init_std = embed_dim, prefix, init_std
         self.pos_embed = nn.Parameter(torch.empty(1, prefix + math.prod(self.sizes), embed_dim))
         start_table(self.pos_embed, init_std)
+
+    @property
+    def seq_len(self) -> int | None:
+        """Positions of a sequence; None where it is built for a grid."""
+        return None if self.is_grid else self.sizes[0]
+
+    @property
+    def grid_size(self) -> tuple[int, ...] | None:
+        """Cells along each axis; None where it is built for a sequence."""
+        return self.sizes if self.is_grid else None
 
     @classmethod
     def from_site(cls, site: Site) -> Self:
@@ -98,9 +108,6 @@ class LearnedPositionEmbedding(Mechanism):
     def growth(self) -> tuple[str, ...]:
         """Interpolated; a sequence can also be repeated, which a grid's rows and columns would not survive."""
         return ("interpolated",) if self.is_grid else ("interpolated", "repeated")
-
-    def extra_repr(self) -> str:
-        return f"sizes={self.sizes}, prefix={self.prefix}"
 
     def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
         """Tokens with the vector of their position added.
@@ -198,5 +205,6 @@ PRESETS = [
         source="Dosovitskiy et al. 2021, section 3.1",
         token_axes=(1, 2),
         family="absolute",
+        aliases=("absolute", "abs"),
     )
 ]

@@ -63,19 +63,21 @@ class LogContinuousBias(OffsetBias):
         super().__init__()
         require_int(num_heads, "num_heads", at_least=1)
         require_int(hidden_dim, "hidden_dim", at_least=1)
-        self.sizes = require_window(window_size)
+        self.sizes, self.num_heads, self.hidden_dim = require_window(window_size), num_heads, hidden_dim
         self.cpb_mlp = nn.Sequential(
             nn.Linear(len(self.sizes), hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, num_heads, bias=False)
         )
+
+    @property
+    def window_size(self) -> tuple[int, ...]:
+        """Cells along each axis of its window."""
+        return self.sizes
 
     @classmethod
     def from_site(cls, site: Site) -> Self:
         if not isinstance(site.queries, Grid):
             fail("a grid for a log-spaced continuous bias", repr(site.queries), "Build it with window_size=(length,).")
         return cls(site.num_heads, site.queries.sizes)
-
-    def extra_repr(self) -> str:
-        return f"window_size={self.sizes}"
 
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
         if len(offsets.low) != len(self.sizes):
@@ -102,5 +104,6 @@ PRESETS = [
         source="Liu et al. 2022 (Swin V2), section 3.3",
         token_axes=(2,),
         family="bias",
+        aliases=("cpb",),
     )
 ]

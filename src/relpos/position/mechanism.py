@@ -4,12 +4,15 @@
     mechanism.terms_from(tensors, queries, keys)    the same with other numbers for its parameters
     mechanism.embed(x, coordinates)                 what is added to tokens before it (absolute mechanisms)
 
+Its repr is the constructor that makes it, in one line: an argument is kept as an attribute of the same name.
+
 An author of a relative bias subclasses `OffsetBias` and writes one function, from offsets to values; see
 CONTRIBUTING.md for a whole example.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -128,6 +131,20 @@ class Mechanism(nn.Module):
         if keys is not None:
             require_coordinates(keys, "keys")
         return self._lines(queries.raster(), None if keys is None else keys.raster())
+
+    def _arguments(self) -> dict[str, Any]:
+        """The arguments that make it, by name; its parameters then start anew. `...` for one it does not keep."""
+        return {name: getattr(self, name, ...) for name in inspect.signature(type(self)).parameters}
+
+    def extra_repr(self) -> str:
+        """The arguments of the constructor that are not what they are by default."""
+        defaults = inspect.signature(type(self)).parameters
+        own = self._arguments().items()
+        said = ((name, "..." if value is ... else repr(value)) for name, value in own)
+        return ", ".join(f"{name}={text}" for name, text in said if text != repr(defaults[name].default))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
 
     def __getstate__(self) -> dict[str, Any]:
         return state_of(self)
@@ -327,6 +344,10 @@ class Sum(Mechanism):
     def __init__(self, mechanisms: Iterable[Mechanism]) -> None:
         super().__init__()
         self.mechanisms = nn.ModuleList(part for mechanism in mechanisms for part in parts_of(mechanism))
+
+    def __repr__(self) -> str:
+        parts = [repr(part) for part in self.mechanisms]
+        return " + ".join(parts) if len(parts) > 1 else f"Sum([{', '.join(parts)}])"
 
     def parts(self) -> list[Mechanism]:
         for part in self.mechanisms:

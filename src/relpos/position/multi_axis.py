@@ -97,9 +97,6 @@ class MultimodalRotary(Mechanism):
         rows, columns = (pairs + 1) // 3, pairs // 3
         return cls(site.head_dim, (pairs - rows - columns, rows, columns), order="interleaved", base=10000.0)
 
-    def extra_repr(self) -> str:
-        return f"{self.head_dim}, {self.sections}, order={self.order!r}, base={self.base}, layout={self.layout!r}"
-
     def angles(self, coordinates: Coordinates) -> Float[Tensor, "_ 1 N P"]:
         """How far each token turns, in radians, float64; what `relpos.rotate` takes for keys that go into a cache."""
         require_coordinates(coordinates, "coordinates")

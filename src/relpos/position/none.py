@@ -41,5 +41,6 @@ PRESETS = [
         source="Vaswani et al. 2017, section 3.5 (why positions are needed)",
         token_axes=(1, 2, 3),
         family="none",
+        aliases=("nope",),
     )
 ]

@@ -2,7 +2,8 @@
 
 A module offers its mechanisms in a list `PRESETS`; nobody edits a registry. Names joined with `+` are sums:
 `learned+relative_2d`. A name that is also a module's (`none`, `learned`) or a preset of one (`relative_2d`) is found
-alike.
+alike, and so is an alias (`rope`). Presets of one module may share an alias: the axes of the tokens choose among them.
+Results and files have the name, never the alias.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from relpos.core.checks import require_name
-
-if TYPE_CHECKING:
-    from relpos.position.mechanism import Mechanism, Site
+from relpos.core import Coordinates, require_coordinates
+from relpos.core.checks import fail, require_int, require_name
+from relpos.position.mechanism import Mechanism, Site
 
 Family = Literal["none", "absolute", "bias", "rotation", "vectors", "sum"]
 
@@ -35,6 +35,8 @@ class Preset:
         family: where position enters: "absolute" (on the tokens, or learned per position in the scores), "bias" (on the
             scores), "rotation" (of queries and keys), "vectors" (that queries or keys are multiplied by), "sum".
         token_axes: the numbers of axes it makes sense on (1 sequences, 2 images, 3 video).
+        aliases: what else people call it.
+        near: names of what it is not, each with the difference: a person who types one is told.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Preset:
     source: str
     token_axes: tuple[int, ...]
     family: Family
+    aliases: tuple[str, ...] = ()
+    near: tuple[tuple[str, str], ...] = ()
 
     def make(self, site: Site) -> Mechanism:
         """The mechanism for a site, frozen where the site says so."""
@@ -56,18 +60,29 @@ class Preset:
 def presets() -> dict[str, Preset]:
     """Every preset by name, in alphabetical order of modules and their own order inside.
 
+    Raises:
+        ValueError: two presets share a name, an alias is the name of another preset or of a preset's of another module.
+
     Examples:
         >>> preset = relpos.position.presets()["relative_2d"]
         >>> preset.source
         'Liu et al. 2021 (Swin), section 3.2; Bao et al. 2022 (BEiT) for prefix tokens'
     """
     found: dict[str, Preset] = {}
+    aliases: dict[str, tuple[str, str]] = {}  # the module and the name of the first preset that has it
     package = sys.modules["relpos.position"]  # whose path others may extend
     for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
         for preset in getattr(importlib.import_module(f"relpos.position.{module.name}"), "PRESETS", []):
             if preset.name in found:
                 raise ValueError(f"two modules of relpos.position offer a preset named {preset.name!r}; rename one")
             found[preset.name] = preset
+            for alias in preset.aliases:
+                owner, name = aliases.setdefault(alias, (module.name, preset.name))
+                if owner != module.name:
+                    raise ValueError(f"{name!r} and {preset.name!r} both have the alias {alias!r}; rename one")
+    for alias, (_, name) in aliases.items():
+        if alias in found:
+            raise ValueError(f"{alias!r} is a preset and an alias of the preset {name!r}; rename one")
     return found
 
 
@@ -81,11 +96,13 @@ def sum_of(*names: str) -> Callable[[Site], Mechanism]:
     return build
 
 
-def find(name: str) -> Preset:
-    """The preset of a name, or of several joined with `+`.
+def find(name: str, axes: int | None = None) -> Preset:
+    """The preset of a name or an alias, or of several joined with `+`.
 
     Args:
         name: as `relpos list positions` has them, or several joined with `+`.
+        axes: of the tokens. It chooses where presets share an alias: "rope" is `rotary_2d` on a grid and `rotary_1d` on
+            a sequence, and where it is None.
 
     Returns:
         The `Preset`: its `make(site)` builds the mechanism.
@@ -98,17 +115,89 @@ def find(name: str) -> Preset:
         'Hybrid: learned absolute + relative 2-D'
     """
     known = presets()
-    if "+" in name and name not in known:
-        names = [part.strip() for part in name.split("+")]
-        parts = [find(part) for part in names]
-        return Preset(
-            name="+".join(names),
-            title=" + ".join(part.title for part in parts),
-            build=sum_of(*names),
-            summary="A sum: each part adds what it knows. " + " ".join(part.summary for part in parts),
-            source="; ".join(part.source for part in parts),
-            token_axes=tuple(sorted(set.intersection(*(set(part.token_axes) for part in parts)))),
-            family="sum",
-        )
-    require_name(name, known, "a position")
+    if not isinstance(name, str) or "+" not in name or name in known:
+        return _one(name, known, axes)
+    parts = [_one(part.strip(), known, axes) for part in name.split("+")]
+    names = [part.name for part in parts]
+    joined = "+".join(names)
+    if joined in known:  # written with aliases
+        return known[joined]
+    return Preset(
+        name=joined,
+        title=" + ".join(part.title for part in parts),
+        build=sum_of(*names),
+        summary="A sum: each part adds what it knows. " + " ".join(part.summary for part in parts),
+        source="; ".join(part.source for part in parts),
+        token_axes=tuple(sorted(set.intersection(*(set(part.token_axes) for part in parts)))),
+        family="sum",
+    )
+
+
+def _one(name: str, known: dict[str, Preset], axes: int | None) -> Preset:
+    """The preset of a name or an alias."""
+    if isinstance(name, str) and name not in known:
+        aliased = [preset for preset in known.values() if name in preset.aliases]
+        serving = [preset for preset in aliased if axes is None or axes in preset.token_axes]
+        if aliased:  # the one that serves fewest other tokens is made for these
+            return min(serving or aliased, key=lambda preset: 0 if axes is None else len(preset.token_axes))
+        for preset in known.values():
+            if name in dict(preset.near):
+                fail(
+                    "the name of a position", repr(name), f"The nearest is {preset.name!r}: {dict(preset.near)[name]}."
+                )
+    others = [alias for preset in known.values() for alias in preset.aliases]
+    require_name(name, known, "a position", others)
     return known[name]
+
+
+def create_position(
+    name: str,
+    *,
+    num_heads: int,
+    head_dim: int,
+    queries: Coordinates,
+    keys: Coordinates | None = None,
+    embed_dim: int | None = None,
+    causal: bool = False,
+    init_std: float = 0.02,
+    trainable: bool = True,
+) -> Mechanism:
+    """The mechanism of a name: what a model of that `position` and the command train. Its repr is its constructor.
+
+    Args:
+        name: of a preset, an alias, or several joined with `+`: `relpos list positions` has them.
+        num_heads: query heads, H.
+        head_dim: width of a head, D.
+        queries: coordinates of the query tokens.
+        keys: coordinates of the key tokens; default the queries.
+        embed_dim: width of a token, E; `num_heads * head_dim` where left out.
+        causal: whether a query sees only what comes before it.
+        init_std: standard deviation that learned tables start from. Models have 0.02; the command's recipes have 0.5
+            on images and 0.1 on text.
+        trainable: False for parameters that stay as they start.
+
+    Returns:
+        The mechanism.
+
+    Raises:
+        ValueError: no such name, a position that makes no sense on tokens with so many axes, or sizes that it cannot
+            have.
+
+    Examples:
+        >>> relpos.create_position("rotary_2d", num_heads=8, head_dim=64, queries=relpos.Grid(14, 14))
+        RotaryEmbedding(head_dim=64, axes=2, base=100.0, layout='interleaved')
+    """
+    require_coordinates(queries, "queries")
+    preset = find(name, queries.axes)
+    if embed_dim is None:
+        for size, what in ((num_heads, "num_heads"), (head_dim, "head_dim")):
+            require_int(size, what, at_least=1)
+        embed_dim = num_heads * head_dim
+    site = Site(num_heads, head_dim, embed_dim, queries, keys, causal, init_std, trainable)
+    remedy = "Choose another: relpos list positions --long."
+    if not preset.token_axes:
+        fail("a sum of positions that share a kind of tokens", repr(name), remedy)
+    if queries.axes not in preset.token_axes:
+        axes = " or ".join(map(str, preset.token_axes))
+        fail(f"tokens with {axes} {'axis' if axes == '1' else 'axes'} for {preset.name}", repr(queries), remedy)
+    return preset.make(site)

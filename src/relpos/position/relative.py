@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -174,7 +174,7 @@ class RelativePositionBias(OffsetBias):
         else:
             require_int(seq_len, "seq_len", at_least=1)
         require_std(init_std)
-        self.num_heads = num_heads
+        self.num_heads, self.init_std = num_heads, init_std
         self.bias_type = bias_type
         self.prefix = prefix
         self.beyond = beyond
@@ -182,6 +182,11 @@ class RelativePositionBias(OffsetBias):
         rows = math.prod(self.table_sizes) + (3 if prefix else 0)
         self.relative_position_bias_table = nn.Parameter(torch.empty(rows, num_heads))
         start_table(self.relative_position_bias_table, init_std)
+
+    def _arguments(self) -> dict[str, Any]:
+        size = {"window_size": self.sizes} if self.bias_type == "2d" else {"seq_len": self.sizes[0]}
+        none: dict[str, Any] = dict.fromkeys(("window_size", "seq_len", "bias_type"))  # the size says which type it is
+        return {**super()._arguments(), **none, **size}
 
     @classmethod
     def from_site(cls, site: Site, bias_type: Literal["1d", "2d"] = "2d") -> Self:
@@ -217,10 +222,6 @@ class RelativePositionBias(OffsetBias):
             if self.bias_type == "1d"
             else Grid(*self.sizes, prefix=self.prefix)
         )
-
-    def extra_repr(self) -> str:
-        size = f"seq_len={self.sizes[0]}" if self.bias_type == "1d" else f"window_size={self.sizes}"
-        return f"num_heads={self.num_heads}, {size}, prefix={self.prefix}, beyond={self.beyond!r}"
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *arguments: object) -> None:
         state_dict.pop(f"{prefix}relative_position_index", None)  # Swin and BEiT checkpoints carry it; ours is computed
@@ -377,5 +378,6 @@ PRESETS = [
         source="Liu et al. 2021 (Swin), section 3.2; Bao et al. 2022 (BEiT) for prefix tokens",
         token_axes=(2,),
         family="bias",
+        aliases=("swin", "beit"),
     ),
 ]

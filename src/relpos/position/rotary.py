@@ -23,7 +23,7 @@ stays turned by the frequencies it was written with.
 from __future__ import annotations
 
 import copy
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from jaxtyping import Float
@@ -149,13 +149,13 @@ class RotaryEmbedding(Mechanism):
             return cls(site.head_dim, trained_length=site_length(site), beyond=beyond)
         return cls(site.head_dim, axes=axes, base=100.0, layout="interleaved")
 
-    def extra_repr(self) -> str:
-        plain = (
-            f"{self.head_dim}, axes={self.axes}, base={self.base}, layout={self.layout!r}, rotary_dim={self.rotary_dim}"
-        )
-        scaling = "" if self.scaling is None else f", scaling={self.scaling}"
-        trained = f", trained_length={self.trained_length}, beyond={self.beyond!r}"
-        return plain + scaling + ("" if self.trained_length is None else trained)
+    def _arguments(self) -> dict[str, Any]:
+        own = super()._arguments()
+        if self.rotary_dim == self.head_dim - self.head_dim % (2 * self.axes):
+            own["rotary_dim"] = None
+        if self.scaling is not None and self.trained_length is not None:  # it has grown, which no constructor says
+            own |= {"trained_length": None, "beyond": AS_IS}
+        return own
 
     @property
     def growth(self) -> tuple[str, ...]:
@@ -281,6 +281,7 @@ PRESETS = [
         source="Su et al. 2021, section 3.2; base 10,000, half layout",
         token_axes=(1, 2),
         family="rotation",
+        aliases=("rope",),
     ),
     Preset(
         name="rotary_2d",
@@ -291,6 +292,7 @@ PRESETS = [
         source="Heo et al. 2024, section 3; base 100, interleaved layout",
         token_axes=(2,),
         family="rotation",
+        aliases=("rope",),
     ),
     stretched(
         "rotary_linear",

@@ -76,6 +76,7 @@ class RotaryMixed(Mechanism):
             fail("head_dim to be a multiple of 4", str(head_dim), "Half the pairs start at a right angle to the rest.")
         require_number(base, "base", "above 0", "The published one is 10.")
         require_choice(layout, "layout", ("half", "interleaved"))
+        self.num_heads, self.head_dim, self.base = num_heads, head_dim, base
         self.layout: Literal["half", "interleaved"] = layout
         sizes = torch.tensor(frequencies(head_dim // 4, base))
         direction = 2 * math.pi * torch.rand(num_heads, 1)
@@ -86,10 +87,6 @@ class RotaryMixed(Mechanism):
     @classmethod
     def from_site(cls, site: Site) -> Self:
         return cls(site.num_heads, site.head_dim)
-
-    def extra_repr(self) -> str:
-        _, heads, pairs = self.frequencies.shape
-        return f"{heads}, {2 * pairs}, layout={self.layout!r}"
 
     def angles(self, coordinates: Coordinates) -> Float[Tensor, "_ H N P"]:
         """How far each token turns in each head, in radians, float64."""

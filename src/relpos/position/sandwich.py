@@ -64,9 +64,6 @@ class Sandwich(OffsetBias):
     def from_site(cls, site: Site) -> Self:
         return cls(site.num_heads)
 
-    def extra_repr(self) -> str:
-        return f"{self.num_heads}, width={self.width}, base={self.base}"
-
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
         return self._at(offsets.axes[:, :1].double())
 

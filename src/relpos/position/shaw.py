@@ -66,7 +66,7 @@ class ShawPosition(Mechanism):
         require_int(max_distance, "max_distance", at_least=0)
         require_std(init_std)
         require_flag(values, "values")
-        self.max_distance = max_distance
+        self.head_dim, self.max_distance, self.values, self.init_std = head_dim, max_distance, values, init_std
         self.key_vectors = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim))
         self.value_vectors = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim)) if values else None
         for vectors in (self.key_vectors, self.value_vectors):
@@ -76,9 +76,6 @@ class ShawPosition(Mechanism):
     @classmethod
     def from_site(cls, site: Site) -> Self:
         return cls(site.head_dim, init_std=site.init_std)
-
-    def extra_repr(self) -> str:
-        return f"{self.key_vectors.shape[1]}, max_distance={self.max_distance}, values={self.value_vectors is not None}"
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         line = self._raster_lines(queries, keys)
@@ -105,5 +102,6 @@ PRESETS = [
         source="Shaw et al. 2018, sections 3.1 and 3.2; k = 16",
         token_axes=(1, 2),
         family="vectors",
+        near=(("music", "the vectors of Music Transformer differ from head to head and are not added to values"),),
     )
 ]

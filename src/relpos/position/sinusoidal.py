@@ -79,9 +79,6 @@ class SinusoidalPositionEmbedding(Mechanism):
     def from_site(cls, site: Site, axes: int = 1) -> Self:
         return cls(site.embed_dim, axes=axes, layout="interleaved" if axes == 1 else "half")
 
-    def extra_repr(self) -> str:
-        return f"{self.embed_dim}, axes={self.axes}, base={self.base}, layout={self.layout!r}"
-
     def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
         """Tokens with the sinusoids of their position added."""
         return add_to_tokens(x, self.vectors(coordinates), coordinates)
@@ -107,6 +104,7 @@ PRESETS = [
         source="Vaswani et al. 2017, section 3.5; base 10,000",
         token_axes=(1, 2),
         family="absolute",
+        aliases=("sincos",),
     ),
     Preset(
         name="sinusoidal_2d",
@@ -117,5 +115,6 @@ PRESETS = [
         source="Chen et al. 2021 (MoCo v3); base 10,000",
         token_axes=(2,),
         family="absolute",
+        aliases=("sincos",),
     ),
 ]

@@ -101,7 +101,8 @@ class T5Bias(OffsetBias):
         half = num_buckets // 2 if bidirectional else num_buckets
         require_int(max_distance, "max_distance", at_least=half // 2 + 1)
         require_std(init_std)
-        self.bidirectional, self.scaled, self.max_distance = bidirectional, scaled, max_distance
+        self.num_heads, self.num_buckets, self.max_distance = num_heads, num_buckets, max_distance
+        self.bidirectional, self.scaled, self.init_std = bidirectional, scaled, init_std
         self.relative_attention_bias = nn.Parameter(torch.empty(num_buckets, num_heads))
         self._edges = _edges(half, max_distance)
         start_table(self.relative_attention_bias, init_std)
@@ -109,13 +110,6 @@ class T5Bias(OffsetBias):
     @classmethod
     def from_site(cls, site: Site) -> Self:
         return cls(site.num_heads, bidirectional=not site.causal, scaled=True, init_std=site.init_std)
-
-    def extra_repr(self) -> str:
-        buckets, heads = self.relative_attention_bias.shape
-        return (
-            f"{heads}, num_buckets={buckets}, max_distance={self.max_distance}, "
-            f"bidirectional={self.bidirectional}, scaled={self.scaled}"
-        )
 
     def bucket(self, offsets: Int[Tensor, "*L"]) -> Int[Tensor, "*L"]:
         """The row of the table that each offset (query - key) reads."""

@@ -81,6 +81,7 @@ class TransformerXLPosition(Mechanism):
         require_std(init_std)
         self.layout: WaveLayout = layout
         self.base = base
+        self.num_heads, self.head_dim, self.embed_dim, self.init_std = num_heads, head_dim, embed_dim, init_std
         self.u = nn.Parameter(torch.empty(num_heads, head_dim))
         self.v = nn.Parameter(torch.empty(num_heads, head_dim))
         self.projection = nn.Linear(embed_dim, num_heads * head_dim, bias=False)
@@ -115,5 +116,6 @@ PRESETS = [
         source="Dai et al. 2019, section 3.3",
         token_axes=(1, 2),
         family="vectors",
+        aliases=("xl",),
     )
 ]

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -108,6 +108,11 @@ class TUPEPosition(Mechanism):
             return cls(*widths, grid_size=site.queries.sizes, init_std=site.init_std)
         sides = [site.queries] if site.keys is None else [site.queries, site.keys]
         return cls(*widths, seq_len=max(side.raster().high[0] for side in sides) + 1, init_std=site.init_std)
+
+    def _arguments(self) -> dict[str, Any]:
+        places = self.places._arguments()
+        of_places = {name: places[name] for name in ("embed_dim", "seq_len", "grid_size", "init_std")}
+        return {**super()._arguments(), **of_places}
 
     @property
     def growth(self) -> tuple[str, ...]:

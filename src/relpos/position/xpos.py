@@ -91,9 +91,6 @@ class XPos(RotaryEmbedding):
     def from_site(cls, site: Site) -> Self:  # type: ignore[override]
         return cls(site.head_dim)
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, scale_base={self.scale_base}, gamma={self.gamma}, centre={self.centre}"
-
     def magnitudes(
         self, coordinates: Coordinates, side: Literal["query", "key"], centre: float | None = None
     ) -> Float[Tensor, "_ 1 N P"]:
