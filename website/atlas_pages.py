@@ -114,6 +114,7 @@ def _page(preset: Preset, facts: _Facts, known: dict[str, Preset]) -> str:
         f"`{preset.name}`: {preset.summary}",
         _table(
             {
+                "other names": ", ".join(f"<code>{alias}</code>" for alias in preset.aliases) or "none",
                 "kind": FAMILIES[preset.family].lower(),
                 "on": _axes(preset),
                 "source": html.escape(preset.source, quote=False),
@@ -123,7 +124,7 @@ def _page(preset: Preset, facts: _Facts, known: dict[str, Preset]) -> str:
             }
         ),
         "## In code",
-        _code(preset, mechanism),
+        code_of(preset),
         "## What it looks like",
         _pictures(preset, mechanism),
         f"[Play with it in the explorer](../explorer-page.html#name={preset.name.replace('+', '%2B')}).",
@@ -162,10 +163,12 @@ def _growth(mechanism: Mechanism) -> str:
     )
 
 
-def _code(preset: Preset, mechanism: Mechanism) -> str:
+def code_of(preset: Preset) -> str:
+    """How a mechanism is made, by its name and by its constructor."""
     tokens = _tokens(preset)
     where = f"relpos.Grid{tokens.sizes}" if isinstance(tokens, Grid) else f"relpos.Sequence({tokens.count})"
-    same = re.sub(r"\b([A-Z]\w*)\(", r"relpos.\1(", repr(mechanism))
+    same = re.sub(r"\b([A-Z]\w*)\(", r"relpos.\1(", repr(_made(preset)))
+    sum_of = same.replace(" + ", "\n    + ")
     lines = [
         "import relpos",
         "",
@@ -173,7 +176,7 @@ def _code(preset: Preset, mechanism: Mechanism) -> str:
         f'position = relpos.create_position("{preset.name}", num_heads={HEADS}, head_dim={HEAD_DIM}, queries=tokens)',
         "",
         "# the same by its constructor",
-        *textwrap.wrap(f"position = {same}", 88, subsequent_indent=" " * 4, break_long_words=False),
+        f"position = {same}" if sum_of == same else f"position = (\n    {sum_of}\n)",
     ]
     return "```python\n" + "\n".join(lines) + "\n```"
 

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 WEBSITE = ROOT / "website"
 sys.path.insert(0, str(WEBSITE))
 
+import atlas_pages  # noqa: E402
 import make_site  # noqa: E402
 from site_links import broken_links  # noqa: E402
 
@@ -33,6 +34,19 @@ def test_the_atlas_has_notes_of_every_mechanism_and_of_no_other() -> None:
         assert set(one) == {"used_by", "relatives", "pitfalls"}, name
         assert one["pitfalls"], name
         assert set(one["relatives"]) <= set(presets()) - {name}, name
+
+
+@pytest.mark.parametrize("name", presets())
+def test_the_code_on_a_page_makes_the_mechanism(name: str) -> None:
+    text = atlas_pages.code_of(presets()[name])
+    code = text.removeprefix("```python\n").removesuffix("\n```")
+    first, mark, second = code.partition("# the same by its constructor")
+    assert mark
+    known: dict[str, Any] = {}
+    exec(first, known)
+    by_name = known["position"]
+    exec(second, known)
+    assert repr(known["position"]) == repr(by_name)
 
 
 def test_every_mechanism_was_timed() -> None:
