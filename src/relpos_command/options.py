@@ -228,6 +228,7 @@ def _show(parser: ArgumentParser) -> None:
         metavar="FILE",
         help="file to write: png, svg or pdf; html for other models' weights. Default: show-NAME.png or .html",
     )
+    add("--page", type=words, metavar="FILE", help="write the explorer instead: a page to choose positions on, html")
 
 
 def _bench(parser: ArgumentParser) -> None:

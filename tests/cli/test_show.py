@@ -242,3 +242,25 @@ def test_a_model_of_windows_is_drawn_as_a_page(version: Any, tmp_path: Path, cap
         main(typed)
     assert caught.value.code == 2
     assert "expected weights with a learned position" in capsys.readouterr().err
+
+
+def test_the_explorer_is_written_once_and_opens_where_asked(tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "explorer.html"
+    main(["show", "t5+rotary_1d", "--page", str(out)])
+    assert capsys.readouterr().out == f"{len(presets()) + 1} positions to explore: {out}\n"
+    page = out.read_text(encoding="utf-8")
+    assert '<option value="t5+rotary_1d" selected>' in page
+    assert "http" not in re.sub(r"https?://www\.w3\.org/[\w/]+", "", page.partition('id="data"')[0])
+    for typed, message in (
+        (["--page", str(out)], "expected a file that does not exist yet"),
+        (["--page", str(tmp_path / "x.png")], "expected --page to end in .html"),
+        (
+            ["--page", str(tmp_path / "y.html"), "--grid", "8x8"],
+            "expected --page alone, or with a position; got --page",
+        ),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["show", *typed])
+        assert ended.value.code == 2
+        assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["explorer.html"]

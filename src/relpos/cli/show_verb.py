@@ -41,18 +41,23 @@ def run(arguments: Namespace) -> None:
     from relpos.core.checks import fail
     from relpos.viz.strips import picture, save_picture
 
+    if arguments.page is not None:
+        from relpos.cli.explorer_page import write_page
+
+        write_page(arguments)
+        return
     if (arguments.position is None) == (arguments.weights is None):
         came = "neither" if arguments.position is None else f"{arguments.position!r} and --weights"
         fail("a position or --weights FILE", came, "Write relpos show relative_2d, or relpos show --weights FOLDER.")
     if arguments.weights is not None and _wants_page(arguments):
         _page(arguments)
         return
-    out = None if arguments.out is None else _free_file(Path(arguments.out))
+    out = None if arguments.out is None else free_file(Path(arguments.out))
     if arguments.weights is None:
         name, title, note, view, strips = _untrained(arguments)
     else:
         name, title, note, view, strips = _trained(arguments)
-    out = _free_file(Path(f"show-{name}.png")) if out is None else out
+    out = free_file(Path(f"show-{name}.png")) if out is None else out
     save_picture(picture(title, note, strips), out)
     what = f"{name}, {_tokens_in_words(view.tokens)}" + ("" if view.query is None else f", {view.chosen_name}")
     Console().print(f"Drew {what}: {out}", highlight=False, soft_wrap=True, markup=False)
@@ -188,7 +193,7 @@ def _page(arguments: Namespace) -> None:
             fail("--weights alone", f"--weights and {name}", f"The page has every head and offset; leave {name} out.")
     path = Path(arguments.weights)
     name = path.resolve().name
-    out = _free_file(Path(arguments.out or f"show-{name.partition('.safetensors')[0]}.html"), (PAGE_ENDING[1:],))
+    out = free_file(Path(arguments.out or f"show-{name.partition('.safetensors')[0]}.html"), (PAGE_ENDING[1:],))
     tensors = open_tensors(path)
     try:
         config = read_json((path if path.is_dir() else path.parent) / CONFIG, CONFIG_AT_MOST)
@@ -265,23 +270,27 @@ def _require_query(view: View) -> None:
         fail(f"--query from 0 to {view.count - 1}", str(view.query), "Tokens are counted from 0, a grid's row by row.")
 
 
-def _free_file(path: Path, known: tuple[str, ...] | None = None) -> Path:
+def free_file(path: Path, known: tuple[str, ...] | None = None, *, option: str = "--out") -> Path:
     """The file to write, which must not exist and must have an ending that can be written, by default a picture's."""
     from relpos.core.checks import fail
     from relpos.files.writing import require_writable
     from relpos.viz.strips import ENDINGS
 
     if path.is_dir():
-        fail("a file for --out", f"the folder {path}", f"Write for example --out {path / 'show.png'}.")
+        fail(
+            f"a file for {option}",
+            f"the folder {path}",
+            f"Write for example {option} {path / f'show.{(known or ENDINGS)[0]}'}.",
+        )
     known = ENDINGS if known is None else known
     if path.suffix.lower().removeprefix(".") not in known:
         endings = ", ".join(f".{ending}" for ending in known)
-        wanted = f"--out to end in {'one of ' if len(known) > 1 else ''}{endings}"
-        fail(wanted, str(path), f"Write for example --out {path.stem or 'show'}.{known[0]}.")
+        wanted = f"{option} to end in {'one of ' if len(known) > 1 else ''}{endings}"
+        fail(wanted, str(path), f"Write for example {option} {path.stem or 'show'}.{known[0]}.")
     if path.exists():
-        fail("a file that does not exist yet", str(path), "Choose another --out; nothing is overwritten.")
+        fail("a file that does not exist yet", str(path), f"Choose another {option}; nothing is overwritten.")
     if not path.parent.is_dir():
-        fail("--out in a folder that exists", str(path), f"Make {path.parent} first.")
+        fail(f"{option} in a folder that exists", str(path), f"Make {path.parent} first.")
     require_writable(path.parent)
     return path
 

@@ -1,0 +1,38 @@
+"""`relpos show --page OUT.html`: the explorer, a page on which to choose a mechanism, its tokens and a query."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jsonargparse import Namespace
+
+OTHERS = ("weights", "length", "grid", "heads", "head_dim", "query", "seed", "out")
+"""Options of `relpos show` that the page has controls for, or that are of other pictures."""
+
+
+def write_page(arguments: Namespace) -> None:
+    """Write the explorer with every mechanism, first the one that was named."""
+    from rich.console import Console
+
+    from relpos import __version__
+    from relpos.cli.saying import say
+    from relpos.cli.show_verb import PAGE_ENDING, free_file
+    from relpos.core.checks import fail
+    from relpos.files.writing import write_whole
+    from relpos.position import find, presets
+    from relpos.report.explorer import explorer_page
+    from relpos.viz.explored import explored
+
+    for option in OTHERS:
+        if getattr(arguments, option) is not None:
+            name = f"--{option.replace('_', '-')}"
+            fail("--page alone, or with a position", f"--page and {name}", f"Choose it on the page; leave {name} out.")
+    out = free_file(Path(arguments.page), (PAGE_ENDING[1:],), option="--page")
+    known = list(presets().values())
+    if arguments.position is not None:
+        first = find(arguments.position)
+        known = [first, *(one for one in known if one.name != first.name)]
+    write_whole(out, explorer_page([explored(one) for one in known], version=__version__))
+    say(Console(), f"{len(known)} positions to explore: {out}")
