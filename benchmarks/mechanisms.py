@@ -63,10 +63,12 @@ def main() -> None:
     """Time all in turn."""
     parser = argparse.ArgumentParser(description="what every mechanism costs in a layer of attention")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", default=None, help="names, joined by commas")
+    parser.add_argument("--only", default=None, help="names, joined by commas; the figures of others stay")
     parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
     found: dict[str, Any] = {}
+    if asked.only is not None and asked.out.exists():  # what is there for others stays
+        found = {name: one for name, one in json.loads(asked.out.read_text())["layers"].items() if name in presets()}
     for where, tokens in WHERE.items():
         axes = 1 if isinstance(tokens, Sequence) else 2
         names = [one.name for one in presets().values() if axes in one.token_axes]
