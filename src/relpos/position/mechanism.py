@@ -4,15 +4,12 @@
     mechanism.terms_from(tensors, queries, keys)    the same with other numbers for its parameters
     mechanism.embed(x, coordinates)                 what is added to tokens before it (absolute mechanisms)
 
-Its repr is the constructor that makes it, in one line: an argument is kept as an attribute of the same name.
-
 An author of a relative bias subclasses `OffsetBias` and writes one function, from offsets to values; see
 CONTRIBUTING.md for a whole example.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -42,6 +39,7 @@ from relpos.core.kept import share, state_of
 from relpos.position.held import Held
 from relpos.position.tables import require_std
 from relpos.position.twins import twin
+from relpos.position.written import WrittenOut
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Site:
     Examples:
         >>> site = relpos.Site(num_heads=4, head_dim=16, embed_dim=64, queries=relpos.Grid(7, 7))
         >>> relpos.RelativePositionBias.from_site(site)
-        RelativePositionBias(num_heads=4, window_size=(7, 7), prefix=0, beyond='raise')
+        RelativePositionBias(num_heads=4, window_size=(7, 7))
     """
 
     num_heads: int
@@ -89,13 +87,11 @@ class Site:
 
 AS_IS = "as is"
 """The growth rule of mechanisms that are defined at any coordinates and need nothing."""
-
-
 _FEW_TOKENS = 2**13
 """Queries and keys together up to which a mechanism keeps their lines."""
 
 
-class Mechanism(nn.Module):
+class Mechanism(WrittenOut):
     """Base of all position mechanisms. On its own it says nothing.
 
     `terms(queries, keys)` is what it says in attention, `embed(x, coordinates)` what it adds to tokens. `a + b` is a
@@ -115,8 +111,7 @@ class Mechanism(nn.Module):
     _repr_html_: ClassVar[Callable[[Mechanism], str | None] | None] = None
     """How notebooks draw it: `relpos` sets what does, so that nothing here knows of drawing."""
 
-    _held: Held | None = None
-    """Within `relpos.decoding`, what was made of its weights; else None."""
+    _held: Held | None = None  # within `relpos.decoding`, what was made of its weights
 
     @property
     def device(self) -> torch.device:
@@ -131,20 +126,6 @@ class Mechanism(nn.Module):
         if keys is not None:
             require_coordinates(keys, "keys")
         return self._lines(queries.raster(), None if keys is None else keys.raster())
-
-    def _arguments(self) -> dict[str, Any]:
-        """The arguments that make it, by name; its parameters then start anew. `...` for one it does not keep."""
-        return {name: getattr(self, name, ...) for name in inspect.signature(type(self)).parameters}
-
-    def extra_repr(self) -> str:
-        """The arguments of the constructor that are not what they are by default."""
-        defaults = inspect.signature(type(self)).parameters
-        own = self._arguments().items()
-        said = ((name, "..." if value is ... else repr(value)) for name, value in own)
-        return ", ".join(f"{name}={text}" for name, text in said if text != repr(defaults[name].default))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.extra_repr()})"
 
     def __getstate__(self) -> dict[str, Any]:
         return state_of(self)
