@@ -64,7 +64,7 @@ class Site:
     Examples:
         >>> site = relpos.Site(num_heads=4, head_dim=16, embed_dim=64, queries=relpos.Grid(7, 7))
         >>> relpos.RelativePositionBias.from_site(site)
-        RelativePositionBias(num_heads=4, window_size=(7, 7), prefix=0, beyond='raise')
+        RelativePositionBias(num_heads=4, window_size=(7, 7))
     """
 
     num_heads: int
