@@ -6,10 +6,13 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +64,30 @@ def _apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return sum(float((x - other[name]).square().sum()) for name, x in one.items()) ** 0.5
 
 
+GIVEN = ("--position", "relative_2d", "--steps", 6)
+Trained = Callable[[int, str], Path]
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-    """What one process trains."""
-    folder = tmp_path_factory.mktemp("alone") / "run"
-    _run("--position", "relative_2d", "--steps", 6, "--out", folder)
-    return load_file(folder / "model.safetensors")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The folder of a run by so many processes, with its checkpoint of step 3. The main process alone speaks."""
+
+    @cache
+    def run(processes: int, strategy: str) -> Path:
+        out = tmp_path_factory.mktemp("trained") / "run"
+        said = _run(*GIVEN, "--strategy", strategy, "--checkpoint-every", 3, "--out", out, processes=processes)
+        assert said.count("Saved in") == 1
+        assert json.loads((out / "config.json").read_text())["processes"] == processes
+        return out
+
+    return run
+
+
+def test_two_processes_are_one_that_accumulates(trained: Trained, tmp_path: Path) -> None:
+    """Bit for bit: they add up the same two parts."""
+    _run(*GIVEN, "--accumulate", 2, "--out", tmp_path)
+    own, two = (load_file(folder / "model.safetensors") for folder in (tmp_path, trained(2, "ddp")))
+    assert all(torch.equal(x, two[name]) for name, x in own.items())
 
 
 @pytest.mark.parametrize(
@@ -77,22 +98,17 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     ],
 )  # fmt: skip
 def test_a_run_goes_on_in_other_processes(
-    before: int, after: int, strategy: str, then: str, alone: dict[str, Tensor], tmp_path: Path
+    before: int, after: int, strategy: str, then: str, trained: Trained, tmp_path: Path
 ) -> None:
-    """The main process alone speaks, and writes what others hold no part of."""
-    given = ("--position", "relative_2d", "--steps", 6, "--out", tmp_path)
-    said = _run(*given, "--strategy", strategy, "--checkpoint-every", 3, processes=before)
-    assert said.count("Saved in") == 1
-    written = {path.name.partition("-")[0] for path in tmp_path.glob("checkpoints/step-00000003/*.safetensors")}
+    """Under fsdp each process writes its own parts."""
+    run, alone = trained(before, strategy), load_file(trained(1, "ddp") / "model.safetensors")
+    written = {path.name.partition("-")[0] for path in run.glob("checkpoints/step-00000003/*.safetensors")}
     whole_ones = {"model.safetensors", "optimizer.safetensors", "random.safetensors"}
     assert written == ({"shard", "random.safetensors"} if strategy == "fsdp" else whole_ones)
-    whole = load_file(tmp_path / "model.safetensors")
-    assert json.loads((tmp_path / "config.json").read_text())["processes"] == before
-    for path in tmp_path.iterdir():
-        if path.is_file():
-            path.unlink()
-    assert "resumed from step-00000003" in _run(*given, "--strategy", then, "--resume", "auto", processes=after)
-    own = load_file(tmp_path / "model.safetensors")
+    shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
+    said = _run(*GIVEN, "--strategy", then, "--resume", "auto", "--out", tmp_path, processes=after)
+    assert "resumed from step-00000003" in said
+    whole, own = (load_file(folder / "model.safetensors") for folder in (run, tmp_path))
     torch.manual_seed(0)
     task = find_task("digits")
     start = Recipe.of(task).build(task, "relative_2d").state_dict()
