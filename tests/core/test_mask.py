@@ -266,3 +266,15 @@ def test_masks_of_other_numbers_of_queries_are_not_joined() -> None:
 def test_a_bound_below_zero_may_blank_rows(bounds: dict[str, int]) -> None:
     assert Mask(**bounds).may_blank_rows
     assert not Mask.causal().may_blank_rows
+
+
+@pytest.mark.parametrize("batch", [None, 1, 3])
+def test_segments_of_new_tokens_are_told_as_padding_tells_them(batch: int | None) -> None:
+    segments = torch.tensor([0, 0, 1, 1, -1, 1])
+    segments = segments if batch is None else segments.repeat(batch, 1)
+    new = Mask.packed(segments, queries=segments[..., 4:])
+    assert torch.equal(new.dense(2, 6), Mask.packed(segments).dense(6, 6)[:, :, 4:])
+    assert torch.equal(new.dense(2, 6), Mask.packed(segments[..., 4:], segments).dense(2, 6))
+    valid = segments >= 0
+    alike = Mask.packed(valid.int() - 1, queries=(valid.int() - 1)[..., 4:])
+    assert torch.equal(alike.dense(2, 6), Mask.padding(valid, queries=valid[..., 4:]).dense(2, 6))

@@ -251,4 +251,8 @@ def require_coordinates(x: object, name: str) -> None:
     """Raise unless `x` says where tokens are."""
     if not isinstance(x, Sequence | Grid | Positions):
         wanted = f"{name} to be coordinates (Sequence, Grid or Positions)"
-        fail(wanted, shape_of(x), "Write Sequence(length) or Grid(rows, columns).")
+        fail(
+            wanted,
+            shape_of(x),
+            "Write Sequence(length), Grid(rows, columns) or Positions(values, low=0, high=length - 1).",
+        )

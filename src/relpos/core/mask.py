@@ -176,8 +176,22 @@ class Mask(Movable):
         return cls(left=left, right=right)
 
     @classmethod
-    def packed(cls, segments: Int[Tensor, "*#B N"], key_segments: Int[Tensor, "*#B M"] | None = None) -> Mask:
-        """Packed documents: tokens see their own segment only. Negative segments are padding."""
+    def packed(
+        cls,
+        segments: Int[Tensor, "*#B M"],
+        key_segments: Int[Tensor, "*#B _"] | None = None,
+        *,
+        queries: Int[Tensor, "*#B N"] | None = None,
+    ) -> Mask:
+        """Packed documents: tokens see their own segment only, and later tokens too: `& Mask.causal()` hides these.
+
+        Negative segments are padding. With a cache `segments` are those of all keys, and `queries` those of the new
+        tokens, as in `padding`; or `segments` are the queries' and `key_segments` the keys'.
+        """
+        if queries is not None:
+            if key_segments is not None:
+                fail("queries or key_segments", "both", "Write Mask.packed(segments_of_keys, queries=...).")
+            segments, key_segments = queries, segments
         return cls(query_segments=segments, key_segments=segments if key_segments is None else key_segments)
 
     @classmethod
@@ -267,7 +281,10 @@ class Mask(Movable):
             x = getattr(self, field.name)
             count = keys if field.name.startswith("key") else queries
             if isinstance(x, Tensor) and x.shape[-1] != count:
-                fail(f"Mask {field.name} for {count} tokens", shape_of(x), "Build the mask from the same tokens.")
+                remedy = (
+                    "Build the mask from the same tokens; of a cache, from all keys and with queries= the new tokens."
+                )
+                fail(f"Mask {field.name} for {count} tokens", shape_of(x), remedy)
         if self.has_interval and queries != keys:
             missing = ["query_order"] if self._is_relative and self.query_order is None else []
             missing += ["key_order"] if self.key_order is None else []

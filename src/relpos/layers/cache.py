@@ -60,9 +60,10 @@ def _kind(x: Tensor) -> tuple[object, ...]:
 
 
 class KeyValueCache:
-    """The caches of all layers of a model, for `model(tokens, cache=cache)`.
+    """The caches of all layers of a model, for `model(tokens, cache=cache)` or a model of your own.
 
-    `layers[i].extend(k, v)` appends the keys and values of layer i and returns those of all tokens.
+    `layers[i].extend(k, v)` appends the keys and values of layer i and returns those of all tokens. Keys go in as they
+    are, not rotated: `attention` rotates them, by the coordinates of all tokens in `keys=`.
 
     Args:
         depth: the number of layers.
