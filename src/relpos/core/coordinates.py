@@ -254,5 +254,5 @@ def require_coordinates(x: object, name: str) -> None:
         fail(
             wanted,
             shape_of(x),
-            "Write Sequence(length), Grid(rows, columns) or Positions(values, low=0, high=length - 1).",
+            "Write Sequence(length) or Grid(rows, columns); of a tensor, Positions(x, low=..., high=...).",
         )
