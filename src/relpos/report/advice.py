@@ -75,7 +75,8 @@ def _lines(results: Results, test: Standings | None, away: Standings | None) -> 
     if not test.beats_chance:
         chance, reached = figure(test.chance or 0.0), test.best.reached
         if reached.mean > (test.chance or 0.0) + 2 * test.measure.little:
-            line = f"Undecided: {_name(test.best, test)} {place(test.probe)}, but by its interval chance ({chance}) too."
+            best = f"{_name(test.best, test)} {place(test.probe)}"
+            line = f"Undecided: {best}, but by its interval chance ({chance}) too."
             return [line, "Run more seeds (--seeds 5), test on more data, or train longer (--steps)."], []
         line = (
             f"Nothing does better than chance ({chance}) {place(test.probe)}: the highest is {_name(test.best, test)}."
