@@ -26,6 +26,7 @@ import relpos
 from relpos.adapters.libraries import imported
 
 PAGE = Path(__file__).parents[1] / "docs" / "replace.md"
+HEAD = "| model | first 20 | last 20 | the same by relpos: apart | without | another |\n|---|---|---|---|---|---|"
 STEPS, LAST, RATE = 200, 20, 3e-3
 LENGTH, MASK = 32, 256
 """Bytes of a text, and the token that hides one."""
@@ -282,16 +283,17 @@ def row(name: str, family: Family, found: Figures) -> str:
 
 
 def main() -> None:
-    """Train all, and write the table."""
+    """Train all, and write the table as it grows."""
     torch.set_num_threads(1)
-    rows = []
+    rows: list[str] = []
     for name, family in FAMILIES.items():
         rows.append(row(name, family, measure(family)))
         print(rows[-1], flush=True)
-    head = "| model | first 20 | last 20 | the same by relpos: apart | without | another |\n|---|---|---|---|---|---|"
-    table = "\n".join(["<!-- trained -->", head, *rows, "<!-- end -->"])
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(re.sub(r"<!-- trained -->.*<!-- end -->", lambda _: table, page, flags=re.DOTALL), "utf-8")
+        table = "\n".join(["<!-- trained -->", HEAD, *rows, "<!-- end -->"])
+        page = PAGE.read_text(encoding="utf-8")
+        PAGE.write_text(
+            re.sub(r"<!-- trained -->.*?<!-- end -->", lambda _, table=table: table, page, flags=re.DOTALL), "utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ PAGES = [
         "docs/replace.md",
         "docs/results-digits.md",
         "docs/results-text.md",
+        "docs/results-timm.md",
     )
 ]
 

@@ -16,6 +16,7 @@ from torch import Tensor
 import relpos
 from relpos.adapters.libraries import imported
 from relpos.comparing import Display
+from relpos.results import load_results
 
 TEXT = "".join(topics[name] for name in sorted(topics)).encode()
 
@@ -47,7 +48,8 @@ def step(model: Any, batch: Any) -> Tensor:
 def test_t5_is_compared_by_a_step(tmp_path: Path) -> None:
     data = pairs(0, 96), pairs(24 * 96, 32), pairs(24 * 128, 48)
     result = relpos.compare(
-        lambda position, task: build(position, task), data, ["own", "none"], seeds=2, step=step, steps=12, batch_size=16, lr=1e-2, device="cpu",
+        lambda position, task: build(position, task), data, ["own", "none"], seeds=2, step=step, steps=12, lr=1e-2,
+        batch_size=16, device="cpu",
         out=tmp_path / "out", display=Display(lambda line: None), recipe={"position_learning_rate_multiplier": 1},
     )  # fmt: skip
     assert len(result.models) == 4
@@ -57,3 +59,4 @@ def test_t5_is_compared_by_a_step(tmp_path: Path) -> None:
         assert len(metric.values) == 3, "a loss for each batch of the 48 test pairs"
         assert run.curve.loss[-1] < run.curve.loss[0]
     assert "lower is better" in str(result.table())
+    assert load_results(result.folder) == result.results

@@ -188,6 +188,7 @@ def test_regression_by_a_step_and_figures_of_ones_own(tmp_path: Path) -> None:
             assert metric.values == pytest.approx(wanted.tolist(), abs=1e-5)
     assert result.best == "learned"
     assert "The figure, higher is better" in str(result.table())
+    assert load_results(result.folder) == result.results
     page = result.page.read_text(encoding="utf-8")
     assert "vision transformer" not in page
     assert "(train, validation, test)" in page

@@ -103,6 +103,16 @@ def test_nothing_above_chance(make: Any) -> None:
     assert found.lines[1] == "Train longer (--steps), or check the labels."
 
 
+def test_too_few_images_to_tell_from_chance(make: Any, share: Any) -> None:
+    results = make(("none", "rotary_2d"), seeds=2, images=6)
+    for name in ("none", "rotary_2d"):
+        share(results, name, "test", (0.5, 1.0))
+    found = of(results)
+    assert found.lines[0].startswith("Undecided: ")
+    assert found.lines[0].endswith(" (75.0%) on the test images, but by its interval chance (10.0%) too.")
+    assert found.lines[1] == "Run more seeds (--seeds 5), test on more data, or train longer (--steps)."
+
+
 def test_a_shift_at_chance_is_no_reason_to_choose(make: Any) -> None:
     lost = {"shift/3": 0.1}
     both = {name: {**ACCURACY[name], **lost} for name in ("none", "relative_2d")}

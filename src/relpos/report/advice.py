@@ -73,7 +73,11 @@ def _lines(results: Results, test: Standings | None, away: Standings | None) -> 
         return ["There is nothing to compare yet."], []
     figure = test.measure.figure
     if not test.beats_chance:
-        chance = figure(test.chance or 0.0)
+        chance, reached = figure(test.chance or 0.0), test.best.reached
+        if reached.mean > (test.chance or 0.0) + 2 * test.measure.little:
+            best = f"{_name(test.best, test)} {place(test.probe)}"
+            line = f"Undecided: {best}, but by its interval chance ({chance}) too."
+            return [line, "Run more seeds (--seeds 5), test on more data, or train longer (--steps)."], []
         line = (
             f"Nothing does better than chance ({chance}) {place(test.probe)}: the highest is {_name(test.best, test)}."
         )

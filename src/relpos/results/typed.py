@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from relpos.results.schema import is_required
 
@@ -42,7 +42,7 @@ def typed(kind: Any, value: Any, where: str) -> Any:
     origin, inside = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
-    if origin is UnionType:
+    if origin in (UnionType, Union):  # Python 3.11 has the second where a Literal may be null
         return _one_of([one for one in inside if one is not NoneType], value, where, null=NoneType in inside)
     if origin is Literal:
         return value if value in inside else _fail(where, " or ".join(inside), value)

@@ -111,8 +111,10 @@ def _scale(axes: Axes, chart: Chart, points: Sequence[Point]) -> None:
     axes.set_ylim(max(0.0, low - margin), min(1.01, high + margin) if chart.percent else high + margin)
     if chart.log:
         axes.set_xscale("log", base=2)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
     if chart.percent:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f}%"))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
 
 
