@@ -157,13 +157,13 @@ def test_a_full_disk_at_every_write(store: SnapshotStore, tmp_path: Path) -> Non
 
 
 def test_what_a_killed_writer_left_is_in_nobodys_way(store: SnapshotStore) -> None:
-    left = store.folder / "step-00000009.tmp"
-    left.mkdir()
-    (left / "model.safetensors").write_bytes(b"half")
+    for left in ("step-00000009.tmp", "step-00000001.tmp"):  # while it wrote one, and while it removed one
+        (store.folder / left).mkdir()
+        (store.folder / left / "model.safetensors").write_bytes(b"half")
     assert store.newest()[0] == store.path(6)
     store.write(9, _snapshot(9))
     assert store.newest()[0] == store.path(9)
-    assert not left.exists()
+    assert not list(store.folder.glob("*.tmp"))
 
 
 def test_a_step_that_was_written_before(store: SnapshotStore) -> None:

@@ -143,7 +143,8 @@ def _begun(place: Path, beside: Path) -> bool:
         if fault_of(place) is None:
             return False
         shutil.rmtree(place)
-    shutil.rmtree(beside, ignore_errors=True)  # of a run that was killed
+    for left in beside.parent.glob("step-*.tmp"):  # by a run that was killed while it wrote or removed one
+        shutil.rmtree(left, ignore_errors=True)
     beside.mkdir(parents=True)
     return True
 
