@@ -207,3 +207,8 @@ def test_settings_of_a_site_are_taken() -> None:
     assert repr(wide) == "LearnedPositionEmbedding(embed_dim=24, seq_len=4)"
     cross = create_position("relative_1d", num_heads=2, head_dim=8, queries=Sequence(4), keys=Sequence(9))
     assert repr(cross) == "RelativePositionBias(num_heads=2, seq_len=9)"
+
+
+def test_capitals_are_no_other_name() -> None:
+    assert relpos.position.find("RoPE").name == "rotary_1d"
+    assert relpos.position.find("T5+RoPE").name == "t5+rotary_1d"

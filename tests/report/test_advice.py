@@ -44,6 +44,22 @@ def test_one_that_is_tied_with_the_best_everywhere_is_the_choice(make: Any) -> N
     assert set(found.named) == {"relative_2d", "rotary_2d"}
 
 
+def test_times_whose_quartiles_overlap_name_nobody_who_costs_least(make: Any) -> None:
+    given = make(("none", "relative_2d", "rotary_2d", "t5"))
+    for entry in given["costs"]:
+        if entry.get("position") == "rotary_2d":
+            entry["step_ms"]["high"] = 1e6
+            entry["step_ms"]["low"] = 1e-3
+    assert not any("costs" in line for line in of(given).lines)
+
+
+def test_two_seeds_are_called_few(make: Any) -> None:
+    def said(seeds: int) -> bool:
+        return any(one.startswith("Two seeds say little") for one in of(make(("none", "t5"), seeds=seeds)).cautions)
+
+    assert [said(seeds) for seeds in (1, 2, 3)] == [False, True, False]
+
+
 def test_the_winners_cost_is_told_where_nobody_is_tied_with_it(make: Any) -> None:
     found = of(make(("none", "learned+relative_2d", "relative_2d"), accuracy={"learned+relative_2d": LOW}))
     assert found.lines[1] == "Its training step takes 1.40 times that of none at 4,096 tokens."

@@ -134,7 +134,9 @@ def find(name: str, axes: int | None = None) -> Preset:
 
 
 def _one(name: str, known: dict[str, Preset], axes: int | None) -> Preset:
-    """The preset of a name or an alias."""
+    """The preset of a name or an alias, in capitals or not."""
+    if isinstance(name, str) and name not in known:
+        name = name.lower()
     if isinstance(name, str) and name not in known:
         aliased = [preset for preset in known.values() if name in preset.aliases]
         serving = [preset for preset in aliased if axes is None or axes in preset.token_axes]

@@ -75,15 +75,17 @@ class RotaryEmbedding(Mechanism):
     """RoPE: rotation of queries and keys by their position.
 
     `score = scale * <R(i) q[i], R(j) k[j]>`: pair p of P rotates by `place * base ** (-p / P)`. Any length; prefix
-    tokens are not rotated. It has no parameters.
+    tokens are not rotated, so that a score between one of them and a token depends on the token's absolute place. It has
+    no parameters.
 
     Source: Su et al. 2021 (RoFormer), section 3.2; on grids Heo et al. 2024, section 3, "axial".
 
     Args:
         head_dim: width of a head, D.
         axes: 1 for a sequence (a grid is then read in raster order), 2 for rows and columns, ...
-        base: the slowest pair rotates by nearly 1 / base radians per position.
-        layout: "half" or "interleaved".
+        base: the slowest pair rotates by nearly 1 / base radians per position. On grids Heo et al. have 100.
+        layout: "half", as Llama has it, or "interleaved", as images have it in timm. The name `rotary_2d` is
+            `RotaryEmbedding(head_dim, axes=2, base=100.0, layout="interleaved")`.
         rotary_dim: how many dimensions are rotated, the first ones; a multiple of 2 * axes. Default: all.
         scaling: frequencies for longer contexts, such as `YaRN(4.0, trained_length=2048)`; of several axes each has
             them.

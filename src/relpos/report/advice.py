@@ -146,7 +146,7 @@ def _choose(results: Results, test: Standings, away: Standings | None) -> tuple[
         named = [away.best.contender.name, test.best.contender.name]
         board, pool = away, away.tied
     cheap = _cheapest(results, pool)
-    if cheap is not None and len(pool) > 1:
+    if cheap is not None and len(pool) > 1 and _apart(results, cheap[0], pool):
         name, words = cheap
         also = f"{name} also costs" if name in named else f"{name} costs"
         where = "" if everywhere else f" {place(board.probe)}"
@@ -218,6 +218,14 @@ def _cheapest(results: Results, names: Sequence[str]) -> tuple[str, str] | None:
     return name, f"{words} at {tokens:,} tokens"
 
 
+def _apart(results: Results, name: str, others: Sequence[str]) -> bool:
+    """Whether a step takes less time than with any of the others, beyond the quartiles of both."""
+    tokens = cost_tokens(results)
+    costs = {other: results.cost(other, tokens) for other in others} if tokens is not None else {}
+    times = {other: cost.step_ms for other, cost in costs.items() if cost is not None and cost.step_ms is not None}
+    return name in times and all(times[name].high < time.low for other, time in times.items() if other != name)
+
+
 def _flips(test: Standings | None, away: Standings | None) -> list[str]:
     """Who is tied with the best on the plain test, or ahead of what is best away, and falls furthest behind there."""
     if test is None or away is None or not (test.beats_chance and away.beats_chance):
@@ -280,6 +288,8 @@ def _cautions(results: Results, *boards: Standings | None) -> list[str]:
                 f"{name} diverged in {many}: with seed {lost[0].seed} the {where.what} was {where.value} at step "
                 f"{where.step}, at the learning rate {where.rate:.1e}; {left}."
             )
+    if settings.seeds == 2 and not settings.quick:
+        found.append("Two seeds say little of how models differ: run the same command with --seeds 5 to rely on it.")
     for board in boards:
         if board is not None and board.left_out_seeds:
             seeds = listed([str(seed) for seed in board.left_out_seeds])
