@@ -312,7 +312,7 @@ CASES: list[Case] = [
     ("attention: mask length", ValueError,
      lambda: attention(x(), x(), x(), mask=Mask.padding(torch.ones(5, dtype=torch.bool))),
      "Mask query_segments for 6 tokens",
-     "a tensor of shape (5,) and dtype int32", "Build the mask from the same tokens."),
+     "a tensor of shape (5,) and dtype int32", "Build the mask from the same tokens;"),
     ("attention: mask batch", ValueError,
      lambda: attention(x(), x(), x(), mask=Mask.padding(torch.ones(3, 6, dtype=torch.bool))),
      "Mask query_segments for a batch of 2",

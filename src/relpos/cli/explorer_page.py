@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,12 @@ OTHERS = ("weights", "length", "grid", "heads", "head_dim", "query", "seed", "ou
 """Options of `relpos show` that the page has controls for, or that are of other pictures."""
 
 
-def write_page(arguments: Namespace) -> None:
-    """Write the explorer with every mechanism, first the one that was named."""
+def write_page(arguments: Namespace, free: Callable[[Path], Path]) -> None:
+    """Write the explorer with every mechanism, first the one that was named; `free` raises where a file is there."""
     from rich.console import Console
 
     from relpos import __version__
     from relpos.cli.saying import say
-    from relpos.cli.show_verb import PAGE_ENDING, free_file
     from relpos.core.checks import fail
     from relpos.files.writing import write_whole
     from relpos.position import find, presets
@@ -29,7 +29,7 @@ def write_page(arguments: Namespace) -> None:
         if getattr(arguments, option) is not None:
             name = f"--{option.replace('_', '-')}"
             fail("--page alone, or with a position", f"--page and {name}", f"Choose it on the page; leave {name} out.")
-    out = free_file(Path(arguments.page), (PAGE_ENDING[1:],), option="--page")
+    out = free(Path(arguments.page))
     known = list(presets().values())
     if arguments.position is not None:
         first = find(arguments.position)

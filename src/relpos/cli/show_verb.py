@@ -44,7 +44,7 @@ def run(arguments: Namespace) -> None:
     if arguments.page is not None:
         from relpos.cli.explorer_page import write_page
 
-        write_page(arguments)
+        write_page(arguments, lambda path: free_file(path, (PAGE_ENDING[1:],), option="--page"))
         return
     if (arguments.position is None) == (arguments.weights is None):
         came = "neither" if arguments.position is None else f"{arguments.position!r} and --weights"

@@ -75,8 +75,8 @@ class RotaryEmbedding(Mechanism):
     """RoPE: rotation of queries and keys by their position.
 
     `score = scale * <R(i) q[i], R(j) k[j]>`: pair p of P rotates by `place * base ** (-p / P)`. Any length; prefix
-    tokens are not rotated, so that a score between one of them and a token depends on the token's absolute place. It has
-    no parameters.
+    tokens are not rotated, so that a score between one of them and a token depends on the token's absolute place.
+    It has no parameters.
 
     Source: Su et al. 2021 (RoFormer), section 3.2; on grids Heo et al. 2024, section 3, "axial".
 
