@@ -264,3 +264,14 @@ def test_the_explorer_is_written_once_and_opens_where_asked(tmp_path: Path, caps
         assert ended.value.code == 2
         assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["explorer.html"]
+
+
+def test_a_second_picture_without_a_name_gets_a_number(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(3):
+        main(["show", "none", "--length", "4"])
+    names = [line.rpartition(": ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["show-none.png", "show-none-2.png", "show-none-3.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)

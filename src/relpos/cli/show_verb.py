@@ -6,6 +6,7 @@ parameters, and drawn as a page.
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,7 @@ def run(arguments: Namespace) -> None:
         name, title, note, view, strips = _untrained(arguments)
     else:
         name, title, note, view, strips = _trained(arguments)
-    out = free_file(Path(f"show-{name}.png")) if out is None else out
+    out = free_file(_numbered(Path(f"show-{name}.png"))) if out is None else out
     save_picture(picture(title, note, strips), out)
     what = f"{name}, {_tokens_in_words(view.tokens)}" + ("" if view.query is None else f", {view.chosen_name}")
     Console().print(f"Drew {what}: {out}", highlight=False, soft_wrap=True, markup=False)
@@ -193,7 +194,8 @@ def _page(arguments: Namespace) -> None:
             fail("--weights alone", f"--weights and {name}", f"The page has every head and offset; leave {name} out.")
     path = Path(arguments.weights)
     name = path.resolve().name
-    out = free_file(Path(arguments.out or f"show-{name.partition('.safetensors')[0]}.html"), (PAGE_ENDING[1:],))
+    unnamed = _numbered(Path(f"show-{name.partition('.safetensors')[0]}.html"))
+    out = free_file(Path(arguments.out or unnamed), (PAGE_ENDING[1:],))
     tensors = open_tensors(path)
     try:
         config = read_json((path if path.is_dir() else path.parent) / CONFIG, CONFIG_AT_MOST)
@@ -268,6 +270,12 @@ def _require_query(view: View) -> None:
 
     if view.query is not None and not 0 <= view.query < view.count:
         fail(f"--query from 0 to {view.count - 1}", str(view.query), "Tokens are counted from 0, a grid's row by row.")
+
+
+def _numbered(path: Path) -> Path:
+    """The path, or where that is there the first free one of show-NAME-2.png, show-NAME-3.png, ..."""
+    others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+    return next(one for one in itertools.chain([path], others) if not one.exists())
 
 
 def free_file(path: Path, known: tuple[str, ...] | None = None, *, option: str = "--out") -> Path:
