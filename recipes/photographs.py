@@ -52,11 +52,23 @@ def make(folder: Path) -> None:
                 Image.fromarray(np.ascontiguousarray(np.rot90(face, turns))).save(file)
 
 
-def by_face(results: Results, name: str, probe: str, variant: str = "recipe") -> Scored:
-    """Each seed's accuracy on each face, over its four turns: images of one face do not vary on their own."""
+def whole(results: Results) -> set[int]:
+    """The seeds that every mechanism has finished."""
+    return set.intersection(*({run.seed for run in results.runs(name)} for name in results.names))
+
+
+def by_face(results: Results, name: str, probe: str) -> Scored:
+    """Each seed's accuracy on each face, over its four turns: images of one face do not vary on their own.
+
+    The seeds are those that every mechanism has finished.
+    """
     (found,) = (one for one in results.task.probes if one.id == probe)
-    scored = outcomes(results, Contender(name), found, variant)
-    return {seed: each.reshape(len(TURNS), SPLITS["test"]).mean(axis=0) for seed, each in scored.items()}
+    scored = outcomes(results, Contender(name), found)
+    return {
+        seed: each.reshape(len(TURNS), SPLITS["test"]).mean(axis=0)
+        for seed, each in scored.items()
+        if seed in whole(results)
+    }
 
 
 def on_digits(names: Sequence[str], probe: str) -> dict[str, float]:
@@ -100,7 +112,12 @@ def percent(interval: Interval, *, of_all: bool = True) -> str:
 def figures(results: Results) -> list[str]:
     """Accuracy of each mechanism, the best first, beside that on digits."""
     head = ["accuracy %", "position parameters", "test", "+1 px", "+2 px", "+3 px", "digits: test", "digits: +3 px"]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines = [
+        f"{len(whole(results))} models of each mechanism:",
+        "",
+        f"| {' | '.join(head)} |",
+        f"|{'---|' * len(head)}",
+    ]
     digits = {probe: on_digits(results.names, probe) for probe in ON_DIGITS}
     reached = {name: [mean_interval(by_face(results, name, probe)) for probe in PROBES] for name in results.names}
     for name in sorted(reached, key=lambda one: -reached[one][0].mean):
@@ -133,25 +150,11 @@ def pairs(results: Results) -> list[str]:
     return lines[:-1]
 
 
-def without_rate(results: Results) -> list[str]:
-    """What the position learning rate makes of the mechanisms that learn."""
-    lines = ["| without the 10x position learning rate | test | difference | +3 px | difference |", f"|{'---|' * 5}"]
-    for name in results.names:
-        if not results.runs(name, "x1"):
-            continue
-        cells = [f"`{name}`"]
-        for probe in ("test", "shift/3"):
-            usual, plain = (by_face(results, name, probe, variant) for variant in ("recipe", "x1"))
-            cells += [percent(mean_interval(plain)), percent(paired_difference(plain, usual))]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
 def page(run: Path) -> None:
     """Write the tables of docs/results-timm.md anew; the words around them are written by hand."""
     results, path = load_results(run), DOCS / "results-timm.md"
     text = path.read_text(encoding="utf-8")
-    for name, made in (("figures", figures), ("pairs", pairs), ("without", without_rate)):
+    for name, made in (("figures", figures), ("pairs", pairs)):
         table = "\n".join([f"<!-- {name} -->", *made(results), "<!-- end -->"])
         text = re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _, table=table: table, text, flags=re.DOTALL)
     path.write_text(text, encoding="utf-8")
