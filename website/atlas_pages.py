@@ -1,7 +1,7 @@
 """The atlas: a page a mechanism, an index that sorts and filters, and the explorer, all generated.
 
 What a page says comes from the code (description, formula, class, rules of growth), from what was measured
-(benchmarks/results/mechanisms-cpu.json, docs/measured.json, docs/parity.md) and from website/atlas.toml (who uses it,
+(benchmarks/results/mechanisms-cpu.json, docs/results-*.md, docs/parity.md) and from website/atlas.toml (who uses it,
 relatives, what is easy to get wrong).
 """
 
@@ -34,7 +34,21 @@ from relpos.viz.strips import Strip, Words, alone
 ROOT = Path(__file__).parent.parent
 NOTES = ROOT / "website" / "atlas.toml"
 COSTS = ROOT / "benchmarks" / "results" / "mechanisms-cpu.json"
-MEASURED = ROOT / "docs" / "measured.json"
+MEASURED = {
+    "results-digits.md": (
+        "Handwritten digits, accuracy in %",
+        "five models of each; 95% intervals over test images and models",
+        ["test", "+1 px", "+2 px", "+3 px", "24 x 24, anywhere"],
+    ),
+    "results-text.md": (
+        "Text, bits per byte (fewer are better), causal",
+        "three models of each, trained on 256 bytes at a time; 95% intervals over text and models",
+        ["256, trained", "512", "1,024", "2,048"],
+    ),
+}
+"""Pages of docs/ whose first table has what a mechanism reached: title, note, and the columns that are shown."""
+SHORT = {"test": "digits", "+3 px": "digits +3 px", "256, trained": "text", "2,048": "text at 8x"}
+"""Those that the index has, and what it calls them."""
 HEADS, HEAD_DIM = 4, 16
 KINDS = {
     "none": "none",
@@ -52,7 +66,7 @@ class _Facts:
 
     notes: dict[str, dict[str, Any]]
     costs: dict[str, dict[str, dict[str, float]]]
-    measured: dict[str, Any]
+    measured: dict[str, dict[str, dict[str, str]]]
     parity: dict[str, list[list[str]]]
 
 
@@ -62,7 +76,7 @@ def write_atlas(pages: Path) -> None:
     facts = _Facts(
         notes=tomllib.loads(NOTES.read_text(encoding="utf-8")),
         costs=json.loads(COSTS.read_text(encoding="utf-8"))["layers"],
-        measured=json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {},
+        measured={page: _table_of(ROOT / "docs" / page) for page in MEASURED},
         parity=_parity(),
     )
     if missing := known.keys() ^ facts.notes.keys():
@@ -241,27 +255,35 @@ def _cost(preset: Preset, layers: dict[str, dict[str, float]]) -> str:
     )
 
 
-def _behaviour(preset: Preset, measured: dict[str, Any]) -> list[str]:
-    tables = []
-    for data in measured.values():
-        row = data["mechanisms"].get(preset.name)
-        if row is None:
+def _behaviour(preset: Preset, measured: dict[str, dict[str, dict[str, str]]]) -> list[str]:
+    found = ["## What it does, as measured here"]
+    for page, (title, note, columns) in MEASURED.items():
+        if preset.name not in measured[page]:
             continue
-        head = "| | " + " | ".join(data["columns"]) + " |"
-        rule = "|---" * (len(data["columns"]) + 1) + "|"
-        lines = [head, rule]
-        for name, cells in ((preset.name, row), ("none", data["mechanisms"]["none"])):
-            lines.append(f"| `{name}` | " + " | ".join("" if cell is None else str(cell) for cell in cells) + " |")
-            if preset.name == "none":
-                break
-        tables.append(f"**{data['title']}**\n\n" + "\n".join(lines) + f"\n\n*{data['note']}*")
-    return ["## What it does, as measured here", *tables] if tables else []
+        lines = [f"| {title} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+        lines += [
+            f"| `{name}` | {' | '.join(measured[page][name][column] for column in columns)} |"
+            for name in dict.fromkeys([preset.name, "none"])
+        ]
+        found += ["\n".join(lines), f"*[The whole table](../{page}): {note}.*"]
+    if len(found) == 1:
+        data = "digits" if 2 in preset.token_axes else "text"
+        command = f"relpos compare --positions {preset.name},none --data {data} --seeds 3"
+        found.append(f"Not among those that were compared for these pages. `{command}` measures it.")
+    return found
 
 
-def _measured_cell(data: dict[str, Any], name: str, column: str) -> str:
-    row = data["mechanisms"].get(name)
-    cell = None if row is None else row[data["columns"].index(column)]
-    return "" if cell is None else str(cell).partition(" (")[0]
+def _table_of(path: Path) -> dict[str, dict[str, str]]:
+    """The first table of a page: by the name in its first column, then by the head of the column."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    heads = [cell.strip() for cell in lines[0].strip("|").split("|")]
+    found = {}
+    for line in lines[1:]:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != len(heads):
+            break
+        found[cells[0].strip("`")] = dict(zip(heads, cells, strict=True))
+    return found
 
 
 def _parity() -> dict[str, list[list[str]]]:
@@ -288,7 +310,7 @@ def _index(known: dict[str, Preset], facts: _Facts) -> str:
     """All mechanisms in a table that the page's script sorts and filters."""
     rows: list[str] = []
     growth: list[str] = []
-    behaviour = [(key, column) for key, data in facts.measured.items() for column in data["index"]]
+    behaviour = [(page, column) for page, (_, _, columns) in MEASURED.items() for column in columns if column in SHORT]
     for preset in known.values():
         rules_here = list(_made(preset).growth)
         growth += rules_here
@@ -304,7 +326,7 @@ def _index(known: dict[str, Preset], facts: _Facts) -> str:
             _axes(preset),
             f"{parameters:,}",
             *("" if one is None else f"{one['time']:.2f}" for one in time.values()),
-            *(_measured_cell(facts.measured[key], preset.name, column) for key, column in behaviour),
+            *(facts.measured[page].get(preset.name, {}).get(name, "").partition(" ")[0] for page, name in behaviour),
             ", ".join(rules_here),
         ]
         sizes = " ".join(str(axes) for axes in preset.token_axes)
@@ -314,7 +336,7 @@ def _index(known: dict[str, Preset], facts: _Facts) -> str:
             + "</tr>"
         )
     heads = ["name", "kind", "on", "parameters", "time, sequence", "time, grid"]
-    heads += [facts.measured[key]["index"][column] for key, column in behaviour] + ["at other sizes"]
+    heads += [SHORT[column] for _, column in behaviour] + ["at other sizes"]
     buttons = "".join(f'<th scope="col"><button type="button">{head}</button></th>' for head in heads)
     rules = "".join(f"<option>{rule}</option>" for rule in sorted({rule for rule in growth if rule}))
     kinds = "".join(f'<option value="{kind}">{words}</option>' for kind, words in FAMILIES.items())

@@ -105,7 +105,13 @@ def built_site() -> Path:
 def require_whole_pages(built: Path) -> None:
     for name in presets():
         page = (built / "atlas" / f"{name.replace('+', '-and-')}.html").read_text(encoding="utf-8")
-        for heading in ("In code", "What it looks like", "How it works", "What it costs", "What is easy to get wrong"):
+        for heading in (
+            "In code",
+            "What it looks like",
+            "How it works",
+            "What it costs",
+            "What it does, as measured here",
+        ):
             assert f">{heading}<" in page, (name, heading)
 
 
