@@ -5,13 +5,14 @@ share below them.
 """
 
 from relpos.core.algebra import Term, Terms
+from relpos.core.blocks import Blocks
 from relpos.core.constants import constant, keeps, passing
 from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence, require_coordinates
 from relpos.core.densify import contract, expand
 from relpos.core.gather import Rows, at_least_float32, lookup, read, segment_sum
 from relpos.core.kept import keep, may_keep
 from relpos.core.line import Kind, Layout, Lines, Offsets, Ramp, axis_lines, lines
-from relpos.core.mask import Blocks, Mask
+from relpos.core.mask import Mask, MaskLike
 from relpos.core.rotation import cosines, require_width, rotate
 from relpos.core.terms import (
     AxisVectors,
@@ -41,6 +42,7 @@ __all__ = [
     "Lines",
     "LowRank",
     "Mask",
+    "MaskLike",
     "Offsets",
     "Positions",
     "QueryBias",

@@ -5,78 +5,30 @@ A pair is allowed if
     query_segments[i] == key_segments[j] >= 0,  and
     low[i] <= key_order[j] <= high[i]  or  query i or key j is global,  and
     key_order[j] <= query_order[i] + limit,  and
-    the block layout, if any, allows the block of the pair.
+    the block layout, if any, allows the block of the pair,  and
+    allowed[b, h, i, j], if there is such a tensor.
 
 The interval is given by integers `left` and `right` around `query_order[i]` (causal: right=0; a window: both), by
 tensors `low` and `high`, or by both, which must then both hold. Globals ignore the interval but not `limit`, which
 keeps a pattern with globals causal: `mask & Mask.causal()` sets it. Order is independent of position: `query_order` and
-`key_order` default to the index, which needs as many queries as keys. No field is N x M.
+`key_order` default to the index, which needs as many queries as keys. No field is N x M but `allowed`, which holds what
+has no structure: a mask that somebody has as a tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from relpos.core.checks import consecutive, fail, require_int, require_tensor, shape_of
+from relpos.core.blocks import Blocks
+from relpos.core.checks import broadcasts, consecutive, fail, require_int, require_tensor, shape_of
 from relpos.core.pairs import Compared
 from relpos.core.tree import Movable, register, static
-
-
-@register("relpos.core.mask.Blocks")
-@dataclass(frozen=True, eq=False)
-class Blocks(Movable):
-    """A block layout: query block `i // size` may see key block `j // size` where `layout` is True.
-
-    Attributes:
-        layout: `Bool[1 or H, query blocks, key blocks]`.
-        size: the number of queries, and of keys, in a block.
-
-    Raises:
-        ValueError: no boolean layout of 3 dimensions; in attention, another number of blocks than the tokens need.
-
-    Examples:
-        >>> layout = torch.eye(3, dtype=torch.bool)[None]  # each block of 2 tokens sees itself
-        >>> relpos.Mask(blocks=relpos.Blocks(layout, size=2)).dense(6, 6)[0, 0].int()
-        tensor([[1, 1, 0, 0, 0, 0],
-                [1, 1, 0, 0, 0, 0],
-                [0, 0, 1, 1, 0, 0],
-                [0, 0, 1, 1, 0, 0],
-                [0, 0, 0, 0, 1, 1],
-                [0, 0, 0, 0, 1, 1]], dtype=torch.int32)
-    """
-
-    layout: Bool[Tensor, "H n m"]
-    size: int = static()
-
-    def __post_init__(self) -> None:
-        require_tensor(self.layout, "Blocks layout", dims=3)
-        if self.layout.dtype != torch.bool:
-            fail("a boolean Blocks layout, True where blocks may attend", shape_of(self.layout), "Pass layout.bool().")
-        require_int(self.size, "Blocks size", at_least=1)
-
-    def check(self, queries: int, keys: int) -> None:
-        """Raise ValueError unless the layout fits these numbers of queries and keys."""
-        rows, columns = -(-queries // self.size), -(-keys // self.size)
-        if tuple(self.layout.shape[1:]) != (rows, columns):
-            wanted = f"a block layout of {rows} x {columns} blocks of {self.size} for {queries} queries and {keys} keys"
-            fail(wanted, shape_of(self.layout), "Round the number of blocks up.")
-
-    def narrow(self, queries: slice, keys: slice) -> Blocks:
-        """The layout of some consecutive queries and keys, both of which begin at the border of a block."""
-        cuts = []
-        for name, part in (("queries", queries), ("keys", keys)):
-            start = part.start or 0
-            if start < 0 or start % self.size or (part.stop is not None and part.stop < 0):
-                wanted = f"{name} that begin at the border of a block of {self.size}"
-                fail(wanted, str(part), "Cut at a multiple of the size.")
-            cuts.append(slice(start // self.size, None if part.stop is None else -(-part.stop // self.size)))
-        return replace(self, layout=self.layout[:, cuts[0], cuts[1]])
 
 
 def _at(x: Tensor | None, which: Tensor | slice) -> Tensor | None:
@@ -85,9 +37,19 @@ def _at(x: Tensor | None, which: Tensor | slice) -> Tensor | None:
 
 
 _JOINED: dict[str, Callable[[Any, Any], Any]] = {
-    "left": min, "right": min, "limit": min, "low": torch.maximum, "high": torch.minimum,
+    "left": min, "right": min, "limit": min, "low": torch.maximum, "high": torch.minimum, "allowed": torch.logical_and,
 }  # fmt: skip
 """How the bounds of two masks become one; no other part may come from both."""
+
+
+def _require_allowed(x: object, name: str, dims: tuple[int, ...]) -> None:
+    """Raise unless `x` is a boolean tensor of pairs."""
+    require_tensor(x, name, dims=dims)
+    assert isinstance(x, Tensor)
+    if x.is_floating_point():
+        fail(f"a boolean tensor for {name}", shape_of(x), "Numbers that are added to scores are position=DenseBias(x).")
+    if x.dtype != torch.bool:
+        fail(f"a boolean tensor for {name}, True where a pair may attend", shape_of(x), "Pass x.bool().")
 
 
 @register("relpos.core.mask.Mask")
@@ -113,6 +75,7 @@ class Mask(Movable):
         key_global: `Bool`; so does a global key.
         blocks: a block layout.
         limit: how far after its own order a query sees, global keys included, or None for no bound.
+        allowed: `Bool[1 or B, 1 or H, 1 or N, 1 or M]`, True where a pair may attend, as in PyTorch's SDPA.
 
     Raises:
         ValueError: tensors of another dtype or number of dimensions; in attention, for other tokens, or a bound on
@@ -141,6 +104,7 @@ class Mask(Movable):
     key_global: Bool[Tensor, "*#B M"] | None = None
     blocks: Blocks | None = None
     limit: int | None = static(default=None)
+    allowed: Bool[Tensor, "#B #H #N #M"] | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -150,6 +114,8 @@ class Mask(Movable):
             if field.name in ("left", "right", "limit"):
                 if not isinstance(x, int) or isinstance(x, bool):
                     fail(f"Mask {field.name} to be an integer", shape_of(x), "Leave it out for no bound on that side.")
+            elif field.name == "allowed":
+                _require_allowed(x, "Mask allowed", (4,))
             elif field.name == "blocks":
                 if not isinstance(x, Blocks):
                     fail("Mask blocks to be Blocks", shape_of(x), "Write Blocks(layout, size).")
@@ -161,6 +127,34 @@ class Mask(Movable):
                     fail(f"{kind} tensor for Mask {field.name}", shape_of(x), "Convert it before the call.")
         if (self.query_segments is None) != (self.key_segments is None):
             fail("segments of queries and of keys", "only one of them", "Use Mask.packed(segments) for both alike.")
+
+    @classmethod
+    def of(cls, mask: MaskLike) -> Mask:
+        """A mask from what people write for one: itself, "causal", or a boolean tensor, True where a pair may attend.
+
+        Args:
+            mask: a `Mask`; "causal"; or `[N, M]` or `[B, H, N, M]`, in which any axis may be 1, as SDPA has it.
+
+        Returns:
+            The `Mask`; a tensor stays one, in the field `allowed`.
+
+        Raises:
+            ValueError: anything else.
+
+        Examples:
+            >>> relpos.Mask.of(torch.tensor([[True, False], [True, True]])).dense(2, 2)[0, 0].int()
+            tensor([[1, 0],
+                    [1, 1]], dtype=torch.int32)
+        """
+        if isinstance(mask, Mask):
+            return mask
+        if isinstance(mask, str) and mask == "causal":
+            return cls.causal()
+        if not isinstance(mask, Tensor):
+            remedy = "Use Mask.causal(), Mask.padding(valid) or DenseBias."
+            fail("mask to be a relpos.Mask, 'causal' or a boolean tensor", shape_of(mask), remedy)
+        _require_allowed(mask, "mask", (2, 4))
+        return cls(allowed=mask[None, None] if mask.dim() == 2 else mask)
 
     @classmethod
     def causal(cls, query_order: Tensor | None = None, key_order: Tensor | None = None) -> Mask:
@@ -222,7 +216,7 @@ class Mask(Movable):
                 merged[field.name] = theirs if mine is None else mine
             elif field.name not in _JOINED:
                 fail(f"{field.name} from one of two masks", "both set it", "Combine that part before building masks.")
-            elif isinstance(mine, Tensor) and mine.shape[-1] != theirs.shape[-1]:
+            elif isinstance(mine, Tensor) and field.name != "allowed" and mine.shape[-1] != theirs.shape[-1]:
                 sizes = f"{mine.shape[-1]} and {theirs.shape[-1]}"
                 fail(f"{field.name} of as many queries in two masks", sizes, "Build both from the same tokens.")
             else:
@@ -277,8 +271,15 @@ class Mask(Movable):
 
     def check(self, queries: int, keys: int) -> None:
         """Raise ValueError unless the mask fits these numbers of queries and keys."""
+        if self.allowed is not None and not all(map(broadcasts, self.allowed.shape[2:], (queries, keys))):
+            wanted = f"a mask of [{queries}, {keys}], or [B, H, {queries}, {keys}] in which any axis may be 1"
+            fail(
+                wanted,
+                shape_of(self.allowed),
+                "A mask of keys, [B, M], is valid[:, None, None, :] or Mask.padding(valid).",
+            )
         for field in fields(self):
-            x = getattr(self, field.name)
+            x = None if field.name == "allowed" else getattr(self, field.name)
             count = keys if field.name.startswith("key") else queries
             if isinstance(x, Tensor) and x.shape[-1] != count:
                 remedy = (
@@ -317,6 +318,10 @@ class Mask(Movable):
             cut |= {name: x[..., part] for name, x in tensors.items()}
         if device is None:
             device = next((x.device for x in cut.values()), None)
+        if self.allowed is not None:
+            rows, columns = self.allowed.shape[2:]
+            own = self.allowed if rows == 1 else self.allowed[:, :, queries]
+            cut["allowed"] = own if columns == 1 else own[..., keys]
         if self.blocks is not None:
             known = (part if span is None else slice(*span) for part, span in zip((queries, keys), spans, strict=True))
             cut["blocks"] = self.blocks.narrow(*known)
@@ -338,7 +343,8 @@ class Mask(Movable):
 
     def _tensors(self, *, of_keys: bool) -> dict[str, Tensor]:
         """The tensors of keys, or those of queries, by name."""
-        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name.startswith("key") == of_keys}
+        names = [f.name for f in fields(self) if f.name.startswith("key") == of_keys and f.name != "allowed"]
+        found = {name: getattr(self, name) for name in names}
         return {name: x for name, x in found.items() if isinstance(x, Tensor)}
 
     def interval(self, rows: Int[Tensor, " n"]) -> tuple[Int[Tensor, "*#B n"] | None, Int[Tensor, "*#B n"] | None]:
@@ -375,10 +381,16 @@ class Mask(Movable):
         if self.blocks is not None:
             size = self.blocks.size
             result = result & self.blocks.layout[:, rows // size][:, :, columns // size][None]
+        if self.allowed is not None:
+            own = self.allowed if self.allowed.shape[2] == 1 else self.allowed[:, :, rows]
+            result = result & (own if own.shape[3] == 1 else own[..., keys])
         return result
 
     def compared(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " m"], keys: slice) -> Compared:
-        """The parts of the mask, except blocks, for some queries and keys; `columns` and `keys` are the same keys."""
+        """The parts of the mask, except blocks and `allowed`, for some queries and keys.
+
+        `columns` and `keys` are the same keys.
+        """
         low, high = self.interval(rows)
         most = self._order(rows) + self.limit if self.limit is not None and self.has_globals else None
         order = _at(self.key_order, keys)
@@ -388,3 +400,7 @@ class Mask(Movable):
             low, high, most, _at(self.query_global, rows), _at(self.query_segments, rows), order,
             _at(self.key_global, keys), _at(self.key_segments, keys),
         )  # fmt: skip
+
+
+MaskLike = Mask | Tensor | Literal["causal"]
+"""What `mask=` takes: a `Mask`, "causal" for `Mask.causal()`, or a boolean tensor `[N, M]` or `[B, H, N, M]`."""

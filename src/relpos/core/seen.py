@@ -31,6 +31,9 @@ def seen(
     mask: Mask, queries: int, keys: int, device: torch.device
 ) -> tuple[Bool[Tensor, "#B #H N"], Bool[Tensor, "#B #H M"]]:
     """Whether each query sees some key, and whether each key is seen by some query."""
+    if mask.allowed is not None:
+        pairs = mask.dense(queries, keys, device)
+        return pairs.any(dim=3), pairs.any(dim=2)
     if _see_themselves(mask, queries, keys) and mask.query_segments is not None:
         in_segment = torch.atleast_2d(mask.query_segments >= 0)[:, None]
         return in_segment, in_segment
@@ -50,7 +53,7 @@ def hides_nothing(mask: Mask, queries: int, keys: int) -> bool:
 
 def _see_themselves(mask: Mask, queries: int, keys: int) -> bool:
     """Whether it is known that every token in a segment sees itself."""
-    if queries != keys or mask.low is not None or mask.high is not None:
+    if queries != keys or mask.allowed is not None or mask.low is not None or mask.high is not None:
         return False
     if mask.query_order is not mask.key_order or mask.query_segments is not mask.key_segments:
         return False

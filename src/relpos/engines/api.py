@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, overload
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import Coordinates, Mask
+from relpos.core import Coordinates, MaskLike
 from relpos.core.checks import require_name, without_autocast
 from relpos.engines import verdicts
 from relpos.engines.agreement import Difference, Expected
 from relpos.engines.arguments import Position, prepare
 from relpos.engines.call import Call
+from relpos.engines.dense_mask import note_on
 from relpos.engines.engine import Engine
 from relpos.engines.flex import FLEX
 from relpos.engines.hidden import without_hidden
@@ -50,6 +52,7 @@ class Explanation:
     Attributes:
         backend: the engine's name.
         passed_over: name to reason, for the engines `auto` asked before it and those it did not need to ask.
+        notes: what could be said otherwise, and cheaper.
 
     Examples:
         >>> q = k = v = torch.randn(1, 2, 6, 8)
@@ -62,10 +65,12 @@ class Explanation:
 
     backend: str
     passed_over: dict[str, str]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"backend: {self.backend}"]
         lines += [f"  not {name}: {reason}" for name, reason in self.passed_over.items()]
+        lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 
 
@@ -119,7 +124,63 @@ def _explain(call: Call, backend: str) -> Explanation:
             passed_over[engine.name] = f"it lacks {lack}"
         else:
             passed_over[engine.name] = f"{chosen.name} comes first and can compute it"
-    return Explanation(chosen.name, passed_over)
+    notes = (
+        ()
+        if call.mask is None or call.mask.allowed is None
+        else (note_on(call.mask, call.q.shape[2], call.k.shape[2]),)
+    )
+    return Explanation(chosen.name, passed_over, notes)
+
+
+@overload
+def attention(
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B G M D"],
+    v: Float[Tensor, "B G M V"],
+    *,
+    position: Position | None = None,
+    queries: Coordinates | None = None,
+    keys: Coordinates | None = None,
+    mask: MaskLike | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    return_lse: Literal[False] = False,
+    backend: str = "auto",
+) -> Float[Tensor, "B H N V"]: ...
+
+
+@overload
+def attention(
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B G M D"],
+    v: Float[Tensor, "B G M V"],
+    *,
+    position: Position | None = None,
+    queries: Coordinates | None = None,
+    keys: Coordinates | None = None,
+    mask: MaskLike | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    return_lse: Literal[True],
+    backend: str = "auto",
+) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]: ...
+
+
+@overload
+def attention(
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B G M D"],
+    v: Float[Tensor, "B G M V"],
+    *,
+    position: Position | None = None,
+    queries: Coordinates | None = None,
+    keys: Coordinates | None = None,
+    mask: MaskLike | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Float[Tensor, "B H N V"] | tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]: ...
 
 
 def attention(
@@ -130,7 +191,7 @@ def attention(
     position: Position | None = None,
     queries: Coordinates | None = None,
     keys: Coordinates | None = None,
-    mask: Mask | None = None,
+    mask: MaskLike | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
     return_lse: bool = False,
@@ -151,7 +212,10 @@ def attention(
         position: terms, or a mechanism together with `queries`.
         queries: coordinates of the query tokens, only beside a mechanism.
         keys: coordinates of the key tokens; default the queries.
-        mask: which pairs may attend; a row that may see none gives 0, as all do where there are no keys.
+        mask: which pairs may attend; a row that may see none gives 0, as all do where there are no keys. A `Mask`;
+            "causal", which is `Mask.causal()`; or a boolean tensor as SDPA has it, True where a pair may attend:
+            `[N, M]`, or `[B, H, N, M]` in which any axis may be 1. A tensor costs N x M numbers, in time and memory:
+            `explain` says which `Mask` would say the same.
         scale: factor on the content product. Default: the position's own (1 for T5), else 1/sqrt(D).
         dropout: probability that a weight is dropped, applied whenever it is above 0: pass 0.0 to evaluate. Seeded
             from PyTorch's generator.
@@ -204,7 +268,7 @@ def explain(
     position: Position | None = None,
     queries: Coordinates | None = None,
     keys: Coordinates | None = None,
-    mask: Mask | None = None,
+    mask: MaskLike | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
     return_lse: bool = False,
@@ -272,7 +336,7 @@ def attention_weights(
     position: Position | None = None,
     queries: Coordinates | None = None,
     keys: Coordinates | None = None,
-    mask: Mask | None = None,
+    mask: MaskLike | None = None,
     scale: float | None = None,
 ) -> Float[Tensor, "B H N M"]:
     """The softmax's weights, by the reference engine: N x M numbers, for pictures and study.

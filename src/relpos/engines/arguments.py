@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from relpos.core import Coordinates, Mask, Scale, Term, Terms, require_coordinates
+from relpos.core import Coordinates, Mask, MaskLike, Scale, Term, Terms, require_coordinates
 from relpos.core.checks import (
     broadcasts,
     dtype_under_autocast,
@@ -41,7 +41,7 @@ def prepare(
     position: Position | None,
     queries: Coordinates | None,
     keys: Coordinates | None,
-    mask: Mask | None,
+    mask: MaskLike | None,
     scale: float | None,
     dropout: float,
     return_lse: bool,
@@ -53,8 +53,7 @@ def prepare(
     if scale is not None:
         require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
     if mask is not None:
-        if not isinstance(mask, Mask):
-            fail("mask to be a relpos.Mask", shape_of(mask), "Use Mask.causal(), Mask.padding(valid) or DenseBias.")
+        mask = Mask.of(mask)
         _check_mask(mask, q, k)
     terms = _resolve_terms(position, queries, keys, q, k)
     terms.check(q, k, v)
@@ -134,7 +133,11 @@ def _check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:
         if not isinstance(x, Tensor):
             continue
         check_device(x, f"Mask {name}", q)
-        if x.dim() == 2 and not broadcasts(x.shape[0], q.shape[0]):
+        if name == "allowed":
+            if not (broadcasts(x.shape[0], q.shape[0]) and broadcasts(x.shape[1], q.shape[1])):
+                wanted = f"a mask of {q.shape[0]} elements and {q.shape[1]} heads, or 1 of either"
+                fail(wanted, shape_of(x), "A mask of keys, [B, M], is valid[:, None, None, :] or Mask.padding(valid).")
+        elif x.dim() == 2 and not broadcasts(x.shape[0], q.shape[0]):
             wanted = f"Mask {name} for a batch of {q.shape[0]}"
             fail(wanted, shape_of(x), "Give one row, or one an element of the batch.")
     if mask.blocks is not None:

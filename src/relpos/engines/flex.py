@@ -48,6 +48,8 @@ class Flex(Engine):
             return f"head widths below {NARROWEST}"
         if call.dropout > 0:
             return "dropout"
+        if call.mask is not None and call.mask.allowed is not None:
+            return "a mask as a tensor"
         if (unknown := self.unknown(call)) is not None:
             return unknown
         for term in call.terms.of(LineVectors):

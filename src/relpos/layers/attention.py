@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, DenseBias, LineBias, Mask, Rotation, Sequence, Term, Terms, content
+from relpos.core import Coordinates, DenseBias, LineBias, Mask, MaskLike, Rotation, Sequence, Term, Terms, content
 from relpos.core.checks import (
     fail,
     require_choice,
@@ -69,14 +69,14 @@ class ScaledDotProductAttention(nn.Module):
         relative_position_bias: Float[Tensor, "H N M"] | None = None,
         *,
         position: Terms | Term | None = None,
-        mask: Mask | None = None,
+        mask: MaskLike | None = None,
     ) -> Float[Tensor, "B H N V"]:
         """Attention of q to k and v.
 
         Args:
             relative_position_bias: a dense `[H, N, M]` bias, as `RelativePositionBias()` returns it.
             position: terms, instead of a dense bias.
-            mask: which pairs may attend.
+            mask: which pairs may attend, as `relpos.attention` takes it.
         """
         if relative_position_bias is not None:
             if position is not None:
@@ -84,9 +84,7 @@ class ScaledDotProductAttention(nn.Module):
             require_floating(relative_position_bias, "relative_position_bias", dims=3)
             position = DenseBias(relative_position_bias[None])
         scale, dropout = None if self.scale else 1.0, self.dropout if self.training else 0.0
-        attended = attention(q, k, v, position=position, mask=mask, scale=scale, dropout=dropout, backend=self.backend)
-        assert isinstance(attended, Tensor)
-        return attended
+        return attention(q, k, v, position=position, mask=mask, scale=scale, dropout=dropout, backend=self.backend)
 
 
 class MultiHeadAttention(SelfAttention):
@@ -165,7 +163,7 @@ class MultiHeadAttention(SelfAttention):
         *,
         position: Terms | Term | None = None,
         coordinates: Coordinates | None = None,
-        mask: Mask | None = None,
+        mask: MaskLike | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B N E"]:
         """Self-attention of tokens.
@@ -173,7 +171,7 @@ class MultiHeadAttention(SelfAttention):
         Args:
             position: terms to add to those of the layer's own mechanism, e.g. of a table that layers share.
             coordinates: the coordinates of the tokens, for the layer's own mechanism; default a sequence.
-            mask: which pairs may attend.
+            mask: which pairs may attend, as `relpos.attention` takes it.
             cache: keys and values of earlier tokens, to which those of these tokens are appended. Terms and mask are
                 then between these tokens and all tokens of the cache.
 
@@ -190,18 +188,16 @@ class MultiHeadAttention(SelfAttention):
         return tokens
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, position: Terms | Term | None, mask: Mask | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, position: Terms | Term | None, mask: MaskLike | None = None
     ) -> Tensor:
         dropout = self.attn_drop if self.training else 0.0
         if self.kind == "softmax":
-            attended = attention(
+            return attention(
                 q, k, v, position=position, mask=mask, scale=self.scale, dropout=dropout, backend=self.backend
             )
-            assert isinstance(attended, Tensor)
-            return attended
         if dropout:
             self._lacks("no dropout of attention weights", f"{dropout:g}")
-        if mask is not None and not mask.is_plain_causal:
+        if mask is not None and not Mask.of(mask).is_plain_causal:
             self._lacks("a causal mask or none", "another mask")
         causal = mask is not None
         if self.kind == "linear":
@@ -269,7 +265,7 @@ class MultiHeadAttention(SelfAttention):
         *,
         position: Terms | Term | None = None,
         coordinates: Coordinates | None = None,
-        mask: Mask | None = None,
+        mask: MaskLike | None = None,
     ) -> Float[Tensor, "B H N N"]:
         """The attention weights; arguments as in `forward`.
 

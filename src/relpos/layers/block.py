@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, Mask, Term, Terms
+from relpos.core import Coordinates, MaskLike, Term, Terms
 from relpos.core.checks import require_choice, require_flag, require_int, require_number, require_tokens
 from relpos.layers.attention import AttentionKind, MultiHeadAttention
 from relpos.layers.cache import LayerCache
@@ -147,7 +147,7 @@ class TransformerBlock(nn.Module):
         *,
         position: Terms | Term | None = None,
         coordinates: Coordinates | None = None,
-        mask: Mask | None = None,
+        mask: MaskLike | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B N E"]:
         """The tokens after the block; arguments as in `MultiHeadAttention.forward`."""

@@ -83,6 +83,8 @@ class Streaming(Engine):
     )  # fmt: skip
 
     def unsupported(self, call: Call) -> str | None:
+        if call.mask is not None and call.mask.allowed is not None:
+            return "a mask as a tensor"
         return self.unknown(call) or lacks_transform()
 
     def not_preferred(self, call: Call) -> str | None:

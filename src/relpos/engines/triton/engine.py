@@ -62,6 +62,8 @@ class Triton(Engine):
             return "a mask with globals"
         if mask is not None and mask.blocks is not None:
             return "a mask with blocks"
+        if mask is not None and mask.allowed is not None:
+            return "a mask as a tensor"
         biases = call.terms.of(LineBias)
         if biases and call.scale == 0:
             return "a scale of 0 beside a bias"

@@ -1,0 +1,49 @@
+"""The README's Python is right by mypy --strict, as an editor of its readers sees it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(
+    r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+)
+CALLS = """
+import torch
+from torch import Tensor
+from typing_extensions import assert_type
+
+import relpos
+
+q = k = v = torch.randn(1, 2, 6, 8)
+flag = bool(len(q))
+assert_type(relpos.attention(q, k, v), Tensor)
+assert_type(relpos.attention(q, k, v, return_lse=False, mask="causal"), Tensor)
+assert_type(relpos.attention(q, k, v, return_lse=True), tuple[Tensor, Tensor])
+assert_type(relpos.attention(q, k, v, return_lse=flag), Tensor | tuple[Tensor, Tensor])
+assert_type(relpos.flash_attention(q, k, v), Tensor)
+relpos.attention(q, k, v, mask="local")  # type: ignore[call-overload]
+relpos.attention(q, k, v, mask=torch.ones(6, 6, dtype=torch.bool), backend="reference").sum()
+"""
+
+
+@pytest.mark.slow
+def test_examples_and_calls_have_the_types_that_they_should(tmp_path: Path) -> None:
+    assert BLOCKS
+    for number, block in enumerate([*BLOCKS, CALLS]):
+        (tmp_path / f"example_{number}.py").write_text(block, encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", str(tmp_path / "cache")]
+    files = sorted(map(str, tmp_path.glob("*.py")))
+    environment = {**os.environ, "MYPYPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [*command, *files], capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+    )
+    ours = [line for line in done.stdout.splitlines() if "error" in line and "/src/relpos/" not in line]
+    assert done.returncode in (0, 1), done.stderr
+    assert not [line for line in ours if line.startswith("example_")], done.stdout
