@@ -1,4 +1,4 @@
-"""`mask="causal"` and boolean tensors in `torch.compile(fullgraph=True)`. A script, not a test: types are not checked."""
+"""`mask="causal"` and boolean tensors in `torch.compile(fullgraph=True)`. A script, not a test: types unchecked."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from relpos import (
 CASES: list[Case] = [
     ("attention: mask of numbers", ValueError,
      lambda: attention(x(), x(), x(), mask=torch.zeros(6, 6)),
-     "a boolean tensor for mask", "(6, 6) and dtype float32", "Numbers that are added to scores are position=DenseBias"),
+     "a boolean tensor for mask", "(6, 6) and dtype float32", "Numbers that are added to scores are position=Dense"),
     ("attention: mask of integers", ValueError,
      lambda: attention(x(), x(), x(), mask=torch.ones(6, 6, dtype=torch.long)),
      "a boolean tensor for mask, True where a pair may attend", "(6, 6) and dtype int64", "Pass x.bool()."),
