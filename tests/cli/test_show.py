@@ -155,6 +155,16 @@ def test_without_matplotlib_the_extra_is_named(
     assert re.search(r"this needs matplotlib; install it with: pip install 'relpos\[.*report.*\]'", message), message
 
 
+def test_what_learns_is_drawn_as_it_starts_and_trained(tmp_path: Path) -> None:
+    out = tmp_path / "t5.svg"
+    main(["show", "t5", "--length", "4", "--out", str(out)])
+    text = re.sub(r"<[^>]+>\s*", "", " ".join(out.read_text(encoding="utf-8").split()))
+    assert "Above as it starts (std 0.1, random), below trained on English text" in text
+    assert "T5Bias as it starts: bias" in text
+    assert "T5Bias trained: bias" in text
+    assert "Untrained" not in text
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "model"

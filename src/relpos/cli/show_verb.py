@@ -70,6 +70,7 @@ def _untrained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
 
     from relpos.core.checks import require_int
     from relpos.position import Site, find
+    from relpos.viz.examples import SITES, TRAINED_ON, start, trained
     from relpos.viz.portrait import HEADS_AT_MOST, View, strips
 
     preset = find(arguments.position, 2 if arguments.grid is not None else 1 if arguments.length is not None else None)
@@ -93,6 +94,20 @@ def _untrained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
         where = f"Here a head is {head_dim} wide (--head-dim), a token {heads} times that (--heads): {site.embed_dim}."
         raise ValueError(f"{error} {where}") from error
     note = f"{_tokens_in_words(tokens).capitalize()}, {heads} head{'s' if heads > 1 else ''} of width {head_dim}. "
+    example = trained(preset.name, site) if arguments.seed is None else None
+    if example is not None:
+        axes = tokens.axes
+        std, task = SITES[axes].init_std, TRAINED_ON[axes]
+        note += f"Above as it starts (std {std}, random), below trained on {task}: an example. "
+        note += "" if axes == 2 else "For keys after the query nothing is learned there. "
+        drawn = strips(start(preset.name, axes).parts(), view, where=" as it starts")
+        return (
+            preset.name,
+            preset.title,
+            f"{note}{_READING}",
+            view,
+            drawn + strips(example.parts(), view, where=" trained"),
+        )
     if any(True for _ in mechanism.parameters()):
         note += f"Untrained: what is learned starts random (std {site.init_std}, seed {seed}) and means nothing yet."
     else:

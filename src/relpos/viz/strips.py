@@ -1,8 +1,8 @@
 """What a position mechanism says, as a picture: strips of panels, heads side by side on one scale.
 
-Colour is never needed to read a sign. A map whose cells are large enough prints its numbers; smaller cells carry + or
-- where the value is beyond a sixth of the scale; where cells are too small for that, values below zero are hatched. In
-strips of bars positive values stand above the line and negative ones below.
+Colour is never needed to read a sign. A map whose cells are large enough prints its numbers; smaller cells carry a
+small + or - where the value is beyond 2% of the scale; where cells are too small for that, values below zero are
+hatched. In strips of bars positive values stand above the line and negative ones below.
 
 Nothing here knows mechanisms: whoever draws makes `Maps`, `Bars` and `Words` of plain numbers.
 """
@@ -293,8 +293,8 @@ def _mark_signs(
     for marker, chosen in (("+", values >= MARKED_FROM * limit), ("_", values <= -MARKED_FROM * limit)):
         for dark in (False, True):
             down, across = np.nonzero(chosen & ((np.abs(values) > 0.6 * limit) == dark))
-            look: dict[str, Any] = {"color": "white" if dark else INK, "linewidths": 0.8}
-            axes.scatter(first[0] + across, first[1] + down, s=(0.45 * points) ** 2, marker=marker, **look)
+            look: dict[str, Any] = {"color": "white" if dark else INK, "linewidths": 0.6, "alpha": 0.75}
+            axes.scatter(first[0] + across, first[1] + down, s=(0.3 * points) ** 2, marker=marker, **look)
     return False
 
 

@@ -1,0 +1,82 @@
+"""Trained examples that come with the package: what a mechanism that learns has learned, and what it began with.
+
+`recipes/trained_examples.py` makes the file: on images a vision transformer of 2 blocks on handwritten digits, 8 x 8
+tokens; on sequences a causal language model of 2 blocks on 128 bytes of English at a time. One seed, 4 heads of width
+16, tables in float16. They are there to be looked at: a picture of one of them is no finding about a mechanism.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+import torch
+from safetensors.torch import load
+from torch import Tensor
+
+from relpos.core import Grid, Sequence
+from relpos.position import Mechanism, Site, find
+from relpos.position.mechanism import AS_IS
+
+FILE = "examples.safetensors"
+HEADS, HEAD_DIM, SEED = 4, 16, 0
+SITES = {
+    1: Site(HEADS, HEAD_DIM, HEADS * HEAD_DIM, Sequence(128), causal=True, init_std=0.1),
+    2: Site(HEADS, HEAD_DIM, HEADS * HEAD_DIM, Grid(8, 8), init_std=0.5),
+}
+"""Where they were trained, by the axes of the tokens; the spreads are those of the command's recipes."""
+TRAINED_ON = {1: "English text, where no token sees what follows", 2: "handwritten digits"}
+
+
+def start(name: str, axes: int) -> Mechanism:
+    """The mechanism of a name as its example began."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        return find(name, axes).make(SITES[axes])
+
+
+def trained(name: str, site: Site | None = None, *, axes: int | None = None) -> Mechanism | None:
+    """The mechanism of a name as its example was trained.
+
+    Args:
+        name: of a preset.
+        site: where it is to serve; by default where it was trained, with so many `axes`.
+
+    Returns:
+        None where there is no example: nothing is learned, heads or widths are others, or tokens lie beyond those that
+        it was trained on and it is not defined there.
+    """
+    if site is not None:
+        axes = site.queries.axes
+    if axes not in SITES:
+        return None
+    own = SITES[axes]
+    state = _stored().get((find(name, axes).name, axes))
+    widths = None if site is None else (site.num_heads, site.head_dim, site.embed_dim)
+    if state is None or widths not in (None, (own.num_heads, own.head_dim, own.embed_dim)):
+        return None
+    mechanism = start(name, axes)
+    if site is not None and AS_IS not in mechanism.growth and not _within(site, own):
+        return None
+    mechanism.load_state_dict(state)
+    return mechanism
+
+
+def _within(site: Site, own: Site) -> bool:
+    """Whether the tokens of a site are among those of another."""
+    sides = (site.queries,) if site.keys is None else (site.queries, site.keys)
+    return not any(
+        side.prefix or low < least or high > most
+        for side in sides
+        for low, high, least, most in zip(side.low, side.high, own.queries.low, own.queries.high, strict=True)
+    )
+
+
+@cache
+def _stored() -> dict[tuple[str, int], dict[str, Tensor]]:
+    """The parameters of each example by name and axes."""
+    found: dict[tuple[str, int], dict[str, Tensor]] = {}
+    for key, x in load(files("relpos.viz").joinpath(FILE).read_bytes()).items():
+        axes, name, parameter = key.split("/")
+        found.setdefault((name, int(axes)), {})[parameter] = x.float()
+    return found
