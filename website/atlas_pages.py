@@ -15,6 +15,7 @@ import sys
 import textwrap
 import tomllib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from relpos.position import Mechanism, Preset, Site, presets
 from relpos.position.mechanism import AS_IS, parts_of
 from relpos.report.explorer import explorer_page
 from relpos.viz.canvas import to_svg
+from relpos.viz.examples import TRAINED_ON, trained
 from relpos.viz.explored import FAMILIES, explored
 from relpos.viz.palette import stylesheet
 from relpos.viz.portrait import View, strips
@@ -97,7 +99,8 @@ def explorer(known: dict[str, Preset]) -> str:
     """The explorer with every mechanism, a well-known one first."""
     first = "rotary_1d"
     ordered = [known[first], *(one for name, one in known.items() if name != first)]
-    return explorer_page([explored(preset) for preset in ordered], version=relpos.__version__)
+    entries = [explored(preset, partial(trained, preset.name)) for preset in ordered]
+    return explorer_page(entries, version=relpos.__version__)
 
 
 def file_of(name: str) -> str:
@@ -199,7 +202,13 @@ def _pictures(preset: Preset, mechanism: Mechanism) -> str:
     view = View(_tokens(preset), HEADS, HEAD_DIM, HEADS * HEAD_DIM)
     learns = any(True for _ in mechanism.parameters())
     parts = [_figures(preset, strips(list(mechanism.parts()), view), "start")]
-    if learns:
+    learned = trained(preset.name, _site(view.tokens)) if learns else None
+    if learned is not None:
+        on = TRAINED_ON[len(view.tokens.sizes) if isinstance(view.tokens, Grid) else 1]
+        parts.insert(0, _figures(preset, strips(list(learned.parts()), view), "trained"))
+        parts.insert(0, f"Trained for a short while on {on} (one small model, an example and no finding):")
+        parts.insert(2, "The same before training, where what is learned is random:")
+    elif learns:
         parts.insert(0, "At the start, where what is learned is random and means nothing yet:")
     return "\n\n".join(parts)
 

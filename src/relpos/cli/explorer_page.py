@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ def write_page(arguments: Namespace, free: Callable[[Path], Path]) -> None:
     from relpos.files.writing import write_whole
     from relpos.position import find, presets
     from relpos.report.explorer import explorer_page
+    from relpos.viz.examples import trained
     from relpos.viz.explored import explored
 
     for option in OTHERS:
@@ -34,5 +36,6 @@ def write_page(arguments: Namespace, free: Callable[[Path], Path]) -> None:
     if arguments.position is not None:
         first = find(arguments.position)
         known = [first, *(one for one in known if one.name != first.name)]
-    write_whole(out, explorer_page([explored(one) for one in known], version=__version__))
+    entries = [explored(one, partial(trained, one.name)) for one in known]
+    write_whole(out, explorer_page(entries, version=__version__))
     say(Console(), f"{len(known)} positions to explore: {out}")

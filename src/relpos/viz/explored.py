@@ -55,7 +55,7 @@ def explored(preset: Preset, trained: Maker | None = None) -> dict[str, Any]:
         trained: makes what training has made of it for a site, or None where there is no such thing.
     """
     found: dict[str, Any] = {word: getattr(preset, word) for word in ("name", "title", "summary", "source", "family")}
-    found |= _facts(preset) | {"long": LONG, "wide": WIDE}
+    found |= _facts(preset)
     for name, axes, long, few in (
         ("sequence", 1, Sequence(LONG), [Sequence(n) for n in LENGTHS]),
         ("grid", 2, Grid(WIDE, WIDE), [Grid(n, n) for n in SIDES]),
@@ -63,8 +63,9 @@ def explored(preset: Preset, trained: Maker | None = None) -> dict[str, Any]:
         if axes not in preset.token_axes:
             continue
         kept = {"start": _kept(preset.make, long, few)}
-        if trained is not None and (learned := _kept(trained, long, few)) is not None:
-            kept["trained"] = learned
+        if trained is not None:  # perhaps on fewer tokens, beyond which it is not defined
+            learned = _kept(trained, long, few) or _kept(trained, few[-1], few)
+            kept |= {} if learned is None else {"trained": learned}
         found[name] = kept
     return found
 
@@ -86,13 +87,14 @@ def _kept(make: Maker, long: Sequence | Grid, few: list[Sequence] | list[Grid]) 
     if mechanism is None:
         return None
     lines = [_line(one, long) for one in _scores(mechanism, long)]
+    most = long.sizes[0] if isinstance(long, Grid) else long.count
     if all(line is not None for line in lines):
-        kept: dict[str, Any] = {"offsets": [_whole(line) for line in lines if line is not None]}
+        kept: dict[str, Any] = {"offsets": [_whole(line) for line in lines if line is not None], "most": most}
     else:
         kept = {"pairs": {}}
         for tokens in few:
-            smaller = _made(make, tokens)
-            assert smaller is not None
+            if (smaller := _made(make, tokens)) is None:
+                continue
             size = tokens.sizes[0] if isinstance(tokens, Grid) else tokens.count
             kept["pairs"][str(size)] = [_whole(one.flatten(1)) for one in _scores(smaller, tokens)]
     if (cosine := _cosine(mechanism, long)) is not None:
@@ -152,7 +154,7 @@ def _line(scores: Tensor, tokens: Sequence | Grid) -> Tensor | None:
     cells = int(index.max()) + 1
     line = torch.zeros(len(scores), cells, dtype=scores.dtype)
     line[:, index.flatten()] = scores.flatten(1)
-    same = torch.allclose(line[:, index], scores, atol=1e-6, rtol=0)  # False where there is a NaN
+    same = torch.allclose(line[:, index], scores, atol=1e-6, rtol=1e-5)  # False where there is a NaN
     return line if same else None
 
 

@@ -173,8 +173,8 @@ function fit(keepSize, keepQuery) {
   if (!place.trained) weights.value = "start";
   const data = kept(wants()), grid = tokens.value === "grid", size = at("size"), before = +size.value;
   const sizes = data.offsets ? null : Object.keys(data.pairs).map(Number);
-  size.min = sizes ? sizes[0] : grid ? 3 : 8; size.max = sizes ? sizes[sizes.length - 1] : grid ? entry.wide : entry.long;
-  size.step = sizes ? sizes[1] - sizes[0] : 1;
+  size.min = sizes ? sizes[0] : grid ? 3 : 8; size.max = sizes ? sizes[sizes.length - 1] : data.most;
+  size.step = sizes && sizes.length > 1 ? sizes[1] - sizes[0] : 1;
   const fits = sizes ? sizes.includes(before) : before >= +size.min && before <= +size.max;
   size.value = keepSize && fits ? before : sizes ? sizes[0] : grid ? 8 : 32;
   at("size-name").textContent = grid ? "Rows and columns" : "Length";
