@@ -55,6 +55,16 @@ def require_tensor(x: object, name: str, *, dims: int | tuple[int, ...]) -> None
         fail(f"{name} to be a tensor with {words} dimensions", shape_of(x), f"Reshape {name} before the call.")
 
 
+def require_pairs(x: object, name: str, dims: tuple[int, ...]) -> None:
+    """Raise unless `x` is a boolean tensor of pairs of query and key."""
+    require_tensor(x, name, dims=dims)
+    assert isinstance(x, Tensor)
+    if x.is_floating_point():
+        fail(f"a boolean tensor for {name}", shape_of(x), "Numbers that are added to scores are position=DenseBias(x).")
+    if x.dtype != torch.bool:
+        fail(f"a boolean tensor for {name}, True where a pair may attend", shape_of(x), "Pass x.bool().")
+
+
 def require_int(x: object, name: str, *, at_least: int) -> None:
     """Raise unless `x` is a plain integer of at least `at_least` (a bool is not)."""
     if not isinstance(x, int) or isinstance(x, bool) or x < at_least:

@@ -26,7 +26,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from relpos.core.blocks import Blocks
-from relpos.core.checks import broadcasts, consecutive, fail, require_int, require_tensor, shape_of
+from relpos.core.checks import broadcasts, consecutive, fail, require_int, require_pairs, require_tensor, shape_of
 from relpos.core.pairs import Compared
 from relpos.core.tree import Movable, register, static
 
@@ -40,16 +40,6 @@ _JOINED: dict[str, Callable[[Any, Any], Any]] = {
     "left": min, "right": min, "limit": min, "low": torch.maximum, "high": torch.minimum, "allowed": torch.logical_and,
 }  # fmt: skip
 """How the bounds of two masks become one; no other part may come from both."""
-
-
-def _require_allowed(x: object, name: str, dims: tuple[int, ...]) -> None:
-    """Raise unless `x` is a boolean tensor of pairs."""
-    require_tensor(x, name, dims=dims)
-    assert isinstance(x, Tensor)
-    if x.is_floating_point():
-        fail(f"a boolean tensor for {name}", shape_of(x), "Numbers that are added to scores are position=DenseBias(x).")
-    if x.dtype != torch.bool:
-        fail(f"a boolean tensor for {name}, True where a pair may attend", shape_of(x), "Pass x.bool().")
 
 
 @register("relpos.core.mask.Mask")
@@ -115,7 +105,7 @@ class Mask(Movable):
                 if not isinstance(x, int) or isinstance(x, bool):
                     fail(f"Mask {field.name} to be an integer", shape_of(x), "Leave it out for no bound on that side.")
             elif field.name == "allowed":
-                _require_allowed(x, "Mask allowed", (4,))
+                require_pairs(x, "Mask allowed", (4,))
             elif field.name == "blocks":
                 if not isinstance(x, Blocks):
                     fail("Mask blocks to be Blocks", shape_of(x), "Write Blocks(layout, size).")
@@ -153,7 +143,7 @@ class Mask(Movable):
         if not isinstance(mask, Tensor):
             remedy = "Use Mask.causal(), Mask.padding(valid) or DenseBias."
             fail("mask to be a relpos.Mask, 'causal' or a boolean tensor", shape_of(mask), remedy)
-        _require_allowed(mask, "mask", (2, 4))
+        require_pairs(mask, "mask", (2, 4))
         return cls(allowed=mask[None, None] if mask.dim() == 2 else mask)
 
     @classmethod
