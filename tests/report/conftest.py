@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import image_results
 import pytest
+
 from chromium_page import browser as browser
 from chromium_page import visit as visit
 

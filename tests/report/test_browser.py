@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import chromium_page
 import pytest
 
+import chromium_page
 from relpos.report import write_report
 
 FAST_SHARE = 60  # of its tests, in the fast part

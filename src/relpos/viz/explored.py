@@ -14,6 +14,7 @@ thousandths; None stands for a key that a causal query does not see.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -96,7 +97,10 @@ def _kept(make: Maker, long: Sequence | Grid, few: list[Sequence] | list[Grid]) 
             if (smaller := _made(make, tokens)) is None:
                 continue
             size = tokens.sizes[0] if isinstance(tokens, Grid) else tokens.count
-            kept["pairs"][str(size)] = [_whole(one.flatten(1)) for one in _scores(smaller, tokens)]
+            with suppress(ValueError):  # a trained table serves the grid that it was trained on alone
+                kept["pairs"][str(size)] = [_whole(one.flatten(1)) for one in _scores(smaller, tokens)]
+        if not kept["pairs"]:
+            return None
     if (cosine := _cosine(mechanism, long)) is not None:
         kept["cosine"] = _whole(cosine)
     return kept
