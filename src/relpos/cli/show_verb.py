@@ -98,16 +98,14 @@ def _untrained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
     if example is not None:
         axes = tokens.axes
         std, task = SITES[axes].init_std, TRAINED_ON[axes]
-        note += f"Above as it starts (std {std}, random), below trained on {task}: an example. "
+        drawn = strips(example.parts(), view, where=" trained")
+        if len(example.parts()) > 1:  # with the start the picture of a sum would be too tall
+            note += f"Trained on {task}: an example. "
+        else:
+            note += f"Above as it starts (std {std}, random), below trained on {task}: an example. "
+            drawn = strips(start(preset.name, axes).parts(), view, where=" as it starts") + drawn
         note += "" if axes == 2 else "For keys after the query nothing is learned there. "
-        drawn = strips(start(preset.name, axes).parts(), view, where=" as it starts")
-        return (
-            preset.name,
-            preset.title,
-            f"{note}{_READING}",
-            view,
-            drawn + strips(example.parts(), view, where=" trained"),
-        )
+        return preset.name, preset.title, f"{note}{_READING}", view, drawn
     if any(True for _ in mechanism.parameters()):
         note += f"Untrained: what is learned starts random (std {site.init_std}, seed {seed}) and means nothing yet."
     else:
