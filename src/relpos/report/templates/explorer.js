@@ -193,6 +193,9 @@ function fit(keepSize, keepQuery) {
   if (entry.values) remarks.push("It also adds vectors to values, which no score shows.");
   if (hides) remarks.push("It counts the keys that a query sees, so that later ones are hidden (grey).");
   if (entry.learns && !place.trained) remarks.push("What it learns starts random and means nothing yet.");
+  if (weights.value === "trained") remarks.push(grid
+    ? "Trained for a short while on handwritten digits: an example, no finding."
+    : "Trained for a short while on English text under a causal mask: an example, no finding. What it says of later keys is as it began.");
   at("remark").textContent = remarks.join(" ");
 }
 
