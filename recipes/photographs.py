@@ -21,6 +21,7 @@ import numpy as np
 import skimage.data
 from numpy.typing import NDArray
 from PIL import Image
+from scipy.stats import kendalltau
 
 from relpos.report.measure import Scored
 from relpos.report.standings import Contender, outcomes
@@ -81,11 +82,8 @@ def on_digits(names: Sequence[str], probe: str) -> dict[str, float]:
 
 
 def tau(here: NDArray[np.float64], there: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Kendall's tau-b of each row of `here` `[draws, names]` with `there` `[names]`, which has no ties."""
-    first, second = np.triu_indices(len(there), k=1)
-    own, other = np.sign(here[:, first] - here[:, second]), np.sign(there[first] - there[second])
-    correlation: NDArray[np.float64] = (own * other).sum(axis=1) / np.sqrt(np.abs(own).sum(axis=1) * len(first))
-    return correlation
+    """Kendall's tau-b of each row of `here` `[draws, names]` with `there` `[names]`."""
+    return np.array([kendalltau(row, there).statistic for row in here])
 
 
 def rank_correlation(results: Results, probe: str) -> tuple[float, float, float]:

@@ -76,3 +76,21 @@ def test_what_was_not_replaced_is_retrofitted_beside_it() -> None:
     assert any(isinstance(module, Placed) for module in first.modules())
     relpos.restore(both)
     assert not any(is_retrofitted(module) or isinstance(module, Placed) for module in both.modules())
+
+
+def test_a_retrofit_that_fails_leaves_what_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    from relpos.adapters import retrofitting
+
+    replaced, other = FAMILIES["T5"].replaced(), FAMILIES["BEiT"].published()
+    both = Two(replaced, other)
+    before, published = FAMILIES["T5"].called(replaced), FAMILIES["BEiT"].called(other)
+
+    def disagrees(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(retrofitting, "verify_model", disagrees)
+    with pytest.raises(RuntimeError, match="planted"):
+        relpos.retrofit(both, border=0)
+    assert torch.equal(FAMILIES["T5"].called(replaced), before)
+    assert torch.equal(FAMILIES["BEiT"].called(other), published)
+    assert not any(map(is_retrofitted, both.modules()))

@@ -32,7 +32,9 @@ def weights_by_engine(
 ) -> list[float]:
     """What attention gives to keys that are all alike: computed by the engines, not by the page."""
     torch.manual_seed(SEED)
-    mechanism = find(name).make(Site(HEADS, HEAD_DIM, HEADS * HEAD_DIM, tokens)).double()
+    grid = isinstance(tokens, Grid)
+    spread = 0.5 if grid else 0.1
+    mechanism = find(name).make(Site(HEADS, HEAD_DIM, HEADS * HEAD_DIM, tokens, None, not grid, spread)).double()
     same = torch.full((1, HEADS, tokens.count, HEAD_DIM), HEAD_DIM**-0.5, dtype=torch.float64)
     mask = Mask.causal() if causal else None
     with torch.no_grad():
@@ -163,3 +165,10 @@ def test_every_trained_example_is_in_the_explorer(name: str) -> None:
             kept = entry[tokens]["trained"]
             assert kept.get("offsets") or kept["pairs"]
             assert kept != entry[tokens]["start"]
+
+
+@pytest.mark.parametrize("name", ["rotary_linear", "rotary_ntk", "rotary_yarn", "rotary_llama3", "rotary_dynamic_ntk"])
+def test_rotations_that_act_beyond_their_training_are_drawn_there(name: str) -> None:
+    plain, other = (explored(find(one))["sequence"]["start"] for one in ("rotary_1d", name))
+    assert other["offsets"] != plain["offsets"]
+    assert other["cosine"] != plain["cosine"]

@@ -227,11 +227,17 @@ def _swap(found: list[tuple[str, nn.Module, PositionKind, Replaced]], border: in
 
 @contextmanager
 def undone_on_error(model: nn.Module) -> Iterator[None]:
-    """Restore a model where what changes it fails half-way."""
+    """Take back what is changed in a model within, where that fails half-way; what was changed before stays."""
+    before, held = {id(module) for module in model.modules() if is_swapped(module)}, bool(holders(model))
     try:
         yield
     except BaseException:
-        restore(model)
+        for module in model.modules():
+            if is_swapped(module) and id(module) not in before:
+                unswap(module)
+                interface.switch_back(getattr(module, "config", None))
+        if not held:
+            take_out(model)
         raise
 
 

@@ -152,7 +152,7 @@ def _choose(results: Results, test: Standings, away: Standings | None) -> tuple[
         where = "" if everywhere else f" {place(board.probe)}"
         lines.append(f"{also} least among those tied with the best{where}: {words}.")
         named += [name]
-    elif cheap is not None and len(lines) == 1 and name != first_of(results):
+    elif cheap is not None and len(pool) == len(lines) == 1 and name != first_of(results):
         lines.append(f"{cheap[1][0].upper()}{cheap[1][1:]}.")
     if len(lines) < 3:
         lines += _flips(test, away)[:1]

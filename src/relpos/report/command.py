@@ -64,6 +64,9 @@ def _call(settings: SettingsRecord, own: Mapping[str, str]) -> str:
     given |= {"steps": str(settings.recipe.steps)}
     if settings.changes:
         given["recipe"] = repr(settings.changes)
+    given |= {
+        name: repr(held) for name in IMAGE_OPTIONS if (held := settings.task_options.get(name)) not in (None, False)
+    }
     given |= {"quick": "True"} if settings.quick else {}
     given |= {"device": repr(settings.device), "precision": repr(settings.precision), "out": "DIR"}
     return "\n".join(["relpos.compare(", *(f"    {name}={held}," for name, held in given.items()), ")"])

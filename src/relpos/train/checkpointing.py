@@ -83,7 +83,7 @@ class Checkpointing:
         return self.writes and time.monotonic() - self._written >= _SECONDS
 
     def write(self, step: int, snapshot: Snapshot) -> bool:
-        """Write a checkpoint; whether that could be done. With parts, a call of all processes."""
+        """Write a checkpoint; whether that could be done by this process. With parts, a call of all processes."""
         if not self.writes and not snapshot.parts:
             return True
         state = snapshot.state | {"settings": self.settings, "about": self.about}
@@ -177,8 +177,12 @@ class Checkpointing:
         try:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 fail("a folder that no other run writes in", str(self.folder), "Wait for it, or choose another --out.")
+            except OSError as error:  # a file system without locks
+                self.tell(
+                    f"{self.folder} cannot be locked ({error.strerror}): see to it that no other run writes there"
+                )
             yield
         finally:
             os.close(held)

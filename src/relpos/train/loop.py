@@ -231,7 +231,8 @@ def fit(
         snapshot = capture_state(
             built, optimizer, scaler, all_of(generator_states(device)), {"loop": asdict(now)}, keep=checkpointing.writes
         )
-        return checkpointing.write(step, snapshot)
+        written = checkpointing.write(step, snapshot)
+        return bool(all_of(written)[0])  # all wait for the one that writes last, and know whether it could
 
     model.train()
     with nullcontext() if checkpointing is None else checkpointing.running():

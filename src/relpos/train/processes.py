@@ -146,14 +146,17 @@ def end_with_launcher() -> None:
         return
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-    if os.getppid() == 1 or not _launcher_answers():  # it had gone before
+    if not _launcher_answers():  # it had gone before
         raise SystemExit(143)
 
 
 def _launcher_answers() -> bool:
-    """Whether torchrun, which serves what its workers share, still does: who adopts orphans need not be process 1."""
+    """Whether torchrun, which serves what its workers share, still does.
+
+    Who adopts orphans need not be process 1, and in a container process 1 may be the launcher.
+    """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return True
+        return os.getppid() != 1  # nothing else tells
     try:
         socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=10).close()
     except ConnectionRefusedError:

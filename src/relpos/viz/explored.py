@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,14 +27,16 @@ from relpos.core import Grid, LineVectors, Mask, Rotation, RowRule, Sequence, Te
 from relpos.engines import attention, attention_weights
 from relpos.position import Mechanism, Preset, Site
 from relpos.position.mechanism import acts_in_attention, acts_on_tokens, parts_of
+from relpos.viz.examples import HEAD_DIM, HEADS, SEED, SITES
 
-HEADS, HEAD_DIM, SEED = 4, 16, 0
 STRENGTHS = (1, 4)
 """Content scores: of vectors of length 1 where nothing scales them, and of heads 16 wide with numbers of variance 1."""
 LONG, WIDE = 128, 12
 """Tokens of a sequence, and of a side of a grid, up to which offsets are kept."""
 LENGTHS, SIDES = (16, 32), (6, 8)
 """Those of which pairs are kept."""
+LONGER = 4
+"""How many times the length of its training a rotation along a sequence is drawn at: some act beyond that alone."""
 TURNS = 64
 """Tokens of which the angles of a rotation are kept."""
 
@@ -63,7 +67,7 @@ def explored(preset: Preset, trained: Maker | None = None) -> dict[str, Any]:
     ):
         if axes not in preset.token_axes:
             continue
-        kept = {"start": _kept(preset.make, long, few)}
+        kept = {"start": _kept(partial(began, preset), long, few)}
         if trained is not None:  # perhaps on fewer tokens, beyond which it is not defined
             learned = _kept(trained, long, few) or _kept(trained, few[-1], few)
             kept |= {} if learned is None else {"trained": learned}
@@ -72,7 +76,17 @@ def explored(preset: Preset, trained: Maker | None = None) -> dict[str, Any]:
 
 
 def _site(tokens: Sequence | Grid) -> Site:
-    return Site(num_heads=HEADS, head_dim=HEAD_DIM, embed_dim=HEADS * HEAD_DIM, queries=tokens)
+    """As the trained examples began: the spread of the recipes, and on sequences no token sees what follows."""
+    return replace(SITES[2 if isinstance(tokens, Grid) else 1], queries=tokens)
+
+
+def began(preset: Preset, site: Site) -> Mechanism:
+    """The mechanism at its start; a rotation along a sequence as it is at four times the length of its training."""
+    if preset.family != "rotation" or not isinstance(site.queries, Sequence):
+        return preset.make(site)
+    short = preset.make(replace(site, queries=Sequence(max(1, site.queries.count // LONGER))))
+    grown = short.grow(site.queries, short.growth[0])
+    return grown
 
 
 def _made(make: Maker, tokens: Sequence | Grid) -> Mechanism | None:
@@ -177,7 +191,7 @@ def _whole(values: Tensor) -> list[list[int | None]]:
 
 def _facts(preset: Preset) -> dict[str, Any]:
     """Whether it learns, adds vectors to values or tokens, and how many pairs it turns."""
-    found: dict[str, Any] = {"learns": False, "values": False, "added": False, "pairs": {}}
+    found: dict[str, Any] = {"learns": False, "values": False, "added": False, "turns": {}}
     for name, axes, tokens in (("sequence", 1, Sequence(16)), ("grid", 2, Grid(4, 4))):
         if axes not in preset.token_axes:
             continue
@@ -191,5 +205,5 @@ def _facts(preset: Preset) -> dict[str, Any]:
             terms = part.terms(tokens)
             found["values"] |= any(term.side == "value" for term in terms.of(LineVectors))
             if (rotation := terms.one(Rotation)) is not None:
-                found["pairs"][name] = rotation.query.shape[-1]
+                found["turns"][name] = rotation.query.shape[-1]
     return found

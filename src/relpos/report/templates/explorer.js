@@ -137,7 +137,7 @@ function drawCosine(state) {
   const rows = kept(state).cosine;
   at("turning").hidden = !rows;
   if (!rows) return;
-  const row = rows[Math.min(state.head, rows.length - 1)], pairs = byName.get(state.name).pairs[state.tokens], count = row.length / pairs;
+  const row = rows[Math.min(state.head, rows.length - 1)], pairs = byName.get(state.name).turns[state.tokens], count = row.length / pairs;
   paint(at("cosine"), pairs, count, (r, c) => colour(row[r * count + c] / 1000, 1));
   at("cosine").style.aspectRatio = `${count} / ${Math.max(pairs, count / 3)}`;
   at("cosine-caption").textContent = `The rotation: cosine of the angle by which each of ${pairs} pairs of dimensions (down) turns at the first ${count} ${state.tokens === "grid" ? "tokens in raster order" : "positions"} (across).`;
@@ -185,13 +185,14 @@ function fit(keepSize, keepQuery) {
   head.value = chosen;
   const strengths = (data.offsets || data.pairs[size.value]).length;
   at("strength").parentElement.hidden = strengths < 2;
-  const hides = of.change(0, 0, of.count - 1) === null && !at("causal").checked;
+  const hides = scores({ ...wants(), head: 0, causal: false }).change(0, 0, of.count - 1) === null;
   at("causal").parentElement.hidden = grid || hides;
   at("title").textContent = entry.title; at("summary").textContent = entry.summary; at("source").textContent = `Source: ${entry.source}.`;
   const remarks = [];
   if (entry.added) remarks.push("Its vectors are added to tokens; shown is how alike those of two positions are, which attention can learn to use.");
   if (entry.values) remarks.push("It also adds vectors to values, which no score shows.");
   if (hides) remarks.push("It counts the keys that a query sees, so that later ones are hidden (grey).");
+  if (entry.turns.sequence && !grid && entry.family === "rotation") remarks.push("Drawn as it is at four times the length of its training, since some rotations act beyond that alone.");
   if (entry.learns && !place.trained) remarks.push("What it learns starts random and means nothing yet.");
   if (weights.value === "trained") remarks.push(grid
     ? "Trained for a short while on handwritten digits: an example, no finding."
@@ -235,6 +236,7 @@ function start() {
   const known = new URLSearchParams(location.hash.slice(1));
   if (byName.has(known.get("name"))) at("mechanism").value = known.get("name");
   if (known.get("tokens")) at("tokens").value = known.get("tokens");
+  at("weights").value = "start";
   fit(false, false);
   if (known.get("weights") === "trained" && !at("weights").parentElement.hidden) { at("weights").value = "trained"; fit(false, false); }
   for (const id of ["size", "query", "head", "strength"]) if (known.get(id)) { at(id).value = known.get(id); if (id === "size") fit(true, false); }
