@@ -25,10 +25,11 @@ import relpos
 from relpos import Grid, Sequence
 from relpos.position import Mechanism, Preset, Site, presets
 from relpos.position.mechanism import AS_IS, parts_of
+from relpos.position.rotary import RULES
 from relpos.report.explorer import explorer_page
 from relpos.viz.canvas import to_svg
-from relpos.viz.examples import TRAINED_ON, trained
-from relpos.viz.explored import FAMILIES, explored
+from relpos.viz.examples import TRAINED_ON, start, trained
+from relpos.viz.explored import FAMILIES, LONGER, began, explored
 from relpos.viz.palette import stylesheet
 from relpos.viz.portrait import View, strips
 from relpos.viz.strips import Strip, Words, alone
@@ -143,7 +144,7 @@ def _page(preset: Preset, facts: _Facts, known: dict[str, Preset]) -> str:
         "## In code",
         code_of(preset),
         "## What it looks like",
-        _pictures(preset, mechanism),
+        _pictures(preset),
         f"[Play with it in the explorer](../explorer-page.html#name={preset.name.replace('+', '%2B')}).",
         "## How it works",
         *_formulas(mechanism),
@@ -198,19 +199,26 @@ def code_of(preset: Preset) -> str:
     return "```python\n" + "\n".join(lines) + "\n```"
 
 
-def _pictures(preset: Preset, mechanism: Mechanism) -> str:
-    view = View(_tokens(preset), HEADS, HEAD_DIM, HEADS * HEAD_DIM)
-    learns = any(True for _ in mechanism.parameters())
-    parts = [_figures(preset, strips(list(mechanism.parts()), view), "start")]
-    learned = trained(preset.name, _site(view.tokens)) if learns else None
-    if learned is not None:
-        on = TRAINED_ON[len(view.tokens.sizes) if isinstance(view.tokens, Grid) else 1]
-        parts.insert(0, _figures(preset, strips(list(learned.parts()), view), "trained"))
-        parts.insert(0, f"Trained for a short while on {on} (one small model, an example and no finding):")
-        parts.insert(2, "The same before training, where what is learned is random:")
-    elif learns:
-        parts.insert(0, "At the start, where what is learned is random and means nothing yet:")
-    return "\n\n".join(parts)
+def _pictures(preset: Preset) -> str:
+    tokens = _tokens(preset)
+    view = View(tokens, HEADS, HEAD_DIM, HEADS * HEAD_DIM)
+    axes = len(tokens.sizes) if isinstance(tokens, Grid) else 1
+    if (learned := trained(preset.name, axes=axes)) is not None:
+        on = TRAINED_ON[axes]
+        later = " What it says of keys after the query is as it began." if axes == 1 else ""
+        return "\n\n".join(
+            [
+                f"Trained for a short while on {on} (one small model: an example and no finding).{later}",
+                _figures(preset, strips(list(learned.parts()), view), "trained"),
+                "The same before training, where what is learned is random:",
+                _figures(preset, strips(list(start(preset.name, axes).parts()), view), "start"),
+            ]
+        )
+    if preset.family == "rotation" and axes == 1:  # some act beyond the length of their training alone
+        view = View(Sequence(LONGER * tokens.count), HEADS, HEAD_DIM, HEADS * HEAD_DIM)
+        said = f"As it is at {view.tokens.count} tokens after training on {tokens.count}:"
+        return said + "\n\n" + _figures(preset, strips(list(began(preset, _site(view.tokens)).parts()), view), "start")
+    return _figures(preset, strips(list(_made(preset).parts()), view), "start")
 
 
 def _figures(preset: Preset, found: list[Strip], state: str) -> str:
@@ -230,6 +238,10 @@ def _figures(preset: Preset, found: list[Strip], state: str) -> str:
 def _formulas(mechanism: Mechanism) -> list[str]:
     """What the heads of the files say, of each part once; their first sentence is a paragraph of its own."""
     modules = dict.fromkeys(type(part).__module__ for part in parts_of(mechanism))
+    if any(
+        getattr(part, "scaling", None) or getattr(part, "beyond", AS_IS) in RULES[1:] for part in parts_of(mechanism)
+    ):
+        modules["relpos.position.scaling"] = None
     texts = [inspect.getdoc(sys.modules[name]) or "" for name in modules]
     return [_as_markdown(text) for text in texts]
 

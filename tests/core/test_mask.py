@@ -278,3 +278,11 @@ def test_segments_of_new_tokens_are_told_as_padding_tells_them(batch: int | None
     valid = segments >= 0
     alike = Mask.packed(valid.int() - 1, queries=(valid.int() - 1)[..., 4:])
     assert torch.equal(alike.dense(2, 6), Mask.padding(valid, queries=valid[..., 4:]).dense(2, 6))
+
+
+def test_tensors_of_unlike_pairs_are_not_joined() -> None:
+    own, other = (torch.ones(1, 1, *size).bool() for size in ((4, 6), (4, 5)))
+    with pytest.raises(ValueError, match="expected tensors of the same pairs in two masks"):
+        Mask(allowed=own) & Mask(allowed=other)
+    row = torch.tensor([True, False, True, True, True, False])[None, None, None]
+    assert torch.equal((Mask(allowed=own) & Mask(allowed=row)).dense(4, 6)[0, 0], row[0, 0].expand(4, 6))

@@ -191,7 +191,7 @@ class Mask(Movable):
     def __and__(self, other: Mask) -> Mask:
         """The pairs that both allow. Intervals of one order intersect; any other part may be set in one mask only."""
         if not isinstance(other, Mask):
-            fail("a Mask on both sides of &", shape_of(other), "Use Mask.padding(valid), or a DenseBias term.")
+            fail("a Mask on both sides of &", shape_of(other), "Of a boolean tensor write Mask.of(tensor).")
         self, other = self._limited(other), other._limited(self)
         if (self.has_globals and (other._is_lifted or other.has_globals)) or (other.has_globals and self._is_lifted):
             remedy = "Build one Mask with both: globals lift its own interval alone. Mask.causal() may stand beside it."
@@ -206,6 +206,11 @@ class Mask(Movable):
                 merged[field.name] = theirs if mine is None else mine
             elif field.name not in _JOINED:
                 fail(f"{field.name} from one of two masks", "both set it", "Combine that part before building masks.")
+            elif field.name == "allowed" and not all(
+                broadcasts(one, other) or other == 1 for one, other in zip(mine.shape, theirs.shape, strict=True)
+            ):
+                sizes = f"{shape_of(mine)} and {shape_of(theirs)}"
+                fail("tensors of the same pairs in two masks", sizes, "Build both from the same tokens.")
             elif isinstance(mine, Tensor) and field.name != "allowed" and mine.shape[-1] != theirs.shape[-1]:
                 sizes = f"{mine.shape[-1]} and {theirs.shape[-1]}"
                 fail(f"{field.name} of as many queries in two masks", sizes, "Build both from the same tokens.")
