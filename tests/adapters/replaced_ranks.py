@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pathlib
 from typing import Any
@@ -43,6 +44,9 @@ def run(rank: int, folder: str) -> None:
         learned = [key for key, x in came.items() if "positions." in key and bool(x.any())]
         found[name] = (apart, len(learned))
     (pathlib.Path(folder) / f"{rank}.json").write_text(json.dumps(found))
+    # Were the wrapper the last to hold the group, its end would wait for a thread that waits for Python's lock.
+    del parallel, model, whole
+    gc.collect()
     dist.destroy_process_group()
 
 
