@@ -62,6 +62,7 @@ def main(how: str, out: str) -> None:
     whole = {name: x.full_tensor() if how == "fsdp" else x for name, x in gradients.items()}  # type: ignore[operator]
     if rank == 0:
         torch.save(whole, out)
+    del wrapped  # the last to hold the group would wait for a thread that waits for Python's lock
     dist.barrier()  # gloo aborts a process whose peer has gone
     dist.destroy_process_group()
 
