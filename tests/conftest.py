@@ -62,6 +62,8 @@ import hypothesis  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
+from chromium_page import browser as browser  # noqa: E402 - one for all: a process has one Playwright
+
 
 def _let_triton_index() -> None:
     """The interpreter of Triton 3.6, that of torch 2.10, calls int() on arrays of one number; numpy 2.4 forbids it."""

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from chromium_page import browser as browser
 from relpos.position import presets
 
 ROOT = Path(__file__).parents[2]

@@ -257,7 +257,7 @@ CASES: list[Case] = [
      "query_segments from one of two masks", "both set it", "Combine that part before building masks."),
     ("Mask: and bool", ValueError,
      lambda: Mask.causal() & torch.ones(6, 6, dtype=torch.bool),
-     "a Mask on both sides of &", "a tensor of shape (6, 6) and dtype bool", "Of a boolean tensor write Mask.of(tensor)"),
+     "a Mask on both sides of &", "a tensor of shape (6, 6) and dtype bool", "Of a boolean tensor write Mask.of("),
     ("Mask: and low shape", ValueError,
      lambda: Mask(low=torch.zeros(6, dtype=torch.long), key_order=None) & Mask(low=torch.zeros(5, dtype=torch.long)),
      "low of as many queries in two masks", "6 and 5", "Build both from the same tokens."),

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import image_results
 import pytest
 
-from chromium_page import browser as browser
 from chromium_page import visit as visit
 
 
