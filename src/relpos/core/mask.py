@@ -169,8 +169,7 @@ class Mask(Movable):
     ) -> Mask:
         """Packed documents: tokens see their own segment only, and later tokens too: `& Mask.causal()` hides these.
 
-        Negative segments are padding. With a cache `segments` are those of all keys, and `queries` those of the new
-        tokens, as in `padding`; or `segments` are the queries' and `key_segments` the keys'.
+        Negative segments are padding. With a cache `segments` are those of all keys and `queries` of the new tokens.
         """
         if queries is not None:
             if key_segments is not None:
@@ -209,8 +208,8 @@ class Mask(Movable):
             elif field.name == "allowed" and not all(
                 broadcasts(one, other) or other == 1 for one, other in zip(mine.shape, theirs.shape, strict=True)
             ):
-                sizes = f"{shape_of(mine)} and {shape_of(theirs)}"
-                fail("tensors of the same pairs in two masks", sizes, "Build both from the same tokens.")
+                both = f"{shape_of(mine)} and {shape_of(theirs)}"
+                fail("tensors of the same pairs in two masks", both, "Build both from the same tokens.")
             elif isinstance(mine, Tensor) and field.name != "allowed" and mine.shape[-1] != theirs.shape[-1]:
                 sizes = f"{mine.shape[-1]} and {theirs.shape[-1]}"
                 fail(f"{field.name} of as many queries in two masks", sizes, "Build both from the same tokens.")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from relpos.core import Grid, Sequence
 from relpos.position import Mechanism, Site, find
-from relpos.position.mechanism import AS_IS
+from relpos.position.mechanism import AS_IS, acts_in_attention, acts_on_tokens
 
 FILE = "examples.safetensors"
 HEADS, HEAD_DIM, SEED = 4, 16, 0
@@ -59,7 +59,21 @@ def trained(name: str, site: Site | None = None, *, axes: int | None = None) -> 
     if site is not None and AS_IS not in mechanism.growth and not _within(site, own):
         return None
     mechanism.load_state_dict(state)
-    return mechanism
+    return mechanism if site is None or _serves(mechanism, site) else None
+
+
+@torch.no_grad()
+def _serves(mechanism: Mechanism, site: Site) -> bool:
+    """Whether it is defined on these tokens: vectors of places are on one grid alone."""
+    try:
+        for part in mechanism.parts():
+            if acts_on_tokens(part):
+                part.embed(torch.zeros(1, site.queries.count, site.embed_dim), site.queries)
+            if acts_in_attention(part):
+                part.terms(site.queries, site.keys)
+    except ValueError:
+        return False
+    return True
 
 
 def _within(site: Site, own: Site) -> bool:
