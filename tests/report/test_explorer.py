@@ -13,8 +13,8 @@ import torch
 from relpos import Grid, Mask, Sequence, attention_weights
 from relpos.position import Site, find, presets
 from relpos.report.explorer import explorer_page
-from relpos.viz.examples import trained
-from relpos.viz.explored import HEAD_DIM, HEADS, SEED, explored
+from relpos.viz.examples import HEAD_DIM, HEADS, SEED, trained
+from relpos.viz.explored import explored
 
 NAMES = ("rotary_1d", "t5", "relative_2d", "learned", "fire", "rotary_2d", "shaw", "none")
 Open = Callable[..., Any]

@@ -13,7 +13,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from relpos.viz.explored import FAMILIES, HEAD_DIM, HEADS, SEED, STRENGTHS
+from relpos.viz.examples import HEAD_DIM, HEADS, SEED
+from relpos.viz.explored import FAMILIES, STRENGTHS
 
 HERE = Path(__file__).parent / "templates"
 
