@@ -1,11 +1,11 @@
 """What every mechanism costs in a layer of attention: time beside none, and parameters.
 
-    python benchmarks/mechanisms.py [--rounds 7] [--only NAMES] [--out FILE.json]
+    python benchmarks/mechanisms.py [--rounds 5] [--only NAMES] [--out FILE.json]
 
 One layer of multi-head attention with its projections, 8 heads of 64, batch 1, forward and backward, on a sequence of
 1,024 tokens (causal) and a grid of 32 x 32, wherever the mechanism makes sense. All take turns with the same layer
 without a position; a figure is the median over rounds of its time over that of none. It wants two cores for itself,
-and takes a few minutes.
+and takes two minutes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Step:
 def main() -> None:
     """Time all in turn."""
     parser = argparse.ArgumentParser(description="what every mechanism costs in a layer of attention")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default=None, help="names, joined by commas; the figures of others stay")
     parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()

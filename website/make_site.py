@@ -49,10 +49,8 @@ def main() -> None:
         raise SystemExit(f"the site was not built without a warning:\n{said[:8000]}")
     if broken := broken_links(SITE):
         raise SystemExit("broken links:\n" + "\n".join(broken))
-    count, size = (
-        sum(1 for _ in SITE.rglob("*.html")),
-        sum(one.stat().st_size for one in SITE.rglob("*") if one.is_file()),
-    )
+    files = [path for path in SITE.rglob("*") if path.is_file()]
+    count, size = sum(path.suffix == ".html" for path in files), sum(path.stat().st_size for path in files)
     ended = time.perf_counter()
     print(
         f"{SITE}: {count} pages, {size / 2**20:.1f} MiB, no broken link inside; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -48,6 +49,17 @@ def test_a_launcher_that_is_gone(environment: pytest.MonkeyPatch) -> None:
     assert not processes._launcher_answers()
     environment.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")  # the main process serves, and may be later
     assert processes._launcher_answers()
+    environment.setattr(os, "getppid", lambda: 1)  # it was adopted, and nothing else tells
+    assert not processes._launcher_answers()
+
+
+def test_a_launcher_that_is_the_first_process_of_a_container(environment: pytest.MonkeyPatch) -> None:
+    environment.setattr(os, "getppid", lambda: 1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        environment.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+        environment.setenv("MASTER_ADDR", "127.0.0.1")
+        environment.setenv("MASTER_PORT", str(server.getsockname()[1]))
+        assert processes._launcher_answers()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import signal
 import subprocess
@@ -291,3 +292,17 @@ def test_nothing_to_resume_is_said(tmp_path: Path) -> None:
 def test_a_path_that_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a folder step-N, the checkpoint of a run"):
         read_snapshot(tmp_path / "step-00000003")
+
+
+def test_a_folder_that_cannot_be_locked_is_used_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some network file systems have no locks."""
+    fcntl = pytest.importorskip("fcntl")
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    said: list[str] = []
+    with Checkpointing(tmp_path, tell=said.append).running():
+        pass
+    assert said == [f"{tmp_path} cannot be locked (No locks available): see to it that no other run writes there"]

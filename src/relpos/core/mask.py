@@ -169,7 +169,8 @@ class Mask(Movable):
     ) -> Mask:
         """Packed documents: tokens see their own segment only, and later tokens too: `& Mask.causal()` hides these.
 
-        Negative segments are padding. With a cache `segments` are those of all keys and `queries` of the new tokens.
+        Negative segments are padding. With a cache `segments` are those of all keys and `queries` of the new tokens, as
+        in `padding`. Beside `key_segments` they are those of the queries.
         """
         if queries is not None:
             if key_segments is not None:
@@ -276,9 +277,7 @@ class Mask(Movable):
             x = None if field.name == "allowed" else getattr(self, field.name)
             count = keys if field.name.startswith("key") else queries
             if isinstance(x, Tensor) and x.shape[-1] != count:
-                remedy = (
-                    "Build the mask from the same tokens; of a cache, from all keys and with queries= the new tokens."
-                )
+                remedy = "Build the mask from the same tokens; of a cache, from all keys with queries= the new ones."
                 fail(f"Mask {field.name} for {count} tokens", shape_of(x), remedy)
         if self.has_interval and queries != keys:
             missing = ["query_order"] if self._is_relative and self.query_order is None else []

@@ -124,11 +124,8 @@ def _explain(call: Call, backend: str) -> Explanation:
             passed_over[engine.name] = f"it lacks {lack}"
         else:
             passed_over[engine.name] = f"{chosen.name} comes first and can compute it"
-    notes = (
-        ()
-        if call.mask is None or call.mask.allowed is None
-        else (note_on(call.mask, call.q.shape[2], call.k.shape[2]),)
-    )
+    mask = call.mask
+    notes = () if mask is None or mask.allowed is None else (note_on(mask, call.q.shape[2], call.k.shape[2]),)
     return Explanation(chosen.name, passed_over, notes)
 
 

@@ -85,8 +85,7 @@ def began(preset: Preset, site: Site) -> Mechanism:
     if preset.family != "rotation" or not isinstance(site.queries, Sequence):
         return preset.make(site)
     short = preset.make(replace(site, queries=Sequence(max(1, site.queries.count // LONGER))))
-    grown = short.grow(site.queries, short.growth[0])
-    return grown
+    return short.grow(site.queries, short.growth[0])
 
 
 def _made(make: Maker, tokens: Sequence | Grid) -> Mechanism | None:

@@ -1,0 +1,58 @@
+"""docs/guides/choosing.md: every figure of its tables is one that was measured, in the page or file that it cites."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from relpos.position import presets
+
+ROOT = Path(__file__).parents[2]
+TABLE = re.compile(r"^\|.*\n\|[-|]+\|\n(?:\|.*\n)+", flags=re.MULTILINE)
+GUIDE = (ROOT / "docs" / "guides" / "choosing.md").read_text("utf-8")
+LAYERS = json.loads((ROOT / "benchmarks" / "results" / "mechanisms-cpu.json").read_text("utf-8"))["layers"]
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """The cells of every table, the row of its heads first."""
+    found = ([line.strip("|").split("|") for line in one[0].splitlines()] for one in TABLE.finditer(text))
+    return [[[cell.strip() for cell in row] for at, row in enumerate(table) if at != 1] for table in found]
+
+
+def measured(page: str, columns: list[str]) -> dict[str, list[str]]:
+    """By mechanism, the figures of the first table of a page in docs, without their intervals and rules."""
+    heads, *rows = tables((ROOT / "docs" / page).read_text("utf-8"))[0]
+    places = [heads.index(column) for column in columns]
+    return {row[0]: [row[place].split(" ")[0] for place in places] for row in rows}
+
+
+def test_text_and_digits_are_those_of_their_pages() -> None:
+    text, digits, _ = tables(GUIDE)
+    wanted = measured("results-text.md", ["256, trained", "2,048", "position parameters"])
+    for name, *cells in text[1:]:
+        assert [cell.split(";")[0] for cell in cells] == wanted[name], name
+    wanted = measured("results-digits.md", ["test", "+3 px", "24 x 24, anywhere", "position parameters"])
+    for name, *cells in digits[1:]:
+        assert cells == wanted[name], name
+
+
+def test_costs_are_those_of_the_benchmark() -> None:
+    *_, costs = tables(GUIDE)
+    assert len(costs) == 6
+    rotations = [one.name for one in presets().values() if one.family == "rotation"]
+    for what, *cells in costs[1:]:
+        names = rotations if what == "rotations" else re.findall(r"`(\w+)`", what)
+        for where, cell in zip(("sequence of 1,024", "grid of 32 x 32"), cells, strict=True):
+            times = [f"{LAYERS[name][where]['time']:.2f}" for name in names if where in LAYERS[name]]
+            said = re.findall(r"[\d.]+", cell)
+            assert said == (times if len(times) < 3 else [min(times), max(times)]), (what, where)
+
+
+def test_photographs_are_those_of_their_page() -> None:
+    page = measured("results-timm.md", ["test", "+3 px"])
+    said = re.search(r"\*\*It does not all carry over\.\*\*.*?\n\n", GUIDE, flags=re.DOTALL)
+    assert said is not None
+    unsaid = ("`relative_2d`", "`none`")  # when moved
+    wanted = [x for name, row in page.items() if name != "`alibi`" for x in (row[:1] if name in unsaid else row)]
+    assert sorted(re.findall(r"([\d.]+)%", said[0])) == sorted(wanted)
