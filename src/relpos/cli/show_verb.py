@@ -104,7 +104,7 @@ def _untrained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
         else:
             note += f"Above as it starts (std {std}, random), below trained on {task}: an example. "
             drawn = strips(start(preset.name, axes).parts(), view, where=" as it starts") + drawn
-        note += "" if axes == 2 else "For keys after the query nothing is learned there. "
+        note += "" if axes == 2 else "Keys after the query were hidden: what it says of them means nothing. "
         return preset.name, preset.title, f"{note}{_READING}", view, drawn
     if any(True for _ in mechanism.parameters()):
         note += f"Untrained: what is learned starts random (std {site.init_std}, seed {seed}) and means nothing yet."

@@ -196,7 +196,7 @@ function fit(keepSize, keepQuery) {
   if (entry.learns && !place.trained) remarks.push("What it learns starts random and means nothing yet.");
   if (weights.value === "trained") remarks.push(grid
     ? "Trained for a short while on handwritten digits: an example, no finding."
-    : "Trained for a short while on English text under a causal mask: an example, no finding. What it says of later keys is as it began.");
+    : "Trained for a short while on English text under a causal mask: an example, no finding. Later keys were hidden: what it says of them means nothing.");
   at("remark").textContent = remarks.join(" ");
 }
 
