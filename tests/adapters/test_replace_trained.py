@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
+sys.path.append(str(Path(__file__).parents[2] / "recipes"))
 
 from replaced_trained import FAMILIES, LAST, STEPS, trained
 

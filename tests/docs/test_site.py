@@ -19,7 +19,7 @@ from relpos.position import presets
 
 ROOT = Path(__file__).parents[2]
 WEBSITE = ROOT / "website"
-sys.path.insert(0, str(WEBSITE))
+sys.path.append(str(WEBSITE))
 
 import atlas_pages  # noqa: E402
 import make_site  # noqa: E402

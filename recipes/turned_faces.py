@@ -1,8 +1,8 @@
 """Photographs as a folder of classes, and the tables of what was compared on them inside timm's ViT.
 
-    python recipes/photographs.py make photos/
+    python recipes/turned_faces.py make photos/
     relpos compare --model timm:test_vit --data photos/ ... --out runs/photographs      whole in docs/results-timm.md
-    python recipes/photographs.py page runs/photographs                                 its tables, in that page
+    python recipes/turned_faces.py page runs/photographs                                its tables, in that page
 
 The photographs are the 100 faces of 25 x 25 pixels that come with scikit-image (a part of Labeled Faces in the Wild),
 each turned by 0, 90, 180 and 270 degrees: the class is which way is up (Gidaris et al. 2018). Where eyes and mouth are
