@@ -164,6 +164,78 @@ def test_a_process_that_is_gone(tmp_path: Path) -> None:
         assert "another process has ended, or does not answer; what checkpoints hold is kept" in line
 
 
+WAITS = """
+import os, sys, time
+from pathlib import Path
+from relpos.cli import main
+from relpos.train.snapshots import SnapshotStore
+from relpos.train.checkpointing import Checkpointing
+
+slow, write = SnapshotStore.write, Checkpointing.write
+
+def written(store, step, snapshot):
+    slow(store, step, snapshot)
+    time.sleep(2)
+    Path(sys.argv[1]).touch()
+
+SnapshotStore.write = written
+Checkpointing.due = lambda checkpointing, step: step == 2
+from relpos.train import loop
+beside = loop.all_of
+def after(own):
+    every = beside(own)
+    if os.environ["RANK"] == "1" and isinstance(own, bool):
+        print("the writer had written:", Path(sys.argv[1]).exists(), flush=True)
+    return every
+loop.all_of = after
+main(sys.argv[2:])
+"""
+
+
+def test_others_wait_for_the_one_that_writes(tmp_path: Path) -> None:
+    path = tmp_path / "waits.py"
+    path.write_text(WAITS)
+    given = ["train", "--position", "none", "--batch-size", "32", "--steps", "3", "--out", str(tmp_path / "out")]
+    command = [sys.executable, *TORCHRUN, "2", str(path), str(tmp_path / "written"), *given]
+    run = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=300, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr[-3000:]
+    assert run.stdout.count("the writer had written: True") == 1
+
+
+def test_devices_start_processes_and_two_interruptions_end_them(tmp_path: Path) -> None:
+    """The first writes a checkpoint and ends; of a run that does not come to it, the second does at once."""
+    out = tmp_path / "out"
+    said = _run("--position", "none", "--steps", 2, "--devices", 2, "--out", out)
+    assert said.count("Saved in") == 1
+    assert json.loads((out / "config.json").read_text())["processes"] == 2
+
+    stuck = tmp_path / "stuck.py"
+    stuck.write_text(STUCK)
+    with subprocess.Popen(
+        [sys.executable, *TORCHRUN, "2", str(stuck), str(tmp_path)], env=ENV, stderr=subprocess.DEVNULL
+    ) as run:
+        begun = time.monotonic()
+        while len(list(tmp_path.glob("waits-*"))) < 2:
+            assert time.monotonic() - begun < 100
+            time.sleep(0.1)
+        run.send_signal(signal.SIGINT)
+        time.sleep(2)
+        assert run.poll() is None
+        run.send_signal(signal.SIGINT)
+        assert run.wait(timeout=15) != 0  # torchrun itself would wait for 30 seconds
+
+
+STUCK = """
+import os, sys, time
+from pathlib import Path
+from relpos.train.checkpointing import Checkpointing
+with Checkpointing(Path(sys.argv[1])).listening():
+    Path(sys.argv[1], "waits-" + os.environ["RANK"]).touch()
+    while True:
+        time.sleep(1)
+"""
+
+
 FULL = """
 import errno, os, sys
 from relpos.cli import main

@@ -20,6 +20,7 @@ from torch import Tensor
 from relpos.data import find_task
 from relpos.train import Curve, ImageRecipe, Progress, Recipe, TextRecipe, train
 from relpos.train.checkpointing import Checkpointing, StoppedError
+from relpos.train.procedure import Procedure
 from relpos.train.processes import Parallelism
 from relpos.train.snapshots import Snapshot, read_snapshot
 
@@ -169,6 +170,58 @@ def test_a_run_that_is_told_to_end_writes_a_checkpoint(
     _assert_same(_run(tmp_path), whole)
 
 
+@pytest.mark.parametrize("part", [1, 2, 4])
+def test_it_is_told_in_the_middle_of_an_accumulation(
+    part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step ends before the checkpoint is written: parts of one are in none."""
+    recipe, four = replace(SMALL, steps=8), Parallelism(accumulate=4)
+    expected = _run(None, recipe, parallelism=four)
+    ours, parts = Procedure.loss, 0
+
+    def loss(procedure: Procedure, model: torch.nn.Module, batch: Any) -> Tensor:
+        nonlocal parts
+        parts += model.training  # not what validation measures
+        if model.training and parts == 4 * 4 + part:
+            signal.raise_signal(signal.SIGTERM)
+        return ours(procedure, model, batch)
+
+    task, checkpointing = find_task("digits"), Checkpointing(tmp_path, 1000, settings={"seed": 5}, tell=print)
+    monkeypatch.setattr(Procedure, "loss", loss)
+    with pytest.raises(StoppedError):
+        train(task, "relative_2d", recipe, seed=5, device=CPU, parallelism=four, checkpointing=checkpointing)
+    monkeypatch.setattr(Procedure, "loss", ours)
+    assert checkpointing.store.steps() == [5]
+    _assert_same(_run(tmp_path, recipe, parallelism=four), expected)
+
+
+TWICE = """
+import os, signal, sys
+from pathlib import Path
+from relpos.train.checkpointing import Checkpointing
+with Checkpointing(Path(sys.argv[1])).listening():
+    for name in sys.argv[2:]:
+        os.kill(os.getpid(), signal.Signals[name])
+print("goes on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("told", "code"),
+    [
+        (["SIGINT", "SIGTERM"], -signal.SIGTERM),  # what torchrun makes of two interruptions
+        (["SIGTERM", "SIGTERM"], 0),  # a scheduler's, and the launcher's
+        (["SIGTERM", "SIGINT"], -signal.SIGINT),
+    ],
+)
+def test_which_second_signal_ends_at_once(told: list[str], code: int, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", TWICE, str(tmp_path), *told], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == code, run.stderr
+    assert ("goes on" in run.stdout) == (code == 0)
+
+
 def test_a_second_interruption_ends_at_once(tmp_path: Path) -> None:
     def watch(now: Progress) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -217,6 +270,11 @@ def test_an_older_checkpoint_goes_on_elsewhere(tmp_path: Path) -> None:
         ValueError, match=r"got step 3, and .*checkpoints has step 4\. Go on from an older one in another"
     ):
         checkpointing.resumed(older)
+    newer = checkpointing.store.path(4) / "state.json"
+    sound = newer.read_text()
+    newer.write_text("{}")  # a damaged one is in nobody's way
+    assert checkpointing.resumed(older) is not None
+    newer.write_text(sound)
     elsewhere = Checkpointing(tmp_path / "other", settings={"seed": 5}).resumed(older)
     assert elsewhere is not None
     assert elsewhere.state["loop"]["step"] == 3
@@ -233,9 +291,13 @@ def test_two_runs_in_one_folder(tmp_path: Path) -> None:
         assert other.stdout.readline() == "held\n"
         with pytest.raises(ValueError, match="a folder that no other run writes in"), Checkpointing(tmp_path).running():
             pass
+        (tmp_path / "checkpoints" / "step-00000002").mkdir(parents=True)  # chosen after the folder is held, not before
+        with pytest.raises(ValueError, match="a folder that no other run writes in"):
+            _run(tmp_path)
         other.kill()
         other.wait()
-    with Checkpointing(tmp_path).running():
+    (tmp_path / "checkpoints" / "step-00000002").rmdir()
+    with Checkpointing(tmp_path).running("auto"):
         pass
 
 

@@ -33,7 +33,8 @@ def _snapshot(step: int) -> Snapshot:
         "optimizer": {"weight.exp_avg": torch.randn(5, 3, generator=generator)},
         "random": {"0.torch": torch.get_rng_state()},
     }
-    return Snapshot(tensors, {"loop": {"step": step, "losses": [0.1, 1 / 3]}, "optimizer": {"weight": {"step": step}}})
+    state = {"loop": {"step": step, "losses": [0.1, 1 / 3]}, "optimizer": {"weight": {"step": step}}}
+    return Snapshot(tensors, state | {"scaler": {}, "random": []})
 
 
 def _assert_read(path: Path, step: int) -> None:
@@ -212,6 +213,16 @@ def test_whoever_reads_weights_looks_at_their_manifest(reader: str, store: Snaps
         read(path)
     (path.parent / "manifest.json").write_text('{"files": ["of another program"]}')
     read(path)
+
+
+@pytest.mark.parametrize("lacks", ["loop", "model"])
+def test_a_sealed_folder_that_is_no_checkpoint(lacks: str, tmp_path: Path) -> None:
+    whole = _snapshot(3)
+    tensors = {kind: x for kind, x in whole.tensors.items() if kind != lacks}
+    store = SnapshotStore(tmp_path)
+    store.write(3, Snapshot(tensors, {name: x for name, x in whole.state.items() if name != lacks}))
+    with pytest.raises(ValueError, match=rf"expected a checkpoint of a run; got .* lacks (a )?{lacks}"):
+        read_snapshot(store.path(3))
 
 
 def test_nothing_is_unpickled(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:

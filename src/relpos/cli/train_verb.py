@@ -163,5 +163,6 @@ def _launch(devices: int) -> NoReturn:
     import os
     import sys
 
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")  # seconds to write a checkpoint in, else 30
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices)]
     os.execv(sys.executable, [sys.executable, *torchrun, "-m", "relpos", *sys.argv[1:]])

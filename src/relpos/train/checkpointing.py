@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from relpos.core.checks import fail, require_int
-from relpos.files.manifest import MANIFEST, digest_of
+from relpos.files.manifest import MANIFEST, digest_of, fault_of
 from relpos.files.writing import WriteError
 from relpos.train.processes import all_of, world_size
 from relpos.train.snapshots import FOLDER, Snapshot, SnapshotStore, read_snapshot
@@ -150,7 +150,7 @@ class Checkpointing:
         if where != "auto":
             path = Path(where)
             step = read_snapshot(path).state["loop"]["step"]
-            if newer := [one for one in self.store.steps() if one > step]:
+            if newer := [one for one in self.store.steps() if one > step and fault_of(self.store.path(one)) is None]:
                 came = f"step {step}, and {self.store.folder} has step {newer[0]}"
                 fail("the newest checkpoint of a folder", came, "Go on from an older one in another --out.")
             return path
@@ -211,14 +211,21 @@ class Checkpointing:
         raise StoppedError(f"interrupted; {left}", self.exit_code)
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """A run: no other writes in its folder, and signals are noted."""
+    def running(self, resume: str | None = None) -> Iterator[Snapshot | None]:
+        """A run: no other writes in its folder, from before its checkpoint is chosen, and signals are noted.
+
+        Yields:
+            What `resumed` gives.
+        """
         with self._alone() if self.writes else nullcontext(), self.listening():
-            yield
+            yield self.resumed(resume)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """While this lasts, SIGTERM and Ctrl-C are noted; a second Ctrl-C ends at once. In the main thread alone."""
+        """While this lasts, SIGTERM and Ctrl-C are noted; a second Ctrl-C ends at once. In the main thread alone.
+
+        A second SIGTERM does not: a scheduler sends it to every process, and torchrun hands it on.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -230,6 +237,8 @@ class Checkpointing:
             self.exit_code = _CODES[signal.Signals(number)]
             if signal.SIGINT in before:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
+            if number == signal.SIGINT and signal.SIGTERM in before:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what torchrun makes of the second
 
         for number in before:
             signal.signal(number, note)

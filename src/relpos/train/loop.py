@@ -197,45 +197,49 @@ def fit(
         fail(f"{world_size()} processes that know of each other", str(world), "Start them with torchrun.")
     parallelism.require_divides(recipe.batch_size, world)
     _require_shares(recipe, precision, parallelism, world)
-    resumed = None if checkpointing is None else checkpointing.resumed(resume)
-    _seed_everything(seed)
-    built = procedure.model(recipe, task, position).to(device)
-    if rank:
-        _seed_everything(seed + rank * _APART)  # other dropout
-    model = parallelism.wrap(built, accelerator, device)
-    optimizer = make_optimizer(recipe.optimizer, recipe.groups(built))
-    half = precision == "fp16-mixed"
-    # Without float16 it multiplies nothing and skips nothing.
-    scaler = torch.amp.GradScaler(device.type, enabled=half)
+    with nullcontext() if checkpointing is None else checkpointing.running(resume) as resumed:
+        _seed_everything(seed)
+        built = procedure.model(recipe, task, position).to(device)
+        if rank:
+            _seed_everything(seed + rank * _APART)  # other dropout
+        model = parallelism.wrap(built, accelerator, device)
+        optimizer = make_optimizer(recipe.optimizer, recipe.groups(built))
+        half = precision == "fp16-mixed"
+        # Without float16 it multiplies nothing and skips nothing.
+        scaler = torch.amp.GradScaler(device.type, enabled=half)
 
-    now = _Now()
-    if resumed is not None:
-        restore_state(resumed, built, optimizer, scaler)
-        set_generator_states(resumed, rank, device)
-        now = _Now.of(resumed.state["loop"])
-    batches = task.batches(recipe.batch_size, seed, start=now.step)
-    curve, losses = now.curve, now.losses
+        now = _Now()
+        if resumed is not None:
+            restore_state(resumed, built, optimizer, scaler)
+            set_generator_states(resumed, rank, device)
+            now = _Now.of(resumed.state["loop"])
+        batches = task.batches(recipe.batch_size, seed, start=now.step)
+        curve, losses = now.curve, now.losses
 
-    def require_finite(what: Literal["loss", "gradient"], value: float, step: int) -> None:
-        if math.isfinite(value):
-            return
-        if losses:
-            curve.add(step - 1, losses, rate_at(max(0, step - 2), recipe))
-        raise DivergedError(what, value, step=step, recipe=recipe, position=position, curve=curve)
+        def require_finite(what: Literal["loss", "gradient"], value: float, step: int) -> None:
+            if math.isfinite(value):
+                return
+            if losses:
+                curve.add(step - 1, losses, rate_at(max(0, step - 2), recipe))
+            raise DivergedError(what, value, step=step, recipe=recipe, position=position, curve=curve)
 
-    def write(step: int) -> bool:
-        assert checkpointing is not None
-        if hasattr(built, "reshard"):
-            # after a validation the root of a sharded model is whole, and its parameters are others
-            built.reshard()  # type: ignore[operator]
-        snapshot = capture_state(
-            built, optimizer, scaler, all_of(generator_states(device)), {"loop": asdict(now)}, keep=checkpointing.writes
-        )
-        written = checkpointing.write(step, snapshot)
-        return bool(all_of(written)[0])  # all wait for the one that writes last, and know whether it could
+        def write(step: int) -> bool:
+            assert checkpointing is not None
+            if hasattr(built, "reshard"):
+                # after a validation the root of a sharded model is whole, and its parameters are others
+                built.reshard()  # type: ignore[operator]
+            snapshot = capture_state(
+                built,
+                optimizer,
+                scaler,
+                all_of(generator_states(device)),
+                {"loop": asdict(now)},
+                keep=checkpointing.writes,
+            )
+            written = checkpointing.write(step, snapshot)
+            return bool(all_of(written)[0])  # all wait for the one that writes last, and know whether it could
 
-    model.train()
-    with nullcontext() if checkpointing is None else checkpointing.running():
+        model.train()
         for step in range(now.step, recipe.steps):
             done, rate = step + 1, rate_at(step, recipe)
             for group in optimizer.param_groups:

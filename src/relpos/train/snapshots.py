@@ -38,6 +38,8 @@ _NAME = re.compile(r"step-(\d{8,})")
 _LEAST = 2
 """Sound checkpoints that stay, whatever is asked for."""
 _STATE_AT_MOST = 256 * MIB
+_KEYS = {"loop", "optimizer", "scaler", "random"}
+"""What is always in the state of a run."""
 
 
 @dataclass(frozen=True)
@@ -161,5 +163,9 @@ def read_snapshot(path: Path) -> Snapshot:
     if fault is not None:
         fail("a checkpoint that is whole", f"{path} ({fault})", "Take the newest that is: --resume auto.")
     tensors = stored_in(sorted(path.glob("[!.]*.safetensors")))
-    state: Mapping[str, Any] = read_json(path / STATE, _STATE_AT_MOST)
-    return Snapshot(tensors, dict(state))
+    state: Any = read_json(path / STATE, _STATE_AT_MOST)
+    lacks = sorted(_KEYS - state.keys()) if isinstance(state, dict) else sorted(_KEYS)
+    if lacks or "model" not in tensors:
+        came = f"{path}, whose {STATE if lacks else 'tensors'} lacks {lacks[0] if lacks else 'a model'}"
+        fail("a checkpoint of a run", came, "Take another: --resume auto takes the newest that is whole.")
+    return Snapshot(tensors, state)
