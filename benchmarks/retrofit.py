@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import platform
 import sys
@@ -68,12 +69,6 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
             position_biased_input=False,
         ),
         (512, 1024, 2048),
-    ),
-    "beit-base, 512 px": (
-        lambda: _transformers(
-            "BeitConfig", "BeitModel", num_hidden_layers=1, image_size=512, use_relative_position_bias=True
-        ),
-        (),
     ),
     "parakeet, 1024 wide": (
         lambda: _transformers(
@@ -157,8 +152,6 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (160_000, 320_000, 640_000),  # samples; the model attends among one of 320
     ),
-    "timm vit_relpos_base_patch16_224": (lambda: _timm("vit_relpos_base_patch16_224", depth=1), ()),
-    "timm beit_base_patch16_224": (lambda: _timm("beit_base_patch16_224", depth=1), ()),
     "layoutlmv3-base, dropout 0.1": (
         lambda: _transformers(
             "LayoutLMv3Config",
@@ -170,9 +163,35 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (512, 1024, 2048),
     ),
-    "timm swinv2_tiny_window16_256": (lambda: _timm("swinv2_tiny_window16_256"), ()),
+    "timm swin_tiny, windows of 7 x 7, 224 px": (lambda: _timm("swin_tiny_patch4_window7_224"), ()),
+    "timm levit_128, 224 px": (lambda: _timm("levit_128"), ()),
 }
 """Name to how a model is made, and lengths; images have the model's own size."""
+_OF_IMAGES: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
+    "beit-base": (
+        lambda pixels: _transformers(
+            "BeitConfig", "BeitModel", num_hidden_layers=1, image_size=pixels, use_relative_position_bias=True
+        ),
+        (224, 384, 512),
+    ),
+    "timm vit_relpos_base_patch16": (
+        lambda pixels: _timm("vit_relpos_base_patch16_224", depth=1, img_size=pixels),
+        (224, 384, 512),
+    ),
+    "timm beit_base_patch16": (
+        lambda pixels: _timm("beit_base_patch16_224", depth=1, img_size=pixels),
+        (224, 384, 512),
+    ),
+    "timm swinv2_tiny, four windows a side": (
+        lambda pixels: _timm("swinv2_tiny_window16_256", img_size=pixels, window_size=pixels // 16),
+        (256, 384, 512),
+    ),
+}
+SHAPES |= {
+    f"{name}, {pixels} px": (functools.partial(build, pixels), ())
+    for name, (build, sizes) in _OF_IMAGES.items()
+    for pixels in sizes
+}
 
 
 def agreements() -> dict[str, list[dict[str, Any]]]:
