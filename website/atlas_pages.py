@@ -40,16 +40,19 @@ COSTS = ROOT / "benchmarks" / "results" / "mechanisms-cpu.json"
 MEASURED = {
     "results-digits.md": (
         "Handwritten digits, accuracy in %",
-        "five models of each; 95% intervals over test images and models",
+        ("five models of each", "two models of each"),
+        "95% intervals over test images and models",
         ["test", "+1 px", "+2 px", "+3 px", "24 x 24, anywhere"],
     ),
     "results-text.md": (
         "Text, bits per byte (fewer are better), causal",
-        "three models of each, trained on 256 bytes at a time; 95% intervals over text and models",
+        ("three models of each", "two models of each"),
+        "trained on 256 bytes at a time; 95% intervals over text and models",
         ["256, trained", "512", "1,024", "2,048"],
     ),
 }
-"""Pages of docs/ whose first table has what a mechanism reached: title, note, and the columns that are shown."""
+"""Pages of docs/ with tables of what a mechanism reached: title, how many models those of each table are means of, a
+note, and the columns that are shown."""
 SHORT = {"test": "digits", "+3 px": "digits +3 px", "256, trained": "text", "2,048": "text at 8x"}
 """Those that the index has, and what it calls them."""
 HEADS, HEAD_DIM = 4, 16
@@ -69,7 +72,7 @@ class _Facts:
 
     notes: dict[str, dict[str, Any]]
     costs: dict[str, dict[str, dict[str, float]]]
-    measured: dict[str, dict[str, dict[str, str]]]
+    measured: dict[str, list[dict[str, dict[str, str]]]]
     parity: dict[str, list[list[str]]]
 
 
@@ -79,13 +82,16 @@ def write_atlas(pages: Path) -> None:
     facts = _Facts(
         notes=tomllib.loads(NOTES.read_text(encoding="utf-8")),
         costs=json.loads(COSTS.read_text(encoding="utf-8"))["layers"],
-        measured={page: _table_of(ROOT / "docs" / page) for page in MEASURED},
+        measured={page: _tables_of(ROOT / "docs" / page, columns) for page, (*_, columns) in MEASURED.items()},
         parity=_parity(),
     )
     if missing := known.keys() ^ facts.notes.keys():
         raise SystemExit(f"{NOTES.name} and the mechanisms differ: {', '.join(sorted(missing))}")
     if missing := known.keys() - facts.costs.keys():
         raise SystemExit(f"{COSTS.name} lacks {', '.join(sorted(missing))}: run benchmarks/mechanisms.py")
+    compared = {name for tables in facts.measured.values() for table in tables for name in table}
+    if missing := known.keys() - compared:
+        raise SystemExit(f"no comparison has {', '.join(sorted(missing))}: see recipes/more_mechanisms.py")
     folder = pages / "atlas"
     folder.mkdir()
     for preset in known.values():
@@ -93,7 +99,7 @@ def write_atlas(pages: Path) -> None:
     (folder / "index.md").write_text(_index(known, facts), encoding="utf-8")
     (pages / "explorer-page.html").write_text(explorer(known), encoding="utf-8")
     with (pages / "assets" / "site.css").open("a", encoding="utf-8") as style:
-        style.write(stylesheet())
+        style.write(stylesheet('[data-md-color-scheme="default"]', '[data-md-color-scheme="slate"]'))
 
 
 def explorer(known: dict[str, Preset]) -> str:
@@ -276,35 +282,29 @@ def _cost(preset: Preset, layers: dict[str, dict[str, float]]) -> str:
     )
 
 
-def _behaviour(preset: Preset, measured: dict[str, dict[str, dict[str, str]]]) -> list[str]:
+def _behaviour(preset: Preset, measured: dict[str, list[dict[str, dict[str, str]]]]) -> list[str]:
     found = ["## What it does, as measured here"]
-    for page, (title, note, columns) in MEASURED.items():
-        if preset.name not in measured[page]:
-            continue
-        lines = [f"| {title} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-        lines += [
-            f"| `{name}` | {' | '.join(measured[page][name][column] for column in columns)} |"
-            for name in dict.fromkeys([preset.name, "none"])
-        ]
-        found += ["\n".join(lines), f"*[The whole table](../{page}): {note}.*"]
-    if len(found) == 1:
-        data = "digits" if 2 in preset.token_axes else "text"
-        command = f"relpos compare --positions {preset.name},none --data {data} --seeds 3"
-        found.append(f"Not among those that were compared for these pages. `{command}` measures it.")
+    for page, (title, models, note, columns) in MEASURED.items():
+        for table, count in zip(measured[page], models, strict=True):
+            if preset.name not in table or (preset.name == "none" and table is not measured[page][0]):
+                continue
+            lines = [f"| {title} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+            lines += [
+                f"| `{name}` | {' | '.join(table[name][column] for column in columns)} |"
+                for name in dict.fromkeys([preset.name, "none"])
+            ]
+            found += ["\n".join(lines), f"*[The whole table](../{page}): {count}; {note}.*"]
     return found
 
 
-def _table_of(path: Path) -> dict[str, dict[str, str]]:
-    """The first table of a page: by the name in its first column, then by the head of the column."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
-    heads = [cell.strip() for cell in lines[0].strip("|").split("|")]
-    found = {}
-    for line in lines[1:]:
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) != len(heads):
-            break
-        found[cells[0].strip("`")] = dict(zip(heads, cells, strict=True))
-    return found
+def _tables_of(path: Path, columns: list[str]) -> list[dict[str, dict[str, str]]]:
+    """The tables of a page that have these columns: by the name in the first column, then by the head of a column."""
+    tables = []
+    for block in re.findall(r"(?:^\|.*\n)+", path.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        heads, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines())
+        if set(columns) <= set(heads):
+            tables.append({cells[0].strip("`"): dict(zip(heads, cells, strict=True)) for cells in rows})
+    return tables
 
 
 def _parity() -> dict[str, list[list[str]]]:
@@ -331,7 +331,11 @@ def _index(known: dict[str, Preset], facts: _Facts) -> str:
     """All mechanisms in a table that the page's script sorts and filters."""
     rows: list[str] = []
     growth: list[str] = []
-    behaviour = [(page, column) for page, (_, _, columns) in MEASURED.items() for column in columns if column in SHORT]
+    behaviour = [(page, column) for page, (*_, columns) in MEASURED.items() for column in columns if column in SHORT]
+    reached = {
+        page: {name: row for table in reversed(tables) for name, row in table.items()}
+        for page, tables in facts.measured.items()
+    }
     for preset in known.values():
         rules_here = list(_made(preset).growth)
         growth += rules_here
@@ -347,7 +351,7 @@ def _index(known: dict[str, Preset], facts: _Facts) -> str:
             _axes(preset),
             f"{parameters:,}",
             *("" if one is None else f"{one['time']:.2f}" for one in time.values()),
-            *(facts.measured[page].get(preset.name, {}).get(name, "").partition(" ")[0] for page, name in behaviour),
+            *(reached[page].get(preset.name, {}).get(name, "").partition(" ")[0] for page, name in behaviour),
             ", ".join(rules_here),
         ]
         sizes = " ".join(str(axes) for axes in preset.token_axes)

@@ -140,6 +140,15 @@ def test_the_site_builds_and_is_searched_and_filtered_without_another_host(brows
         page.get_by_role("button", name="time, grid").click()
         times = [float(cell) for cell in page.locator("#atlas tbody tr:visible td:nth-child(6)").all_inner_texts()]
         assert times == sorted(times)
+        page.goto(f"{address}/explorer.html")
+        framed = page.frame_locator("iframe.explorer").locator("body")
+        framed.locator("#mechanism").wait_for()
+        ground = "one => getComputedStyle(one).backgroundColor"
+        light = framed.evaluate(ground)
+        page.locator("label[title='Dark']").first.click()
+        page.wait_for_timeout(500)
+        assert framed.evaluate(ground) != light, "it follows the switch of the site"
+        assert page.locator("body").evaluate(ground) != light
         server.shutdown()
         assert all(url.startswith((address, "data:", "blob:")) for url in asked)
 

@@ -26,3 +26,11 @@ if (table) {
   document.querySelector("form.filters").addEventListener("input", filter);
   document.querySelector("form.filters").addEventListener("submit", (event) => event.preventDefault());
 }
+// The explorer in its frame: light or dark as this page is.
+const frame = document.querySelector("iframe.explorer");
+if (frame) {
+  const tell = () => frame.contentWindow.postMessage({ dark: document.body.dataset.mdColorScheme === "slate" }, "*");
+  frame.addEventListener("load", tell);
+  new MutationObserver(tell).observe(document.body, { attributeFilter: ["data-md-color-scheme"] });
+  tell();
+}

@@ -92,7 +92,14 @@ def pairs() -> list[tuple[str, str]]:
     return [pair for shades in COLOURS.values() for pair in shades]
 
 
-def stylesheet() -> str:
-    """CSS that gives every colour its value on a light and on a dark page."""
-    light, dark = (";".join(f"--c{pair[0][1:]}:{pair[index]}" for pair in pairs()) for index in (0, 1))
-    return f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
+def stylesheet(light: str = ":root", dark: str | None = None) -> str:
+    """CSS that gives every colour its value on a light and on a dark page.
+
+    Args:
+        light: the selector of a light page.
+        dark: that of a dark one; None where the reader's system says which it is.
+    """
+    on_light, on_dark = (";".join(f"--c{pair[0][1:]}:{pair[index]}" for pair in pairs()) for index in (0, 1))
+    if dark is not None:
+        return f"{light}{{{on_light}}}{dark}{{{on_dark}}}"
+    return f"{light}{{{on_light}}}@media(prefers-color-scheme:dark){{{light}{{{on_dark}}}}}"

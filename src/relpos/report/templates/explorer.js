@@ -3,7 +3,8 @@
 const entries = JSON.parse(document.getElementById("data").textContent);
 const byName = new Map(entries.map((entry) => [entry.name, entry]));
 const at = (id) => document.getElementById(id);
-const dark = matchMedia("(prefers-color-scheme: dark)");
+const system = matchMedia("(prefers-color-scheme: dark)"), dark = { matches: system.matches };
+const inDark = [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]).filter((rule) => /color-scheme/.test(rule.media?.mediaText));
 const HUES = ["#c2570c", "#0f6cbf", "#11826b", "#a63a8c"], HUES_DARK = ["#f59a55", "#6cb2f5", "#4fcbad", "#e58ccb"];
 
 const wants = () => ({
@@ -230,7 +231,15 @@ at("controls").addEventListener("input", (event) => {
   draw();
 });
 at("controls").addEventListener("submit", (event) => event.preventDefault());
-dark.addEventListener("change", draw);
+// Light or dark as the system has it, or as a page says around this one that has a switch of its own.
+function shade(is) {
+  dark.matches = is;
+  inDark.forEach((rule) => { rule.media.mediaText = is ? "all" : "not all"; });
+  document.documentElement.style.colorScheme = is ? "dark" : "light";
+  draw();
+}
+system.addEventListener("change", (event) => shade(event.matches));
+addEventListener("message", (event) => { if (typeof event.data?.dark === "boolean") shade(event.data.dark); });
 
 function start() {
   const known = new URLSearchParams(location.hash.slice(1));

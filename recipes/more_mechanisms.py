@@ -1,0 +1,87 @@
+"""The mechanisms that the comparisons of docs/results-digits.md and docs/results-text.md leave out, in tables there.
+
+    relpos compare --data digits --seeds 2 --positions none,alibi_manhattan,... --out runs/digits
+    relpos compare --data text --seeds 2 --positions none,cope,... --out runs/text
+    python recipes/more_mechanisms.py runs/digits runs/text
+
+The whole commands stand on those pages. The tables have the columns of the first ones, without their costs, which
+`benchmarks/mechanisms.py` measures of every mechanism.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from relpos.report.measure import measure_of
+from relpos.report.standings import contenders, outcomes
+from relpos.results import Results, load_results
+
+DOCS = Path(__file__).parents[1] / "docs"
+COLUMNS = {
+    "digits": {
+        "test": "test", "+1 px": "shift/1", "+2 px": "shift/2", "+3 px": "shift/3",
+        "24 x 24, anywhere": "canvas/24/anywhere",
+    },
+    "text": {"256, trained": "test", "512": "length/512", "1,024": "length/1024", "2,048": "length/2048"},
+}  # fmt: skip
+"""The heads of a page's first table, and the probes of `results.json`."""
+WITH_INTERVAL = ("shift/3", "length/2048")
+
+
+def seeds(results: Results) -> set[int]:
+    """Those that every mechanism has finished."""
+    return set.intersection(*({run.seed for run in results.runs(name)} for name in results.names))
+
+
+def cell(results: Results, name: str, probe_id: str) -> tuple[float, str]:
+    """What a mechanism reaches, to sort by, and in words: by each of its rules, the best first."""
+    (probe,) = (one for one in results.task.probes if one.id == probe_id)
+    measure, shared = measure_of(results), seeds(results)
+    reached = [
+        (measure.interval({seed: x for seed, x in outcomes(results, one, probe).items() if seed in shared}), one.growth)
+        for one in contenders(results, probe)
+        if one.name == name
+    ]
+    reached.sort(key=lambda one: measure.rank(one[0].mean))
+    words: list[str] = []
+    share = results.task.name == "digits"
+    for interval, growth in reached:
+        mean, low, high = ((100 if share else 1) * x for x in (interval.mean, interval.low, interval.high))
+        text = f"{mean:.{1 if share else 3}f}"
+        if probe_id in WITH_INTERVAL and not words:
+            text += f" ({low:.{0 if share else 2}f} to {high:.{0 if share else 2}f})"
+        words.append(text + (f" {growth}" if growth else " as is" if probe_id.startswith("canvas") else ""))
+    return measure.rank(reached[0][0].mean), ", ".join(words)
+
+
+def table(results: Results) -> str:
+    """The rows of a page, those that are best far from training first."""
+    columns = COLUMNS[results.task.name]
+    far = next(one for one in reversed(columns.values()) if one in WITH_INTERVAL)
+    names = sorted(results.names, key=lambda name: cell(results, name, far)[0])
+    what = "accuracy %" if results.task.name == "digits" else "bits per byte"
+    lines = [f"| {' | '.join([what, 'position parameters', *columns])} |", f"|{'---|' * (len(columns) + 2)}"]
+    for name in names:
+        parameters = results.runs(name)[0].parameters.position
+        cells = [cell(results, name, probe)[1] for probe in columns.values()]
+        lines.append(f"| {' | '.join([f'`{name}`', f'{parameters:,}', *cells])} |")
+    return "\n".join(lines)
+
+
+def write(run: Path) -> None:
+    """Write a run's table into its page."""
+    results = load_results(run)
+    path = DOCS / f"results-{results.task.name}.md"
+    text = path.read_text(encoding="utf-8")
+    made = f"<!-- others -->\n\n{table(results)}\n\n<!-- end of others -->"
+    found, count = re.subn(r"<!-- others -->.*?<!-- end of others -->", lambda _: made, text, flags=re.DOTALL)
+    if not count:
+        raise SystemExit(f"{path} has no place for the others")
+    path.write_text(found, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for folder in sys.argv[1:]:
+        write(Path(folder))
