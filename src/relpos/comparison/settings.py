@@ -221,7 +221,7 @@ class ComparisonSettings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values that tell comparisons apart, as `comparison.json` has them: of one of positions without `what`."""
+        """Plain values that tell comparisons apart, as `comparison.json` has them; `what` where it is not position."""
         whole = {**plain(self.describe()), "task_options": plain(self.task_options)}
         left_out = ("given", "what") if self.what == "position" else ("given",)
         return {name: value for name, value in whole.items() if name not in left_out}
