@@ -184,28 +184,37 @@ def test_mistakes_are_one_line(tmp_path: Path, digits: Any, text: Any) -> None:
         assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_comparison_inside_a_text_model(tmp_path: Path) -> None:
-    """Of a list the model's own comes first; records hold its figures; trained models come back."""
+def test_a_comparison_inside_a_text_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seeds: records hold their figures, trained models come back, and the page has the command.
+
+    As many processes as one seed takes with memory measured, which a model of timm below has.
+    """
+    monkeypatch.setattr("relpos.comparison.cost.memory_sizes", lambda *_: ())
     text = tmp_path / "mine.txt"
     text.write_text("to be or not to be, that is the question " * 1400)
     name = saved(tmp_path / "gpt2", TEXTS["gpt2"][0], **TEXTS["gpt2"][1])
     lines: list[str] = []
     result = relpos.compare(
-        name, text, ["own", "rotary_1d"], seeds=1, steps=2, quick=True, lr=1e-3, device="cpu", out=tmp_path / "out",
-        display=relpos.comparing.Display(lines.append),
+        name, text, ["own", "rotary_1d"], seeds=2, steps=1, quick=True, lr=1e-3, device="cpu", out=tmp_path / "out",
+        recipe={"position_learning_rate_multiplier": 1}, display=relpos.comparing.Display(lines.append),
     )  # fmt: skip
     assert f"{name} at the size of the data, with random weights." in lines
-    own, other = result.results.records
-    assert own.parameters.position == 256 * 32
-    assert other.parameters.position == 0
-    assert [metric.probe for metric in own.metrics] == ["test"]
+    runs = {position: result.results.runs(position) for position in ("own", "rotary_1d")}
+    for position, count in (("own", 256 * 32), ("rotary_1d", 0)):
+        assert [run.seed for run in runs[position]] == [0, 1]
+        assert [run.parameters.position for run in runs[position]] == [count, count]
+        assert [[metric.probe for metric in run.metrics] for run in runs[position]] == [["test"]] * 2
+        first, second = (run.curve.loss for run in runs[position])
+        assert first != second, "another start and other batches"
     assert result.results.mechanisms[0].summary == "Absolute embedding of 256 positions (transformer.wpe)."
     page = result.page.read_text(encoding="utf-8")
-    assert f"--model {name}" in page
+    assert f"--model {name} --positions own,rotary_1d --seeds 2" in page
     assert "What was learned" not in page
     task = find_data(text)
     inputs, _ = next(task.batches(1, 0))
-    assert scores(result.models["rotary_1d", 0], inputs).shape == (1, 256, 256)
+    zero, one = (scores(result.models["rotary_1d", seed], inputs) for seed in (0, 1))
+    assert zero.shape == one.shape == (1, 256, 256)
+    assert not torch.equal(zero, one)
 
 
 def test_of_a_list_what_the_model_cannot_take_is_left_out_and_said() -> None:

@@ -245,6 +245,15 @@ def test_round_trips(build: Callable[[], Any]) -> None:
         require_round_trips(build, "learned+rotary_2d", lambda model: model(TOKENS), **options)
 
 
+def test_own_of_a_model_that_knows_nothing() -> None:
+    report = relpos.replace_position(encoder(), "own", coordinates=Sequence(7))
+    assert str(report).splitlines() == [
+        "TransformerEncoder",
+        "  position  own: the model keeps what it knows of position itself, and nothing was changed",
+        "  kept      nothing: it knows nothing of position itself",
+    ]
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_wrong_uses() -> None:
     def refused(model: nn.Module, match: str, position: Any = "relative_1d", **options: Any) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ import relpos
 from relpos.comparing import Display
 from relpos.comparison.callables import described
 from relpos.data import find_task
+from relpos.report.command import command_line
 from relpos.results import load_results
 from relpos.train import measured
 
@@ -151,8 +153,10 @@ def test_it_is_tensorboards_too_where_that_is_installed(tmp_path: Path, monkeypa
     assert told[6:] == ["closed"]
 
 
-def test_a_file_builds_the_models(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
+def test_a_file_builds_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = Path("my models") / "mine.py"
+    file.parent.mkdir()
     file.write_text(OWN.read_text())
     out = tmp_path / "out"
     result, lines = compare(out, f"{file}:build", positions=["own", "learned"], quick=True)
@@ -164,7 +168,13 @@ def test_a_file_builds_the_models(tmp_path: Path) -> None:
     assert {cost.depth for cost in result.results.costs} == {None}
     asked = [metric.probe for metric in result.results.records[0].metrics]
     assert asked == ["test", "shift/1", "shift/2", "shift/3"], "nobody is asked what no model has a rule for"
-    assert "--model mine.py:build" in result.page.read_text(encoding="utf-8")
+    typed = shlex.split(command_line(result.results))
+    assert typed[typed.index("--model") + 1] == "my models/mine.py:build"
+    elsewhere = file.rename("mine.py")
+    again, said = compare(out, f"{elsewhere}:build", positions=["own", "learned"], quick=True)
+    assert said[0].startswith("This comparison is finished."), "where the file lies is no part of what is compared"
+    assert again.results.settings.given == {"model": "mine.py:build"}
+    file = elsewhere
     file.write_text(file.read_text() + "\n# changed\n")
     with pytest.raises(ValueError, match=r"these differ: model was 'mine\.py:build, sha256 .*, now 'mine\.py:build"):
         compare(out, f"{file}:build", positions=["own", "learned"], quick=True)

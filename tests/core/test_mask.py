@@ -137,6 +137,19 @@ def test_narrow_knows_the_counts_where_a_tensor_does() -> None:
     assert torch.equal(cut.dense(2, 3), Mask(blocks=layout).dense(4, 5)[:, :, 2:, 2:])
 
 
+def test_narrow_knows_the_counts_where_a_boolean_tensor_does() -> None:
+    allowed = torch.rand(6, 8, generator=torch.Generator().manual_seed(0)) < 0.7
+    order = {"query_order": torch.arange(6), "key_order": torch.arange(8)}
+    both = Mask.causal() & Mask.of(allowed)
+    whole = (Mask.causal(**order) & Mask.of(allowed)).dense(6, 8)
+    assert torch.equal(both.narrow(slice(2, None), slice(None)).dense(4, 8), whole[:, :, 2:])
+    assert torch.equal(both.narrow(slice(-2, None), slice(3, None)).dense(2, 5), whole[:, :, -2:, 3:])
+    rows = Mask.of(allowed[:, :1])  # of keys it says nothing
+    assert torch.equal(rows.narrow(slice(-2, None), slice(5, 20)).dense(2, 15), rows.dense(6, 20)[:, :, -2:, 5:])
+    on_meta = Mask.causal() & Mask.of(allowed.to("meta"))
+    assert on_meta.narrow(slice(2, None), slice(None)).query_order.is_meta  # type: ignore[union-attr]
+
+
 def test_narrow_makes_orders_where_it_is_told() -> None:
     mask = Mask.causal().narrow(slice(1, 3), slice(0, 3), device=torch.device("meta"))
     assert mask.query_order.is_meta  # type: ignore[union-attr]

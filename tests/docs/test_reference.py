@@ -99,3 +99,16 @@ def test_a_page_begins_with_a_table_of_its_names(page: Path) -> None:
         summary = " ".join((inspect.getdoc(found(name)) or "").split("\n\n")[0].split())
         right = said.replace("\\|", "|") == summary or name in OF_PYTORCH
         assert right, f"docs/reference/{page.name}: let the row of {name} say what its docstring does: {summary}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_makes_an_object_is_shown_with_its_class(page: Path) -> None:
+    """`Mask.of`, `Mask.causal`, ...; `from_site` is for those who add a mechanism: CONTRIBUTING.md has it."""
+    for name, listed in re.findall(
+        r"^::: relpos\.([\w.]+)\n    options:\n      members: \[(.*)\]$", page.read_text("utf-8"), re.M
+    ):
+        own = {one for one, held in vars(found(name)).items() if isinstance(held, classmethod) and one[0] != "_"}
+        missing = own - {"from_site"} - set(listed.split(", "))
+        assert not missing, f"docs/reference/{page.name} shows no {name}.{', '.join(sorted(missing))}"
+        for member in listed.split(", "):
+            assert hasattr(found(name), member), f"docs/reference/{page.name} shows {name}.{member}, which is not there"

@@ -1,6 +1,9 @@
 """How to run again and how to cite: the very words."""
 
+import shlex
 from typing import Any
+
+import pytest
 
 from relpos.report.command import bibtex, citation, command_line
 from relpos.results import read
@@ -34,6 +37,44 @@ def test_command_names_the_images_and_how_they_were_read(make: Any) -> None:
     )
     results["settings"]["task_options"] = {"images": "here", "rotate": False, "patch": None}
     assert command_line(read(results)).startswith("relpos compare --data here --positions none ")
+
+
+@pytest.mark.parametrize(
+    ("given", "held"),
+    [
+        ("code/mine.py:build", "mine.py:build, sha256 0123456789ab"),
+        ("my code, new/it's.py:build", "it's.py:build, sha256 0123456789ab"),
+        ('hf:a, b/it\'s "c"', 'hf:a, b/it\'s "c", transformers 5.13.1, sha256 0123456789ab'),
+        ("timm:vit_tiny_patch16_224", "timm:vit_tiny_patch16_224, timm 1.0.28"),
+        ("swin", "swin"),
+    ],
+)
+def test_command_names_a_model_as_it_was_typed(make: Any, given: str, held: str) -> None:
+    results = make(("none",))
+    results["settings"] |= {"model": held, "given": {"model": given}}
+    words = shlex.split(command_line(read(results)))
+    assert words[words.index("--model") + 1] == given
+    del results["settings"]["given"]  # of an earlier relpos, which kept no folder of a file
+    words = shlex.split(command_line(read(results)))
+    assert words[words.index("--model") + 1] == given.rpartition("/")[2] if ".py:" in given else given
+
+
+def test_a_call_in_python_names_a_model_as_it_was_given(make: Any) -> None:
+    results = make(("none",))
+    given = {"model": "code/mine.py:build"}
+    results["settings"] |= {"model": "mine.py:build, sha256 0123456789ab", "given": given}
+    results["settings"] |= {"step": "step, sha256 0123456789ab"}
+    called = command_line(read(results))
+    assert "    model='code/mine.py:build',\n" in called
+    assert "    step=step,\n" in called
+
+
+def test_command_tells_a_file_from_what_comes_along(make: Any) -> None:
+    results = make(("none",))
+    results["settings"] |= {"task": "text", "task_options": {"text": "digits"}}
+    assert " --data ./digits " in command_line(read(results))
+    results["settings"]["task_options"] = {"text": "more/digits"}
+    assert " --data more/digits " in command_line(read(results))
 
 
 def test_citation_and_bibtex_name_the_version(make: Any) -> None:

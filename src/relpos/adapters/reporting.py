@@ -103,9 +103,14 @@ class ReplacementReport:
 
     def __str__(self) -> str:
         lines = [self.model]
+        if self.kept:
+            said = "the model keeps what it knows of position itself, and nothing was changed"
+            lines.append(f"  position  {self.position}: {said}")
+            kept = [f"{one.name}: {one.what}" for one in self.own] or ["nothing: it knows nothing of position itself"]
+            return "\n".join([*lines, *(f"  kept      {one}" for one in kept)])
         if self.restored:
             lines.append(f"  restored  {len(self.restored)} retrofitted modules, from {self.restored[0]}")
-        lines += [f"  {'kept' if self.kept else 'off ':<9} {one.name}: {one.what}" for one in self.own]
+        lines += [f"  off       {one.name}: {one.what}" for one in self.own]
         if not self.own:
             lines.append("  off       nothing: it knew nothing of position itself")
         count = "one for all" if self.shared else "one a layer"

@@ -145,6 +145,7 @@ def compare(
     elif procedure.build is build_swin and (names := listed(asked[0], task)) is not None:
         asked = ((OWN, *(name for name in names if name != _OWN_OF_SWIN)), *asked[1:])
         said += [f"Left out {_OWN_OF_SWIN}: within windows it is Swin's own."]
+    functions = {"model": model, "step": step, "evaluate": evaluate}
     changes = {**({} if recipe is None else recipe), "batch_size": batch_size, "learning_rate": lr}
     settings = ComparisonSettings.make(
         task,
@@ -154,6 +155,7 @@ def compare(
         choices=chosen,
         recipe={name: value for name, value in changes.items() if value is not None},
         procedure=procedure,
+        given={name: given for name, given in functions.items() if isinstance(given, str)},
     )
     folder = default_folder(settings) if folder is None else folder
     comparison = Comparison(settings, task, folder, procedure)

@@ -86,6 +86,8 @@ class ComparisonSettings:
         model, step, evaluate: a person's own functions in words, with a fingerprint; None is what relpos does.
         changes: of the recipe, that were asked for, steps apart.
         better: which figures of one's own are; None where relpos measures.
+        given: those of model, step and evaluate that were named, as they were typed, to ask for the same again. A file
+            that was moved is the same code still: they do not tell comparisons apart.
     """
 
     task: str
@@ -105,6 +107,7 @@ class ComparisonSettings:
     evaluate: str | None = None
     changes: dict[str, Any] = field(default_factory=dict)
     better: Literal["higher", "lower"] | None = None
+    given: dict[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -141,6 +144,7 @@ class ComparisonSettings:
         choices: tuple[str, ...] | None = None,
         recipe: Mapping[str, Any] | None = None,
         procedure: Procedure = OURS,
+        given: Mapping[str, str] | None = None,
     ) -> ComparisonSettings:
         """Settings from what a person asks, checked.
 
@@ -149,7 +153,7 @@ class ComparisonSettings:
                 sense on it. Where something else is compared, one, of all models; None for a rotation.
             choices: where something else is compared, None for all that there are.
             recipe: fields of the recipe that are not as it has them.
-            procedure: what builds, trains and measures.
+            procedure: what builds, trains and measures. given: what of it was named, as typed.
 
         The batch is no larger than what the task has to train on.
         """
@@ -192,6 +196,7 @@ class ComparisonSettings:
             better=procedure.better if procedure.measures else None,
             step=described(procedure.step),
             evaluate=described(procedure.evaluate),
+            given=dict(given or {}),
         )
 
     def jobs(self, task: Task, procedure: Procedure = OURS) -> list[Job]:
@@ -216,9 +221,10 @@ class ComparisonSettings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as `comparison.json` has them: of a comparison of positions without `what`."""
+        """Plain values that tell comparisons apart, as `comparison.json` has them; `what` where it is not position."""
         whole = {**plain(self.describe()), "task_options": plain(self.task_options)}
-        return {name: value for name, value in whole.items() if name != "what" or self.what != "position"}
+        left_out = ("given", "what") if self.what == "position" else ("given",)
+        return {name: value for name, value in whole.items() if name not in left_out}
 
 
 def canonical(positions: tuple[str, ...], axes: int, procedure: Procedure = OURS) -> tuple[str, ...]:

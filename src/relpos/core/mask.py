@@ -268,11 +268,8 @@ class Mask(Movable):
         """Raise ValueError unless the mask fits these numbers of queries and keys."""
         if self.allowed is not None and not all(map(broadcasts, self.allowed.shape[2:], (queries, keys))):
             wanted = f"a mask of [{queries}, {keys}], or [B, H, {queries}, {keys}] in which any axis may be 1"
-            fail(
-                wanted,
-                shape_of(self.allowed),
-                "A mask of keys, [B, M], is valid[:, None, None, :] or Mask.padding(valid).",
-            )
+            remedy = "A mask of keys, [B, M], is valid[:, None, None, :] or Mask.padding(valid)."
+            fail(wanted, shape_of(self.allowed), remedy)
         for field in fields(self):
             x = None if field.name == "allowed" else getattr(self, field.name)
             count = keys if field.name.startswith("key") else queries
@@ -306,15 +303,17 @@ class Mask(Movable):
         """
         cut: dict[str, Any] = {}
         spans: list[tuple[int, int] | None] = []
-        for part, tensors in ((queries, self._tensors(of_keys=False)), (keys, self._tensors(of_keys=True))):
-            spans.append(consecutive(part, next((x.shape[-1] for x in tensors.values()), None)))
+        rows, columns = (None, None) if self.allowed is None else self.allowed.shape[2:]
+        for part, of_keys, size in ((queries, False, rows), (keys, True, columns)):
+            tensors = self._tensors(of_keys=of_keys)
+            count = None if size == 1 else size  # an axis of 1 stands for any number
+            spans.append(consecutive(part, next((x.shape[-1] for x in tensors.values()), count)))
             cut |= {name: x[..., part] for name, x in tensors.items()}
-        if device is None:
-            device = next((x.device for x in cut.values()), None)
         if self.allowed is not None:
-            rows, columns = self.allowed.shape[2:]
             own = self.allowed if rows == 1 else self.allowed[:, :, queries]
             cut["allowed"] = own if columns == 1 else own[..., keys]
+        if device is None:
+            device = next((x.device for x in cut.values()), None)
         if self.blocks is not None:
             known = (part if span is None else slice(*span) for part, span in zip((queries, keys), spans, strict=True))
             cut["blocks"] = self.blocks.narrow(*known)

@@ -19,13 +19,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, Grid, Offsets, at_least_float32, lookup
+from relpos.core import Coordinates, Grid, Offsets, Terms, at_least_float32, lookup
 from relpos.core.checks import fail, require_choice, require_int, shape_of
 from relpos.position.mechanism import Mechanism, Site
 from relpos.position.offset_bias import OffsetBias
 from relpos.position.preset import Preset
-from relpos.position.relative import covering
-from relpos.position.tables import require_std, require_window, start_table
+from relpos.position.tables import covering, require_std, require_window, require_within, start_table
 
 
 class FactoredBias(OffsetBias):
@@ -110,6 +109,11 @@ class FactoredBias(OffsetBias):
             total = own if total is None else total + own
         assert total is not None
         return total.T
+
+    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        if self.beyond == "raise":
+            require_within(self.sizes, queries, keys)
+        return super().terms(queries, keys)
 
     def resize(self, size: tuple[int, ...]) -> FactoredBias:
         """A copy with each table interpolated linearly to another window.

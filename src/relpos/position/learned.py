@@ -131,7 +131,9 @@ class LearnedPositionEmbedding(Mechanism):
         if self.is_grid or low < 0 or high >= self.sizes[0]:
             built = f"a grid of {self.sizes}" if self.is_grid else f"positions 0 to {self.sizes[0] - 1}"
             came = repr(coordinates) if self.is_grid else f"positions {low} to {high}"
-            fail(built, came, "Resize it first: mechanism.resize(size).")
+            declared = isinstance(places, Positions) and not self.is_grid  # which may be more than what occurs
+            remedy = "Narrow low and high to what occurs, or resize it" if declared else "Resize it first"
+            fail(built, came, f"{remedy}: mechanism.resize(size).")
         prefix, rest = self.pos_embed[:, : self.prefix], self.pos_embed[:, self.prefix :]
         if isinstance(places, Positions):
             if places.values.is_floating_point():

@@ -45,7 +45,7 @@ from relpos.core.checks import fail, require_choice, require_int, shape_of
 from relpos.position.mechanism import Mechanism, Site
 from relpos.position.offset_bias import OffsetBias
 from relpos.position.preset import Preset
-from relpos.position.tables import geometric_places, read_between, require_std, start_table
+from relpos.position.tables import covering, geometric_places, read_between, require_std, require_within, start_table
 
 
 def get_relative_position_index_1d(seq_len: int) -> Int[Tensor, "N N"]:
@@ -95,12 +95,6 @@ def _require_window(window_size: object) -> None:
         fail("window_size to be (rows, columns)", shape_of(window_size), "Pass two integers.")
     for size in window_size:
         require_int(size, "each size of window_size", at_least=1)
-
-
-def covering(queries: Coordinates, keys: Coordinates) -> tuple[int, ...]:
-    """The smallest size along each axis whose offsets, -(size - 1) to size - 1, hold every query - key."""
-    sides = zip(queries.low, queries.high, keys.low, keys.high, strict=True)
-    return tuple(max(qh - kl, kh - ql) + 1 for ql, qh, kl, kh in sides)
 
 
 class RelativePositionBias(OffsetBias):
@@ -282,6 +276,8 @@ class RelativePositionBias(OffsetBias):
                     repr(coordinates),
                     "Build the bias with prefix= as many, so that the table has the three rows for it.",
                 )
+        if self.beyond == "raise":
+            require_within(self.sizes, queries, keys)
         return super().terms(queries, keys)
 
     def forward(self) -> Float[Tensor, "H N N"]:  # type: ignore[override]  # as in Swin's module of this name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from relpos.core import Grid
+from relpos.core import Coordinates, Grid, Positions
 from relpos.core.checks import fail, require_number, shape_of
 
 
@@ -19,6 +19,32 @@ def require_window(window_size: object) -> tuple[int, ...]:
     if not isinstance(window_size, tuple | list) or not window_size:
         fail("window_size to be (rows, columns)", shape_of(window_size), "Pass one integer per axis.")
     return Grid(*window_size).sizes
+
+
+def covering(queries: Coordinates, keys: Coordinates) -> tuple[int, ...]:
+    """The smallest size along each axis whose offsets, -(size - 1) to size - 1, hold every query - key."""
+    sides = zip(queries.low, queries.high, keys.low, keys.high, strict=True)
+    return tuple(max(qh - kl, kh - ql) + 1 for ql, qh, kl, kh in sides)
+
+
+def require_within(sizes: tuple[int, ...], queries: object, keys: object | None) -> None:
+    """Raise where the low and high of `Positions` say that tokens may be farther apart than a table of `sizes` goes.
+
+    Other coordinates say how far apart tokens are; what `Positions` declare may be more than what occurs.
+    """
+    sides = [queries] if keys is None else [queries, keys]
+    known = [side for side in sides if isinstance(side, Coordinates) and side.axes == len(sizes)]
+    if len(known) < len(sides) or not any(isinstance(side, Positions) for side in known):
+        return
+    for axis, (size, needed) in enumerate(zip(sizes, covering(known[0], known[-1]), strict=True)):
+        if needed > size:
+            said = [f"low={side.low}, high={side.high}" for side in known]
+            came = said[0] if len(said) == 1 else f"{said[0]} of queries and {said[1]} of keys"
+            remedy = 'Narrow low and high to what occurs, resize the table, or build it with beyond="clip".'
+            wanted = (
+                f"Positions whose low and high are at most {size - 1} apart on axis {axis}, as far as the table goes"
+            )
+            fail(wanted, f"{came}, which are {needed - 1} apart", remedy)
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """The command that asks for a comparison, and how to cite it."""
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +24,7 @@ def command_line(results: Results) -> str:
     Where functions or datasets were handed over in Python, the call of `relpos.compare` instead.
     """
     settings = results.settings
-    own = {name: held.split(", ")[0] for name in _FUNCTIONS if (held := getattr(settings, name)) is not None}
+    own = {name: held for name in _FUNCTIONS if (held := as_given(settings, name)) is not None}
     if settings.task == "datasets" or not all(map(_is_typed, own.values())):
         return _call(settings, own)
     words = ["relpos", "compare", "--data", _data(settings), *_image_options(settings.task_options)]
@@ -42,7 +43,23 @@ def command_line(results: Results) -> str:
     return shlex.join(words)
 
 
+_BUILT_IN = ("digits", "text")
+"""Names that `--data` does not take for files."""
 _FUNCTIONS = ("model", "step", "evaluate")
+_TOLD_APART = re.compile(r"(, (timm|transformers) [^, ]+)?(, sha256 [0-9a-f]{12}(, .*)?)?", re.DOTALL)
+"""What follows a function's name where it is described: a library's version, a fingerprint, a number that is drawn."""
+
+
+def as_given(settings: SettingsRecord, name: str) -> str | None:
+    """The `model`, `step` or `evaluate` of a comparison as it was typed; else its name, or None where there is none.
+
+    Results of an earlier relpos have the name alone, without the folder of a file.
+    """
+    held: str | None = getattr(settings, name)
+    if held is None or name in settings.given:
+        return settings.given.get(name)
+    end = next(at for at in range(len(held) + 1) if _TOLD_APART.fullmatch(held, at))
+    return held[:end]
 
 
 def _is_typed(held: str) -> bool:
@@ -75,7 +92,8 @@ def _call(settings: SettingsRecord, own: Mapping[str, str]) -> str:
 def _data(settings: SettingsRecord) -> str:
     """What `--data` takes: a folder, a file, or the name of data that come with the libraries."""
     own = settings.task_options
-    return str(own.get("images", own.get("text", settings.task)))
+    data = own.get("images", own.get("text"))
+    return settings.task if data is None else f"./{data}" if data in _BUILT_IN else str(data)
 
 
 def _image_options(options: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from relpos.files.writing import write_whole
 from relpos.report.advice import advise, listed
-from relpos.report.command import bibtex, citation, command_line
+from relpos.report.command import as_given, bibtex, citation, command_line
 from relpos.report.curves import curves, overview
 from relpos.report.measure import measure_of
 from relpos.report.reproduce import reproduce
@@ -187,7 +187,7 @@ def _trained(results: Results) -> str:
     if results.settings.model == "swin":
         return "small Swin Transformer"
     if results.settings.model is not None:
-        return f"model of {results.settings.model.split(', ')[0]}"
+        return f"model of {as_given(results.settings, 'model')}"
     return "small causal language model" if results.task.kind == "text" else "small vision transformer"
 
 

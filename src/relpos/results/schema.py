@@ -61,6 +61,9 @@ class SettingsRecord:
     evaluate: Annotated[str | None, "what measures instead of relpos, likewise"] = None
     changes: Annotated[dict[str, Any], "of the recipe, that were asked for, steps apart"] = field(default_factory=dict)
     better: Annotated[Literal["higher", "lower"] | None, "of figures of one's own: `higher`, `lower`"] = None
+    given: Annotated[dict[str, str], "`model`, `step`, `evaluate` as typed; no part of what is compared"] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True)
