@@ -230,7 +230,7 @@ class Mechanism(WrittenOut):
         return [self]
 
     def grow(self, queries: Coordinates, rule: str) -> Mechanism:
-        """A copy for other coordinates by one of the rules in `growth`; this mechanism is left as it is.
+        """A copy for other coordinates, with weights of its own, by one of the rules in `growth`; this one stays.
 
         Where the rule is `AS_IS`, the mechanism itself.
         """

@@ -249,7 +249,8 @@ class RelativePositionBias(OffsetBias):
                 fail(
                     f"offsets from {-reach} to {reach} on axis {axis}",
                     f"{offsets.low[axis]} to {offsets.high[axis]}",
-                    'Resize the table with resize(window), or build it with beyond="clip".',
+                    'Resize the table with resize(window), or build it with beyond="clip"; '
+                    "grow(coordinates, rule) does either.",
                 )
             row = row * (2 * size - 1) + offsets.axes[:, axis].clamp(-reach, reach) + reach
         return torch.where(offsets.kind == int(Kind.TOKENS), row, math.prod(self.table_sizes) - 1 + offsets.kind)
