@@ -36,7 +36,10 @@ def seeds(results: Results) -> set[int]:
 
 
 def cell(results: Results, name: str, probe_id: str) -> tuple[float, str]:
-    """What a mechanism reaches, to sort by, and in words: by each of its rules, the best first."""
+    """What a mechanism reaches, to sort by, and in words: by each of its rules, the best first.
+
+    One that is named after a rule of rotations, by that one alone: they differ in nothing else.
+    """
     (probe,) = (one for one in results.task.probes if one.id == probe_id)
     measure, shared = measure_of(results), seeds(results)
     reached = [
@@ -44,6 +47,8 @@ def cell(results: Results, name: str, probe_id: str) -> tuple[float, str]:
         for one in contenders(results, probe)
         if one.name == name
     ]
+    named = name.removeprefix("rotary_")
+    reached = [one for one in reached if one[1] == named] or reached
     reached.sort(key=lambda one: measure.rank(one[0].mean))
     words: list[str] = []
     share = results.task.name == "digits"
@@ -52,7 +57,8 @@ def cell(results: Results, name: str, probe_id: str) -> tuple[float, str]:
         text = f"{mean:.{1 if share else 3}f}"
         if probe_id in WITH_INTERVAL and not words:
             text += f" ({low:.{0 if share else 2}f} to {high:.{0 if share else 2}f})"
-        words.append(text + (f" {growth}" if growth else " as is" if probe_id.startswith("canvas") else ""))
+        rule = growth if growth != "as is" or probe_id.startswith("canvas") else None
+        words.append(f"{text} {rule}" if rule else text)
     return measure.rank(reached[0][0].mean), ", ".join(words)
 
 
