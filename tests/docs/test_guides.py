@@ -13,13 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from guides import DOCS, ERROR, PAGES, blocks
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGES = sorted((DOCS / "guides").glob("*.md"))
 SLOW = {"compare", "retrofit"}
 """They train models, and import transformers."""
-BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", flags=re.MULTILINE | re.DOTALL)
-ERROR = re.compile(r"(\w+Error): (.*)", flags=re.DOTALL)
 
 
 @pytest.fixture
@@ -57,12 +54,10 @@ def test_the_code_of_a_guide_does_what_it_says(page: Path, tmp_path: Path, monke
         imported("transformers")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    text = page.read_text("utf-8")
     names: dict[str, Any] = {"__name__": "__main__"}
     same = doctest.OutputChecker().check_output
-    for block in BLOCK.finditer(text):
-        code, shown = block.group(1), block.group(2) or ""
-        where = f"{page.name}:{text[: block.start()].count(chr(10)) + 1}"
+    for line, code, shown in blocks(page):
+        where = f"{page.name}:{line}"
         printed = run(code, names, where)
         if ERROR.match(printed) and not ERROR.match(shown):
             pytest.fail(f"{where} ends with {printed}")

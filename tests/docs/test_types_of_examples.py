@@ -1,4 +1,4 @@
-"""The README's Python is right by mypy --strict, as an editor of its readers sees it."""
+"""The Python of the README and the guides is right by mypy --strict, as an editor of their readers sees it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from guides import PAGES, meant
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(
     r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
 )
+PLAIN = "# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-calls=False\n"
+"""Functions of a guide have no annotations, to be short; what they do is checked all the same."""
 CALLS = """
 import torch
 from torch import Tensor
@@ -38,6 +41,8 @@ def test_examples_and_calls_have_the_types_that_they_should(tmp_path: Path) -> N
     assert BLOCKS
     for number, block in enumerate([*BLOCKS, CALLS]):
         (tmp_path / f"example_{number}.py").write_text(block, encoding="utf-8")
+    for page in PAGES:
+        (tmp_path / f"{page.stem.replace('-', '_')}.py").write_text(PLAIN + meant(page), encoding="utf-8")
     command = [
         sys.executable,
         "-m",

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from relpos.core import Coordinates, Grid, Offsets, Terms, at_least_float32, lookup
 from relpos.core.checks import fail, require_choice, require_int, shape_of
-from relpos.position.mechanism import Mechanism, Site
+from relpos.position.mechanism import Site
 from relpos.position.offset_bias import OffsetBias
 from relpos.position.preset import Preset
 from relpos.position.tables import covering, require_std, require_window, require_within, start_table
@@ -136,13 +136,14 @@ class FactoredBias(OffsetBias):
         )
         return resized
 
-    def grow(self, queries: Coordinates, rule: str) -> Mechanism:
+    def grow(self, queries: Coordinates, rule: str) -> FactoredBias:
         if rule == "clipped":
             clipped = copy.deepcopy(self)
             clipped.beyond = "clip"
             return clipped
         if rule != "interpolated":
-            return super().grow(queries, rule)
+            super().grow(queries, rule)  # raises unless this one serves as it is
+            return self
         if not isinstance(queries, Grid):
             fail("a grid for a factored bias to grow to", repr(queries), 'Use resize(window), or the rule "clipped".')
         return self.resize(queries.sizes)

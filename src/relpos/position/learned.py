@@ -186,11 +186,12 @@ class LearnedPositionEmbedding(Mechanism):
         extended.pos_embed = nn.Parameter(torch.cat([prefix, rest[:, rows]], dim=1), self.pos_embed.requires_grad)
         return extended
 
-    def grow(self, queries: Coordinates, rule: str) -> Mechanism:
+    def grow(self, queries: Coordinates, rule: str) -> LearnedPositionEmbedding:
         if rule == "repeated" and rule in self.growth:
             return self.extend(queries.raster().high[0] + 1)
         if rule != "interpolated":
-            return super().grow(queries, rule)
+            super().grow(queries, rule)  # raises unless this one serves as it is
+            return self
         if isinstance(queries, Grid) and self.is_grid:
             return self.resize(queries.sizes)
         return self.resize(queries.raster().high[0] + 1)

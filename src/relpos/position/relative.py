@@ -42,7 +42,7 @@ from relpos.core import (
     require_coordinates,
 )
 from relpos.core.checks import fail, require_choice, require_int, shape_of
-from relpos.position.mechanism import Mechanism, Site
+from relpos.position.mechanism import Site
 from relpos.position.offset_bias import OffsetBias
 from relpos.position.preset import Preset
 from relpos.position.tables import covering, geometric_places, read_between, require_std, require_within, start_table
@@ -342,13 +342,14 @@ class RelativePositionBias(OffsetBias):
         extended.relative_position_bias_table = nn.Parameter(rows, self.relative_position_bias_table.requires_grad)
         return extended
 
-    def grow(self, queries: Coordinates, rule: str) -> Mechanism:
+    def grow(self, queries: Coordinates, rule: str) -> RelativePositionBias:
         if rule == "clipped":
             clipped = copy.deepcopy(self)
             clipped.beyond = "clip"
             return clipped
         if rule != "interpolated":
-            return super().grow(queries, rule)
+            super().grow(queries, rule)  # raises unless this one serves as it is
+            return self
         if self.bias_type == "2d" and isinstance(queries, Grid):
             rows, columns = queries.sizes
             return self.resize((rows, columns))

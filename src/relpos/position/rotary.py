@@ -166,10 +166,11 @@ class RotaryEmbedding(Mechanism):
             return (AS_IS,)
         return (self.beyond, *(rule for rule in RULES if rule != self.beyond))
 
-    def grow(self, queries: Coordinates, rule: str) -> Mechanism:
+    def grow(self, queries: Coordinates, rule: str) -> RotaryEmbedding:
         """A copy that stretches from the trained length to the largest position of `queries`, plus 1, as it then is."""
         if rule == AS_IS or rule not in self.growth or self.trained_length is None:
-            return super().grow(queries, rule)
+            super().grow(queries, rule)  # raises unless this one serves as it is
+            return self
         require_coordinates(queries, "queries")
         factor = max(1.0, context_length(queries.raster()) / self.trained_length)
         grown = copy.deepcopy(self)

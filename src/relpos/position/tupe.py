@@ -148,9 +148,10 @@ class TUPEPosition(Mechanism):
             made = (normed @ weight.T + bias) * (2 * self.head_dim) ** -0.25
         return torch.unflatten(made, -1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
-    def grow(self, queries: Coordinates, rule: str) -> Mechanism:
+    def grow(self, queries: Coordinates, rule: str) -> TUPEPosition:
         if rule not in self.growth:
-            return super().grow(queries, rule)
+            super().grow(queries, rule)  # raises unless this one serves as it is
+            return self
         return self._with(self.places.grow(queries, rule))
 
     def resize(self, size: int | tuple[int, ...]) -> TUPEPosition:
