@@ -176,6 +176,7 @@ def _in_a_process_of_its_own(body: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_pickled_models_run_in_a_process_that_has_not_heard_of_them(tmp_path: Path) -> None:
     sent = []

@@ -263,6 +263,7 @@ print(float(model(torch.arange(3, 12)[None])[0].abs().sum()))
 """
 
 
+@pytest.mark.slow
 def test_a_pickled_model_runs_in_a_process_that_has_not_heard_of_it(tmp_path: Path) -> None:
     model = models()["t5 encoder, eager"].made()
     relpos.retrofit(model, border=0, verify=False)

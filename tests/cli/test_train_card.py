@@ -26,6 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_card_tells_the_run(folder: Path) -> None:
     card, config = (folder / "README.md").read_text(), json.loads((folder / "config.json").read_text())
     model = relpos.VisionTransformer.from_pretrained(folder)
