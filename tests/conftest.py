@@ -21,6 +21,11 @@ if not torch.cuda.is_available():
 _VECTORS = torch.backends.cpu.get_cpu_capability()
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), f"relpos-inductor-{_VECTORS}")
 
+# Pytest and what tests start may keep what they have compiled, as Python does unless told otherwise: some images of
+# containers forbid it, and every process of the tests would compile all of relpos, a sixth of its start.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 _FINDERS = tuple(sys.meta_path)  # pytest's, which makes asserts explain themselves, and Python's
 
 # Before anything of relpos is imported: each of its annotations is checked at every call in this process.

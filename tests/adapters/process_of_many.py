@@ -1,4 +1,6 @@
-"""One of several processes that train a retrofitted T5 for a step: `torchrun process_of_many.py ddp|fsdp OUT.pt`.
+"""One of several processes that train a retrofitted T5 for a step: `torchrun process_of_many.py FOLDER`.
+
+Once with DDP, once with FSDP2.
 
 The gradients of all processes' rows, as DDP and FSDP average them, are written by the first; the test holds them
 against those of the published model in one process.
@@ -6,7 +8,9 @@ against those of the published model in one process.
 
 from __future__ import annotations
 
+import gc
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +21,7 @@ from torch import Tensor, nn
 import relpos
 from models import models, padding, tokens
 
+HOW = ("ddp", "fsdp")
 ROWS = 4
 
 
@@ -35,11 +40,22 @@ def loss(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
     return total
 
 
-def main(how: str, out: str) -> None:
-    """A step of one process."""
+def main(folder: str) -> None:
+    """The steps of one process."""
     dist.init_process_group("gloo")
+    assert dist.get_world_size() == 2
+    for how in HOW:
+        whole = _step(how)
+        if dist.get_rank() == 0:
+            torch.save(whole, Path(folder, f"{how}.pt"))
+    gc.collect()  # the last to hold the group would wait for a thread that waits for Python's lock
+    dist.barrier()  # gloo aborts a process whose peer has gone
+    dist.destroy_process_group()
+
+
+def _step(how: str) -> dict[str, Any]:
+    """The gradients of one step."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    assert world == 2, world
     model: Any = models()["t5"].made()
     relpos.retrofit(model, border=0, verify=how == "ddp")
     if how == "ddp":
@@ -59,12 +75,7 @@ def main(how: str, out: str) -> None:
         relpos.retrofit(wrapped, border=0, verify=False)
     loss(wrapped, {name: x[rank::world] for name, x in batch().items()}).backward()
     gradients = {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
-    whole = {name: x.full_tensor() if how == "fsdp" else x for name, x in gradients.items()}  # type: ignore[operator]
-    if rank == 0:
-        torch.save(whole, out)
-    del wrapped  # the last to hold the group would wait for a thread that waits for Python's lock
-    dist.barrier()  # gloo aborts a process whose peer has gone
-    dist.destroy_process_group()
+    return {name: x.full_tensor() if how == "fsdp" else x for name, x in gradients.items()}
 
 
 if __name__ == "__main__":

@@ -184,6 +184,7 @@ def test_mistakes_are_one_line(tmp_path: Path, digits: Any, text: Any) -> None:
         assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_comparison_inside_a_text_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two seeds: records hold their figures, trained models come back, and the page has the command.
 
@@ -217,6 +218,7 @@ def test_a_comparison_inside_a_text_model(tmp_path: Path, monkeypatch: pytest.Mo
     assert not torch.equal(zero, one)
 
 
+@pytest.mark.slow
 def test_of_a_list_what_the_model_cannot_take_is_left_out_and_said() -> None:
     from relpos.comparing.call import _suited
 
@@ -253,6 +255,7 @@ def test_trained_images_keep_their_size_and_position(tmp_path: Path) -> None:
     assert torch.equal(kept, published.vit.embeddings.position_embeddings)
 
 
+@pytest.mark.slow
 def test_few_tokens_are_said(tmp_path: Path) -> None:
     images = [(torch.rand(3, 32, 32), number % 2) for number in range(8)]
     for patch, wanted in (

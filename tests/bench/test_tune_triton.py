@@ -58,6 +58,7 @@ def test_the_fastest_tiles_that_are_right(kind: str, script: Any, monkeypatch: p
     assert launch.SHAPES[key] is now
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
 def test_it_wants_a_gpu() -> None:
     done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=False)

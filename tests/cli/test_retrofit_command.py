@@ -23,6 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_it_verifies_and_times_both(folder: Path, capsys: Captured) -> None:
     main(["retrofit", f"hf:{folder}", "--lengths", "32,16", "--rounds", "1", "--border", "0"])
     printed = capsys.readouterr().out

@@ -76,6 +76,7 @@ def test_a_page_of_a_folder(folder: Path, capsys: Captured, monkeypatch: pytest.
     assert "shared.weight" not in text
 
 
+@pytest.mark.slow
 def test_shards_are_one_model(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     shards = tmp_path / "other" / "model"
     shards.mkdir(parents=True)

@@ -26,6 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_card_tells_the_run(folder: Path) -> None:
     card, config = (folder / "README.md").read_text(), json.loads((folder / "config.json").read_text())
     model = relpos.VisionTransformer.from_pretrained(folder)
@@ -53,6 +54,7 @@ def test_the_card_tells_the_run(folder: Path) -> None:
     assert "relpos.VisionTransformer.from_pretrained('mine')" in card
 
 
+@pytest.mark.slow
 def test_the_picture_is_beside_it(folder: Path) -> None:
     (shown,) = re.findall(r"!\[[^]]*\]\(([^)]*)\)", (folder / "README.md").read_text())
     with Image.open(folder / shown) as picture:
@@ -60,6 +62,7 @@ def test_the_picture_is_beside_it(folder: Path) -> None:
         assert len(picture.convert("RGB").getcolors(1 << 24) or ()) > 50
 
 
+@pytest.mark.slow
 def test_without_libraries_of_reports_the_card_has_figures_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,6 +180,7 @@ def test_a_file_builds_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         compare(out, f"{file}:build", positions=["own", "learned"], quick=True)
 
 
+@pytest.mark.slow
 def test_regression_by_a_step_and_figures_of_ones_own(tmp_path: Path) -> None:
     """Figures are below 0 and more is better: the interval is not cut off at 0, and learned positions win."""
     result, lines = compare(
@@ -204,6 +205,7 @@ def test_regression_by_a_step_and_figures_of_ones_own(tmp_path: Path) -> None:
     assert "(train, validation, test)" in page
 
 
+@pytest.mark.slow
 def test_a_closure_runs_here_and_a_line_says_so(tmp_path: Path) -> None:
     width = 16
 
@@ -234,6 +236,7 @@ def test_a_closure_runs_here_and_a_line_says_so(tmp_path: Path) -> None:
     assert there.results.costs[0].peak_memory_mib is not None
 
 
+@pytest.mark.slow
 def test_what_a_build_draws_from_python_and_numpy_repeats(tmp_path: Path) -> None:
     found = []
     for number in range(2):

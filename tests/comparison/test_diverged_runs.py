@@ -63,6 +63,7 @@ def test_a_run_that_diverges_is_a_record() -> None:
     strict(json.dumps(record))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_this_process")
 def test_the_rest_goes_on_and_it_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = settings("none", "learned", multiplier=1e42)

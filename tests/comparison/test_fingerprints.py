@@ -150,6 +150,7 @@ def test_an_edit_in_a_notebook_is_seen(before: str, after: str) -> None:
     assert described(typed(SOURCE)) != described(typed(SOURCE.replace(before, after)))
 
 
+@pytest.mark.slow
 def test_it_is_the_same_in_another_process() -> None:
     script = (
         "import own_model\nfrom functools import partial\nfrom relpos.comparison.callables import described\n"

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from relpos.adapters.kinds import refused_classes, replaced_classes
 
 ROOT = Path(__file__).parent.parent.parent
 
 
+@pytest.mark.slow
 def test_the_page_is_what_its_script_writes() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "retrofit_page"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -117,6 +117,7 @@ def test_a_quick_run_shows_no_ranking(make: Any) -> None:
     assert 'class="named"' not in page
 
 
+@pytest.mark.slow
 def test_all_kinds_of_comparison_have_a_page(make: Any, tmp_path: Path) -> None:
     text = build_page(make_text(tuple(BITS)))
     assert parsed(text).headings == HEADINGS
@@ -152,6 +153,7 @@ def test_what_was_done_to_the_images_is_said(make: Any) -> None:
     assert "Each is scaled and cropped to 32 x 32." in head, "without unfolding anything"
 
 
+@pytest.mark.slow
 def test_equal_results_give_an_equal_page(make: Any) -> None:
     assert build_page(make()) == build_page(make())
 

@@ -1,4 +1,7 @@
-"""Several processes train what one would: torchrun over gloo, DDP and FSDP2."""
+"""Several processes train what one would: over gloo, DDP and FSDP2.
+
+Where launchers or signals matter, they are torchrun's; else `worlds` starts them.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import contextlib
 import ctypes
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from worlds import Worlds
 
 from relpos.data import find_task
 from relpos.train import Recipe
@@ -37,20 +42,47 @@ def _command(*given: Any, processes: int = 1) -> list[str]:
     return [sys.executable, *launcher, "-m", "relpos", "train", "--batch-size", "32", *map(str, given)]
 
 
-def _run(*given: Any, processes: int = 1, code: int = 0) -> str:
-    run = subprocess.run(
-        _command(*given, processes=processes), capture_output=True, text=True, env=ENV, timeout=300, check=False
-    )
-    assert (run.returncode == code) or (processes > 1 and run.returncode and code), run.stdout + run.stderr[-3000:]
-    return run.stdout + run.stderr
+@pytest.fixture(scope="module")
+def started() -> Iterator[Worlds]:
+    """What starts processes that have their libraries."""
+    worlds = Worlds()
+    yield worlds
+    worlds.close()
 
 
-def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def run_processes(started: Worlds, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs a program, or `relpos train`, in so many processes; what they said."""
+
+    def run(*given: Any, processes: int = 1, code: int = 0, script: Path | None = None) -> str:
+        program = _command(*given)[1:] if script is None else [script, *given]
+        log = tmp_path_factory.mktemp("said") / "log"
+        found, said = started.run(processes, list(map(str, program)), log)
+        assert (found == code) or (processes > 1 and found and code), said[-3000:]
+        return said
+
+    return run
+
+
+def test_two_processes_train_what_one_does(run_processes: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest difference of a weight, over the largest way that one went."""
     out = tmp_path / "found.json"
     positions = "relative_2d,fire"  # of numbers without an axis fully_shard takes none
+    script = ROOT / "benchmarks" / "processes.py"
     given = ["--positions", positions, "--worlds", "2", "--steps", "3", "--out", str(out)]
-    subprocess.run([sys.executable, str(ROOT / "benchmarks" / "processes.py"), *given], check=True, env=ENV)
+    monkeypatch.setattr(sys, "argv", [script.name, *given])
+
+    def start(command: list[str], **_: Any) -> None:
+        given = command[command.index(str(script)) + 1 :]
+        run_processes(*given, processes=int(given[given.index("--world") + 1]), script=script)
+
+    main = runpy.run_path(str(script))["main"]
+    monkeypatch.setattr(subprocess, "run", start)
+    main()
+    monkeypatch.undo()
     runs = json.loads(out.read_text())["runs"]
     assert len(runs) == 6
     for name, cells in runs.items():
@@ -69,13 +101,13 @@ Trained = Callable[[int, str], Path]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(run_processes: Run, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """The folder of a run by so many processes, with its checkpoint of step 3. The main process alone speaks."""
 
     @cache
     def run(processes: int, strategy: str) -> Path:
         out = tmp_path_factory.mktemp("trained") / "run"
-        said = _run(*GIVEN, "--strategy", strategy, "--checkpoint-every", 3, "--out", out, processes=processes)
+        said = run_processes(*GIVEN, "--strategy", strategy, "--checkpoint-every", 3, "--out", out, processes=processes)
         assert said.count("Saved in") == 1
         assert json.loads((out / "config.json").read_text())["processes"] == processes
         return out
@@ -83,9 +115,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return run
 
 
-def test_two_processes_are_one_that_accumulates(trained: Trained, tmp_path: Path) -> None:
+def test_two_processes_are_one_that_accumulates(trained: Trained, run_processes: Run, tmp_path: Path) -> None:
     """Bit for bit: they add up the same two parts."""
-    _run(*GIVEN, "--accumulate", 2, "--out", tmp_path)
+    run_processes(*GIVEN, "--accumulate", 2, "--out", tmp_path)
     own, two = (load_file(folder / "model.safetensors") for folder in (tmp_path, trained(2, "ddp")))
     assert all(torch.equal(x, two[name]) for name, x in own.items())
 
@@ -98,7 +130,7 @@ def test_two_processes_are_one_that_accumulates(trained: Trained, tmp_path: Path
     ],
 )  # fmt: skip
 def test_a_run_goes_on_in_other_processes(
-    before: int, after: int, strategy: str, then: str, trained: Trained, tmp_path: Path
+    before: int, after: int, strategy: str, then: str, trained: Trained, run_processes: Run, tmp_path: Path
 ) -> None:
     """Under fsdp each process writes its own parts."""
     run, alone = trained(before, strategy), load_file(trained(1, "ddp") / "model.safetensors")
@@ -106,7 +138,7 @@ def test_a_run_goes_on_in_other_processes(
     whole_ones = {"model.safetensors", "optimizer.safetensors", "random.safetensors"}
     assert written == ({"shard", "random.safetensors"} if strategy == "fsdp" else whole_ones)
     shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
-    said = _run(*GIVEN, "--strategy", then, "--resume", "auto", "--out", tmp_path, processes=after)
+    said = run_processes(*GIVEN, "--strategy", then, "--resume", "auto", "--out", tmp_path, processes=after)
     assert "resumed from step-00000003" in said
     whole, own = (load_file(folder / "model.safetensors") for folder in (run, tmp_path))
     torch.manual_seed(0)
@@ -118,8 +150,9 @@ def test_a_run_goes_on_in_other_processes(
         assert all(torch.equal(x, whole[name]) for name, x in own.items())
 
 
-def test_a_batch_that_processes_cannot_share(tmp_path: Path) -> None:
-    said = _run("--position", "none", "--steps", 2, "--accumulate", 3, "--out", tmp_path / "out", processes=2, code=2)
+def test_a_batch_that_processes_cannot_share(run_processes: Run, tmp_path: Path) -> None:
+    given = ("--position", "none", "--steps", 2, "--accumulate", 3, "--out", tmp_path / "out")
+    said = run_processes(*given, processes=2, code=2)
     assert "expected a batch that 2 processes times 3 accumulated parts divide; got 32" in said
     assert "30 or 36" in said
 
@@ -192,20 +225,19 @@ main(sys.argv[2:])
 """
 
 
-def test_others_wait_for_the_one_that_writes(tmp_path: Path) -> None:
+def test_others_wait_for_the_one_that_writes(run_processes: Run, tmp_path: Path) -> None:
     path = tmp_path / "waits.py"
     path.write_text(WAITS)
-    given = ["train", "--position", "none", "--batch-size", "32", "--steps", "3", "--out", str(tmp_path / "out")]
-    command = [sys.executable, *TORCHRUN, "2", str(path), str(tmp_path / "written"), *given]
-    run = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=300, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr[-3000:]
-    assert run.stdout.count("the writer had written: True") == 1
+    given = ["train", "--position", "none", "--batch-size", "32", "--steps", "3", "--out", tmp_path / "out"]
+    said = run_processes(tmp_path / "written", *given, processes=2, script=path)
+    assert said.count("the writer had written: True") == 1
 
 
 def test_devices_start_processes_and_two_interruptions_end_them(tmp_path: Path) -> None:
     """The first writes a checkpoint and ends; of a run that does not come to it, the second does at once."""
     out = tmp_path / "out"
-    said = _run("--position", "none", "--steps", 2, "--devices", 2, "--out", out)
+    command = _command("--position", "none", "--steps", 2, "--devices", 2, "--out", out)
+    said = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=300, check=True).stdout
     assert said.count("Saved in") == 1
     assert json.loads((out / "config.json").read_text())["processes"] == 2
 
@@ -247,15 +279,12 @@ main(sys.argv[1:])
 """
 
 
-def test_a_disk_that_is_full_for_one_process(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_for_one_process(run_processes: Run, tmp_path: Path) -> None:
     """The run goes on without a checkpoint; one that another process writes a part of is not half there."""
     path, out = tmp_path / "full.py", tmp_path / "out"
     path.write_text(FULL)
     given = ["train", "--position", "fire", "--batch-size", "32", "--steps", "4", "--strategy", "fsdp", "--out", out]
-    command = [sys.executable, *TORCHRUN, "2", path, *given, "--checkpoint-every", "2"]
-    run = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=ENV, timeout=300, check=False)
-    said = run.stdout + run.stderr
-    assert run.returncode == 0, said[-3000:]
+    said = run_processes(*given, "--checkpoint-every", "2", processes=2, script=path)
     why = f"expected process 1 to write into {out}/checkpoints/step-00000002.tmp; got No space left on device."
     assert said.count("no checkpoint of step") == 1
     assert f"no checkpoint of step 2: {why} Training goes on." in said
@@ -264,27 +293,22 @@ def test_a_disk_that_is_full_for_one_process(tmp_path: Path) -> None:
 
 FAILS = """
 import os, sys, time
-from relpos.cli.ending import end
+from datetime import timedelta
+from relpos.cli import ending
+ending._PATIENCE = timedelta(seconds=3)  # nothing is loaded any more
 if sys.argv[1] in ("all", os.environ["RANK"]):
-    end("it broke", 2)
+    ending.end("it broke", 2)
 time.sleep(60)
 """
 
 
 @pytest.mark.parametrize(("who", "line"), [("all", "it broke"), ("0", "it broke"), ("1", "process 1: it broke")])
-def test_an_error_is_said_once(who: str, line: str, tmp_path: Path) -> None:
+def test_an_error_is_said_once(who: str, line: str, run_processes: Run, tmp_path: Path) -> None:
     """By the main process, or with its number by the one that has it alone."""
     path = tmp_path / "fails.py"
     path.write_text(FAILS)
-    run = subprocess.run(
-        [sys.executable, *TORCHRUN, "2", str(path), who],
-        capture_output=True,
-        text=True,
-        env=ENV,
-        timeout=100,
-        check=False,
-    )
-    assert [said for said in run.stderr.splitlines() if "error: " in said] == [f"relpos: error: {line}"]
+    text = run_processes(who, processes=2, code=2, script=path)
+    assert [said for said in text.splitlines() if "error: " in said] == [f"relpos: error: {line}"]
 
 
 def _marked(mark: str) -> list[int]:
@@ -329,15 +353,17 @@ def test_workers_whose_launcher_died_before_they_knew_it(adopted: bool, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def test_sharing_a_hessian(tmp_path: Path) -> None:
+def test_sharing_a_hessian(run_processes: Run, tmp_path: Path) -> None:
     given = ("--position", "none", "--steps", 2, "--optimizer", "sophia-h", "--out", tmp_path / "out")
-    assert "an optimizer whose estimates several processes share; got sophia-h" in _run(*given, processes=2, code=2)
+    assert "an optimizer whose estimates several processes share; got sophia-h" in run_processes(
+        *given, processes=2, code=2
+    )
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_killed_run_goes_on(processes: int, tmp_path: Path) -> None:
     """`scripts/kill_runs` does it a hundred times."""
-    given = [sys.executable, str(ROOT / "scripts" / "kill_runs"), "--kills", "3" if processes == 1 else "2"]
+    given = [sys.executable, str(ROOT / "scripts" / "kill_runs"), "--kills", "2"]
     run = subprocess.run(
         [*given, "--processes", str(processes), "--folder", str(tmp_path / "run")],
         capture_output=True, text=True, env=ENV, timeout=500, check=False,

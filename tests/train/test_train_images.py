@@ -15,6 +15,7 @@ from relpos.data import ImageFolder
 from relpos.train import ImageRecipe, load
 
 
+@pytest.mark.slow
 def test_a_model_loads_where_its_images_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photographs, out = make_folder(tmp_path / "photographs", 6), tmp_path / "out"
     words = ["train", "--data", str(photographs), "--position", "learned", "--out", str(out), "--steps", "2"]
