@@ -164,7 +164,11 @@ def _compare(parser: ArgumentParser) -> None:
         help="another number of the recipe, such as recipe.weight_decay=0.1; as often as needed",
     )
     own = "a function of your own as FILE.py:NAME"
-    model = f"swin, timm:NAME, hf:FOLDER (transformers), or {own}: build(position, task), which returns the model"
+    model = (
+        "swin, for images: relpos's Swin Transformer, its own position first (own); timm:NAME; hf:FOLDER "
+        f"(transformers); or {own}: build(position, task), which returns the model. Default: relpos's vision "
+        "Transformer, of a text its language model"
+    )
     add("--model", type=words, metavar="MODEL", help=model)
     add("--step", type=words, metavar="STEP", help=f"{own}: step(model, batch), which returns the loss")
     add("--evaluate", type=words, metavar="EVALUATE", help=f"{own}: evaluate(model, split), which returns a figure")

@@ -10,6 +10,7 @@ import torch
 
 import relpos
 from photographs import make_folder
+from relpos.cli import main
 from relpos.comparing import Display
 from relpos.comparison.settings import grown, growth
 from relpos.data import find_task
@@ -59,6 +60,20 @@ def test_its_page_and_its_command_name_it(found: tuple[relpos.ComparisonResult, 
     assert command.startswith("relpos compare --data ")
     assert " --model swin --positions own,none," in command
     assert "own" in str(result.table())
+
+
+def test_a_newcomer_is_told_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """By the help, the README, the guide and the page of the command: what it is, for which data, what it compares."""
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "swin, for images: relpos's Swin Transformer, its own position first" in told
+    assert "Default: relpos's vision Transformer, of a text its language model" in told
+    root = Path(__file__).parents[2]
+    for page in ("README.md", "docs/guides/compare.md", "docs/command.md"):
+        assert "--model swin" in (root / page).read_text("utf-8"), page
+    images = (root / "docs" / "command.md").read_text("utf-8").partition("**Your own images**")[2].partition("\n\n")[0]
+    assert "`--model swin`" in images
 
 
 @pytest.mark.parametrize("position", ["own", "none", "learned", "sinusoidal_2d+relative_2d", "rotary_2d"])
