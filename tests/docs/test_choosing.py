@@ -21,10 +21,14 @@ def tables(text: str) -> list[list[list[str]]]:
 
 
 def measured(page: str, columns: list[str]) -> dict[str, list[str]]:
-    """By mechanism, the figures of the first table of a page in docs, without their intervals and rules."""
-    heads, *rows = tables((ROOT / "docs" / page).read_text("utf-8"))[0]
-    places = [heads.index(column) for column in columns]
-    return {row[0]: [row[place].split(" ")[0] for place in places] for row in rows}
+    """By mechanism, the figures of a page in docs, of its first table that has them, without intervals and rules."""
+    found: dict[str, list[str]] = {}
+    for heads, *rows in tables((ROOT / "docs" / page).read_text("utf-8")):
+        if set(columns) <= set(heads):
+            places = [heads.index(column) for column in columns]
+            for row in rows:
+                found.setdefault(row[0], [row[place].split(" ")[0] for place in places])
+    return found
 
 
 def test_text_and_digits_are_those_of_their_pages() -> None:
