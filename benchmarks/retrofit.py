@@ -163,8 +163,6 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (512, 1024, 2048),
     ),
-    "timm swin_tiny, windows of 7 x 7, 224 px": (lambda: _timm("swin_tiny_patch4_window7_224"), ()),
-    "timm levit_128, 224 px": (lambda: _timm("levit_128"), ()),
 }
 """Name to how a model is made, and lengths; images have the model's own size."""
 _OF_IMAGES: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {

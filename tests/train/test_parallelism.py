@@ -204,7 +204,7 @@ from relpos.cli import main
 from relpos.train.snapshots import SnapshotStore
 from relpos.train.checkpointing import Checkpointing
 
-slow, write = SnapshotStore.write, Checkpointing.write
+slow = SnapshotStore.write
 
 def written(store, step, snapshot):
     slow(store, step, snapshot)
@@ -372,21 +372,40 @@ def test_a_killed_run_goes_on(processes: int, tmp_path: Path) -> None:
     assert "nothing unreadable, nothing left behind" in run.stdout
 
 
-def test_sigterm_to_one_of_two_processes(tmp_path: Path) -> None:
-    """torchrun hands it on; a checkpoint is written by the main one."""
-    folder = tmp_path / "run"
-    command = _command("--position", "none", "--steps", 100_000, "--out", folder, "--checkpoint-every", 5, processes=2)
+TOLD = """
+import os, sys
+from relpos.cli import main
+from relpos.train.checkpointing import Checkpointing
+Checkpointing.due = lambda checkpointing, step: step == 1
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("processes", "number", "code"),
+    [(1, signal.SIGTERM, 143), (1, signal.SIGINT, 130), (2, signal.SIGTERM, 1), (2, signal.SIGINT, 1)],
+)
+def test_a_run_that_is_told_to_end_writes_one_more(
+    processes: int, number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    """The only one after step 1; torchrun hands the signal on, and ends with a code of its own."""
+    program, folder, log = tmp_path / "told.py", tmp_path / "run", tmp_path / "log"
+    program.write_text(TOLD)
+    launcher = [*TORCHRUN, str(processes)] if processes > 1 else []
+    given = ["train", "--position", "none", "--batch-size", "32", "--steps", "100000", "--out", str(folder)]
     store, begun = SnapshotStore(folder / "checkpoints"), time.monotonic()
-    with subprocess.Popen(command, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+    with (
+        log.open("w") as said,
+        subprocess.Popen([sys.executable, *launcher, str(program), *given], env=ENV, stdout=said, stderr=said) as run,
+    ):
         while not store.steps():
             assert time.monotonic() - begun < 200
-            assert run.poll() is None
-            time.sleep(0.2)
-        seen = store.steps()[0]
-        time.sleep(1)
-        run.send_signal(signal.SIGTERM)
-        assert run.wait(timeout=60) != 0
-    newest, passed = store.newest()
-    assert newest is not None
-    assert not passed
-    assert store.steps()[0] > seen
+            assert run.poll() is None, log.read_text()
+            time.sleep(0.1)
+        time.sleep(0.5)
+        run.send_signal(number)
+        assert run.wait(timeout=60) == code, log.read_text()
+    (newest, *rest) = store.steps()
+    assert rest == [1]
+    assert f"interrupted; a checkpoint of step {newest} is in" in " ".join(log.read_text().split())
+    assert store.newest() == (store.path(newest), [])

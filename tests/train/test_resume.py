@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import signal
 import subprocess
@@ -207,19 +208,50 @@ print("goes on")
 
 
 @pytest.mark.parametrize(
-    ("told", "code"),
+    ("told", "world", "code"),
     [
-        (["SIGINT", "SIGTERM"], -signal.SIGTERM),  # what torchrun makes of two interruptions
-        (["SIGTERM", "SIGTERM"], 0),  # a scheduler's, and the launcher's
-        (["SIGTERM", "SIGINT"], -signal.SIGINT),
+        (["SIGINT", "SIGTERM"], 2, -signal.SIGTERM),  # what torchrun makes of two interruptions
+        (["SIGINT", "SIGTERM"], 1, 0),
+        (["SIGTERM", "SIGTERM"], 2, 0),  # a scheduler's, and the launcher's
+        (["SIGTERM", "SIGINT"], 2, -signal.SIGINT),
     ],
 )
-def test_which_second_signal_ends_at_once(told: list[str], code: int, tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", TWICE, str(tmp_path), *told], capture_output=True, text=True, check=False
-    )
+def test_which_second_signal_ends_at_once(told: list[str], world: int, code: int, tmp_path: Path) -> None:
+    command, env = [sys.executable, "-c", TWICE, str(tmp_path), *told], os.environ | {"WORLD_SIZE": str(world)}
+    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert run.returncode == code, run.stderr
     assert ("goes on" in run.stdout) == (code == 0)
+
+
+def test_a_run_that_is_told_while_its_last_step_is_measured(
+    whole: tuple[dict[str, Tensor], Curve], tmp_path: Path
+) -> None:
+    checkpointing = Checkpointing(tmp_path, 1000, settings={"seed": 5}, tell=print)
+
+    def watch(now: Progress) -> None:
+        if now.step == SMALL.steps:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(StoppedError):
+        train(find_task("digits"), "relative_2d", SMALL, seed=5, device=CPU, watch=watch, checkpointing=checkpointing)
+    assert checkpointing.store.steps() == [SMALL.steps]
+    _assert_same(_run(tmp_path), whole)
+
+
+def test_both_handlers_are_put_back(tmp_path: Path) -> None:
+    own = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        with Checkpointing(tmp_path).listening():
+            signal.raise_signal(signal.SIGINT)
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    finally:
+        signal.signal(signal.SIGTERM, own)
+
+
+def test_resuming_without_checkpoints() -> None:
+    with pytest.raises(ValueError, match="expected checkpointing= beside resume="):
+        train(find_task("digits"), "none", SMALL, seed=5, device=CPU, resume="auto")
 
 
 def test_a_second_interruption_ends_at_once(tmp_path: Path) -> None:

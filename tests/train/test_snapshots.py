@@ -221,8 +221,12 @@ def test_a_sealed_folder_that_is_no_checkpoint(lacks: str, tmp_path: Path) -> No
     tensors = {kind: x for kind, x in whole.tensors.items() if kind != lacks}
     store = SnapshotStore(tmp_path)
     store.write(3, Snapshot(tensors, {name: x for name, x in whole.state.items() if name != lacks}))
-    with pytest.raises(ValueError, match=rf"expected a checkpoint of a run; got .* lacks (a )?{lacks}"):
+    with pytest.raises(ValueError, match=rf"expected a checkpoint that is whole; got .* lacks (a )?{lacks}"):
         read_snapshot(store.path(3))
+    newest, ((passed, fault),) = store.newest()
+    assert newest is None
+    assert passed == store.path(3)
+    assert lacks in fault
 
 
 def test_nothing_is_unpickled(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:

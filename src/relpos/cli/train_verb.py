@@ -133,29 +133,32 @@ def run(arguments: Namespace) -> None:
         except StoppedError as stopped:
             bars.stop()
             end(str(stopped), stopped.code)
-    metric = measured(model, task, task.probes[0], device)
-    reached = {"validation": curve.validation[-1], "test": metric[task.measure]}
-    if not is_main():
-        return
-    about = {
-        "seed": arguments.seed,
-        "device": str(device),
-        "precision": arguments.precision,
-        "threads": arguments.threads,
-        "processes": world_size(),
-        "relpos": __version__,
-        "torch": torch.__version__,
-        **{f"{split}_{task.measure}": value for split, value in reached.items()},
-    }
-    card, files = card_of_run(model, folder.resolve().name, task, position, recipe, about, metric)
-    save(folder, model, task=task, position=position, recipe=recipe, about=about, card=card, files=files)
-    figure, unit = ("{:.1%}", "") if task.measure == "accuracy" else ("{:.3f}", " bits per byte")
-    figures = {
-        split: "not finite" if value is None else figure.format(value) + unit for split, value in reached.items()
-    }
-    words = ", ".join(f"{split} {value}" for split, value in figures.items())
-    by = "" if recipe.optimizer == "adamw" else f" by {recipe.optimizer}"
-    say(console, f"{position} on {task.name}{by}: {words}. Saved in {folder}/")
+    with checkpointing.listening():  # what was trained is saved first
+        metric = measured(model, task, task.probes[0], device)
+        reached = {"validation": curve.validation[-1], "test": metric[task.measure]}
+        if not is_main():
+            return
+        about = {
+            "seed": arguments.seed,
+            "device": str(device),
+            "precision": arguments.precision,
+            "threads": arguments.threads,
+            "processes": world_size(),
+            "relpos": __version__,
+            "torch": torch.__version__,
+            **{f"{split}_{task.measure}": value for split, value in reached.items()},
+        }
+        card, files = card_of_run(model, folder.resolve().name, task, position, recipe, about, metric)
+        save(folder, model, task=task, position=position, recipe=recipe, about=about, card=card, files=files)
+        figure, unit = ("{:.1%}", "") if task.measure == "accuracy" else ("{:.3f}", " bits per byte")
+        figures = {
+            split: "not finite" if value is None else figure.format(value) + unit for split, value in reached.items()
+        }
+        words = ", ".join(f"{split} {value}" for split, value in figures.items())
+        by = "" if recipe.optimizer == "adamw" else f" by {recipe.optimizer}"
+        say(console, f"{position} on {task.name}{by}: {words}. Saved in {folder}/")
+        if checkpointing.exit_code:
+            end(f"interrupted after the last step; the trained model is in {folder}", checkpointing.exit_code)
 
 
 def _launch(devices: int) -> NoReturn:
@@ -163,6 +166,6 @@ def _launch(devices: int) -> NoReturn:
     import os
     import sys
 
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")  # seconds to write a checkpoint in, else 30
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")  # seconds to write a checkpoint in, else 30
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices)]
     os.execv(sys.executable, [sys.executable, *torchrun, "-m", "relpos", *sys.argv[1:]])

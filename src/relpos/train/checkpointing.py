@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -106,15 +107,14 @@ class Checkpointing:
                 process does not find it.
         """
         chosen: Path | None = None
-        fault: str | None = None
+        fault: Exception | None = None
         if self.writes:
             try:
                 chosen = self._chosen(where)
-            except ValueError as error:
-                fault = str(error)
-        chosen, fault = all_of((chosen, fault))[0]
-        if fault is not None:
-            raise ValueError(fault)
+            except Exception as error:  # the others wait for it
+                fault = error
+        _raise_everywhere(fault)
+        chosen = all_of(chosen)[0]
         if chosen is None:
             return None
         found: Snapshot | None = None
@@ -124,6 +124,8 @@ class Checkpointing:
         except (ValueError, OSError) as error:
             own = (None, str(error))
         every = all_of(own)
+        if own[1] is not None and all(one == own for one in every):
+            raise ValueError(own[1])
         if found is None or any(one != every[0] for one in every):
             rank = next(rank for rank, one in enumerate(every) if one != every[0] or one[0] is None)
             came = f"process {rank}, which finds {every[rank][1] or 'another there'}"
@@ -150,8 +152,9 @@ class Checkpointing:
         if where != "auto":
             path = Path(where)
             step = read_snapshot(path).state["loop"]["step"]
-            if newer := [one for one in self.store.steps() if one > step and fault_of(self.store.path(one)) is None]:
-                came = f"step {step}, and {self.store.folder} has step {newer[0]}"
+            newer = (one for one in self.store.steps() if one > step and fault_of(self.store.path(one)) is None)
+            if (first := next(newer, None)) is not None:
+                came = f"step {step}, and {self.store.folder} has step {first}"
                 fail("the newest checkpoint of a folder", came, "Go on from an older one in another --out.")
             return path
         for path, fault in passed:
@@ -166,11 +169,11 @@ class Checkpointing:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """While this lasts, no other run writes in the folder; a process that ends lets go of it."""
-        try:
-            import fcntl
-        except ImportError:  # not there on Windows
+        if sys.platform == "win32":  # it has no such locks
             yield
             return
+        import fcntl
+
         made = not self.folder.exists()
         self.folder.mkdir(parents=True, exist_ok=True)
         held = os.open(self.folder, os.O_RDONLY)
@@ -217,7 +220,15 @@ class Checkpointing:
         Yields:
             What `resumed` gives.
         """
-        with self._alone() if self.writes else nullcontext(), self.listening():
+        with ExitStack() as held:
+            fault: Exception | None = None
+            if self.writes:
+                try:
+                    held.enter_context(self._alone())
+                except (ValueError, OSError) as error:
+                    fault = error
+            _raise_everywhere(fault)
+            held.enter_context(self.listening())
             yield self.resumed(resume)
 
     @contextmanager
@@ -237,7 +248,7 @@ class Checkpointing:
             self.exit_code = _CODES[signal.Signals(number)]
             if signal.SIGINT in before:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-            if number == signal.SIGINT and signal.SIGTERM in before:
+            if number == signal.SIGINT and signal.SIGTERM in before and world_size() > 1:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what torchrun makes of the second
 
         for number in before:
@@ -247,3 +258,12 @@ class Checkpointing:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _raise_everywhere(fault: Exception | None) -> None:
+    """Raise what went wrong in the process that writes, there and in those that would wait for it."""
+    said = all_of(None if fault is None else str(fault))[0]
+    if fault is not None:
+        raise fault
+    if said is not None:
+        raise ValueError(said)

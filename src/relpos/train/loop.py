@@ -179,6 +179,8 @@ def fit(
     from accelerate.utils import GradientAccumulationPlugin
 
     require_precision(precision)
+    if resume is not None and checkpointing is None:
+        fail("checkpointing= beside resume=", "none", "Pass a Checkpointing with the folder of the run.")
     # Its state is one for the process, and the run before may have had another device or precision. Placement is ours:
     # it would take cuda:0 whatever `device` says.
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -239,6 +241,11 @@ def fit(
             written = checkpointing.write(step, snapshot)
             return bool(all_of(written)[0])  # all wait for the one that writes last, and know whether it could
 
+        def end(step: int) -> None:
+            assert checkpointing is not None
+            checkpointing.exit_code = checkpointing.exit_code or 143  # another process was told to
+            checkpointing.end(step, written=write(step))
+
         model.train()
         for step in range(now.step, recipe.steps):
             done, rate = step + 1, rate_at(step, recipe)
@@ -282,11 +289,12 @@ def fit(
             if watch is not None:
                 seen = curve.validation[-1] if curve.validation_step[-1:] == [done] else None
                 watch(Progress(done, recipe.steps, reached, rate, seen))
-            if checkpointing is not None and (told_somewhere or (due_somewhere and done < recipe.steps)):
-                written = write(done)
-                if told_somewhere:
-                    checkpointing.exit_code = checkpointing.exit_code or 143  # another process was
-                    checkpointing.end(done, written=written)
+            if checkpointing is not None and told_somewhere:
+                end(done)
+            if checkpointing is not None and due_somewhere and done < recipe.steps:
+                write(done)
+        if checkpointing is not None and means_of([float(checkpointing.told())], device)[0]:  # in the last step
+            end(recipe.steps)
     model.eval()
     if parallelism.strategy == "fsdp" and world > 1:
         weights = {name: whole(x) for name, x in built.state_dict().items()}

@@ -22,12 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save as dumped
 from torch import Tensor
 
 from relpos.core.checks import fail
 from relpos.files.manifest import fault_of, seal, sync
-from relpos.files.reading import MIB, read_json
+from relpos.files.reading import MIB, FileError, read_json
 from relpos.files.writing import WriteError, write_json, write_whole
 from relpos.train.processes import all_of
 from relpos.train.shards import stored_in, write_shards
@@ -132,7 +133,7 @@ class SnapshotStore:
         """The newest checkpoint that is sound, and those that were passed over, each with what is wrong with it."""
         passed: list[tuple[Path, str]] = []
         for step in self.steps():
-            fault = fault_of(self.path(step))
+            fault = fault_of_checkpoint(self.path(step))
             if fault is None:
                 return self.path(step), passed
             passed.append((self.path(step), fault))
@@ -147,7 +148,10 @@ def _begun(place: Path, beside: Path) -> bool:
         shutil.rmtree(place)
     for left in beside.parent.glob("step-*.tmp"):  # by a run that was killed while it wrote or removed one
         shutil.rmtree(left, ignore_errors=True)
+    first = not beside.parent.exists()
     beside.mkdir(parents=True)
+    if first:
+        sync(beside.parent.parent)
     return True
 
 
@@ -159,13 +163,28 @@ def read_snapshot(path: Path) -> Snapshot:
     """
     if not path.is_dir():
         fail("a folder step-N, the checkpoint of a run", str(path), "Name one, or take the newest: --resume auto.")
-    fault = fault_of(path)
+    fault = fault_of_checkpoint(path)
     if fault is not None:
         fail("a checkpoint that is whole", f"{path} ({fault})", "Take the newest that is: --resume auto.")
-    tensors = stored_in(sorted(path.glob("[!.]*.safetensors")))
-    state: Any = read_json(path / STATE, _STATE_AT_MOST)
-    lacks = sorted(_KEYS - state.keys()) if isinstance(state, dict) else sorted(_KEYS)
-    if lacks or "model" not in tensors:
-        came = f"{path}, whose {STATE if lacks else 'tensors'} lacks {lacks[0] if lacks else 'a model'}"
-        fail("a checkpoint of a run", came, "Take another: --resume auto takes the newest that is whole.")
-    return Snapshot(tensors, state)
+    state: dict[str, Any] = read_json(path / STATE, _STATE_AT_MOST)
+    return Snapshot(stored_in(_tensors_in(path)), state)
+
+
+def fault_of_checkpoint(path: Path) -> str | None:
+    """Why a run cannot go on from a folder, or None where it can."""
+    fault = fault_of(path)
+    if fault is not None:
+        return fault
+    try:
+        state = read_json(path / STATE, _STATE_AT_MOST)
+        tensors = stored_in(_tensors_in(path))
+    except (FileError, SafetensorError, OSError) as error:
+        return str(error)
+    lacks = sorted(_KEYS - state.keys()) if isinstance(state, dict) else [STATE]
+    if not lacks and not (isinstance(state["loop"], dict) and "step" in state["loop"]):
+        lacks = ["the step"]
+    return f"it lacks {lacks[0]}" if lacks else None if "model" in tensors else "it lacks a model"
+
+
+def _tensors_in(path: Path) -> list[Path]:
+    return sorted(path.glob("[!.]*.safetensors"))
