@@ -51,12 +51,12 @@ def cell(results: Results, name: str, probe_id: str) -> tuple[float, str]:
     reached = [one for one in reached if one[1] == named] or reached
     reached.sort(key=lambda one: measure.rank(one[0].mean))
     words: list[str] = []
-    share = results.task.name == "digits"
+    unit, places, coarse = (100, 1, 0) if results.task.name == "digits" else (1, 3, 2)
     for interval, growth in reached:
-        mean, low, high = ((100 if share else 1) * x for x in (interval.mean, interval.low, interval.high))
-        text = f"{mean:.{1 if share else 3}f}"
+        mean, low, high = (unit * x for x in (interval.mean, interval.low, interval.high))
+        text = f"{mean:.{places}f}"
         if probe_id in WITH_INTERVAL and not words:
-            text += f" ({low:.{0 if share else 2}f} to {high:.{0 if share else 2}f})"
+            text += f" ({low:.{coarse}f} to {high:.{coarse}f})"
         rule = growth if growth != "as is" or probe_id.startswith("canvas") else None
         words.append(f"{text} {rule}" if rule else text)
     return measure.rank(reached[0][0].mean), ", ".join(words)

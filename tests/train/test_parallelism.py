@@ -233,14 +233,16 @@ def test_others_wait_for_the_one_that_writes(run_processes: Run, tmp_path: Path)
     assert said.count("the writer had written: True") == 1
 
 
-def test_devices_start_processes_and_two_interruptions_end_them(tmp_path: Path) -> None:
-    """The first writes a checkpoint and ends; of a run that does not come to it, the second does at once."""
+def test_devices_start_processes(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = _command("--position", "none", "--steps", 2, "--devices", 2, "--out", out)
     said = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=300, check=True).stdout
     assert said.count("Saved in") == 1
     assert json.loads((out / "config.json").read_text())["processes"] == 2
 
+
+def test_a_second_interruption_ends_all_at_once(tmp_path: Path) -> None:
+    """Of a run that does not come to its checkpoint."""
     stuck = tmp_path / "stuck.py"
     stuck.write_text(STUCK)
     with subprocess.Popen(
