@@ -105,6 +105,9 @@ def written_out(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "H 
     assert key is not None
     if query.strides != key.strides:
         return values[:, lines.index()]
+    if lines.query.shape[0] == 1 and query.is_affine and key.is_affine:  # of one query a stretch, the last key first
+        end = lines.origin + query.start - key.start + 1
+        return values[:, end - lines.key.shape[0] : end].flip(-1).contiguous().unsqueeze(1)
     if query.prefix or key.prefix:
         few = lines.query.shape[0] * lines.key.shape[0] <= _FEW_PAIRS
         return values[:, lines.index()] if few else _read_with_prefix(values, lines, query, key)
@@ -112,9 +115,6 @@ def written_out(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "H 
     turned = (
         values[:, end - query.extent - key.extent - 1 : end].flip(-1).contiguous()
     )  # `values` may be a table with heads last
-    if lines.query.shape[0] == 1:
-        view = turned.as_strided((values.shape[0], 1, *key.sizes), (turned.stride(0), 0, *key.strides))
-        return view if len(key.sizes) == 1 else view.flatten(2)
     view = turned.as_strided(
         (values.shape[0], *query.sizes, *key.sizes), (turned.stride(0), *query.strides, *key.strides)
     )

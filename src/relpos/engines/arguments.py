@@ -71,20 +71,23 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         require_tensor(x, name, dims=4)
         if not x.is_floating_point():
             fail(f"{name} to be floating point", shape_of(x), f"Convert {name}, e.g. {name}.float().")
-        if x.shape[1] == 0 or x.shape[3] == 0:
+    (batch, heads, _, width), (k_batch, k_heads, keys, k_width), (v_batch, v_heads, values, v_width) = (
+        q.shape, k.shape, v.shape
+    )  # fmt: skip
+    for name, x, empty in (("q", q, heads * width), ("k", k, k_heads * k_width), ("v", v, v_heads * v_width)):
+        if empty == 0:
             fail(f"{name} with at least one head and a width above 0", shape_of(x), f"Check the layout of {name}.")
     require_alike(q, k, v)
-    if not q.shape[0] == k.shape[0] == v.shape[0]:
-        wanted = "one batch size"
-        fail(wanted, f"q {q.shape[0]}, k {k.shape[0]}, v {v.shape[0]}", "Layout is [batch, heads, tokens, width].")
-    if q.shape[3] != k.shape[3]:
-        fail("q and k of one head width", f"{q.shape[3]} and {k.shape[3]}", "Project both to the same width.")
-    if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
+    if not batch == k_batch == v_batch:
+        fail("one batch size", f"q {batch}, k {k_batch}, v {v_batch}", "Layout is [batch, heads, tokens, width].")
+    if width != k_width:
+        fail("q and k of one head width", f"{width} and {k_width}", "Project both to the same width.")
+    if k_heads != v_heads or keys != values:
         wanted = "k and v with the same heads and tokens"
         fail(wanted, f"k {tuple(k.shape)} and v {tuple(v.shape)}", "Layout is [batch, heads, tokens, width].")
-    if q.shape[1] % k.shape[1]:
+    if heads % k_heads:
         wanted = "the query heads to be a multiple of the key heads"
-        fail(wanted, f"{q.shape[1]} and {k.shape[1]}", "Grouped keys serve equal groups of query heads.")
+        fail(wanted, f"{heads} and {k_heads}", "Grouped keys serve equal groups of query heads.")
 
 
 def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -32,8 +32,9 @@ def scores(
     added = [at_least_float32(x) for x in found if x is not None]
     if not added:
         return None
-    total = reduce(torch.add, added).to(q.dtype)
-    return total if total.dim() == 4 else total[None]
+    total = reduce(torch.add, added)
+    total = total if total.dtype == q.dtype else total.to(q.dtype)
+    return total if total.dim() == 4 else total.unsqueeze(0)
 
 
 def _in_blocks(

@@ -123,6 +123,8 @@ def _mask(call: Call) -> tuple[Tensor | None, Tensor | None]:
     k = _repeated(at_least_float32(call.k), call.groups)
     bias = dense.scores(call.terms, at_least_float32(call.q), k, call.scale, allowed)
     sinks = call.terms.one(Sinks)
+    if allowed is None and sinks is None:
+        return bias, None
     blank = None
     if allowed is not None and call.mask is not None and call.mask.may_blank_rows and sinks is None:
         blank = ~allowed.any(dim=-1, keepdim=True)  # such a row attends anywhere and is blanked, for 0 is no divisor
