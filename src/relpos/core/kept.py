@@ -53,13 +53,16 @@ def share(owner: object) -> _Kept:
     return kept
 
 
-def keep(owner: object, key: Hashable, device: torch.device, make: Callable[[], T]) -> T:
+def keep(
+    owner: object, key: Hashable, device: torch.device, make: Callable[[], T], size: Callable[[], int] | None = None
+) -> T:
     """What `make` returns, from the second time on what it returned the first time.
 
     Args:
         owner: what it follows from; it is kept there. key: of plain values, all else that it depends on.
-        device: of the result. make: makes it, out of nothing that can change, and small: callers hold themselves to
-            `FEW_BYTES`, but for the angles of sequences.
+        device: of the result. make: makes it, out of nothing that can change.
+        size: its bytes; above `FEW_BYTES` it is not kept. Not asked under a compiler, where questions about sizes
+            guard the graph. Without it, what is made is small, or angles of sequences.
     """
     if not may_keep(device):
         return make()
@@ -67,6 +70,8 @@ def keep(owner: object, key: Hashable, device: torch.device, make: Callable[[], 
     found = kept.get(key, kept)
     if found is not kept:
         return found  # type: ignore[no-any-return]
+    if size is not None and size() > FEW_BYTES:
+        return make()
     with torch.inference_mode(False):  # whoever asks first, autograd may save it later
         made = make()
     if len(kept) >= _ENTRIES:

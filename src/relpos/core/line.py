@@ -36,7 +36,7 @@ from torch import Tensor
 
 from relpos.core.checks import consecutive, fail, require_device, require_int, require_tensor, shape_of
 from relpos.core.coordinates import Coordinates, Grid, Positions, require_coordinates
-from relpos.core.kept import FEW_BYTES, keep, may_keep
+from relpos.core.kept import keep
 from relpos.core.tree import Movable, changed, register, static
 
 
@@ -187,20 +187,18 @@ class Lines(Movable):
 
     def index(self) -> Int[Tensor, "*B N M"]:
         """`query[i] - key[j] + origin` for every pair: the dense meaning of the lines."""
-        device = self.query.device  # asked first: questions about sizes guard a compiled graph
-        if may_keep(device) and 8 * self.query.numel() * self.key.numel() <= FEW_BYTES:
-            return keep(self, "index", device, self._index)
-        return self._index()
+        return keep(
+            self, "index", self.query.device, self._index, lambda: 8 * self.query.numel() * self.key.numel()
+        )
 
     def _index(self) -> Int[Tensor, "*B N M"]:
         return self.query[..., :, None] - self.key[..., None, :] + self.origin
 
     def offsets(self) -> Offsets:
         """What each of the `length` entries means; see the file's head for the regions."""
-        device = self.query.device
-        if may_keep(device) and 8 * self.length * (1 + len(self.layout.spans)) <= FEW_BYTES:
-            return keep(self, "offsets", device, self._offsets)
-        return self._offsets()
+        return keep(
+            self, "offsets", self.query.device, self._offsets, lambda: 8 * self.length * (1 + len(self.layout.spans))
+        )
 
     def _offsets(self) -> Offsets:
         layout, tokens = self.layout, self.layout.tokens

@@ -87,8 +87,6 @@ class Site:
 
 AS_IS = "as is"
 """The growth rule of mechanisms that are defined at any coordinates and need nothing."""
-_FEW_TOKENS = 2**13
-"""Queries and keys together up to which a mechanism keeps their lines."""
 
 
 class Mechanism(WrittenOut):
@@ -143,14 +141,12 @@ class Mechanism(WrittenOut):
     def _lines(self, queries: Coordinates, keys: Coordinates | None = None) -> Lines:
         """`relpos.lines` on its device; where tokens are regular and few, the same object in the next call."""
         device = self.device
-        regular = isinstance(queries, Sequence | Grid) and isinstance(keys, Sequence | Grid | None)
-        if (
-            not regular
-            or not may_keep(device)
-            or queries.count + (queries if keys is None else keys).count > _FEW_TOKENS
-        ):
+        if not (isinstance(queries, Sequence | Grid) and isinstance(keys, Sequence | Grid | None)):
             return lines(queries, keys, device=device)
-        return keep(self, (queries, keys, device), device, lambda: lines(queries, keys, device=device))
+        return keep(
+            self, (queries, keys, device), device, lambda: lines(queries, keys, device=device),
+            lambda: 8 * (queries.count + (queries if keys is None else keys).count),
+        )  # fmt: skip
 
     @property
     def trainable(self) -> bool:

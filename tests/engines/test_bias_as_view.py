@@ -1,0 +1,73 @@
+"""A bias that learns nothing, read by PyTorch's kernel as a view of one number an offset."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+import relpos
+from relpos.core import densify
+
+HEADS, WIDTH = 4, 8
+MASKS = {
+    "none": None,
+    "causal": relpos.Mask.causal(),
+    "window": relpos.Mask.window(3, 2),
+    "left": relpos.Mask.window(5, None),
+    "ahead": relpos.Mask.window(None, 1),
+}
+FAR = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}
+
+
+def by_view(*tensors: Tensor, **given: Any) -> Tensor:
+    """Attention by PyTorch's kernel, without a number for each pair of query and key."""
+    refuse = mock.Mock(side_effect=AssertionError("a number for each pair was made"))
+    with mock.patch.object(densify, "written_out", refuse):
+        return relpos.attention(*tensors, **given, backend="sdpa")
+
+
+def made(batch: int, n: int, m: int, groups: int, dtype: torch.dtype) -> list[Tensor]:
+    torch.manual_seed(0)
+    sizes = ((HEADS, n), (groups, m), (groups, m))
+    return [torch.randn(batch, tokens, heads, WIDTH).to(dtype).transpose(1, 2) for heads, tokens in sizes]
+
+
+def frozen(dtype: torch.dtype) -> relpos.T5Bias:
+    torch.manual_seed(1)
+    bias = relpos.T5Bias(HEADS, num_buckets=8, max_distance=16, init_std=1.0)
+    bias.trainable = False
+    return bias.double() if dtype == torch.float64 else bias
+
+
+@pytest.mark.parametrize("dtype", FAR)
+@pytest.mark.parametrize("groups", [HEADS, 2])
+@pytest.mark.parametrize("mask", MASKS)
+def test_equals_the_reference_with_all_gradients(mask: str, groups: int, dtype: torch.dtype) -> None:
+    bias = frozen(dtype)
+    q, k, v = (x.requires_grad_() for x in made(2, 37, 37, groups, dtype))
+    given = {"position": bias, "queries": relpos.Sequence(37), "mask": MASKS[mask]}
+    ours, wanted = by_view(q, k, v, **given), relpos.attention(q, k, v, **given, backend="reference")
+    direction = torch.randn(wanted.shape).to(dtype)
+    gradients = [torch.autograd.grad(x, (q, k, v), direction) for x in (ours, wanted)]
+    for own, right in zip((ours, *gradients[0]), (wanted, *gradients[1]), strict=True):
+        assert (own - right).abs().max() <= FAR[dtype] * right.abs().max()
+
+
+@pytest.mark.parametrize(("start", "n", "m"), [(0, 5, 40), (35, 5, 40), (100, 16, 20), (0, 40, 24)])
+def test_queries_that_are_elsewhere_than_the_keys(start: int, n: int, m: int) -> None:
+    given = {"position": frozen(torch.float32), "queries": relpos.Sequence(n, start=start), "keys": relpos.Sequence(m)}
+    q, k, v = made(1, n, m, HEADS, torch.float32)
+    wanted = relpos.attention(q, k, v, **given, backend="reference")
+    torch.testing.assert_close(by_view(q, k, v, **given), wanted, rtol=0, atol=1e-5)
+
+
+def test_the_view_is_left_where_it_does_not_pay() -> None:
+    given = {"position": frozen(torch.float32), "queries": relpos.Sequence(24)}
+    q, k, v = made(4, 24, 24, HEADS, torch.float32)  # turning 4 x 8 numbers a token round costs more than 24
+    with pytest.raises(AssertionError, match="for each pair"):
+        by_view(q, k, v, **given)
+    by_view(q[:3], k[:3], v[:3], **given)
