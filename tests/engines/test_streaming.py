@@ -580,9 +580,11 @@ def test_auto_takes_it_where_it_is_faster() -> None:
     assert chosen(2048, learned=False) == "streaming"
     assert chosen(196, coordinates=Grid(14, 14)) == "sdpa"
     assert chosen(1024, coordinates=Grid(32, 32)) == "streaming"
+    assert chosen(512, learned=False, mask=Mask.causal()) == "streaming"
     with torch.no_grad():
-        assert chosen(256) == "sdpa"
-        assert chosen(512) == "streaming"
+        assert chosen(256) == chosen(1024) == "sdpa"
+        assert chosen(256, mask=Mask.causal()) == "sdpa"
+        assert chosen(512, mask=Mask.causal()) == chosen(2048) == "streaming"
     q = torch.zeros(1, 1, 2048, 4)
     assert explain(q, q, q).backend == "sdpa"
     assert explain(q, q, q, mask=Mask.causal()).backend == "sdpa"

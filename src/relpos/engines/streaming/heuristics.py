@@ -90,10 +90,11 @@ def _border(call: Call) -> tuple[int | None, str]:
         return _SEQUENCE, "vectors"
     grid = "nested" in kinds
     if not torch.is_grad_enabled():
-        border = _GRID_WITHOUT_GRADIENT if grid else _SEQUENCE_WITHOUT_GRADIENT
-        return border, "a line bias without gradients"
+        plain = _NOT_LEARNED if call.mask is None else _SEQUENCE_WITHOUT_GRADIENT  # `sdpa` reads a view of a sequence's
+        return _GRID_WITHOUT_GRADIENT if grid else plain, "a line bias without gradients"
     if not any(term.values.requires_grad for term in biases):
-        return (_WINDOW if call.mask is not None else _NOT_LEARNED), "a bias that is not learned"
+        masked = _WINDOW if grid else _SEQUENCE_WITHOUT_GRADIENT
+        return (_NOT_LEARNED if call.mask is None else masked), "a bias that is not learned"
     border, kind = (_GRID, "a learned bias on a grid") if grid else (_SEQUENCE, "a learned line bias")
     alone = call.mask is None and call.groups == 1 and call.q.dtype in (torch.float32, torch.float64)
     many = not alone and batch * call.q.shape[2] * call.k.shape[2] >= _MANY  # alone, a few heads at a time are dense
