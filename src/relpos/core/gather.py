@@ -1,8 +1,8 @@
 """Reading tables by index, with a gradient that is the same on every run.
 
-`lookup(table, index)` is `table[index]`. Its backward is a segment sum in a fixed order: entries are sorted by the row
-they read, ties by their order, and each row's sum runs over its own entries alone. No atomics, so two runs on one
-machine agree bit for bit, on GPU as well. Sums run in float32 or wider.
+`lookup(table, index)` is `table[index]`. Its backward is a segment sum in a fixed order. A CPU adds entries one after
+another. Elsewhere they are sorted by the row they read, ties by their order, and each row's sum runs over its own
+entries alone. No atomics, so two runs on one machine agree bit for bit, on GPU as well. Sums run in float32 or wider.
 """
 
 from __future__ import annotations
@@ -27,7 +27,15 @@ def ordered_segment_sum(
     values: Float[Tensor, " I *C"], index: Int[Tensor, " I"], rows: int
 ) -> Float[Tensor, " {rows} *C"]:
     """`out[r] = sum of values[i] where index[i] == r`, summed in the order of `i`, in float32 or wider."""
+    if _adds_in_order(values):
+        wide = at_least_float32(values)
+        return torch.index_add(wide.new_zeros(rows, *wide.shape[1:]), 0, index, wide).to(values.dtype)
     return _sum_sorted(values, *_sorted(index, rows))
+
+
+def _adds_in_order(values: Tensor) -> bool:
+    """Whether PyTorch's own `index_add` adds one after another: a compiler's may not."""
+    return values.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _sorted(index: Int[Tensor, " I"], rows: int) -> tuple[Int[Tensor, " I"], Int[Tensor, " R"]]:
@@ -118,6 +126,8 @@ class _ReadRows(torch.autograd.Function):
         flat = gradients[0].reshape(rows.index.numel(), *gradients[0].shape[rows.index.dim() :])
         if torch.is_grad_enabled():  # a second derivative is wanted
             return segment_sum(flat, rows.index.flatten(), rows.rows), None
+        if _adds_in_order(flat):
+            return ordered_segment_sum(flat, rows.index.flatten(), rows.rows), None
         return _sum_sorted(flat, *rows.order), None
 
 

@@ -121,10 +121,10 @@ def _view_pays(call: Call, bias: LineBias) -> bool:
     """Whether PyTorch's kernel can read a bias as a view, and turning queries and output round for that costs less
     than writing it out for every pair."""
     batch, _, n, width = call.q.shape
-    if n == 1 or batch * width > call.k.shape[2] or call.dropout > 0 or bias.lines.layout.kind != "affine":
+    on_cpu = n > 1 and call.q.device.type == "cpu" and may_keep(call.q.device)  # questions about sizes guard a graph
+    if not on_cpu or batch * width > call.k.shape[2] or call.dropout > 0 or bias.lines.layout.kind != "affine":
         return False
-    fits = call.mask is None or (call.mask.is_interval and not call.mask.may_blank_rows)
-    return fits and call.q.device.type == "cpu" and may_keep(call.q.device)
+    return call.mask is None or (call.mask.is_interval and not call.mask.may_blank_rows)
 
 
 def _under_a_view(call: Call, bias: LineBias) -> Tensor:

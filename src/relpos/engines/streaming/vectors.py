@@ -94,8 +94,6 @@ class _VectorTerm:
         d[:, first] += d[:, :first].sum(dim=1)
         d[:, last - 1] += d[:, last:].sum(dim=1)
         rows, index = d[:, first:last].transpose(0, 1), self.index[first:last]
-        if d.device.type == "cpu":  # one after another, in a fixed order
-            return d.new_zeros(count + 1, *d.shape[::2]).index_add_(0, index, rows)[:count].transpose(0, 1)
         return ordered_segment_sum(rows, index, count + 1)[:count].transpose(0, 1)
 
     def of_head(self, x: Tensor, chunk: Chunk) -> Tensor:
