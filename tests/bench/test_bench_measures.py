@@ -250,7 +250,8 @@ def test_targets_are_those_of_the_issue() -> None:
         "line-4096-float32-forward": 1.05, "line-4096-float32-step": 1.25, "line-4096-float32-step-causal": 1.25,
         "grid-64x64+1-float32-step": 1.35, "line-4096-bfloat16-forward": 0.5, "line-4096-bfloat16-step": 0.7,
         "layer-shaw-2048-float32-step": 0.5, "layer-transformer_xl-2048-float32-step": 0.5,
-        "layer-deberta-2048-float32-step": 0.5,
+        "layer-deberta-2048-float32-step": 0.5, "layer-deberta-512-float32-step": 0.9,
+        "layer-grid-32x32+1-float32-step": 1.35,
         "grid-8x8+1-float32-step-b8-h4-d16": 1.1, "grid-7x7-float32-step-b32": 1.05,
         "grid-14x14+1-float32-step-b8": 1.05,
     }  # fmt: skip

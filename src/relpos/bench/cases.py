@@ -138,7 +138,11 @@ def families() -> dict[str, tuple[Case, ...]]:
     """The named sets of cases on CPU."""
     both: tuple[CasePass, CasePass] = ("forward", "step")
     windows = tuple(Case("grid", (side, side), what, batch=batch) for side, batch in _WINDOWS for what in both)
-    vectors = tuple(Case(position, (2048,), "step", layer=True) for position in VECTORS)
+    vectors = (
+        *(Case(position, (2048,), "step", layer=True) for position in VECTORS),
+        Case("deberta", (512,), "step", layer=True),
+    )
+    on_grid = Case("grid", (32, 32), "step", prefix=1, layer=True)
     return {
         "target": (
             _line(4096, "forward"),
@@ -148,6 +152,7 @@ def families() -> dict[str, tuple[Case, ...]]:
             _line(4096, "forward", "bfloat16"),
             _line(4096, "step", "bfloat16"),
             *vectors,
+            on_grid,
             *windows,
             _line(16384),
         ),
@@ -182,7 +187,7 @@ def families() -> dict[str, tuple[Case, ...]]:
             *(Case("t5", (n,), "step", layer=True) for n in (512, 2048)),
             Case("t5", (2048,), "step", causal=True, layer=True),
             Case("grid", (14, 14), "step", prefix=1, batch=16, layer=True),
-            Case("grid", (32, 32), "step", prefix=1, layer=True),
+            on_grid,
             *vectors,
         ),
     }

@@ -62,6 +62,14 @@ def _on_cpu() -> tuple[Target, ...]:
             Target(f"layer-{name}-2048-float32-step", f"{layer}, {title}", deberta, 0.5, ("deberta-v2",))
             for name, title in vectors.items()
         ),
+        Target("layer-deberta-512-float32-step", "the same of DeBERTa, N = 512", deberta, 0.9, ("deberta-v2",)),
+        Target(
+            "layer-grid-32x32+1-float32-step",
+            "training step of a layer, 32 x 32 grid with class token",
+            "the layer without bias",
+            1.35,
+            ("layer-free",),
+        ),
         *(
             Target(case.name, f"auto, {case.batch:,} windows of {case.count}, {case.what}", "the best engine", 1.05, ())
             for case in families()["windows"]

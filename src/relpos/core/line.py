@@ -187,9 +187,7 @@ class Lines(Movable):
 
     def index(self) -> Int[Tensor, "*B N M"]:
         """`query[i] - key[j] + origin` for every pair: the dense meaning of the lines."""
-        return keep(
-            self, "index", self.query.device, self._index, lambda: 8 * self.query.numel() * self.key.numel()
-        )
+        return keep(self, "index", self.query.device, self._index, lambda: 8 * self.query.numel() * self.key.numel())
 
     def _index(self) -> Int[Tensor, "*B N M"]:
         return self.query[..., :, None] - self.key[..., None, :] + self.origin
