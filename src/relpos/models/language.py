@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from relpos.core import Coordinates, Mask, Positions, Sequence, Terms
 from relpos.core.checks import fail, require_device, require_flag, require_int, require_number, shape_of
 from relpos.layers import KeyValueCache
-from relpos.layers.block import BlockConfig, MlpChoice
+from relpos.layers.block import MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
-from relpos.models.attending import AttentionChoice, kind_of, pattern
+from relpos.models.attending import AttentionChoice, pattern
 from relpos.models.positions import PositionChoice, canonical
 from relpos.models.sampling import require_sampling, sample
 from relpos.models.transformer import Transformer
@@ -100,17 +100,12 @@ class LanguageModel(Transformer):
     ) -> None:
         position = canonical(position, axes=1)
         given = dict(locals())
-        block_config = BlockConfig(
-            embed_dim, num_heads, mlp_ratio, num_kv_heads=num_kv_heads, mlp=mlp, norm=norm, qk_norm=qk_norm,
-            qkv_bias=qkv_bias, proj_bias=qkv_bias, attn_drop=attn_drop_rate, proj_drop=proj_drop_rate,
-            kind=kind_of(attention), backend=backend, norm_eps=norm_eps, mlp_hidden=mlp_hidden,
-        )  # fmt: skip
-        super().__init__(given, block_config, depth, attention, drop_rate, pos_drop_rate)
+        super().__init__(given, proj_bias=qkv_bias)
         require_int(vocab_size, "vocab_size", at_least=1)
         require_int(context, "context", at_least=1)
         require_flag(tie_embeddings, "tie_embeddings")
-        self.context, self.shared_position = context, shared_position
-        self.blocks = block_config.blocks(depth)
+        self.context = context
+        self.blocks = self.block_config.blocks(depth)
         self.token_embed = nn.Embedding(vocab_size, embed_dim)
         self.norm = norm_layer(norm, embed_dim, norm_eps)
         self.head = None if tie_embeddings else nn.Linear(embed_dim, vocab_size, bias=False)
@@ -119,9 +114,7 @@ class LanguageModel(Transformer):
         usual = 3 * math.sqrt(embed_dim)
         self.embed_scale = usual if embed_scale is None else embed_scale
         nn.init.normal_(self.token_embed.weight, std=1 / usual)
-        self.positions = self._mechanisms(
-            position, self.coordinates, shared=shared_position, trainable=position_trainable, init_std=position_init_std
-        )
+        self.positions = self._mechanisms(given, self.coordinates)
 
     @property
     def coordinates(self) -> Sequence:
