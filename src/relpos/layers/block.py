@@ -72,12 +72,7 @@ class BlockConfig:
 
 
 class LayerScale(nn.Module):
-    """Each channel times a learned factor, `gamma` (Touvron et al. 2021, "Going deeper with image transformers").
-
-    Args:
-        dim: channels, E.
-        start: what the factors start from.
-    """
+    """Each channel times a learned factor, `gamma` (Touvron et al. 2021, "Going deeper with image transformers")."""
 
     def __init__(self, dim: int, start: float) -> None:
         super().__init__()

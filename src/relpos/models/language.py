@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Mask, Positions, Sequence, Terms
-from relpos.core.checks import fail, require_device, require_flag, require_int, require_number, shape_of
+from relpos.core.checks import at_hand, fail, require_device, require_flag, require_int, require_number, shape_of
 from relpos.layers import KeyValueCache
 from relpos.layers.block import MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
@@ -140,24 +140,19 @@ class LanguageModel(Transformer):
         elif before:
             keys, order = Sequence(before + n), torch.arange(before + n, device=tokens.device)
             mask = Mask.causal(order[before:], order) if n > 1 else None  # one token may see all before it
-        if (pairs := self._pattern(n)) is not None:
+        if (pairs := pattern(self.attention, Sequence(n))) is not None:
             pairs = pairs.to(tokens.device)
             mask = pairs if mask is None else pairs & mask
         x = self.token_embed(tokens) * self.embed_scale
         return self.pos_drop(self.positions.embed(x, queries)), self.positions.terms(queries, keys), mask
 
-    def _pattern(self, n: int) -> Mask | None:
-        """Which pairs the model's kind of attention has, the future among them."""
-        return pattern(self.attention, Sequence(n))
-
     def _packed(self, segments: Int[Tensor, "B N"]) -> Positions:
         """Where the tokens of packed documents are, each of at most the context."""
         places, high = places_in(segments), min(segments.shape[1], self.context) - 1
-        if places.device.type == "cpu" and not torch.compiler.is_compiling():
-            longest = int(places.max()) + 1
-            if longest > high + 1:
-                wanted = f"documents of at most {self.context} tokens, the model's context"
-                fail(wanted, f"one of {longest}", "Cut them, or grow the model first.")
+        last = at_hand(places, torch.max)
+        if last is not None and last > high:
+            wanted = f"documents of at most {self.context} tokens, the model's context"
+            fail(wanted, f"one of {last + 1}", "Cut them, or grow the model first.")
         return Positions(places, low=0, high=high)
 
     def _check(self, tokens: object, cache: object, segments: object) -> None:
@@ -166,10 +161,9 @@ class LanguageModel(Transformer):
             wanted = "integer tokens of shape [B, N], at least one"
             fail(wanted, shape_of(tokens), "Encode the text first; add a batch axis.")
         require_device(tokens, "tokens", weight.device, "Move the tokens or the model with .to(device).")
-        if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = (int(x) for x in tokens.aminmax())
-            if low < 0 or high >= words:
-                fail(f"tokens from 0 to {words - 1}", f"{low} to {high}", "Build the model with a larger vocab_size.")
+        low, high = at_hand(tokens, lambda x: torch.stack(x.aminmax())) or (0, 0)
+        if low < 0 or high >= words:
+            fail(f"tokens from 0 to {words - 1}", f"{low} to {high}", "Build the model with a larger vocab_size.")
         reached = tokens.shape[1] + (cache.length if isinstance(cache, KeyValueCache) else 0)
         if segments is None and reached > self.context and AS_IS not in self.growth():
             rules = " or ".join(map(repr, self.growth())) or "no rule at all"
@@ -179,7 +173,7 @@ class LanguageModel(Transformer):
             depth = len(self.blocks)
             if not isinstance(cache, KeyValueCache) or len(cache.layers) != depth:
                 fail(f"a KeyValueCache of depth {depth}", shape_of(cache), f"Pass cache=KeyValueCache({depth}).")
-            if self._pattern(1) is not None:
+            if pattern(self.attention, Sequence(1)) is not None:
                 raise NotImplementedError(
                     f"expected attention that sees every token before beside a cache; got {self.attention!r}. "
                     'Read the whole input at once, or build the model with attention="full".'

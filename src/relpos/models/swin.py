@@ -272,14 +272,12 @@ def _grown(positions: LayerPositions, grid: Grid, rule: str) -> LayerPositions:
     return positions.grown(grid, rule if rule in own else own[0])
 
 
-def _require_stages(depths: object, num_heads: object) -> None:
+def _require_stages(depths: tuple[int, ...], num_heads: tuple[int, ...]) -> None:
     for name, numbers in (("depths", depths), ("num_heads", num_heads)):
         if not isinstance(numbers, tuple | list) or not numbers:
             fail(f"{name} as a number for each stage", shape_of(numbers), f"Pass {name}=(2, 2, 6, 2), say.")
         for one in numbers:
             require_int(one, f"each of {name}", at_least=1)
-    assert isinstance(depths, tuple | list)
-    assert isinstance(num_heads, tuple | list)
     if len(depths) != len(num_heads):
         came = f"{len(depths)} and {len(num_heads)}"
         fail("as many num_heads as depths", came, "Each stage has a number of both.")

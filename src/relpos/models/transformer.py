@@ -2,10 +2,7 @@
 
     tokens -> embedding -> position on tokens -> blocks, position in attention -> norm
 
-One argument says what position is: a preset's name ("relative_2d"), several joined with "+" ("learned+relative_2d"), a
-function from a `Site` to a mechanism, or None. What acts on tokens is applied once, from the first layer's mechanism;
-what acts in attention is one table for all layers (`shared_position=True`, computed once per forward pass) or one per
-layer.
+`models/positions.py` has what position is.
 """
 
 from __future__ import annotations
