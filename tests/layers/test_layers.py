@@ -183,10 +183,14 @@ def test_the_configuration_of_a_block_is_its_arguments() -> None:
     fields = {one.name: one.default for one in dataclasses.fields(BlockConfig)}
     wanted = {one.name: one.default for one in arguments if one.name != "position"}
     assert {name: inspect.Parameter.empty if x is dataclasses.MISSING else x for name, x in fields.items()} == wanted
-    first, second = BlockConfig(12, 3, mlp="swiglu", kind="linear").blocks(2)
+    config = BlockConfig(12, 3, mlp="swiglu", kind="linear")
+    first, second = config.blocks(2)
     assert isinstance(first, TransformerBlock)
     assert isinstance(first.mlp, GatedMlp)
     assert first.attn.kind == "linear"
+    assert first.config == second.config == config
+    with pytest.raises(ValueError, match="mlp_ratio to be a number above 0"):
+        dataclasses.replace(config, mlp_ratio=0.0)
     assert not torch.equal(first.attn.qkv.weight, second.attn.qkv.weight)  # type: ignore[union-attr,arg-type]
 
 

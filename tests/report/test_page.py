@@ -13,7 +13,8 @@ from image_results import ELEVEN, diverge
 from text_results import BITS, make_text
 
 from relpos.report import ResultsError, build_page, save_overview, write_report
-from relpos.report.page import breakable, sourced
+from relpos.report.page import _OF_MODEL, breakable, sourced
+from relpos.train import OF_THE_MODEL
 
 VOID = {"meta", "link", "br", "wbr", "img", "input", "hr"}
 HEADINGS = ["overview", "table", "curves", "learned", "method", "reproduce", "cite"]
@@ -64,6 +65,11 @@ def test_sections_stand_in_order_and_elements_balance(page: str) -> None:
     found = parsed(page)
     assert found.headings == HEADINGS
     assert len(found.ids) == len(set(found.ids))
+
+
+def test_the_page_knows_what_of_a_recipe_is_the_models() -> None:
+    """It reads results alone, and so has a list of its own."""
+    assert set(_OF_MODEL) == OF_THE_MODEL
 
 
 def test_nothing_is_asked_of_the_network(page: str) -> None:

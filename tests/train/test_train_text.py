@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from relpos.data import Text
 from relpos.models import LanguageModel
-from relpos.train import Recipe, TextRecipe, bits, load, measured, save, train, validated
+from relpos.train import OF_THE_MODEL, Recipe, TextRecipe, bits, load, measured, save, train, validated
 
 CPU = torch.device("cpu")
 TINY = replace(TextRecipe(), steps=3, warmup_steps=1, batch_size=2, embed_dim=16, depth=1, num_heads=2)
@@ -50,6 +50,15 @@ def test_the_recipe_of_a_task(text: Text) -> None:
     assert isinstance(model, LanguageModel)
     assert model.coordinates.count == 256
     assert recipe.build(text, "alibi", grid=(512,)).coordinates.count == 512
+
+
+def test_what_a_recipe_has_of_the_model_reaches_it(text: Text) -> None:
+    asked = {"embed_dim": 24, "depth": 3, "num_heads": 6, "num_kv_heads": 2, "mlp_ratio": 3.0, "mlp": "gelu",
+             "attention": "linear", "norm": "groupnorm", "qk_norm": "layernorm", "shared_position": False,
+             "position_init_std": 0.3}  # fmt: skip
+    model = replace(TextRecipe(), **asked).build(text, "none")  # type: ignore[arg-type]
+    assert {name: model.arguments[name] for name in asked} == asked
+    assert {*asked, "global_pool", "class_token"} == OF_THE_MODEL
 
 
 @pytest.mark.parametrize("position", ["none", "relative_1d"])

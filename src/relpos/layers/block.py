@@ -8,15 +8,17 @@ Neither is the post-norm of Vaswani et al. 2017, norm1(x + attention(x)).
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, MaskLike, Term, Terms
-from relpos.core.checks import require_choice, require_flag, require_int, require_number, require_tokens
+from relpos.core.checks import require_choice, require_flag, require_number, require_tokens
 from relpos.layers.attention import AttentionKind, MultiHeadAttention
 from relpos.layers.cache import LayerCache
 from relpos.layers.mlp import GatedMlp, Mlp, gated_width
@@ -26,9 +28,14 @@ from relpos.position import Mechanism
 MlpChoice = Literal["gelu", "swiglu"]
 
 
+def known_to(build: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments among these that a constructor takes by the same name."""
+    return {name: given[name] for name in inspect.signature(build).parameters if name in given}
+
+
 @dataclass(frozen=True)
 class BlockConfig:
-    """The configuration of the blocks of a model: arguments of `TransformerBlock`."""
+    """What a block is made of: the arguments of `TransformerBlock`, apart from its position."""
 
     dim: int
     num_heads: int
@@ -48,18 +55,24 @@ class BlockConfig:
     layer_scale: float | None = None
     post_norm: bool = False
 
+    def __post_init__(self) -> None:
+        require_flag(self.post_norm, "post_norm")
+        require_number(self.mlp_ratio, "mlp_ratio", "above 0", "It is the MLP's hidden width over dim.")
+        require_choice(self.mlp, "mlp", get_args(MlpChoice))
+
+    @classmethod
+    def of_model(cls, given: Mapping[str, Any], **others: Any) -> BlockConfig:
+        """The blocks that a model's arguments mean, three of which timm names otherwise; `others` count before them."""
+        timm = {"dim": given["embed_dim"], "attn_drop": given["attn_drop_rate"], "proj_drop": given["proj_drop_rate"]}
+        return cls(**known_to(cls, given) | timm | others)
+
     def blocks(self, depth: int) -> nn.ModuleList:
         """New blocks, `depth` of them."""
         return nn.ModuleList(TransformerBlock(**vars(self)) for _ in range(depth))
 
 
 class LayerScale(nn.Module):
-    """Each channel times a learned factor, `gamma` (Touvron et al. 2021, "Going deeper with image transformers").
-
-    Args:
-        dim: channels, E.
-        start: what the factors start from.
-    """
+    """Each channel times a learned factor, `gamma` (Touvron et al. 2021, "Going deeper with image transformers")."""
 
     def __init__(self, dim: int, start: float) -> None:
         super().__init__()
@@ -120,26 +133,15 @@ class TransformerBlock(nn.Module):
         post_norm: bool = False,
     ) -> None:
         super().__init__()
-        require_flag(post_norm, "post_norm")
-        require_int(dim, "dim", at_least=1)
-        require_number(mlp_ratio, "mlp_ratio", "above 0", "It is the MLP's hidden width over dim.")
-        require_choice(mlp, "mlp", get_args(MlpChoice))
-        self.post_norm = post_norm
-        self.norm1 = norm_layer(norm, dim, norm_eps)
-        self.attn = MultiHeadAttention(
-            dim, num_heads, num_kv_heads=num_kv_heads, qkv_bias=qkv_bias, proj_bias=proj_bias, qk_norm=qk_norm,
-            norm_eps=norm_eps, attn_drop=attn_drop, proj_drop=proj_drop, position=position, kind=kind, backend=backend,
-        )  # fmt: skip
-        self.norm2 = norm_layer(norm, dim, norm_eps)
+        self.config = BlockConfig(**known_to(BlockConfig, locals()))
+        attention = MultiHeadAttention(**known_to(MultiHeadAttention, locals()))  # checks the width, before any norm
+        self.norm1, self.attn, self.norm2 = norm_layer(norm, dim, norm_eps), attention, norm_layer(norm, dim, norm_eps)
         self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
+        gated = mlp == "swiglu"
         if mlp_hidden is None:
-            mlp_hidden = gated_width(dim, mlp_ratio) if mlp == "swiglu" else round(dim * mlp_ratio)
-        self.mlp: Mlp | GatedMlp
-        if mlp == "swiglu":
-            self.mlp = GatedMlp(dim, mlp_hidden, drop=proj_drop)
-        else:
-            self.mlp = Mlp(dim, mlp_hidden, drop=proj_drop)
+            mlp_hidden = gated_width(dim, mlp_ratio) if gated else round(dim * mlp_ratio)
+        self.mlp: Mlp | GatedMlp = GatedMlp(dim, mlp_hidden, proj_drop) if gated else Mlp(dim, mlp_hidden, proj_drop)
 
     def forward(
         self,
@@ -153,7 +155,7 @@ class TransformerBlock(nn.Module):
         """The tokens after the block; arguments as in `MultiHeadAttention.forward`."""
         require_tokens(x, self.attn.qkv.in_features, self.attn.qkv.weight)
         given = {"position": position, "coordinates": coordinates, "mask": mask, "cache": cache}
-        if self.post_norm:
+        if self.config.post_norm:
             x = x + self.ls1(self.norm1(self.attn(x, **given)))
             x = x + self.ls2(self.norm2(self.mlp(x)))
             return x

@@ -22,22 +22,11 @@ from relpos.position.mechanism import is_mechanism
 
 
 class SelfAttention(nn.Module):
-    """Base class of attention layers; a subclass defines `_attend`.
+    """Base class of attention layers, with arguments as in `MultiHeadAttention`; a subclass defines `_attend`.
 
     Args:
-        width: width of a token, E; a multiple of `num_heads`.
-        num_heads: query heads, H.
-        num_kv_heads: key/value heads, G; a divisor of H. None for H.
-        qkv_bias: whether the QKV projection has a bias.
-        proj_bias: whether the output projection has one.
-        qk_norm: of the queries and keys of each head, before any rotation: "rmsnorm", "layernorm", "cosine" or None.
-            "cosine" is Swin V2's: `CosineScale`, and a bias of queries and values but not of keys.
-        norm_eps: of `qk_norm`, as in `norm_layer`.
-        position: the layer's own mechanism, or None.
-        width_name: the name of `width` in the subclass, for error messages.
-
-    Raises:
-        ValueError: the heads do not divide the width, or an argument is invalid.
+        width: width of a token, E.
+        width_name: its name in the subclass, for error messages.
     """
 
     def __init__(

@@ -11,6 +11,8 @@ is H if None.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -127,13 +129,9 @@ class FlashAttention(SelfAttention):
 class _PatternAttention(nn.Module):
     """`MultiHeadAttention` under the mask that a subclass defines."""
 
-    def __init__(
-        self, d_model: int, num_heads: int, num_kv_heads: int | None, position: Mechanism | None, backend: str
-    ) -> None:
+    def __init__(self, d_model: int, num_heads: int, **options: Any) -> None:
         super().__init__()
-        self.attn = MultiHeadAttention(
-            d_model, num_heads, num_kv_heads=num_kv_heads, position=position, backend=backend
-        )
+        self.attn = MultiHeadAttention(d_model, num_heads, **options)
 
     def forward(self, x: Float[Tensor, "B N E"], *, coordinates: Coordinates | None = None) -> Float[Tensor, "B N E"]:
         """Self-attention of tokens; `coordinates` are those of the tokens, by default a sequence."""
@@ -173,7 +171,7 @@ class LocalAttention(_PatternAttention):
         position: Mechanism | None = None,
         backend: str = "auto",
     ) -> None:
-        super().__init__(d_model, num_heads, num_kv_heads, position, backend)
+        super().__init__(d_model, num_heads, num_kv_heads=num_kv_heads, position=position, backend=backend)
         self.mask = local(window_size, causal=causal)
 
     def _pattern(self, x: Tensor) -> Mask:
@@ -213,7 +211,7 @@ class SparseAttention(_PatternAttention):
         position: Mechanism | None = None,
         backend: str = "auto",
     ) -> None:
-        super().__init__(d_model, num_heads, num_kv_heads, position, backend)
+        super().__init__(d_model, num_heads, num_kv_heads=num_kv_heads, position=position, backend=backend)
         require_int(sparsity_factor, "sparsity_factor", at_least=1)
         require_flag(causal, "causal")
         self.sparsity_factor, self.causal = sparsity_factor, causal

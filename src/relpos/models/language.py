@@ -25,11 +25,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Mask, Positions, Sequence, Terms
-from relpos.core.checks import fail, require_device, require_flag, require_int, require_number, shape_of
+from relpos.core.checks import at_hand, fail, require_device, require_flag, require_int, require_number, shape_of
 from relpos.layers import KeyValueCache
-from relpos.layers.block import BlockConfig, MlpChoice
+from relpos.layers.block import MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
-from relpos.models.attending import AttentionChoice, kind_of, pattern
+from relpos.models.attending import AttentionChoice, pattern
 from relpos.models.positions import PositionChoice, canonical
 from relpos.models.sampling import require_sampling, sample
 from relpos.models.transformer import Transformer
@@ -100,17 +100,12 @@ class LanguageModel(Transformer):
     ) -> None:
         position = canonical(position, axes=1)
         given = dict(locals())
-        block_config = BlockConfig(
-            embed_dim, num_heads, mlp_ratio, num_kv_heads=num_kv_heads, mlp=mlp, norm=norm, qk_norm=qk_norm,
-            qkv_bias=qkv_bias, proj_bias=qkv_bias, attn_drop=attn_drop_rate, proj_drop=proj_drop_rate,
-            kind=kind_of(attention), backend=backend, norm_eps=norm_eps, mlp_hidden=mlp_hidden,
-        )  # fmt: skip
-        super().__init__(given, block_config, depth, attention, drop_rate, pos_drop_rate)
+        super().__init__(given, proj_bias=qkv_bias)
         require_int(vocab_size, "vocab_size", at_least=1)
         require_int(context, "context", at_least=1)
         require_flag(tie_embeddings, "tie_embeddings")
-        self.context, self.shared_position = context, shared_position
-        self.blocks = block_config.blocks(depth)
+        self.context = context
+        self.blocks = self.block_config.blocks(depth)
         self.token_embed = nn.Embedding(vocab_size, embed_dim)
         self.norm = norm_layer(norm, embed_dim, norm_eps)
         self.head = None if tie_embeddings else nn.Linear(embed_dim, vocab_size, bias=False)
@@ -119,9 +114,7 @@ class LanguageModel(Transformer):
         usual = 3 * math.sqrt(embed_dim)
         self.embed_scale = usual if embed_scale is None else embed_scale
         nn.init.normal_(self.token_embed.weight, std=1 / usual)
-        self.positions = self._mechanisms(
-            position, self.coordinates, shared=shared_position, trainable=position_trainable, init_std=position_init_std
-        )
+        self.positions = self._mechanisms(given, self.coordinates)
 
     @property
     def coordinates(self) -> Sequence:
@@ -147,24 +140,19 @@ class LanguageModel(Transformer):
         elif before:
             keys, order = Sequence(before + n), torch.arange(before + n, device=tokens.device)
             mask = Mask.causal(order[before:], order) if n > 1 else None  # one token may see all before it
-        if (pairs := self._pattern(n)) is not None:
+        if (pairs := pattern(self.attention, Sequence(n))) is not None:
             pairs = pairs.to(tokens.device)
             mask = pairs if mask is None else pairs & mask
         x = self.token_embed(tokens) * self.embed_scale
         return self.pos_drop(self.positions.embed(x, queries)), self.positions.terms(queries, keys), mask
 
-    def _pattern(self, n: int) -> Mask | None:
-        """Which pairs the model's kind of attention has, the future among them."""
-        return pattern(self.attention, Sequence(n))
-
     def _packed(self, segments: Int[Tensor, "B N"]) -> Positions:
         """Where the tokens of packed documents are, each of at most the context."""
         places, high = places_in(segments), min(segments.shape[1], self.context) - 1
-        if places.device.type == "cpu" and not torch.compiler.is_compiling():
-            longest = int(places.max()) + 1
-            if longest > high + 1:
-                wanted = f"documents of at most {self.context} tokens, the model's context"
-                fail(wanted, f"one of {longest}", "Cut them, or grow the model first.")
+        last = at_hand(places, torch.max)
+        if last is not None and last > high:
+            wanted = f"documents of at most {self.context} tokens, the model's context"
+            fail(wanted, f"one of {last + 1}", "Cut them, or grow the model first.")
         return Positions(places, low=0, high=high)
 
     def _check(self, tokens: object, cache: object, segments: object) -> None:
@@ -173,10 +161,9 @@ class LanguageModel(Transformer):
             wanted = "integer tokens of shape [B, N], at least one"
             fail(wanted, shape_of(tokens), "Encode the text first; add a batch axis.")
         require_device(tokens, "tokens", weight.device, "Move the tokens or the model with .to(device).")
-        if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = (int(x) for x in tokens.aminmax())
-            if low < 0 or high >= words:
-                fail(f"tokens from 0 to {words - 1}", f"{low} to {high}", "Build the model with a larger vocab_size.")
+        low, high = at_hand(tokens, lambda x: torch.stack(x.aminmax())) or (0, 0)
+        if low < 0 or high >= words:
+            fail(f"tokens from 0 to {words - 1}", f"{low} to {high}", "Build the model with a larger vocab_size.")
         reached = tokens.shape[1] + (cache.length if isinstance(cache, KeyValueCache) else 0)
         if segments is None and reached > self.context and AS_IS not in self.growth():
             rules = " or ".join(map(repr, self.growth())) or "no rule at all"
@@ -186,7 +173,7 @@ class LanguageModel(Transformer):
             depth = len(self.blocks)
             if not isinstance(cache, KeyValueCache) or len(cache.layers) != depth:
                 fail(f"a KeyValueCache of depth {depth}", shape_of(cache), f"Pass cache=KeyValueCache({depth}).")
-            if self._pattern(1) is not None:
+            if pattern(self.attention, Sequence(1)) is not None:
                 raise NotImplementedError(
                     f"expected attention that sees every token before beside a cache; got {self.attention!r}. "
                     'Read the whole input at once, or build the model with attention="full".'

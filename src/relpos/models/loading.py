@@ -17,10 +17,12 @@ from relpos.files.reading import MIB, FileError, read_json
 from relpos.models.published import Translation, Weights, translated
 from relpos.models.settings import as_json, llama_arguments, unlike
 
-_NAMED = 3
-"""Faults that a message names."""
+_NAMED, _LETTERS = 3, 300
+"""Faults that a message names, and the letters of each."""
 _CONFIG_AT_MOST = 16 * MIB
 _FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+Header = Mapping[str, tuple[tuple[int, ...], str]]
+"""The shape and the dtype of each tensor, "float32" or "F32"."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +104,9 @@ def load_weights(model: nn.Module, source: str | Path | Mapping[str, Tensor]) ->
 def fitting(model: nn.Module, theirs: Weights) -> Translation:
     """Weights by the names of a model, which may be on the device meta; raises unless all fit."""
     found = translated(model, theirs)
-    wrong = misfits(model.state_dict(), found.tensors, set(theirs) - found.used)
-    if wrong:
-        more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
-        fail(
-            f"weights that fit this {type(model).__name__}",
-            f"{found.family}, which {', '.join(wrong[:_NAMED])}{more}",
-            "Build the model with their settings; nothing was loaded.",
-        )
+    if wrong := misfits(header_of(model.state_dict()), header_of(found.tensors), set(theirs) - found.used):
+        remedy = "Build the model with their settings; nothing was loaded."
+        fail(f"weights that fit this {type(model).__name__}", f"{found.family}, which {wrong}", remedy)
     return found
 
 
@@ -127,24 +124,43 @@ def _require_same(model: nn.Module, source: Path) -> None:
             theirs = {**config.get("model", {}), **({"position": config["position"]} if "position" in config else {})}
         differ = unlike(own, theirs)
     except (FileError, KeyError, TypeError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        fail("a config.json that can be read", f"{path}: {reason}", "Pass a state dict, which has none.")
+        fail("a config.json that can be read", f"{path}: {line_of(error)}", "Pass a state dict, which has none.")
     if differ:
         remedy = "Build the model with their settings; nothing was loaded."
         fail(f"the settings of this {type(model).__name__}", f"{path}, which has {'; '.join(differ)}", remedy)
 
 
-def misfits(wanted: Weights, given: Weights, unknown: Iterable[str] = ()) -> list[str]:
-    """Why tensors are not those wanted, each in a few words; none where they fit."""
+def header_of(tensors: Weights) -> Header:
+    """What a file of these tensors says of them."""
+    return {name: (tuple(x.shape), str(x.dtype).removeprefix("torch.")) for name, x in tensors.items()}
+
+
+def misfits(wanted: Header, given: Header, unknown: Iterable[str] = ()) -> str:
+    """Why tensors are not those wanted, the first reasons in a few words each; nothing where they fit."""
     wrong = [f"lacks {name}" for name in wanted if name not in given]
     wrong += [f"has {name}" for name in (*(name for name in given if name not in wanted), *sorted(unknown))]
     for name in wanted.keys() & given.keys():
-        own, other = wanted[name], given[name]
-        if own.shape != other.shape:
-            wrong.append(f"has {name} of shape {list(other.shape)}, not {list(own.shape)}")
-        elif own.is_floating_point() != other.is_floating_point():
-            wrong.append(f"has {name} in {str(other.dtype).removeprefix('torch.')}")
-    return wrong
+        (shape, dtype), (came, other) = wanted[name], given[name]
+        if came != shape:
+            wrong.append(f"has {name} of shape {list(came)}, not {list(shape)}")
+        elif _is_floating(other) != _is_floating(dtype):
+            wrong.append(f"has {name} in {other}")
+    more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+    return ", ".join(shortened(one) for one in wrong[:_NAMED]) + more
+
+
+def _is_floating(dtype: str) -> bool:
+    return dtype.lower().startswith(("f", "bf"))
+
+
+def line_of(error: Exception) -> str:
+    """What an error says, in one line."""
+    return shortened(" ".join(str(error).split()) or type(error).__name__)
+
+
+def shortened(text: str) -> str:
+    """A text, or the beginning of a long one."""
+    return text if len(text) <= _LETTERS else text[: _LETTERS - 3] + "..."
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -195,5 +211,5 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _unreadable(path: Path, error: Exception) -> NoReturn:
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
-    fail("weights that can be read without running anything", f"{path}: {reason}", "Save them as safetensors.")
+    came, remedy = f"{path}: {line_of(error)}", "Save them as safetensors."
+    fail("weights that can be read without running anything", came, remedy)

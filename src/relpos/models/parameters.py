@@ -12,7 +12,7 @@ from torch import nn
 
 from relpos.core.checks import fail, shape_of
 from relpos.layers import GatedMlp, Mlp, MultiHeadAttention, PatchEmbedding
-from relpos.position.mechanism import is_mechanism, position_parameters
+from relpos.position.mechanism import position_parameters
 
 _PARTS: dict[type[nn.Module], str] = {
     PatchEmbedding: "patch embedding",
@@ -67,9 +67,7 @@ def count_parameters(model: nn.Module) -> dict[str, Count]:
     position = position_parameters(model)
 
     def walk(module: nn.Module, part: str) -> None:
-        if part != "position":  # whatever a mechanism holds is position's
-            kinds = (own for kind, own in _PARTS.items() if isinstance(module, kind))
-            part = "position" if is_mechanism(module) else next(kinds, part)
+        part = next((own for kind, own in _PARTS.items() if isinstance(module, kind)), part)
         for name, parameter in module.named_parameters(recurse=False):
             if parameter in seen:
                 continue

@@ -9,7 +9,7 @@ they agree: a configuration may ask for any number of parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,12 +24,11 @@ from relpos.files.manifest import require_sound
 from relpos.files.reading import MIB, FileError, fail_to_read, read_json
 from relpos.files.writing import write_json, write_whole
 from relpos.models.card import model_card
-from relpos.models.loading import fitting, load_weights, misfits, read_weights
+from relpos.models.loading import Header, fitting, header_of, line_of, load_weights, misfits, read_weights
 from relpos.models.settings import Arguments, as_arguments, as_json, llama_arguments
 from relpos.version import __version__
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
-Header = dict[str, tuple[tuple[int, ...], str]]
 _CONFIG_AT_MOST = 16 * MIB
 _REMEDY = "Save it anew, or train one with relpos train --out DIR."
 _DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
@@ -37,8 +36,6 @@ _FIELDS: dict[str, type] = {
     "class": str, "model": dict, "grown": list, "kind": str, "recipe": dict, "task": str, "seed": int,
 }  # fmt: skip
 _WORDS: dict[type, str] = {dict: "object", list: "list", str: "text", int: "whole number"}
-_NAMED, _LETTERS = 3, 300
-"""Faults that a message names, and the letters of each."""
 
 
 class PretrainedModel(nn.Module):
@@ -143,11 +140,11 @@ def save_folder(
     if isinstance(position, dict) and "function" in position:
         came = f"the function {position['function']}"
         fail("a position by name to save", came, "Build the model with a preset's name or a RotaryChoice.")
-    text = model_card(
-        type(model).__name__, _numbers(model), model.arguments, model.grown, shown_as or folder.resolve().name
-    )
-    text = text if card is None else card
-    beside = {**(files or {}), CARD: text.encode()}
+    if card is None:
+        numbers = sum(parameter.numel() for parameter in model.parameters())
+        name = shown_as or folder.resolve().name
+        card = model_card(type(model).__name__, numbers, model.arguments, model.grown, name)
+    beside = {**(files or {}), CARD: card.encode()}
     check_free(folder, *beside)
     config = {
         "class": type(model).__name__,
@@ -179,12 +176,10 @@ def save_folder(
 def _require_loadable(model: PretrainedModel, config: dict[str, Any]) -> None:
     """Raise where a model is no longer what the configuration builds."""
     state = model.state_dict()
-    wrong = misfits(_built(config, state, Path(CONFIG), "meta").state_dict(), state)
-    if wrong:
-        more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
-        came = f"one that {', '.join(_short(one) for one in wrong[:_NAMED])}{more}"
+    built = _built(config, len(state), Path(CONFIG), "meta").state_dict()
+    if wrong := misfits(header_of(built), header_of(state)):
         remedy = "Build it with arguments that say so, or save model.state_dict()."
-        fail(f"a {type(model).__name__} as it was built, to save", came, remedy)
+        fail(f"a {type(model).__name__} as it was built, to save", f"one that {wrong}", remedy)
 
 
 def load_folder(folder: Path) -> tuple[PretrainedModel, dict[str, Any]]:
@@ -193,16 +188,16 @@ def load_folder(folder: Path) -> tuple[PretrainedModel, dict[str, Any]]:
     Raises:
         ValueError: the folder holds no model, or one that this relpos did not save, or one whose files are damaged.
     """
-    if not (folder / CONFIG).is_file():
-        fail(f"a folder with {WEIGHTS} and {CONFIG}", str(folder), "Train one with relpos train --out DIR.")
-    config = _configuration(folder / CONFIG)
+    path = folder / CONFIG
+    config = _configuration(path) if path.is_file() else {}
     if config.get("model_type") == "llama":
         return _llama(config, folder), config
-    if not (folder / WEIGHTS).is_file():
+    if not config or not (folder / WEIGHTS).is_file():
         fail(f"a folder with {WEIGHTS} and {CONFIG}", str(folder), "Train one with relpos train --out DIR.")
     header = _header(folder / WEIGHTS)
-    _require_fit(_built(config, header, folder / CONFIG, "meta"), header, folder / WEIGHTS)
-    model = _built(config, header, folder / CONFIG, "cpu")
+    if wrong := misfits(header_of(_built(config, len(header), path, "meta").state_dict()), header):
+        fail_to_read(f"the weights of the model in {CONFIG}", folder / WEIGHTS, f"it {wrong}", _REMEDY)
+    model = _built(config, len(header), path, "cpu")
     weights = load_file(folder / WEIGHTS)
     kinds = {x.dtype for x in weights.values() if x.is_floating_point()}
     if len(kinds) == 1 and kinds < _DTYPES:
@@ -212,32 +207,17 @@ def load_folder(folder: Path) -> tuple[PretrainedModel, dict[str, Any]]:
 
 
 def _llama(config: dict[str, Any], folder: Path) -> PretrainedModel:
+    path, remedy = folder / CONFIG, "Save it by transformers."
     try:
-        arguments = llama_arguments(config)
+        arguments = as_json(llama_arguments(config))
     except (KeyError, TypeError, ZeroDivisionError) as error:
-        fail_to_read(
-            "a configuration of transformers' Llama", folder / CONFIG, _line(error), "Save it by transformers."
-        )
-    build, weights = _class("LanguageModel", folder / CONFIG), read_weights(folder)
-    _require_depth(arguments["depth"], len(weights), folder / CONFIG)
-    try:
-        with torch.device("meta"):
-            small = build(**arguments)
-    except MemoryError:
-        raise
-    except Exception as error:  # damage may stand in any argument, and end anywhere
-        fail_to_read(f"a {CONFIG} whose model can be built", folder / CONFIG, _line(error), "Save it by transformers.")
-    fitting(small, weights)  # before memory is asked for
-    model = build(**arguments)
+        fail_to_read("a configuration of transformers' Llama", path, line_of(error), remedy)
+    ours = {"class": "LanguageModel", "model": arguments, "position": arguments["position"]}
+    weights = read_weights(folder)
+    fitting(_built(ours, len(weights), path, "meta", remedy), weights)  # before memory is asked for
+    model = _built(ours, len(weights), path, "cpu", remedy)
     load_weights(model, weights)
     return model.eval()
-
-
-def _require_depth(depth: Any, weights: int, path: Path) -> None:
-    """Raise where a model is deeper than it has weights: a block has several; without a look it is built for ever."""
-    if isinstance(depth, int) and depth > weights:
-        came = f"its model is {depth} deep, and has {weights} weights"
-        fail_to_read(f"a {CONFIG} whose model can be built", path, came, _REMEDY)
 
 
 def _configuration(path: Path) -> dict[str, Any]:
@@ -273,11 +253,7 @@ def _header(path: Path) -> Header:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             return {name: (tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
     except (SafetensorError, OSError) as error:
-        fail_to_read("weights that relpos wrote", path, _line(error), _REMEDY)
-
-
-def _numbers(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+        fail_to_read("weights that relpos wrote", path, line_of(error), _REMEDY)
 
 
 def _class(name: str, path: Path) -> Callable[..., PretrainedModel]:
@@ -292,17 +268,20 @@ def _subclasses(cls: type[PretrainedModel]) -> list[type[PretrainedModel]]:
     return [found for one in cls.__subclasses__() for found in (one, *_subclasses(one))]
 
 
-def _built(config: dict[str, Any], header: Sized, path: Path, device: str) -> PretrainedModel:
-    """The model of a configuration; on the device "meta" without a byte for its parameters."""
+def _built(config: dict[str, Any], weights: int, path: Path, device: str, remedy: str = _REMEDY) -> PretrainedModel:
+    """The model of a configuration that has so many weights; on the device "meta" without a byte for its parameters."""
     expected = f"a {CONFIG} whose model can be built"
-    build = _class(config.get("class") or _class_before(config), path)
+    # relpos 0.1.0 named the kind of the task instead of a class
+    before = "LanguageModel" if config.get("kind") == "text" else "VisionTransformer"
+    build = _class(config.get("class") or before, path)
     try:
         arguments = as_arguments({**config["model"], "position": config["position"]})
         depths = arguments.get("depths", arguments.get("depth", 0))
         depth = sum(depths) if isinstance(depths, tuple) else depths
     except Exception as error:  # damage may stand anywhere
-        fail_to_read(expected, path, _line(error), _REMEDY)
-    _require_depth(depth, len(header), path)
+        fail_to_read(expected, path, line_of(error), remedy)
+    if isinstance(depth, int) and depth > weights:  # a block has several; without a look it is built for ever
+        fail_to_read(expected, path, f"its model is {depth} deep, and has {weights} weights", _REMEDY)
     try:
         with torch.device(device):
             model: Any = build(**arguments)
@@ -311,36 +290,6 @@ def _built(config: dict[str, Any], header: Sized, path: Path, device: str) -> Pr
     except MemoryError:
         raise
     except Exception as error:  # damage may stand in any argument, and end anywhere
-        fail_to_read(expected, path, _line(error), _REMEDY)
+        fail_to_read(expected, path, line_of(error), remedy)
     assert isinstance(model, PretrainedModel)
     return model
-
-
-def _class_before(config: Mapping[str, Any]) -> str:
-    """The class of a configuration of relpos 0.1.0, which names the kind of its task instead."""
-    return "LanguageModel" if config.get("kind") == "text" else "VisionTransformer"
-
-
-def _require_fit(model: nn.Module, header: Header, path: Path) -> None:
-    """Raise unless a file has what the model has, in the same shapes."""
-    wanted = model.state_dict()
-    wrong = [f"lacks {name}" for name in wanted if name not in header]
-    wrong += [f"has {name}" for name in header if name not in wanted]
-    for name in wanted.keys() & header.keys():
-        shape, dtype = header[name]
-        if shape != tuple(wanted[name].shape):
-            wrong.append(f"has {name} of shape {list(shape)}, not {list(wanted[name].shape)}")
-        elif wanted[name].is_floating_point() != dtype.startswith(("F", "BF")):
-            wrong.append(f"has {name} in {dtype}")
-    if wrong:
-        more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
-        listed = ", ".join(_short(one) for one in wrong[:_NAMED])
-        fail_to_read(f"the weights of the model in {CONFIG}", path, f"it {listed}{more}", _REMEDY)
-
-
-def _line(error: Exception) -> str:
-    return _short(" ".join(str(error).split()) or type(error).__name__)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LETTERS else text[: _LETTERS - 3] + "..."

@@ -43,10 +43,7 @@ class Translation:
 
 
 def _own(model: nn.Module, theirs: Weights) -> Translation:
-    found = Translation("relpos")
-    for name, tensor in theirs.items():
-        found.take(name, tensor, name)
-    return found
+    return Translation("relpos", dict(theirs), {name: (name,) for name in theirs})
 
 
 def _named(patterns: Mapping[str, str], name: str) -> str:
@@ -83,12 +80,8 @@ def _vit(model: Any, theirs: Weights) -> Translation:
         ours = _named(_VIT, name)
         if name == "pos_embed":
             ours = _mechanisms(model, "positions.0", "pos_embed", name)
-            patches = model.patch_embed.num_patches
-            if (
-                tensor.dim() == 3 and model.prefix and tensor.shape[1] == patches
-            ):  # theirs has no vectors for the prefix
-                none = tensor.new_zeros(1, model.prefix, tensor.shape[2])
-                tensor = torch.cat([none, tensor], dim=1)
+            if tensor.dim() == 3 and tensor.shape[1] == model.patch_embed.num_patches:  # no vectors for the prefix
+                tensor = torch.cat([tensor.new_zeros(1, model.prefix, tensor.shape[2]), tensor], dim=1)
         found.take(ours, tensor, name)
     return found
 
@@ -163,9 +156,8 @@ _FAMILIES: dict[str, Callable[[Any, Weights], Translation]] = {
 
 def translated(model: nn.Module, theirs: Weights) -> Translation:
     """Whatever weights are given, by our names: ours are as they are."""
-    if theirs.keys() & model.state_dict().keys() == model.state_dict().keys():
-        return _own(model, theirs)
-    if any(re.match(r"positions\.|token_position\.|token_embed\.|prefix_tokens$|stages\.", name) for name in theirs):
+    ours = r"positions\.|token_position\.|token_embed\.|prefix_tokens$|stages\."
+    if theirs.keys() >= model.state_dict().keys() or any(re.match(ours, name) for name in theirs):
         return _own(model, theirs)
     family = next((_FAMILIES[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in _FAMILIES), _own)
     return family(model, theirs)

@@ -100,7 +100,8 @@ class SwinTransformer(PretrainedModel):
         norm_eps: float | None = None,
     ) -> None:
         position = position if position == "own" else canonical(position, axes=2)
-        super().__init__(dict(locals()))
+        given = dict(locals())
+        super().__init__(given)
         _require_stages(depths, num_heads)
         if version not in (1, 2) or isinstance(version, bool):
             fail("version to be 1 or 2", shape_of(version), "They differ in norms, attention and position.")
@@ -115,14 +116,11 @@ class SwinTransformer(PretrainedModel):
         self.patch_embed = PatchEmbedding(img_size, patch_size, in_chans, embed_dim)
         self.patch_norm = norm_layer("layernorm", embed_dim, norm_eps)
         self.pos_drop, self.head_drop = nn.Dropout(pos_drop_rate), nn.Dropout(drop_rate)
+        published = {"qk_norm": "cosine" if version == 2 else None, "post_norm": version == 2}
         configs = [
-            BlockConfig(
-                embed_dim * 2**stage, heads, mlp_ratio, qkv_bias=qkv_bias, attn_drop=attn_drop_rate,
-                proj_drop=proj_drop_rate, qk_norm="cosine" if version == 2 else None, norm_eps=norm_eps,
-                post_norm=version == 2, backend=backend,
-            )
+            BlockConfig.of_model(given, dim=embed_dim * 2**stage, num_heads=heads, **published)
             for stage, heads in enumerate(num_heads)
-        ]  # fmt: skip
+        ]
         merging = [None, *(PatchMerging(one.dim, two.dim, version == 2, norm_eps) for one, two in pairwise(configs))]
         self.stages = nn.ModuleList(
             SwinStage(config.blocks(depth), merge)
@@ -274,14 +272,12 @@ def _grown(positions: LayerPositions, grid: Grid, rule: str) -> LayerPositions:
     return positions.grown(grid, rule if rule in own else own[0])
 
 
-def _require_stages(depths: object, num_heads: object) -> None:
+def _require_stages(depths: tuple[int, ...], num_heads: tuple[int, ...]) -> None:
     for name, numbers in (("depths", depths), ("num_heads", num_heads)):
         if not isinstance(numbers, tuple | list) or not numbers:
             fail(f"{name} as a number for each stage", shape_of(numbers), f"Pass {name}=(2, 2, 6, 2), say.")
         for one in numbers:
             require_int(one, f"each of {name}", at_least=1)
-    assert isinstance(depths, tuple | list)
-    assert isinstance(num_heads, tuple | list)
     if len(depths) != len(num_heads):
         came = f"{len(depths)} and {len(num_heads)}"
         fail("as many num_heads as depths", came, "Each stage has a number of both.")

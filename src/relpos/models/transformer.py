@@ -2,10 +2,7 @@
 
     tokens -> embedding -> position on tokens -> blocks, position in attention -> norm
 
-One argument says what position is: a preset's name ("relative_2d"), several joined with "+" ("learned+relative_2d"), a
-function from a `Site` to a mechanism, or None. What acts on tokens is applied once, from the first layer's mechanism;
-what acts in attention is one table for all layers (`shared_position=True`, computed once per forward pass) or one per
-layer.
+`models/positions.py` has what position is.
 """
 
 from __future__ import annotations
@@ -20,8 +17,8 @@ from relpos.core import Coordinates, Mask, Terms
 from relpos.core.checks import require_choice, require_int, require_probability
 from relpos.layers import KeyValueCache, TransformerBlock
 from relpos.layers.block import BlockConfig
-from relpos.models.attending import ATTENTIONS, AttentionChoice
-from relpos.models.positions import LayerPositions, PositionChoice
+from relpos.models.attending import ATTENTIONS, AttentionChoice, kind_of
+from relpos.models.positions import LayerPositions
 from relpos.models.pretrained import PretrainedModel
 from relpos.position import Site, Sum
 from relpos.position.tables import require_std
@@ -31,12 +28,8 @@ class Transformer(PretrainedModel):
     """Base of the models. A subclass sets `blocks`, `norm` and `positions` where its checkpoints have them.
 
     Args:
-        given: `locals()` of the subclass's constructor.
-        block_config: what each block is made of.
-        depth: blocks.
-        attention: its name in `models/attending.py`.
-        drop_rate: dropout before the head.
-        pos_drop_rate: dropout after the embedding.
+        given: `locals()` of the subclass's constructor, whose arguments have timm's names.
+        block: as in `BlockConfig.of_model`, what the blocks have besides.
     """
 
     blocks: nn.ModuleList
@@ -44,32 +37,26 @@ class Transformer(PretrainedModel):
     positions: LayerPositions
     _causal = False
 
-    def __init__(
-        self,
-        given: Mapping[str, Any],
-        block_config: BlockConfig,
-        depth: int,
-        attention: AttentionChoice,
-        drop_rate: float,
-        pos_drop_rate: float,
-    ) -> None:
+    def __init__(self, given: Mapping[str, Any], **block: Any) -> None:
         super().__init__(given)
-        require_int(depth, "depth", at_least=1)
-        require_choice(attention, "attention", ATTENTIONS)
-        require_probability(drop_rate, "drop_rate")
-        require_probability(pos_drop_rate, "pos_drop_rate")
-        self.block_config = block_config
-        self.attention: AttentionChoice = attention
-        self.head_drop, self.pos_drop = nn.Dropout(drop_rate), nn.Dropout(pos_drop_rate)
+        require_int(given["depth"], "depth", at_least=1)
+        require_choice(given["attention"], "attention", ATTENTIONS)
+        require_probability(given["drop_rate"], "drop_rate")
+        require_probability(given["pos_drop_rate"], "pos_drop_rate")
+        self.block_config = BlockConfig.of_model(given, kind=kind_of(given["attention"]), **block)
+        self.attention: AttentionChoice = given["attention"]
+        self.shared_position: bool = given["shared_position"]
+        self.head_drop, self.pos_drop = nn.Dropout(given["drop_rate"]), nn.Dropout(given["pos_drop_rate"])
 
-    def _mechanisms(
-        self, position: PositionChoice, queries: Coordinates, *, shared: bool, trainable: bool, init_std: float
-    ) -> LayerPositions:
+    def _mechanisms(self, given: Mapping[str, Any], queries: Coordinates) -> LayerPositions:
         """The mechanisms of the layers, for tokens at these coordinates."""
-        require_std(init_std, "position_init_std")
+        std, trainable = given["position_init_std"], given["position_trainable"]
+        require_std(std, "position_init_std")
         heads, width = self.block_config.num_heads, self.block_config.dim
-        site = Site(heads, width // heads, width, queries, causal=self._causal, init_std=init_std)
-        return LayerPositions.for_layers(position, site, len(self.blocks), shared=shared, trainable=trainable)
+        site = Site(heads, width // heads, width, queries, causal=self._causal, init_std=std)
+        return LayerPositions.for_layers(
+            given["position"], site, len(self.blocks), shared=self.shared_position, trainable=trainable
+        )
 
     @property
     def token_position(self) -> Sum:

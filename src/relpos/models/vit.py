@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from relpos.core import Grid, Mask, Terms
 from relpos.core.checks import fail, require_choice, require_flag, require_int
 from relpos.layers import PatchEmbedding
-from relpos.layers.block import BlockConfig
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
 from relpos.layers.patch import pair
-from relpos.models.attending import AttentionChoice, kind_of, pattern
+from relpos.models.attending import AttentionChoice, pattern
 from relpos.models.positions import PositionChoice, canonical
 from relpos.models.transformer import Transformer
 
@@ -106,12 +105,7 @@ class VisionTransformer(Transformer):
     ) -> None:
         position = canonical(position, axes=2)
         given = dict(locals())
-        block_config = BlockConfig(
-            embed_dim, num_heads, mlp_ratio, num_kv_heads=num_kv_heads, norm=norm, qkv_bias=qkv_bias, qk_norm=qk_norm,
-            attn_drop=attn_drop_rate, proj_drop=proj_drop_rate, kind=kind_of(attention), backend=backend,
-            norm_eps=norm_eps, layer_scale=init_values,
-        )  # fmt: skip
-        super().__init__(given, block_config, depth, attention, drop_rate, pos_drop_rate)
+        super().__init__(given, layer_scale=init_values)
         require_choice(global_pool, "global_pool", ("token", "avg", "max"))
         require_flag(class_token, "class_token")
         require_int(num_classes, "num_classes", at_least=0)
@@ -127,10 +121,10 @@ class VisionTransformer(Transformer):
         if attention in ("local", "sparse") and self.prefix:
             came = f"attention={attention!r} and {self.prefix} of them"
             fail("no prefix tokens in a pattern of a grid", came, 'Pass class_token=False and global_pool="avg".')
-        self.global_pool, self.shared_position = global_pool, shared_position
+        self.global_pool = global_pool
         self.patch_embed = PatchEmbedding(img_size, patch_size, in_chans, embed_dim)
         self.prefix_tokens = nn.Parameter(torch.zeros(1, self.prefix, embed_dim)) if self.prefix else None
-        self.blocks = block_config.blocks(depth)
+        self.blocks = self.block_config.blocks(depth)
         last = norm_layer(norm, embed_dim, norm_eps)
         self.norm = nn.Identity() if fc_norm else last
         self.fc_norm = last if fc_norm else nn.Identity()
@@ -138,9 +132,7 @@ class VisionTransformer(Transformer):
         self.head_dist = nn.Linear(embed_dim, num_classes) if distilled and num_classes else nn.Identity()
         if self.prefix_tokens is not None:
             nn.init.normal_(self.prefix_tokens, std=1e-6)
-        self.positions = self._mechanisms(
-            position, self.coordinates, shared=shared_position, trainable=position_trainable, init_std=position_init_std
-        )
+        self.positions = self._mechanisms(given, self.coordinates)
 
     @property
     def coordinates(self) -> Grid:

@@ -11,6 +11,7 @@ from torch import nn
 from relpos.core.checks import require_choice
 from relpos.data import ImageTask, Task
 from relpos.data.text import VOCABULARY, Text
+from relpos.layers.block import MlpChoice, known_to
 from relpos.layers.norms import HeadNormChoice, NormChoice
 from relpos.models import LanguageModel, VisionTransformer
 from relpos.models.attending import AttentionChoice
@@ -20,10 +21,6 @@ from relpos.train.optimizers import OPTIMIZERS, OptimizerName
 Model = VisionTransformer | LanguageModel
 Rates = dict[OptimizerName, tuple[float, float]]
 """The learning rate and the decay of each optimizer."""
-_BLOCKS = ("embed_dim", "depth", "num_heads", "num_kv_heads", "mlp_ratio", "attention", "norm", "qk_norm")
-"""The fields of a recipe that say what the blocks of its model are."""
-OF_THE_MODEL = frozenset((*_BLOCKS, "shared_position", "position_init_std", "global_pool", "class_token", "mlp"))
-"""The fields that say what relpos's own model is; the others are of training."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Recipe(ABC):
         hessian_every: steps from one estimate of the Hessian to the next, where the optimizer takes any.
         weight_decay: decoupled, on matrices that are not position's.
         gradient_clip: the largest norm of the gradient.
-        embed_dim, depth, num_heads, num_kv_heads, mlp_ratio, attention, norm, qk_norm, shared_position: of the model.
+        others: of the model. It is built with every field that its constructor has by the same name.
     """
 
     steps: int
@@ -92,10 +89,6 @@ class Recipe(ABC):
             position_learning_rate_multiplier=self.position_learning_rate_multiplier,
         )
 
-    def _named(self, *names: str) -> dict[str, Any]:
-        """Fields of the recipe that the model's constructor knows by the same name."""
-        return {name: getattr(self, name) for name in names}
-
     @abstractmethod
     def arguments(self, task: Task) -> dict[str, Any]:
         """What builds the model of this recipe for a task, apart from its position."""
@@ -120,11 +113,7 @@ IMAGE_RATES: Rates = {
 
 @dataclass(frozen=True)
 class ImageRecipe(Recipe):
-    """A vision transformer on images: `recipes/digits_search.py`.
-
-    Attributes:
-        global_pool, class_token: of the model.
-    """
+    """A vision transformer on images: `recipes/digits_search.py`."""
 
     steps: int = 400
     batch_size: int = 64
@@ -152,9 +141,7 @@ class ImageRecipe(Recipe):
             "patch_size": task.patch_size,
             "in_chans": task.channels,
             "num_classes": len(task.classes),
-            "global_pool": self.global_pool,
-            **self._named(*_BLOCKS),
-            **self._named("class_token", "shared_position", "position_init_std"),
+            **known_to(VisionTransformer, vars(self)),
         }
 
     def build(self, task: Task, position: str, *, grid: tuple[int, ...] | None = None) -> VisionTransformer:
@@ -176,11 +163,7 @@ TEXT_RATES: Rates = {
 
 @dataclass(frozen=True)
 class TextRecipe(Recipe):
-    """A language model on bytes: `recipes/text_search.py`, with a fifth fewer steps so that a dozen take five minutes.
-
-    Attributes:
-        mlp: of the model.
-    """
+    """A language model on bytes: `recipes/text_search.py`, with a fifth fewer steps: a dozen take five minutes."""
 
     steps: int = 480
     batch_size: int = 4
@@ -195,7 +178,7 @@ class TextRecipe(Recipe):
     num_heads: int = 4
     mlp_ratio: float = 4.0
     norm: NormChoice = "rmsnorm"
-    mlp: Literal["swiglu", "gelu"] = "swiglu"
+    mlp: MlpChoice = "swiglu"
 
     @property
     def rates(self) -> Rates:
@@ -206,8 +189,7 @@ class TextRecipe(Recipe):
         return {
             "vocab_size": VOCABULARY,
             "context": task.length,
-            **self._named(*_BLOCKS),
-            **self._named("mlp", "shared_position", "position_init_std"),
+            **known_to(LanguageModel, vars(self)),
         }
 
     def build(self, task: Task, position: str, *, grid: tuple[int, ...] | None = None) -> LanguageModel:
@@ -215,3 +197,9 @@ class TextRecipe(Recipe):
         if grid is not None:
             (arguments["context"],) = grid
         return LanguageModel(**arguments, position=position)
+
+
+OF_THE_MODEL = frozenset(
+    (*known_to(VisionTransformer, vars(ImageRecipe())), *known_to(LanguageModel, vars(TextRecipe())))
+)
+"""The fields that say what relpos's own model is; the others are of training."""
