@@ -13,6 +13,8 @@ from typing import Any
 import jaxtyping
 import torch
 
+import typechecker
+
 # Before Triton is imported anywhere: without a GPU its kernels run in its interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -28,7 +30,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 _FINDERS = tuple(sys.meta_path)  # pytest's, which makes asserts explain themselves, and Python's
 
-# Before anything of relpos is imported: each of its annotations is checked at every call in this process.
+# Before anything of relpos is imported: its annotations are checked in this process.
+jaxtyping.jaxtyped = typechecker.jaxtyped
 jaxtyping.install_import_hook("relpos", "typechecker.check")
 
 
@@ -154,6 +157,7 @@ def _checked_in_part(request: pytest.FixtureRequest) -> Iterator[None]:
     many = slow or hasattr(request.cls, "undeclared") or hasattr(request.node, "callspec")
     left_out = many and bool(zlib.crc32(request.node.nodeid.encode()) % CHECKED_SHARE)
     jaxtyping.config.update("jaxtyping_disable", left_out)
+    typechecker.new_test()
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
 
