@@ -115,7 +115,7 @@ def test_a_run_goes_on_from_any_step(seed: int, whole: tuple[dict[str, Tensor], 
 )
 @pytest.mark.slow
 def test_whatever_trains_goes_on(changed: dict[str, Any], more: dict[str, Any], tmp_path: Path) -> None:
-    recipe = replace(SMALL, steps=10, **changed)
+    recipe = replace(SMALL, steps=10, batch_size=100, **changed)
     expected = _run(None, recipe, **more)
     with pytest.raises(Cut):
         _run(tmp_path, recipe, cut=6, **more)
