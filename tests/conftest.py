@@ -13,6 +13,8 @@ from typing import Any
 import jaxtyping
 import torch
 
+import typechecker
+
 # Before Triton is imported anywhere: without a GPU its kernels run in its interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -28,7 +30,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 _FINDERS = tuple(sys.meta_path)  # pytest's, which makes asserts explain themselves, and Python's
 
-# Before anything of relpos is imported: each of its annotations is checked at every call in this process.
+# Before anything of relpos is imported: its annotations are checked in this process.
+jaxtyping.jaxtyped = typechecker.jaxtyped
 jaxtyping.install_import_hook("relpos", "typechecker.check")
 
 
@@ -55,6 +58,7 @@ class _AsTheyAre(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, _AsTheyAre())
 
+import collections  # noqa: E402
 import gc  # noqa: E402
 import importlib.metadata  # noqa: E402
 import pathlib  # noqa: E402
@@ -121,13 +125,19 @@ pytest.register_assert_rewrite("parity", "conformance.suite")
 
 FAST_SHARE = 150
 """One in so many of the conformance suites' tests belongs to the fast part, always the same ones. A module whose tests
-are alike sets its own."""
+are alike sets its own, or `FAST_CASES`: so many cases of each test with parameters."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of what the conformance suites ask, most is marked slow: thousands of short tests."""
-    for item in items:
+    of_each: collections.Counter[tuple[Any, Any]] = collections.Counter()
+    for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
+        most = getattr(getattr(item, "module", None), "FAST_CASES", None)
+        if most is not None and hasattr(item, "callspec"):
+            of_each[item.module, item.originalname] += 1  # type: ignore[attr-defined]
+            if of_each[item.module, item.originalname] > most:  # type: ignore[attr-defined]
+                item.add_marker(pytest.mark.slow)
         of_a_suite = isinstance(item, pytest.Function) and hasattr(item.cls, "undeclared")
         share = FAST_SHARE if of_a_suite else getattr(getattr(item, "module", None), "FAST_SHARE", 1)
         if zlib.crc32(item.nodeid.encode()) % share:
@@ -154,6 +164,7 @@ def _checked_in_part(request: pytest.FixtureRequest) -> Iterator[None]:
     many = slow or hasattr(request.cls, "undeclared") or hasattr(request.node, "callspec")
     left_out = many and bool(zlib.crc32(request.node.nodeid.encode()) % CHECKED_SHARE)
     jaxtyping.config.update("jaxtyping_disable", left_out)
+    typechecker.new_test()
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
 

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import relpos
 from models import Model, models, padding, tokens
 
+FAST_CASES = 2  # of each of its tests, in the fast part
 pytestmark = [
     pytest.mark.usefixtures("timm"),
     pytest.mark.filterwarnings(

@@ -21,6 +21,7 @@ from relpos.adapters.kinds import path_of, verified_classes
 from relpos.adapters.libraries import imported
 from relpos.adapters.retrofitted import is_swapped, published_class
 
+FAST_CASES = 2  # of each of its tests, in the fast part
 pytestmark = [
     pytest.mark.usefixtures("timm"),
     pytest.mark.filterwarnings(

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 import relpos
 from relpos.adapters.replacement.placed import ReplacedPositions
 
+FAST_CASES = 2  # of each of its tests, in the fast part
 pytestmark = pytest.mark.usefixtures("timm")
 OF_TRANSFORMERS = ["ViT", "BERT", "GPT-2", "Llama", "T5"]
 KNOWING = [name for name, family in FAMILIES.items() if family.own is not None]

@@ -18,6 +18,8 @@ from relpos.adapters.libraries import imported
 from relpos.adapters.replacement.placed import Placed
 from relpos.adapters.replacement.t5 import PlacedT5Attention
 
+FAST_CASES = 2  # of each of its tests, in the fast part
+
 IDS, TARGETS = tokens(3, 9), tokens(3, 6, seed=1)
 MASK = padding(3, 9)
 

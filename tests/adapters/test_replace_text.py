@@ -18,6 +18,8 @@ from relpos.adapters.replacement.hf import PlacedEmbedding
 from relpos.adapters.replacement.llama import NoRotation
 from relpos.core.densify import written_out
 
+FAST_CASES = 2  # of each of its tests, in the fast part
+
 LENGTH = 12
 IDS = tokens(3, LENGTH)
 SMALL = {"vocab_size": 90, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

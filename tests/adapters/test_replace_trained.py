@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -30,7 +31,8 @@ def test_it_learns_beside_the_published_model(name: str, own: str) -> None:
     same = family.made(family.own, **family.options)
     with torch.no_grad():
         family.fill(same)
-    torch.testing.assert_close(trained(same, family.batches()), losses, rtol=1e-6, atol=1e-6)
+    few = list(itertools.islice(family.batches(), STEPS // 4))
+    torch.testing.assert_close(trained(same, iter(few)), losses[: len(few)], rtol=1e-6, atol=1e-6)
 
     model, start = family.made(family.position), family.made()
     without = trained(family.made(None), family.batches())

@@ -17,6 +17,7 @@ from relpos.adapters.libraries import imported
 from relpos.adapters.replacement.vit import PlacedVisionTransformer, PlacedViTEmbeddings
 from relpos.core.densify import written_out
 
+FAST_CASES = 2  # of each of its tests, in the fast part
 pytestmark = pytest.mark.usefixtures("timm")
 SIZE = {"img_size": (16, 24), "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5}
 

@@ -19,7 +19,7 @@ from relpos.adapters import retrofitted
 from relpos.adapters.retrofitted import is_swapped, route
 from relpos.core import AxisVectors, DenseBias, LineBias, LineVectors, Terms
 
-FAST_SHARE = 3  # of its tests, in the fast part
+FAST_CASES = 8  # of each of its tests, in the fast part
 pytestmark = [
     pytest.mark.usefixtures("timm"),
     pytest.mark.filterwarnings(

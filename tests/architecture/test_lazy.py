@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from source import ROOT
@@ -18,26 +19,33 @@ OPTIONAL = {
 }  # fmt: skip
 
 
-def loaded_by(statement: str) -> set[str]:
-    """The modules in memory after a statement in a fresh process."""
-    code = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
+def told_by(statement: str, what: str) -> Any:
+    """What an expression is after a statement in a fresh process."""
+    code = f"import json, sys\n{statement}\nprint(json.dumps({what}))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    return set(json.loads(done.stdout))
+    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
-def by_torch() -> set[str]:
-    return loaded_by("import torch")
+def loaded() -> dict[str, set[str]]:
+    """The modules in memory after each of three imports, one after another in one fresh process."""
+    statement = """
+found = {}
+for name in ("torch", "relpos", "relpos.cli"):
+    __import__(name)
+    found[name] = sorted(sys.modules)
+"""
+    return {name: set(modules) for name, modules in told_by(statement, "found").items()}
 
 
-def test_import_relpos_loads_no_optional_part(by_torch: set[str]) -> None:
-    added = {name.split(".")[0] for name in loaded_by("import relpos") - by_torch}
+def test_import_relpos_loads_no_optional_part(loaded: dict[str, set[str]]) -> None:
+    added = {name.split(".")[0] for name in loaded["relpos"] - loaded["torch"]}
     assert not added & OPTIONAL, f"import relpos loads {', '.join(sorted(added & OPTIONAL))}"
 
 
-def test_import_relpos_loads_no_part_that_only_the_command_needs() -> None:
-    parts = {name.split(".")[1] for name in loaded_by("import relpos") if name.startswith("relpos.")}
+def test_import_relpos_loads_no_part_that_only_the_command_needs(loaded: dict[str, set[str]]) -> None:
+    parts = {name.split(".")[1] for name in loaded["relpos"] if name.startswith("relpos.")}
     assert parts == {
         "adapters",
         "engines",
@@ -64,9 +72,9 @@ for words in {calls!r}:
         relpos_command.main()
         raise AssertionError(words)
 """
-    assert not {"torch", "relpos", "numpy", "rich"} & loaded_by(statement)
+    assert not {"torch", "relpos", "numpy", "rich"} & set(told_by(statement, "sorted(sys.modules)"))
 
 
-def test_the_command_starts_without_what_its_verbs_need(by_torch: set[str]) -> None:
-    added = {name.split(".")[0] for name in loaded_by("import relpos.cli") - by_torch}
+def test_the_command_starts_without_what_its_verbs_need(loaded: dict[str, set[str]]) -> None:
+    added = {name.split(".")[0] for name in loaded["relpos.cli"] - loaded["torch"]}
     assert not added & OPTIONAL, f"import relpos.cli loads {', '.join(sorted(added & OPTIONAL))}"

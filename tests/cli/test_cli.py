@@ -232,7 +232,7 @@ def test_an_interruption_while_libraries_load_is_one_line(monkeypatch: pytest.Mo
     assert capsys.readouterr().err == "relpos: error: interrupted\n"
 
 
-@pytest.mark.parametrize("library", ["relpos.cli", "relpos.train"])
+@pytest.mark.parametrize("library", ["relpos.cli", pytest.param("relpos.train", marks=pytest.mark.slow)])
 def test_an_interruption_inside_an_import_is_one_line(library: str, tmp_path: Path) -> None:
     """Where it would be an exception, some imports swallow it and others leave a library half loaded."""
     code = f"""

@@ -21,6 +21,8 @@ from relpos.testing.engines import engines, lacking
 from relpos.testing.orders import in_orders
 from relpos.testing.tolerance import assert_close, rms, yardstick_dtype
 
+FAST_CASES = 8  # of each of its tests, in the fast part
+
 B, H, N, M, D = 2, 3, 7, 11, 4
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 SHAPES = tuple(itertools.product((1, B), (1, H), (1, N), (1, M)))

@@ -50,7 +50,7 @@ def build(name: str, position: str) -> tuple[torch.nn.Module, Callable[[int], Te
         return text, lambda batch: torch.randint(7, (batch, 6))
     if name.startswith("windows"):
         windows = SwinTransformer(
-            16, 2, 1, 3, embed_dim=8, depths=(2, 2), num_heads=(1, 2), window_size=4, position_init_std=0.5
+            16, 2, 1, 3, embed_dim=8, depths=(2, 1), num_heads=(1, 2), window_size=4, position_init_std=0.5
         )
         return windows, lambda batch: torch.randn(batch, 1, 16, 16)
     token = position != "shaw"

@@ -17,6 +17,8 @@ from relpos.report import ResultsError
 from relpos.report.reproduce import reproduce
 from relpos.results import SCHEMA_VERSION, Results, plain, read
 
+FAST_CASES = 2  # of each of its tests, in the fast part
+
 TINY = {"embed_dim": 16, "depth": 1, "num_heads": 2, "batch_size": 8, "warmup_steps": 2}
 
 

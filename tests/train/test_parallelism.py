@@ -362,10 +362,10 @@ def test_sharing_a_hessian(run_processes: Run, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_killed_run_goes_on(processes: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("processes", "kills"), [(1, 2), (2, 1)])
+def test_a_killed_run_goes_on(processes: int, kills: int, tmp_path: Path) -> None:
     """`scripts/kill_runs` does it a hundred times."""
-    given = [sys.executable, str(ROOT / "scripts" / "kill_runs"), "--kills", "2"]
+    given = [sys.executable, str(ROOT / "scripts" / "kill_runs"), "--kills", str(kills)]
     run = subprocess.run(
         [*given, "--processes", str(processes), "--folder", str(tmp_path / "run")],
         capture_output=True, text=True, env=ENV, timeout=500, check=False,

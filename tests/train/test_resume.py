@@ -25,7 +25,7 @@ from relpos.train.procedure import Procedure
 from relpos.train.processes import Parallelism
 from relpos.train.snapshots import Snapshot, read_snapshot
 
-SMALL = ImageRecipe(steps=30, warmup_steps=2, batch_size=400, embed_dim=16, depth=1, num_heads=2)  # three an epoch
+SMALL = ImageRecipe(steps=14, warmup_steps=2, batch_size=400, embed_dim=8, depth=1, num_heads=1)  # three an epoch
 CPU = torch.device("cpu")
 
 
@@ -115,7 +115,7 @@ def test_a_run_goes_on_from_any_step(seed: int, whole: tuple[dict[str, Tensor], 
 )
 @pytest.mark.slow
 def test_whatever_trains_goes_on(changed: dict[str, Any], more: dict[str, Any], tmp_path: Path) -> None:
-    recipe = replace(SMALL, steps=10, **changed)
+    recipe = replace(SMALL, steps=10, batch_size=100, **changed)
     expected = _run(None, recipe, **more)
     with pytest.raises(Cut):
         _run(tmp_path, recipe, cut=6, **more)
@@ -211,9 +211,9 @@ print("goes on")
     ("told", "world", "code"),
     [
         (["SIGINT", "SIGTERM"], 2, -signal.SIGTERM),  # what torchrun makes of two interruptions
-        (["SIGINT", "SIGTERM"], 1, 0),
+        pytest.param(["SIGINT", "SIGTERM"], 1, 0, marks=pytest.mark.slow),
         (["SIGTERM", "SIGTERM"], 2, 0),  # a scheduler's, and the launcher's
-        (["SIGTERM", "SIGINT"], 2, -signal.SIGINT),
+        pytest.param(["SIGTERM", "SIGINT"], 2, -signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
 def test_which_second_signal_ends_at_once(told: list[str], world: int, code: int, tmp_path: Path) -> None:

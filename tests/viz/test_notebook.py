@@ -11,6 +11,8 @@ import relpos
 from relpos.position import Mechanism, Site, presets
 from relpos.viz.notebook import mechanism_html
 
+FAST_CASES = 8  # of each of its tests, in the fast part
+
 
 def drawn(mechanism: Mechanism) -> str:
     """What a notebook would show."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,17 @@ Place = tuple[int, ...] | None
 def at(x: Tensor, *index: int) -> Tensor:
     """`x[index]` where an axis of size 1 stands for every index."""
     return x[tuple(0 if size == 1 else i for size, i in zip(x.shape, index, strict=False))]
+
+
+def by_row(x: Tensor) -> Callable[[int, int, int], Tensor]:
+    """`at(x, b, h, i)` of `x[1 or B, 1 or H, 1 or N, ...]`, whose backward writes a row and not all of `x`."""
+    rows, (batch, heads, queries) = x.flatten(0, 2).unbind(), x.shape[:3]
+
+    def row(b: int, h: int, i: int) -> Tensor:
+        b, h, i = (0 if size == 1 else index for size, index in ((batch, b), (heads, h), (queries, i)))
+        return rows[(b * heads + h) * queries + i]
+
+    return row
 
 
 def attention(
@@ -45,32 +56,36 @@ def attention(
     batch, heads, queries, width = q.shape
     group = heads // k.shape[1]
     scale = width**-0.5 if scale is None else scale
-    outputs, sums = [], []
+    groups, outputs, scores = k.shape[1], [], []
+    row_of_q, row_of_bias = by_row(q), None if bias is None else by_row(bias)
+    k_heads, v_heads = k.flatten(0, 1).unbind(), v.flatten(0, 1).unbind()
     for b, h, i in itertools.product(range(batch), range(heads), range(queries)):
-        g = h // group
-        seen = [j for j in range(k.shape[2]) if allowed is None or bool(at(allowed, b, h, i, j))]
-        row = scale * (q[b, h, i] * k[b, g, seen]).sum(dim=-1)
+        g = b * groups + h // group
+        seen = slice(None) if allowed is None else at(allowed, b, h, i).expand(k.shape[2]).nonzero()[:, 0].tolist()
+        row = scale * (row_of_q(b, h, i) * k_heads[g][seen]).sum(dim=-1)
+        scored = len(row)
         if softcap is not None:
             row = softcap * torch.tanh(row / softcap)
-        if bias is not None:
-            row = row + at(bias, b, h, i)[seen]
+        if row_of_bias is not None:
+            row = row + row_of_bias(b, h, i)[seen]
         if sinks is not None:
             row = torch.cat([row, sinks[h : h + 1].to(row.dtype)])
+        scores.append(row)
         if not len(row):
             outputs.append(q.new_zeros(v.shape[3]))
-            sums.append(q.new_full((), -math.inf))
             continue
-        weights = torch.softmax(row, dim=0)[: len(seen)]
+        weights = torch.softmax(row, dim=0)[:scored]
         if kept is not None:
             weights = weights * kept[b, h, i, seen] / (1 - dropout)
-        carried = v[b, g, seen]
+        carried = v_heads[g][seen]
         if value_vectors is not None:
             carried = carried + at(value_vectors, h, i)[seen]
         outputs.append((weights[:, None] * carried).sum(dim=0))
-        sums.append(torch.logsumexp(row, dim=0))
+    alike = len({len(row) for row in scores}) == 1
+    sums = [torch.stack(scores).logsumexp(dim=1)] if alike else [row.logsumexp(dim=0)[None] for row in scores]
     return (
         torch.stack(outputs).unflatten(0, (batch, heads, queries)),
-        torch.stack(sums).unflatten(0, (batch, heads, queries)),
+        torch.cat(sums).unflatten(0, (batch, heads, queries)),
     )
 
 
