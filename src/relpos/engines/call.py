@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from relpos.core import (
+    LineBias,
     Mask,
     QueryBias,
     Rotation,
@@ -68,6 +69,14 @@ class Call:
     def is_empty(self) -> bool:
         """Whether there is no batch, or are no queries or no keys. Engines never see such a call."""
         return 0 in (*self.q.shape[:3], self.k.shape[2])
+
+    @property
+    def lone_bias(self) -> LineBias | None:
+        """A bias on regular lines, if nothing else is added to the scores."""
+        adding = [term for term in self.terms if term.adds_scores]
+        if len(adding) != 1 or not isinstance(adding[0], LineBias) or adding[0].lines.layout.kind == "irregular":
+            return None
+        return adding[0]
 
     def seeded(self) -> Call:
         """This call with a seed from PyTorch's generator, where it has dropout. Asking about a call draws none."""

@@ -20,8 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from relpos.core import LineBias, LineVectors, QueryBias, Rotation, Sinks, Softcap, Term, at_least_float32, may_keep
-from relpos.engines import dense, product
+from relpos.core import LineBias, LineVectors, QueryBias, Rotation, Sinks, Softcap, at_least_float32, may_keep
+from relpos.engines import dense, product, view
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 from relpos.engines.operators import FORWARD_MODE, lacks_transform
@@ -42,19 +42,18 @@ class DenseSDPA(Engine):
         if call.return_lse:
             return "return_lse (PyTorch does not return the log-sum-exp)"
         transform = lacks_transform()
-        return transform if transform == FORWARD_MODE or _adding(call) else None
+        return transform if transform == FORWARD_MODE or _adds(call) else None
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], None]:
         """The output; there is no log-sum-exp."""
-        adding = _adding(call)
-        fused, line = _product_serves(call), _alone(adding)
-        if line is not None and fused and _learned(line) and call.mask is None and line.values.dtype == call.q.dtype:
+        fused = _product_serves(call)
+        if fused and call.mask is None and (line := call.lone_bias) is not None and _learned(line, call):
             call = _turned(call)
             return product.attend(call.q, call.k, call.v, line.values, line.lines, call.scale), None
-        if line is not None and not _learned(line) and _view_pays(call, line):
-            return _under_a_view(_turned(call), line), None
+        if (line := view.readable(call)) is not None:
+            return view.attend(_turned(call), line), None
         square = call.mask is not None and call.q.shape[2] == call.k.shape[2]
-        causal = square and call.mask is not None and call.mask.is_plain_causal and not adding
+        causal = square and call.mask is not None and call.mask.is_plain_causal and not _adds(call)
         bias = blank = None
         if not causal:
             bias, blank = _mask(call)
@@ -101,56 +100,14 @@ def _product_serves(call: Call) -> bool:
     return outside and call.q.dtype in (torch.float32, torch.float64) and call.groups == 1 and call.dropout == 0
 
 
-def _adding(call: Call) -> list[Term]:
-    """What is added to the scores; where there is anything, PyTorch's mask is a floating one."""
-    return [term for term in call.terms if term.adds_scores]
+def _learned(bias: LineBias, call: Call) -> bool:
+    """Whether a bias takes a gradient, and is of q's dtype."""
+    return bias.values.requires_grad and bias.values.dtype == call.q.dtype
 
 
-def _alone(adding: list[Term]) -> LineBias | None:
-    """A bias on regular lines, if nothing else is added to the scores."""
-    if len(adding) != 1 or not isinstance(adding[0], LineBias) or adding[0].lines.layout.kind == "irregular":
-        return None
-    return adding[0]
-
-
-def _learned(bias: LineBias) -> bool:
-    return torch.is_grad_enabled() and bias.values.requires_grad
-
-
-def _view_pays(call: Call, bias: LineBias) -> bool:
-    """Whether PyTorch's kernel can read a bias as a view, and turning queries and output round for that costs less
-    than writing it out for every pair."""
-    batch, _, n, width = call.q.shape
-    on_cpu = n > 1 and call.q.device.type == "cpu" and may_keep(call.q.device)  # questions about sizes guard a graph
-    if not on_cpu or batch * width > call.k.shape[2] or call.dropout > 0 or bias.lines.layout.kind != "affine":
-        return False
-    return call.mask is None or (call.mask.is_interval and not call.mask.may_blank_rows)
-
-
-def _under_a_view(call: Call, bias: LineBias) -> Tensor:
-    """The output, PyTorch's kernel reading the bias of all pairs out of one for each offset.
-
-    With the values reversed and the last query first, row r reads what row 0 reads, r entries further right:
-
-        reversed        ... v4 v3 v2 v1 v0        what the mask forbids lies at both ends: it is -inf there
-        last query              v2 v1 v0
-        the one before             v1 v0 ...
-    """
-    n, m = call.q.shape[2], call.k.shape[2]
-    query, key = bias.lines.layout.query, bias.lines.layout.key
-    assert query is not None
-    assert key is not None
-    zero = bias.lines.origin + query.start - key.start  # where the first query meets the first key
-    window = at_least_float32(bias.values[:, zero - m + 1 : zero + n]).flip(-1).contiguous()
-    window = window.to(at_least_float32(call.q).dtype)
-    if call.mask is not None and call.mask.left is not None:
-        window[:, : max(0, n - 1 - call.mask.left)] = -torch.inf
-    if call.mask is not None and call.mask.right is not None:
-        window[:, n + call.mask.right :] = -torch.inf
-    view = window.as_strided((1, window.shape[0], n, m), (0, window.stride(0), 1, 1))
-    return F.scaled_dot_product_attention(
-        call.q.flip(2), call.k, call.v, attn_mask=view, scale=call.scale, enable_gqa=call.groups > 1
-    ).flip(2)
+def _adds(call: Call) -> bool:
+    """Whether something is added to the scores, which makes PyTorch's mask a floating one."""
+    return any(term.adds_scores for term in call.terms)
 
 
 def _repeated(k: Tensor, groups: int) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from relpos.core import DenseBias, LineBias, LineVectors, Mask, QueryBias, Rotation, RowRule, Scale, Sinks
+from relpos.engines import view
 from relpos.engines.call import Call
 
 _SEQUENCE, _GRID, _KEY_VECTORS = 2**16, 2**18, 2**18
@@ -71,6 +72,9 @@ def _border(call: Call) -> tuple[int | None, str]:
     regular = kinds <= {"affine"} if vectors else "irregular" not in kinds and len(biases) <= 1
     if _adds_fixed_dense(call):
         return None, "a dense bias that is not learned"
+    wide = call.q.dtype in (torch.float32, torch.float64)  # half precision is faster here
+    if wide and call.mask is None and view.readable(call) is not None:
+        return None, "a sequence's bias that is not learned"
     if not regular or any(not isinstance(term, regular_terms) for term in call.terms):
         border = -(-_SCORES // batch)
         if call.terms.of(RowRule):
@@ -90,8 +94,8 @@ def _border(call: Call) -> tuple[int | None, str]:
         return _SEQUENCE, "vectors"
     grid = "nested" in kinds
     if not torch.is_grad_enabled():
-        plain = _NOT_LEARNED if call.mask is None else _SEQUENCE_WITHOUT_GRADIENT  # `sdpa` reads a view of a sequence's
-        return _GRID_WITHOUT_GRADIENT if grid else plain, "a line bias without gradients"
+        border = _GRID_WITHOUT_GRADIENT if grid else _SEQUENCE_WITHOUT_GRADIENT
+        return border, "a line bias without gradients"
     if not any(term.values.requires_grad for term in biases):
         masked = _WINDOW if grid else _SEQUENCE_WITHOUT_GRADIENT
         return (_NOT_LEARNED if call.mask is None else masked), "a bias that is not learned"

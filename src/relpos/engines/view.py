@@ -1,0 +1,51 @@
+"""A bias on consecutive integers that learns nothing: PyTorch's kernel reads it as a view, which stores O(N) numbers.
+
+The kernel reads a mask through its strides. With the values reversed and the last query first, row r reads what row 0
+reads, r entries further right; what a mask by `left` and `right` forbids lies at both ends and is -inf there:
+
+    reversed values     ... v4 v3 v2 v1 v0
+    last query                 v2 v1 v0
+    the one before                v1 v0 -inf
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.core import LineBias, at_least_float32, may_keep
+from relpos.engines.call import Call
+
+
+def readable(call: Call) -> LineBias | None:
+    """The bias of a call, if the kernel can read it so, and turning queries and output round costs less than writing it
+    out for every pair."""
+    batch, _, n, width = call.q.shape
+    if n == 1 or call.q.device.type != "cpu" or not may_keep(call.q.device):  # questions about sizes guard a graph
+        return None
+    bias = call.lone_bias
+    if bias is None or bias.lines.layout.kind != "affine" or (torch.is_grad_enabled() and bias.values.requires_grad):
+        return None
+    fits = call.mask is None or (call.mask.is_interval and not call.mask.may_blank_rows)
+    return bias if fits and call.dropout == 0 and batch * width <= call.k.shape[2] else None
+
+
+def attend(call: Call, bias: LineBias) -> Float[Tensor, "B H N V"]:
+    """The output of a call without a rotation, under its bias."""
+    n, m = call.q.shape[2], call.k.shape[2]
+    query, key = bias.lines.layout.query, bias.lines.layout.key
+    assert query is not None
+    assert key is not None
+    zero = bias.lines.origin + query.start - key.start  # where the first query meets the first key
+    window = at_least_float32(bias.values[:, zero - m + 1 : zero + n]).flip(-1).contiguous()
+    window = window.to(at_least_float32(call.q).dtype)
+    if call.mask is not None and call.mask.left is not None:
+        window[:, : max(0, n - 1 - call.mask.left)] = -torch.inf
+    if call.mask is not None and call.mask.right is not None:
+        window[:, n + call.mask.right :] = -torch.inf
+    view = window.as_strided((1, window.shape[0], n, m), (0, window.stride(0), 1, 1))
+    return F.scaled_dot_product_attention(
+        call.q.flip(2), call.k, call.v, attn_mask=view, scale=call.scale, enable_gqa=call.groups > 1
+    ).flip(2)
