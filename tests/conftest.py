@@ -6,8 +6,10 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import os
+import signal
 import sys
 import tempfile
+import threading
 from typing import Any
 
 import jaxtyping
@@ -27,6 +29,10 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), f"re
 # containers forbid it, and every process of the tests would compile all of relpos, a sixth of its start.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# What a shell starts in the background is deaf to Ctrl-C, and so is all that it starts; some tests press it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _FINDERS = tuple(sys.meta_path)  # pytest's, which makes asserts explain themselves, and Python's
 

@@ -406,7 +406,10 @@ def test_a_run_that_is_told_to_end_writes_one_more(
             time.sleep(0.1)
         time.sleep(0.5)
         run.send_signal(number)
-        assert run.wait(timeout=60) == code, log.read_text()
+        try:
+            assert run.wait(timeout=60) == code, log.read_text()
+        finally:
+            run.kill()  # else it would be waited for
     (newest, *rest) = store.steps()
     assert rest == [1]
     assert f"interrupted; a checkpoint of step {newest} is in" in " ".join(log.read_text().split())
