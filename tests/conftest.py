@@ -137,12 +137,13 @@ are alike sets its own, or `FAST_CASES`: so many cases of each test with paramet
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of what the conformance suites ask, most is marked slow: thousands of short tests."""
-    of_each: collections.Counter[tuple[Any, Any]] = collections.Counter()
+    of_each: collections.Counter[tuple[Any, ...]] = collections.Counter()
     for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
         most = getattr(getattr(item, "module", None), "FAST_CASES", None)
-        if most is not None and hasattr(item, "callspec"):
-            of_each[item.module, item.originalname] += 1  # type: ignore[attr-defined]
-            if of_each[item.module, item.originalname] > most:  # type: ignore[attr-defined]
+        if most is not None and hasattr(item, "callspec") and item.get_closest_marker("slow") is None:
+            test = item.module, item.cls, item.originalname  # type: ignore[attr-defined]
+            of_each[test] += 1
+            if of_each[test] > most:
                 item.add_marker(pytest.mark.slow)
         of_a_suite = isinstance(item, pytest.Function) and hasattr(item.cls, "undeclared")
         share = FAST_SHARE if of_a_suite else getattr(getattr(item, "module", None), "FAST_SHARE", 1)
@@ -161,7 +162,8 @@ def seeds() -> None:
 CHECKED_SHARE = 4
 """One in so many of the conformance suites' tests, of the slow ones and of those with parameters runs with shapes and
 types enforced, always the same ones; all other tests do. The checks are up to two fifths of their time, and they differ
-in numbers more than in calls."""
+in numbers more than in calls. Enforced are the first calls of each function in a test, and a part of those after them
+(`typechecker`)."""
 
 
 @pytest.fixture(autouse=True)

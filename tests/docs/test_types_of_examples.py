@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import subprocess
@@ -54,7 +55,7 @@ def test_examples_and_calls_have_the_types_that_they_should(tmp_path: Path) -> N
         "--follow-imports=silent",
         "--config-file=",
         "--cache-dir",
-        os.path.join(tempfile.gettempdir(), "relpos-mypy"),
+        os.path.join(tempfile.gettempdir(), f"relpos-mypy-{getpass.getuser()}"),
     ]
     files = sorted(map(str, tmp_path.glob("*.py")))
     environment = {**os.environ, "MYPYPATH": str(ROOT / "src")}

@@ -71,3 +71,55 @@ def test_the_view_is_left_where_it_does_not_pay() -> None:
     with pytest.raises(AssertionError, match="for each pair"):
         by_view(q, k, v, **given)
     by_view(q[:3], k[:3], v[:3], **given)
+
+
+def operators(*tensors: Tensor, **given: Any) -> set[str]:
+    """The operators that PyTorch ran."""
+    with torch.profiler.profile() as profile:
+        relpos.attention(*tensors, **given)
+    return {event.key for event in profile.key_averages()}
+
+
+FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+
+@pytest.mark.filterwarnings("default")  # of the profiler
+def test_the_flash_kernel_runs_or_the_view_is_left() -> None:
+    """Where PyTorch's kernel takes none of it, its other path would make all scores."""
+    n, heads = 1500, 1
+    given = {"position": relpos.ALiBi(heads), "queries": relpos.Sequence(n)}
+    q, k, v = torch.randn(3, 1, heads, n, WIDTH)
+    assert FLASH in operators(q, k, v, **given, backend="sdpa")
+    assert relpos.explain(q, k, v, **given).backend == "sdpa"
+    others = {
+        "narrow values": (q, k, v[..., :4]),
+        "keys with their axes turned": (q, k.mT.contiguous().mT, v),
+        "values alike": (q, k, v.mT.contiguous().mT),
+    }
+    for name, tensors in others.items():
+        with pytest.raises(AssertionError, match="for each pair"):
+            by_view(*tensors, **given)
+        assert relpos.explain(*tensors, **given).backend == "streaming", name
+
+
+@pytest.mark.parametrize("position", ["rotation", "one row for all heads", "learned, without gradients"])
+def test_what_else_comes_beside_it(position: str) -> None:
+    q, k, v = made(1, 30, 30, HEADS, torch.float32)
+    at = relpos.Sequence(30)
+    row = torch.randn(1, relpos.lines(at).length)
+    terms = {
+        "rotation": relpos.RotaryEmbedding(WIDTH).terms(at) + frozen(torch.float32).terms(at),
+        "one row for all heads": relpos.LineBias(row, relpos.lines(at)),
+        "learned, without gradients": relpos.T5Bias(HEADS, init_std=1.0).terms(at),
+    }[position]
+    with torch.set_grad_enabled(position != "learned, without gradients"):
+        wanted = relpos.attention(q, k, v, position=terms, backend="reference")
+        torch.testing.assert_close(by_view(q, k, v, position=terms), wanted, rtol=0, atol=1e-5)
+
+
+def test_the_log_sum_exp_is_not_pytorchs() -> None:
+    q, k, v = made(1, 600, 600, HEADS, torch.float32)
+    given = {"position": frozen(torch.float32), "queries": relpos.Sequence(600)}
+    with torch.no_grad():
+        assert relpos.explain(q, k, v, **given).backend == "sdpa"
+        assert relpos.explain(q, k, v, **given, return_lse=True).backend == "streaming"

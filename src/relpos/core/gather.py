@@ -29,6 +29,7 @@ def ordered_segment_sum(
     """`out[r] = sum of values[i] where index[i] == r`, summed in the order of `i`, in float32 or wider."""
     if _adds_in_order(values):
         wide = at_least_float32(values)
+        index = index if index.dtype == torch.int32 else index.long()
         return torch.index_add(wide.new_zeros(rows, *wide.shape[1:]), 0, index, wide).to(values.dtype)
     return _sum_sorted(values, *_sorted(index, rows))
 

@@ -1,6 +1,7 @@
 """Everything that is a score becomes the mask of PyTorch's `scaled_dot_product_attention`.
 
-N x M numbers are stored, and a learned bias takes PyTorch's math path; at small sizes this is the fastest there is.
+N x M numbers are stored, but for a sequence's bias without gradients (`view`); at small sizes this is the fastest there
+is. A learned bias takes PyTorch's math path, or on CPU ours (`product`).
 What PyTorch cannot express raises: value vectors, a soft cap, the log-sum-exp, and scores that are added under a
 transform of functions, because PyTorch chooses a kernel without asking whether they are learned outside of it. Dropout
 is PyTorch's own: the same distribution as elsewhere, not the same pairs.
@@ -31,7 +32,9 @@ _UNDER_A_MASK = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 class DenseSDPA(Engine):
     name = "sdpa"
-    summary = "dense scores handed to PyTorch's scaled_dot_product_attention; any device; best for small windows"
+    summary = (
+        "scores handed to PyTorch's scaled_dot_product_attention; any device; best for small windows, fixed biases"
+    )
 
     def unsupported(self, call: Call) -> str | None:
         for term in call.terms:

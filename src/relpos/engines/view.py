@@ -15,21 +15,25 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import LineBias, at_least_float32, may_keep
+from relpos.core import LineBias, QueryBias, Rotation, Scale, at_least_float32, may_keep
 from relpos.engines.call import Call
 
 
 def readable(call: Call) -> LineBias | None:
-    """The bias of a call, if the kernel can read it so, and turning queries and output round costs less than writing it
-    out for every pair."""
+    """The bias of a call, if PyTorch's flash kernel takes the call and can read it so, and if it costs less to turn
+    queries and output round than to write it out for every pair."""
     batch, _, n, width = call.q.shape
-    if n == 1 or call.q.device.type != "cpu" or not may_keep(call.q.device):  # questions about sizes guard a graph
+    if n == 1 or call.q.device.type != "cpu" or not may_keep(call.q.device):  # other sizes would guard a graph
         return None
     bias = call.lone_bias
     if bias is None or bias.lines.layout.kind != "affine" or (torch.is_grad_enabled() and bias.values.requires_grad):
         return None
-    fits = call.mask is None or (call.mask.is_interval and not call.mask.may_blank_rows)
-    return bias if fits and call.dropout == 0 and batch * width <= call.k.shape[2] else None
+    known = all(isinstance(term, LineBias | Rotation | QueryBias | Scale) for term in call.terms)
+    masked = call.mask is not None and (not call.mask.is_interval or call.mask.may_blank_rows)
+    if not known or masked or call.dropout > 0 or call.return_lse:
+        return None
+    flash = call.v.shape[3] == width and call.k.stride(3) == call.v.stride(3) == 1
+    return bias if flash and batch * width <= call.k.shape[2] else None
 
 
 def attend(call: Call, bias: LineBias) -> Float[Tensor, "B H N V"]:

@@ -28,8 +28,8 @@ from relpos.position import Mechanism
 MlpChoice = Literal["gelu", "swiglu"]
 
 
-def known_to(build: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments among these that a constructor takes by the same name."""
+def arguments_of(build: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the given arguments that a constructor takes by the same name."""
     return {name: given[name] for name in inspect.signature(build).parameters if name in given}
 
 
@@ -62,9 +62,13 @@ class BlockConfig:
 
     @classmethod
     def of_model(cls, given: Mapping[str, Any], **others: Any) -> BlockConfig:
-        """The blocks that a model's arguments mean, three of which timm names otherwise; `others` count before them."""
+        """The configuration from a model's arguments, three of which have other names in timm.
+
+        Args:
+            given: the model's arguments. others: what the blocks have besides; they count where both say something.
+        """
         timm = {"dim": given["embed_dim"], "attn_drop": given["attn_drop_rate"], "proj_drop": given["proj_drop_rate"]}
-        return cls(**known_to(cls, given) | timm | others)
+        return cls(**arguments_of(cls, given) | timm | others)
 
     def blocks(self, depth: int) -> nn.ModuleList:
         """New blocks, `depth` of them."""
@@ -133,8 +137,10 @@ class TransformerBlock(nn.Module):
         post_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.config = BlockConfig(**known_to(BlockConfig, locals()))
-        attention = MultiHeadAttention(**known_to(MultiHeadAttention, locals()))  # checks the width, before any norm
+        self.config = BlockConfig(**arguments_of(BlockConfig, locals()))
+        attention = MultiHeadAttention(
+            **arguments_of(MultiHeadAttention, locals())
+        )  # checks the width, before any norm
         self.norm1, self.attn, self.norm2 = norm_layer(norm, dim, norm_eps), attention, norm_layer(norm, dim, norm_eps)
         self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)

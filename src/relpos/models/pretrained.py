@@ -281,7 +281,7 @@ def _built(config: dict[str, Any], weights: int, path: Path, device: str, remedy
     except Exception as error:  # damage may stand anywhere
         fail_to_read(expected, path, line_of(error), remedy)
     if isinstance(depth, int) and depth > weights:  # a block has several; without a look it is built for ever
-        fail_to_read(expected, path, f"its model is {depth} deep, and has {weights} weights", _REMEDY)
+        fail_to_read(expected, path, f"its model is {depth} deep, and has {weights} weights", remedy)
     try:
         with torch.device(device):
             model: Any = build(**arguments)

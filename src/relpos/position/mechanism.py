@@ -145,7 +145,7 @@ class Mechanism(WrittenOut):
             return lines(queries, keys, device=device)
         return keep(
             self, (queries, keys, device), device, lambda: lines(queries, keys, device=device),
-            lambda: 8 * (queries.count + (queries if keys is None else keys).count),
+            lambda: 128 * (queries.count + (queries if keys is None else keys).count),  # and what is kept on them
         )  # fmt: skip
 
     @property

@@ -11,7 +11,7 @@ from torch import nn
 from relpos.core.checks import require_choice
 from relpos.data import ImageTask, Task
 from relpos.data.text import VOCABULARY, Text
-from relpos.layers.block import MlpChoice, known_to
+from relpos.layers.block import MlpChoice, arguments_of
 from relpos.layers.norms import HeadNormChoice, NormChoice
 from relpos.models import LanguageModel, VisionTransformer
 from relpos.models.attending import AttentionChoice
@@ -141,7 +141,7 @@ class ImageRecipe(Recipe):
             "patch_size": task.patch_size,
             "in_chans": task.channels,
             "num_classes": len(task.classes),
-            **known_to(VisionTransformer, vars(self)),
+            **arguments_of(VisionTransformer, vars(self)),
         }
 
     def build(self, task: Task, position: str, *, grid: tuple[int, ...] | None = None) -> VisionTransformer:
@@ -189,7 +189,7 @@ class TextRecipe(Recipe):
         return {
             "vocab_size": VOCABULARY,
             "context": task.length,
-            **known_to(LanguageModel, vars(self)),
+            **arguments_of(LanguageModel, vars(self)),
         }
 
     def build(self, task: Task, position: str, *, grid: tuple[int, ...] | None = None) -> LanguageModel:
@@ -200,6 +200,6 @@ class TextRecipe(Recipe):
 
 
 OF_THE_MODEL = frozenset(
-    (*known_to(VisionTransformer, vars(ImageRecipe())), *known_to(LanguageModel, vars(TextRecipe())))
+    (*arguments_of(VisionTransformer, vars(ImageRecipe())), *arguments_of(LanguageModel, vars(TextRecipe())))
 )
 """The fields that say what relpos's own model is; the others are of training."""

@@ -72,9 +72,9 @@ def _border(call: Call) -> tuple[int | None, str]:
     regular = kinds <= {"affine"} if vectors else "irregular" not in kinds and len(biases) <= 1
     if _adds_fixed_dense(call):
         return None, "a dense bias that is not learned"
-    plain = call.mask is None and not call.return_lse and call.q.dtype in (torch.float32, torch.float64)
-    if plain and view.readable(call) is not None:  # half precision is faster here
-        return None, "a sequence's bias that is not learned"
+    wide = call.q.dtype in (torch.float32, torch.float64)  # half precision is faster by this engine
+    if wide and call.mask is None and view.readable(call) is not None:
+        return None, "a sequence's bias without gradients"
     if not regular or any(not isinstance(term, regular_terms) for term in call.terms):
         border = -(-_SCORES // batch)
         if call.terms.of(RowRule):
