@@ -115,3 +115,10 @@ def test_bytes_are_refused(unchecked: None) -> None:
     """PyTorch takes them for a mask."""
     with pytest.raises(ValueError, match="an integer tensor as index"):
         lookup(torch.randn(4, 3), torch.tensor([0, 1, 1, 0], dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_a_sum_by_an_index_of_any_integers(dtype: torch.dtype) -> None:
+    index = torch.tensor([[2, 0, 2], [1, 2, 0]]).T  # not contiguous
+    values = torch.randn(2, 3, 2).transpose(0, 1)
+    torch.testing.assert_close(segment_sum(values, index.to(dtype), 4), loops(values, index, 4), rtol=0, atol=0)

@@ -61,8 +61,8 @@ def keep(
     Args:
         owner: what it follows from; it is kept there. key: of plain values, all else that it depends on.
         device: of the result. make: makes it, out of nothing that can change.
-        size: its bytes; above `FEW_BYTES` it is not kept. Not asked under a compiler, where questions about sizes
-            guard the graph. Without it, what is made is small, or angles of sequences.
+        size: its bytes; above `FEW_BYTES` it is not kept. Under a compiler it is not called, for a question about
+            sizes would become a guard of the graph. None where what is made is small, or angles of sequences.
     """
     if not may_keep(device):
         return make()

@@ -74,8 +74,8 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     (batch, heads, _, width), (k_batch, k_heads, keys, k_width), (v_batch, v_heads, values, v_width) = (
         q.shape, k.shape, v.shape
     )  # fmt: skip
-    for name, x, empty in (("q", q, heads * width), ("k", k, k_heads * k_width), ("v", v, v_heads * v_width)):
-        if empty == 0:
+    for name, x, entries in (("q", q, heads * width), ("k", k, k_heads * k_width), ("v", v, v_heads * v_width)):
+        if entries == 0:  # of a token
             fail(f"{name} with at least one head and a width above 0", shape_of(x), f"Check the layout of {name}.")
     require_alike(q, k, v)
     if not batch == k_batch == v_batch:

@@ -138,9 +138,7 @@ class TransformerBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.config = BlockConfig(**arguments_of(BlockConfig, locals()))
-        attention = MultiHeadAttention(
-            **arguments_of(MultiHeadAttention, locals())
-        )  # checks the width, before any norm
+        attention = MultiHeadAttention(**arguments_of(MultiHeadAttention, locals()))  # checks dim before a norm does
         self.norm1, self.attn, self.norm2 = norm_layer(norm, dim, norm_eps), attention, norm_layer(norm, dim, norm_eps)
         self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
