@@ -12,6 +12,8 @@ in half precision, where the output has been rounded: times a peaked row's weigh
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -23,6 +25,7 @@ from relpos.engines.streaming.chunks import Chunk, KeyGradient
 from relpos.engines.streaming.matmul import add_matmul
 from relpos.engines.streaming.plan import Plan
 from relpos.engines.streaming.scores import Scores
+from relpos.engines.streaming.side_by_side import run_all, workers
 
 
 class Backward:
@@ -61,9 +64,28 @@ class Backward:
 
     def run(self) -> None:
         """Add to the gradients."""
+        run_all([share._run_chunks for share in self._shares()])
+        self._finish()
+
+    def _shares(self) -> list[Backward]:
+        """What threads compute side by side: they write into the same gradients."""
+        plans = self.plan.shares(workers(self.plan.share_count, self.call.q.device))
+        if len(plans) == 1:
+            return [self]
+        shares = [copy.copy(self) for _ in plans]
+        for share, plan in zip(shares, plans, strict=True):
+            share.plan, share.scores = plan, Scores(self.call, plan)
+            share.d_k, share.d_v, share.d_plain_k = (
+                None if sums is None else sums.share() for sums in (self.d_k, self.d_v, self.d_plain_k)
+            )
+        return shares
+
+    def _run_chunks(self) -> None:
         for chunk in self.scores.chunks():
             self._run(chunk)
-        self._finish()
+        for sums in (self.d_k, self.d_v, self.d_plain_k):
+            if sums is not None:
+                sums.settle()
 
     def _run(self, chunk: Chunk) -> None:
         """Add what one chunk contributes."""
@@ -124,7 +146,7 @@ class Backward:
         for x, d_x in ((call.q, self.d_q), (call.plain_q, self.d_plain_q)):
             gradients.add(x, d_x)
         for x, sums in ((call.k, self.d_k), (call.v, self.d_v), (call.plain_k, self.d_plain_k)):
-            gradients.add(x, None if sums is None else sums.finished())
+            gradients.add(x, None if sums is None else sums.result)
         sinks = call.terms.one(Sinks)
         if sinks is not None and self.d_sink is not None:
             gradients.add(sinks.logits, self.d_sink.view(self.scores.batch, self.scores.heads).sum(dim=0))

@@ -6,6 +6,7 @@ besides its inputs and results.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -133,18 +134,19 @@ class KeyGradient:
         shared = [head // self.groups for head in range(heads.start, heads.stop)]
         if not self.rounding:
             return [result[head, keys] for head in shared]
-        self._round(keep=shared)
+        self.settle(keep=shared)
         for head in shared:
             if head not in self.sums:
                 self.sums[head] = torch.zeros(result.shape[1:], dtype=self.dtype, device=result.device)
         return [self.sums[head][keys] for head in shared]
 
-    def _round(self, keep: Sequence[int] = ()) -> None:
+    def share(self) -> KeyGradient:
+        """The same gradient, for another thread, which adds to other heads."""
+        share = copy.copy(self)
+        share.sums = {}
+        return share
+
+    def settle(self, keep: Sequence[int] = ()) -> None:
         """Round the sums of all heads but these into the result."""
         for head in self.sums.keys() - set(keep):
             self.result.flatten(0, 1)[head] = self.sums.pop(head)
-
-    def finished(self) -> Float[Tensor, "B G M D"]:
-        """The whole gradient, after the last chunk."""
-        self._round()
-        return self.result

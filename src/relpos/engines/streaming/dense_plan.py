@@ -41,6 +41,7 @@ class DensePlan(Plan):
 
     renormalizes = True
     by_block = True
+    share_count = 1
 
     def __init__(self, call: Call, pairs: int, *, unit: float, bfloat16: bool) -> None:
         batch, heads, self.queries, _ = call.q.shape
@@ -49,9 +50,14 @@ class DensePlan(Plan):
         self.pairs, self.unit, self.bfloat16 = pairs, unit, bfloat16
         self.rows = max(1, min(self.queries, pairs // max(1, batch * heads * self.keys)))
         self.dtype = torch.promote_types(call.q.dtype, torch.float32)
-        self.heads_at_once = batch * heads
         self.has_values = any(term.side == "value" for term in call.terms.of(LineVectors))
         self.gradients = call.terms
+
+    def shares(self, count: int) -> list[DensePlan]:
+        return [self]
+
+    def head_slices(self) -> list[slice]:
+        return [slice(0, math.prod(self.shape))]
 
     def blocks(self) -> Iterator[Block]:
         borders = [0, *masks.cuts(self.call.mask, self.queries, self.device), self.queries]

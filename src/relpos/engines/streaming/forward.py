@@ -8,6 +8,8 @@ computed again with the maximum.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -17,6 +19,7 @@ from relpos.engines.streaming.chunks import Chunk
 from relpos.engines.streaming.matmul import add_matmul
 from relpos.engines.streaming.plan import Plan
 from relpos.engines.streaming.scores import Scores
+from relpos.engines.streaming.side_by_side import run_all, workers
 
 _ENOUGH = 2.0**-26
 """The least sum of a row's weights under a bound; for less, its block is computed again with the maximum."""
@@ -39,6 +42,11 @@ class Forward:
 
     def write(self, out: Float[Tensor, "B H N V"], lse: Float[Tensor, "B H N"]) -> None:
         """Write the rows of the plan's blocks."""
+        plans = self.plan.shares(workers(self.plan.share_count, self.call.q.device))
+        shares = [self] if len(plans) == 1 else [Forward(self.call, plan) for plan in plans]
+        run_all([partial(share._write_chunks, out, lse) for share in shares])
+
+    def _write_chunks(self, out: Float[Tensor, "B H N V"], lse: Float[Tensor, "B H N"]) -> None:
         flat_out, flat_lse, unit = out.flatten(0, 1), lse.flatten(0, 1)[..., None], self.plan.unit
         for chunk in self.scores.chunks():
             chunk_out, total, shift = self._sums(chunk)

@@ -31,7 +31,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -70,6 +70,7 @@ class HankelPlan(Plan):
         self.dtype = torch.promote_types(call.q.dtype, torch.float32)
         self.renormalizes = self.dtype == torch.float64
         self.line_bias = call.terms.one(LineBias)
+        self.own_heads: Sequence[int]
         self.reversed_values: Float[Tensor, "BH L"] | None = None
         self.d_reversed_values: Float[Tensor, "BH L"] | None = None
         if self.line_bias is None:
@@ -98,6 +99,9 @@ class HankelPlan(Plan):
         ]
         self._set_blocks(blocks)
         self.by_block = self.by_head or any(tile.mask is not None for block in blocks for tile in block.tiles)
+        self.groups, self.own_heads = call.groups, range(self.batch * self.heads)
+        # a share has all heads of a key; with vectors in all elements of the batch, since these add to the same sums
+        self.share_count = 1 if self.by_block else self.heads // self.groups * (1 if self.vectors else self.batch)
 
     @staticmethod
     def supports(call: Call) -> bool:
@@ -120,6 +124,27 @@ class HankelPlan(Plan):
         plan._set_blocks([block for block in self._blocks if block.skew == 0])
         plan.unit = math.log2(math.e)
         plan.reversed_values = None if self.reversed_values is None else self.reversed_values * plan.unit
+        return plan
+
+    # heads
+
+    def head_slices(self) -> list[slice]:
+        own, most = self.own_heads, self.heads_at_once
+        pieces = [own[start : start + most] for start in range(0, len(own), most)]
+        return [slice(piece[0], piece[-1] + 1) for piece in pieces]
+
+    def shares(self, count: int) -> list[HankelPlan]:
+        if count == 1:
+            return [self]
+        heads: list[list[int]] = [[] for _ in range(count)]
+        for head in self.own_heads:
+            heads[head // self.groups % self.share_count * count // self.share_count].append(head)
+        return [self._share(own) for own in heads]
+
+    def _share(self, heads: Sequence[int]) -> HankelPlan:
+        """This plan for some heads, with buffers of its own."""
+        plan = copy.copy(self)
+        plan.own_heads, plan.vectors = heads, self.vectors.share(heads)
         return plan
 
     # blocks and tiles
@@ -288,6 +313,7 @@ class HankelPlan(Plan):
     def expect(self, gradients: Gradients) -> None:
         if self.line_bias is not None and self.reversed_values is not None and gradients.wants(self.line_bias.values):
             self.d_reversed_values = torch.zeros_like(self.reversed_values)
+        self.vectors.expect()
 
     def gradient_buffer(self, workspace: Workspace, chunk: Chunk, tile: Tile) -> Float[Tensor, "g n m"]:
         (g, n, _), m, block = chunk.q.shape, tile.count, chunk.block

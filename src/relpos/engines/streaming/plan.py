@@ -6,7 +6,7 @@ computes the terms' gradients. `HankelPlan` is for biases and vectors on regular
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
@@ -28,14 +28,20 @@ class Plan(Protocol):
         renormalizes: whether the backward divides the weights of a block with one tile by their own sum.
         by_block: the order of chunks. True: block by block, so that the pairs that a mask forbids in a tile are
             computed once for all heads. False: head by head, so that a head's keys and values stay in the cache.
-        heads_at_once: the most heads of a chunk.
+        share_count: into how many shares the heads may be cut at most.
     """
 
     unit: float
     bfloat16: bool
     renormalizes: bool
     by_block: bool
-    heads_at_once: int
+    share_count: int
+
+    def shares(self, count: int) -> Sequence[Plan]:
+        """This plan for equal shares of the heads, which threads compute side by side. `expect` comes first."""
+
+    def head_slices(self) -> list[slice]:
+        """The heads of each chunk among the B * H heads, in order."""
 
     def blocks(self) -> Iterable[Block]:
         """All blocks with their tiles; if the tiles differ by head, one block for each head."""

@@ -57,14 +57,12 @@ class Scores:
     def chunks(self) -> Iterator[Chunk]:
         """Every block for every head, in the order that the plan asks for (`by_block`)."""
         inputs, plan = CallTensors(self.call, self.dtype), self.plan
-        count, at_once = self.batch * self.heads, plan.heads_at_once
-        ranges = [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
         if not plan.by_block:
-            for head_slice in ranges:
+            for head_slice in plan.head_slices():
                 heads = Heads(inputs, head_slice)
                 yield from (inputs.chunk(block, heads) for block in plan.blocks())
             return
-        every = [Heads(inputs, head_slice) for head_slice in ranges]
+        every = [Heads(inputs, head_slice) for head_slice in plan.head_slices()]
         for block in plan.blocks():
             for heads in every if block.head is None else every[block.head :: self.heads]:
                 yield inputs.chunk(block, heads)

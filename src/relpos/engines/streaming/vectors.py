@@ -22,8 +22,8 @@ and the sums of the stretch take its place in the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cached_property
+import copy
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -75,19 +75,27 @@ class _VectorTerm:
             if self.index.device.type == "cpu":
                 self.low, self.high = _alike(self.index)
         self.bias = None if term.bias is None else term.bias.detach().to(dtype)
+        self.d_vectors: _Sums | None = None
+        self.d_bias: _Sums | None = None
         self.origin = length - 1 - (layout.query.start - start - layout.key.start + term.lines.origin)
 
-    @cached_property
-    def d_vectors(self) -> Float[Tensor, "_ L D"]:
-        return torch.zeros_like(self.vectors)
+    def expect(self) -> None:
+        """Allocate the gradients."""
+        self.d_vectors, self.d_bias = _Sums(self.vectors), None if self.bias is None else _Sums(self.bias)
 
-    @cached_property
-    def d_bias(self) -> Float[Tensor, "_ D"] | None:
-        return None if self.bias is None else torch.zeros_like(self.bias)
+    def share(self, heads: Sequence[int]) -> _VectorTerm:
+        """This term for some heads, in a thread of its own."""
+        term = copy.copy(self)
+        term.d_vectors, term.d_bias = (
+            None if sums is None else sums.share({self._row(sums.whole, head) for head in heads})
+            for sums in (self.d_vectors, self.d_bias)
+        )
+        return term
 
     def finished(self) -> Float[Tensor, "_ R D"]:
         """The gradient of the term's own vectors."""
-        d, count = self.d_vectors, self.term.vectors.shape[1]
+        assert self.d_vectors is not None
+        d, count = self.d_vectors.total(), self.term.vectors.shape[1]
         if self.index is None:
             return F.pad(d.flip(1), (0, 0, 0, max(0, count - d.shape[1])))[:, :count]
         first, last = max(self.low - 1, 0), min(self.high + 1, d.shape[1])
@@ -96,9 +104,18 @@ class _VectorTerm:
         rows, index = d[:, first:last].transpose(0, 1), self.index[first:last]
         return ordered_segment_sum(rows, index, count + 1)[:count].transpose(0, 1)
 
+    def _row(self, x: Tensor, head: int) -> int:
+        """The place of one of the B * H heads in a tensor with all query heads, or with one for all of them."""
+        return head % self.heads if x.shape[0] > 1 else 0
+
     def of_head(self, x: Tensor, chunk: Chunk) -> Tensor:
-        """The part of the chunk's only head in a tensor with all query heads, or with one for all of them."""
-        return x[chunk.head_slice.start % self.heads if x.shape[0] > 1 else 0]
+        """The part of the chunk's only head in such a tensor."""
+        return x[self._row(x, chunk.head_slice.start)]
+
+    def d_of_head(self, chunk: Chunk) -> Float[Tensor, "L D"]:
+        """What to add the gradient of the chunk's vectors to."""
+        assert self.d_vectors is not None
+        return self.d_vectors.at(self._row(self.vectors, chunk.head_slice.start))
 
     def parts(self, chunk: Chunk, tile: Tile, rows: slice) -> Iterator[tuple[slice, slice]]:
         """What some rows of a tile read of its window: in parts the entries, and their vectors or the only one."""
@@ -139,9 +156,40 @@ class _VectorTerm:
 
     def add_d_bias(self, d_x: Float[Tensor, "n D"], chunk: Chunk) -> None:
         """Add to the gradient of the bias; `d_x` is that of `with_bias`."""
-        if self.d_bias is not None:
-            d_bias = self.of_head(self.d_bias, chunk)
-            d_bias += d_x.sum(dim=0)
+        if self.d_bias is not None and self.bias is not None:
+            self.d_bias.at(self._row(self.bias, chunk.head_slice.start)).add_(d_x.sum(dim=0))
+
+
+class _Sums:
+    """Sums for each head, or for all of them, to which threads add side by side.
+
+    Where two threads add for one head, the later one of them has sums of its own, which are added in the end.
+    """
+
+    def __init__(self, like: Float[Tensor, "R *A"]) -> None:
+        self.whole = torch.zeros_like(like)
+        self.taken: set[int] = set()
+        self.own: dict[int, Tensor] = {}
+        self.every: list[dict[int, Tensor]] = []
+
+    def share(self, rows: set[int]) -> _Sums:
+        """The sums of some heads for one thread."""
+        share = copy.copy(self)
+        share.own = {row: torch.zeros_like(self.whole[row]) for row in rows & self.taken}
+        self.taken |= rows
+        self.every.append(share.own)
+        return share
+
+    def at(self, row: int) -> Float[Tensor, " *A"]:
+        """What to add to."""
+        return self.own[row] if row in self.own else self.whole[row]
+
+    def total(self) -> Float[Tensor, "R *A"]:
+        """The sums of all threads."""
+        for own in self.every:
+            for row, sums in own.items():
+                self.whole[row] += sums
+        return self.whole
 
 
 class Vectors:
@@ -151,6 +199,18 @@ class Vectors:
         self.terms = [_VectorTerm(term, call, start, unit) for term in call.terms.of(LineVectors)]
         dtype = torch.promote_types(call.q.dtype, torch.float32)
         self.products, self.in_zeros = (Buffer(dtype, call.q.device) for _ in range(2))
+
+    def expect(self) -> None:
+        """Allocate the gradients of all terms."""
+        for vectors in self.terms:
+            vectors.expect()
+
+    def share(self, heads: Sequence[int]) -> Vectors:
+        """The terms for some heads, in a thread of its own."""
+        share = copy.copy(self)
+        share.terms = [vectors.share(heads) for vectors in self.terms]
+        share.products, share.in_zeros = (Buffer(x.store.dtype, x.store.device) for x in (self.products, self.in_zeros))
+        return share
 
     def __len__(self) -> int:
         return len(self.terms)
@@ -198,7 +258,7 @@ class Vectors:
     ) -> None:
         """The backward of `add_outputs`, for whole buffers; the weights are 0 around their tile."""
         for vectors in self.of("value"):
-            own, into = (vectors.of_head(x, chunk) for x in (vectors.vectors, vectors.d_vectors))
+            own, into = vectors.of_head(vectors.vectors, chunk), vectors.d_of_head(chunk)
             for queries, entries, rows in vectors.strips(chunk, tile):
                 _add_product(d[queries, entries], upstream[queries], own[rows], 1.0)
                 into[rows].addmm_(_summed(weights[queries, entries], rows).mT, upstream[queries])
@@ -214,7 +274,7 @@ class Vectors:
     ) -> None:
         """The backward of `add_queries` and `add_keys`; `around` holds `d`, and zeros around it."""
         for vectors in self.of("query"):
-            own, into = (vectors.of_head(x, chunk) for x in (vectors.vectors, vectors.d_vectors))
+            own, into = vectors.of_head(vectors.vectors, chunk), vectors.d_of_head(chunk)
             q = vectors.with_bias(chunk.plain_q[0], chunk)
             d_x = torch.zeros_like(d_q)
             for queries, entries, rows in vectors.strips(chunk, tile):
@@ -225,7 +285,7 @@ class Vectors:
             vectors.add_d_bias(d_x, chunk)
         n = d.shape[0]
         for vectors in self.of("key"):
-            own, into = (vectors.of_head(x, chunk) for x in (vectors.vectors, vectors.d_vectors))
+            own, into = vectors.of_head(vectors.vectors, chunk), vectors.d_of_head(chunk)
             k = vectors.with_bias(chunk.heads.plain_k[0, tile.keys], chunk)
             for keys, rows in vectors.bands(chunk, tile):
                 if _is_one(rows, keys, n):
@@ -244,7 +304,7 @@ class Vectors:
         """Add the gradients of the terms to those of the call."""
         for vectors in self.terms:
             gradients.add(vectors.term.vectors, vectors.finished() if gradients.wants(vectors.term.vectors) else None)
-            gradients.add(vectors.term.bias, vectors.d_bias)
+            gradients.add(vectors.term.bias, None if vectors.d_bias is None else vectors.d_bias.total())
 
 
 def _alike(index: Int[Tensor, " L"]) -> tuple[int, int]:

@@ -1,0 +1,176 @@
+"""Heads that threads compute side by side: the same numbers by any number of threads, and a process left as it was."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from relpos import DisentangledPosition, RelativePositionBias, ShawPosition, T5Bias, TransformerXLPosition
+from relpos.core import Coordinates, Grid, Mask, Sequence
+from relpos.engines import attention
+from relpos.engines.streaming import side_by_side
+from relpos.position import Mechanism
+
+BATCH, HEADS, N, D = 2, 6, 70, 8
+POSITIONS: dict[str, tuple[Callable[[], Mechanism | None], Coordinates]] = {
+    "none": (lambda: None, Sequence(N)),
+    "sequence": (lambda: T5Bias(HEADS, init_std=1.0), Sequence(N)),
+    "grid": (lambda: RelativePositionBias(HEADS, window_size=(7, 9), prefix=2, init_std=1.0), Grid(7, 9, prefix=2)),
+    "shaw": (lambda: ShawPosition(D, max_distance=5, init_std=1.0), Sequence(N)),
+    "deberta": (lambda: DisentangledPosition(HEADS, D, 16, span=8, max_distance=16, init_std=1.0), Sequence(N)),
+    "transformer_xl": (lambda: TransformerXLPosition(HEADS, D, 16, init_std=1.0), Sequence(N)),
+}
+
+
+@pytest.fixture(autouse=True)
+def threads_afterwards() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def prepared(
+    name: str,
+    dtype: torch.dtype = torch.float32,
+    groups: int = 1,
+    mask: Mask | None = None,
+    dropout: float = 0.0,
+    batch: int = BATCH,
+) -> Callable[[int], list[Tensor]]:
+    """A function that gives output and gradients by so many threads."""
+    torch.manual_seed(0)
+    make, where = POSITIONS[name]
+    position, tokens = make(), None if name == "none" else where
+    q, k, v = (
+        torch.randn(batch, heads, where.count, D).to(dtype).requires_grad_()
+        for heads in (HEADS, *[HEADS // groups] * 2)
+    )
+    upstream = torch.randn(q.shape).to(dtype)
+    learned = [q, k, v, *([] if position is None else position.parameters())]
+
+    def run(threads: int) -> list[Tensor]:
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        out = attention(
+            q, k, v, position=position, queries=tokens, keys=tokens, mask=mask, dropout=dropout, backend="streaming"
+        )
+        assert isinstance(out, Tensor)
+        return [out, *torch.autograd.grad(out, learned, upstream)]
+
+    return run
+
+
+def step(threads: int, name: str, *settings: Any, **more: Any) -> list[Tensor]:
+    """Output and gradients, by so many threads."""
+    return prepared(name, *settings, **more)(threads)
+
+
+def alike(few: list[Tensor], many: list[Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(few, many, strict=True))
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["none", "sequence", "deberta", "transformer_xl"])
+def test_any_number_of_threads_gives_the_same_bits(name: str, dtype: torch.dtype, threads: int) -> None:
+    """A batch, so that elements of it share tables; in half precision sums over keys are rounded head by head."""
+    assert alike(step(1, name, dtype), step(threads, name, dtype))
+
+
+def test_a_grid() -> None:
+    """Its prefix is attended to by products that all threads share, so digits at the end may differ."""
+    for one, other in zip(step(1, "grid"), step(2, "grid"), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [2, 3, 6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_heads_that_share_keys(groups: int, dtype: torch.dtype) -> None:
+    for threads in (2, 3):
+        assert alike(step(1, "sequence", dtype, groups), step(threads, "sequence", dtype, groups))
+
+
+def test_masks_and_dropout() -> None:
+    for mask in (Mask.causal(), Mask.window(9, 3), Mask.packed(torch.arange(N) // 30)):
+        assert alike(step(1, "sequence", mask=mask), step(2, "sequence", mask=mask))
+    assert alike(step(1, "shaw", dropout=0.3)[:1], step(2, "shaw", dropout=0.3)[:1])
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("threads", [2, 3, 4])
+def test_a_table_that_all_heads_share(threads: int, batch: int) -> None:
+    """Each thread has sums of its own, which are added in an order that does not vary."""
+    few, many = step(1, "shaw", batch=batch), step(threads, "shaw", batch=batch)
+    for one, other in zip(few, many, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert alike(many, step(threads, "shaw", batch=batch))
+
+
+def test_the_number_of_threads_stays() -> None:
+    """The caller's, and that of threads which begin later."""
+    step(3, "sequence")
+    assert torch.get_num_threads() == 3
+    seen: list[int] = []
+    thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert seen == [3]
+
+
+def test_callers_in_several_threads() -> None:
+    """They share a pool, and wait for one another at worst."""
+    run = prepared("deberta")
+    expected, found = run(1), list[list[Tensor]]()
+    callers = [threading.Thread(target=lambda: found.append(run(2))) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert len(found) == 4
+    assert all(alike(expected, results) for results in found)
+
+
+def test_inference_mode() -> None:
+    make, where = POSITIONS["deberta"]
+    torch.manual_seed(0)
+    position, (q, k, v) = make(), torch.randn(3, 1, HEADS, N, D)
+    outs = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        with torch.inference_mode():
+            out = attention(q, k, v, position=position, queries=where, keys=where, backend="streaming")
+        assert isinstance(out, Tensor)
+        assert out.is_inference()
+        outs.append(out)
+    assert torch.equal(*outs)
+
+
+def test_an_error_reaches_the_caller() -> None:
+    def fail() -> None:
+        raise ValueError("of a share")
+
+    done: list[int] = []
+    torch.set_num_threads(2)
+    with pytest.raises(ValueError, match="of a share"):
+        side_by_side.run_all([fail, lambda: done.append(1)])
+    assert done == [1]
+
+
+@pytest.mark.parametrize(
+    ("shares", "threads", "expected"),
+    [(8, 1, 1), (8, 2, 2), (8, 8, 8), (1, 8, 1), (12, 8, 4), (6, 4, 2), (7, 2, 2), (3, 2, 1), (8, 16, 8), (0, 4, 1)],
+)
+def test_how_many_threads_take_heads(shares: int, threads: int, expected: int) -> None:
+    """As many as share the heads about equally; what is left of PyTorch's threads is divided among them."""
+    torch.set_num_threads(threads)
+    assert side_by_side.workers(shares, torch.device("cpu")) == expected
+
+
+def test_other_devices_take_all_heads_at_once() -> None:
+    torch.set_num_threads(2)
+    assert side_by_side.workers(8, torch.device("meta")) == 1
