@@ -112,7 +112,7 @@ class _VectorTerm:
         """The part of the chunk's only head in such a tensor."""
         return x[self._row(x, chunk.head_slice.start)]
 
-    def d_of_head(self, chunk: Chunk) -> Float[Tensor, "L D"]:
+    def d_of_head(self, chunk: Chunk) -> Tensor:
         """What to add the gradient of the chunk's vectors to."""
         assert self.d_vectors is not None
         return self.d_vectors.at(self._row(self.vectors, chunk.head_slice.start))
@@ -150,11 +150,11 @@ class _VectorTerm:
             stop = min(band + _KEYS_AT_ONCE, last)
             yield slice(band, stop), slice(start + band, start + stop + n - 1)
 
-    def with_bias(self, x: Float[Tensor, "n D"], chunk: Chunk) -> Float[Tensor, "n D"]:
+    def with_bias(self, x: Tensor, chunk: Chunk) -> Float[Tensor, "n D"]:
         """Queries or keys plus the term's bias."""
         return x if self.bias is None else x + self.of_head(self.bias, chunk)
 
-    def add_d_bias(self, d_x: Float[Tensor, "n D"], chunk: Chunk) -> None:
+    def add_d_bias(self, d_x: Tensor, chunk: Chunk) -> None:
         """Add to the gradient of the bias; `d_x` is that of `with_bias`."""
         if self.d_bias is not None and self.bias is not None:
             self.d_bias.at(self._row(self.bias, chunk.head_slice.start)).add_(d_x.sum(dim=0))
@@ -166,7 +166,7 @@ class _Sums:
     Where two threads add for one head, the later one of them has sums of its own, which are added in the end.
     """
 
-    def __init__(self, like: Float[Tensor, "R *A"]) -> None:
+    def __init__(self, like: Float[Tensor, "R ..."]) -> None:
         self.whole = torch.zeros_like(like)
         self.taken: set[int] = set()
         self.own: dict[int, Tensor] = {}
@@ -180,11 +180,11 @@ class _Sums:
         self.every.append(share.own)
         return share
 
-    def at(self, row: int) -> Float[Tensor, " *A"]:
+    def at(self, row: int) -> Tensor:
         """What to add to."""
         return self.own[row] if row in self.own else self.whole[row]
 
-    def total(self) -> Float[Tensor, "R *A"]:
+    def total(self) -> Float[Tensor, "R ..."]:
         """The sums of all threads."""
         for own in self.every:
             for row, sums in own.items():
@@ -221,14 +221,14 @@ class Vectors:
 
     # forward
 
-    def add_queries(self, around: Float[Tensor, "n W"], chunk: Chunk, tile: Tile) -> None:
+    def add_queries(self, around: Tensor, chunk: Chunk, tile: Tile) -> None:
         """Add the products with queries to the whole buffer of the scores."""
         for vectors in self.of("query"):
             own, q = vectors.of_head(vectors.vectors, chunk), vectors.with_bias(chunk.plain_q[0], chunk)
             for queries, entries, rows in vectors.strips(chunk, tile):
                 _add_product(around[queries, entries], q[queries], own[rows], vectors.factor)
 
-    def add_keys(self, score: Float[Tensor, "n m"], chunk: Chunk, tile: Tile) -> None:
+    def add_keys(self, score: Tensor, chunk: Chunk, tile: Tile) -> None:
         """Add the products with keys to the scores."""
         n = score.shape[0]
         for vectors in self.of("key"):
@@ -244,7 +244,7 @@ class Vectors:
                 torch.mm(k[keys], own[rows].mT, out=band)
                 score[:, keys].add_(_diagonals(band, n).mT, alpha=vectors.factor)
 
-    def add_outputs(self, out: Float[Tensor, "n V"], around: Float[Tensor, "n W"], chunk: Chunk, tile: Tile) -> None:
+    def add_outputs(self, out: Tensor, around: Float[Tensor, "n W"], chunk: Chunk, tile: Tile) -> None:
         """Add the weighted sum of the vectors to the output; `around` holds the weights, and zeros around them."""
         for vectors in self.of("value"):
             own = vectors.of_head(vectors.vectors, chunk)
@@ -254,7 +254,7 @@ class Vectors:
     # backward
 
     def outputs_backward(
-        self, d: Float[Tensor, "n W"], weights: Float[Tensor, "n W"], upstream: Tensor, chunk: Chunk, tile: Tile
+        self, d: Tensor, weights: Float[Tensor, "n W"], upstream: Tensor, chunk: Chunk, tile: Tile
     ) -> None:
         """The backward of `add_outputs`, for whole buffers; the weights are 0 around their tile."""
         for vectors in self.of("value"):
@@ -265,12 +265,12 @@ class Vectors:
 
     def collect(
         self,
-        d: Float[Tensor, "n m"],
-        around: Float[Tensor, "n W"],
+        d: Tensor,
+        around: Tensor,
         chunk: Chunk,
         tile: Tile,
-        d_q: Float[Tensor, "n D"],
-        d_k: Float[Tensor, "m D"] | None,
+        d_q: Tensor,
+        d_k: Tensor | None,
     ) -> None:
         """The backward of `add_queries` and `add_keys`; `around` holds `d`, and zeros around it."""
         for vectors in self.of("query"):
@@ -314,7 +314,7 @@ def _alike(index: Int[Tensor, " L"]) -> tuple[int, int]:
 
 
 def _add_product(
-    into: Float[Tensor, "n w"], x: Float[Tensor, "n D"], rows: Float[Tensor, "_ D"], factor: float
+    into: Tensor, x: Float[Tensor, "n D"], rows: Float[Tensor, "_ D"], factor: float
 ) -> None:
     """Add `x @ rows.T`; one row is the same for all columns."""
     if rows.shape[0] == into.shape[1]:
@@ -323,7 +323,7 @@ def _add_product(
         into.add_(x @ rows.mT, alpha=factor)
 
 
-def _summed(x: Float[Tensor, "n w"], rows: slice) -> Float[Tensor, "n _"]:
+def _summed(x: Tensor, rows: slice) -> Float[Tensor, "n _"]:
     """x, or its row sums where all columns read one row."""
     return x if rows.stop - rows.start == x.shape[1] else x.sum(dim=1, keepdim=True)
 
@@ -333,6 +333,6 @@ def _is_one(rows: slice, keys: slice, n: int) -> bool:
     return bool(rows.stop - rows.start != keys.stop - keys.start + n - 1)
 
 
-def _diagonals(band: Float[Tensor, "s W"], n: int) -> Float[Tensor, "s n"]:
+def _diagonals(band: Tensor, n: int) -> Float[Tensor, "s n"]:
     """A view of `band[j, j + r]`: row j from its entry j on."""
     return band.as_strided((band.shape[0], n), (band.stride(0) + 1, 1), band.storage_offset())
