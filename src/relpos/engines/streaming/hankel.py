@@ -89,6 +89,7 @@ class HankelPlan(Plan):
         self.block_rows = min(self.column_length, rows)
         one_column = whole_columns or self.mask is not None
         self.block_columns = 1 if one_column else max(1, rows // max(1, self.column_length))
+        self.joins_prefix = self.mask is None and not whole_columns
         self.strided_keys = len(self.key.sizes) == 1 and self.key.prefix == 0 and not self.vectors
         masks_differ = self.mask is not None and self.mask.blocks is not None and self.mask.blocks.layout.shape[0] > 1
         self.by_head = masks_differ and self.device.type == "cpu"
@@ -206,24 +207,30 @@ class HankelPlan(Plan):
             if span.step is not None:
                 yield self._tile(mask, block, span)
                 continue
-            if span.start < prefix:
+            joined = prefix if self.joins_prefix and span.stop > prefix else 0
+            if span.start < prefix and not joined:
                 yield Tile(slice(span.start, min(span.stop, prefix)), mask)
             start, stop = max(span.start - prefix, 0) // self.key_columns * self.key_columns, span.stop - prefix
             stop = min(self.keys - prefix, -(-stop // self.key_columns) * self.key_columns)
             start, covered = max(start, covered), max(stop, covered)  # two spans may share a row of the grid
             for tile_start in range(start, stop, self.tile_keys):
                 tile_stop = min(tile_start + self.tile_keys, stop)
-                yield self._tile(mask, block, slice(prefix + tile_start, prefix + tile_stop))
+                first_key = tile_start if tile_start == 0 and joined else prefix + tile_start
+                yield self._tile(mask, block, slice(first_key, prefix + tile_stop))
 
     def _tile(self, mask: Mask | None, block: Block, keys: slice) -> Tile:
-        """The tile of some keys behind the prefix, and where its window lies."""
+        """The tile of some keys, which may begin with all those of the prefix, and where its window lies."""
+        prefix_keys = max(0, self.key.prefix - keys.start)
+        keys, every = slice(keys.start + prefix_keys, keys.stop, keys.step), keys
         length, start = keys.stop - keys.start + (block.column_rows - 1) * block.skew, 0
         if self.line_bias is not None:
             lines = self.line_bias.lines
             first_key = self.key.start + (keys.start - self.key.prefix) // self.key_columns * self.key.strides[0]
             start = lines.length - 1 - (block.first_coordinate - first_key + lines.origin)
         if mask is None or not mask.is_interval or block.skew == 0 or self.query_columns != self.key_columns:
-            return Tile(keys, mask, window_start=start, window_length=length, allowed_stop=length)
+            return Tile(
+                every, mask, prefix_keys=prefix_keys, window_start=start, window_length=length, allowed_stop=length
+            )
         distance = block.first_query - keys.start  # query index - key index at window[0]; it falls by 1 with each entry
         allowed_start = 0 if mask.left is None else max(0, distance - mask.left)
         allowed_stop = length if mask.right is None else min(length, distance + mask.right + 1)
@@ -241,8 +248,10 @@ class HankelPlan(Plan):
     def start_scores(self, workspace: Workspace, chunk: Chunk, tile: Tile, shift: Tensor | None) -> Tensor:
         g, n, _ = chunk.q.shape
         if not self.vectors:
-            score = workspace.scores.rows(g, n, tile.count)
-            fill(score, self.bias(chunk.block, tile, chunk.head_slice), shift)
+            score, prefix = workspace.scores.rows(g, n, tile.count), tile.prefix_keys
+            fill(score[..., prefix:], self.bias(chunk.block, tile, chunk.head_slice), shift)
+            if prefix:
+                fill(score[..., :prefix], self._prefix_bias(chunk.block, chunk.head_slice), shift)
             return score
         score = workspace.scores.skewed(g, n, tile.count, skew=1)
         around = whole(score, skew=1)[:, 0]
@@ -257,17 +266,22 @@ class HankelPlan(Plan):
             self.vectors.add_keys(score[0], chunk, tile)
 
     def bias(self, block: Block, tile: Tile, heads: slice) -> Tensor | None:
-        """What is added to the scores, broadcastable to `[g, n, m]`; for several columns `[g, columns, rows, m]`."""
+        """What is added to the scores of the keys behind the prefix, or of only prefix keys; broadcastable to
+        `[g, n, m]`, for several columns `[g, columns, rows, m]`."""
         if self.reversed_values is None and not tile.is_masked_by_window:
             return None
-        if tile.has_prefix_keys:
-            assert self.reversed_values is not None
-            last = self.reversed_values.shape[1] - 1
-            return self.reversed_values[heads][:, last - self._prefix_key_entries(block), None]
+        if tile.has_only_prefix_keys:
+            return self._prefix_bias(block, heads)
         window = self.window(block, tile, heads)
-        shape = (*window.shape[:-1], block.column_rows, tile.count)
+        shape = (*window.shape[:-1], block.column_rows, tile.count - tile.prefix_keys)
         strides = (*window.stride()[:-1], block.skew, tile.keys.step or 1)
         return window.as_strided(shape, strides, window.storage_offset())
+
+    def _prefix_bias(self, block: Block, heads: slice) -> Float[Tensor, "g n 1"]:
+        """The same for prefix keys, which all read one entry in a row."""
+        assert self.reversed_values is not None
+        last = self.reversed_values.shape[1] - 1
+        return self.reversed_values[heads][:, last - self._prefix_key_entries(block), None]
 
     def window(self, block: Block, tile: Tile, heads: slice) -> Float[Tensor, "#g *c W"]:
         """The window of a tile, with -inf where the mask forbids; for several columns one window each.
@@ -324,7 +338,7 @@ class HankelPlan(Plan):
     def _gradient_skew(self, block: Block, tile: Tile) -> int:
         """The skew of the buffer of the scores' gradient; 0 where nothing needs its column sums."""
         wanted = self.d_reversed_values is not None or self.vectors
-        return block.skew if wanted and not tile.has_prefix_keys and tile.keys.step is None else 0
+        return block.skew if wanted and not tile.has_only_prefix_keys and tile.keys.step is None else 0
 
     def values_backward(
         self, d: Float[Tensor, "g n m"], weights: Tensor, upstream: Float[Tensor, "g n V"], chunk: Chunk, tile: Tile
@@ -347,17 +361,27 @@ class HankelPlan(Plan):
         d_values = self.d_reversed_values[chunk.head_slice]
         if tile.keys.step is not None:
             self._collect_strided(d_values, tile, d if block.skew else d.sum(dim=1, keepdim=True))
-        elif tile.has_prefix_keys:
-            entries, sums = d_values.shape[1] - 1 - self._prefix_key_entries(block), d.sum(dim=2)
-            if block.skew == 0:
-                entries, sums = entries[:1], sums.sum(dim=1, keepdim=True)
-            d_values[:, entries] += sums
+        elif tile.has_only_prefix_keys:
+            self._collect_prefix(d_values, block, d)
         else:
-            skew = self._gradient_skew(block, tile)
+            prefix, skew = tile.prefix_keys, self._gradient_skew(block, tile)
+            if prefix:  # beside the window's entries in the columns of a skewed buffer
+                d_prefix = d[..., :prefix].clone()
+                self._collect_prefix(d_values, block, d_prefix)
+                d[..., :prefix] = 0
             sums = whole(d, skew, block.column_count).sum(dim=2) if skew else d.sum(dim=1, keepdim=True)
             for number, offset in enumerate(block.column_offsets):
                 d_window = self._window_view(d_values, tile, offset)
-                d_window += sums[:, number].view(d_window.shape)
+                d_window += sums[:, number, prefix:].view(d_window.shape)
+            if prefix:
+                d[..., :prefix] = d_prefix
+
+    def _collect_prefix(self, d_values: Float[Tensor, "g L"], block: Block, d: Float[Tensor, "g n p"]) -> None:
+        """Add the gradient of scores against prefix keys."""
+        entries, sums = d_values.shape[1] - 1 - self._prefix_key_entries(block), d.sum(dim=2)
+        if block.skew == 0:
+            entries, sums = entries[:1], sums.sum(dim=1, keepdim=True)
+        d_values[:, entries] += sums
 
     @staticmethod
     def _collect_strided(d_values: Float[Tensor, "g L"], tile: Tile, d: Float[Tensor, "g n m"]) -> None:

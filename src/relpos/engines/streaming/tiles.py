@@ -36,6 +36,7 @@ class Tile:
         mask: the mask to apply; None if all pairs are allowed, or if the window already holds -inf elsewhere.
         forbidden: the pairs that `mask` forbids, computed on first use.
         bias: of `DensePlan`: the bias of all heads for each pair, in the unit of the scores.
+        prefix_keys: of `HankelPlan`: how many of the first keys are prefix keys, before others.
         window_start, window_length: of `HankelPlan`: the window in the reversed values; starts at -1 for prefix keys.
         allowed_start, allowed_stop: of `HankelPlan`: the entries of the window that the mask allows.
     """
@@ -44,6 +45,7 @@ class Tile:
     mask: Mask | None = None
     forbidden: Bool[Tensor, "#B #H n m"] | None = None
     bias: Tensor | None = None
+    prefix_keys: int = 0
     window_start: int = -1
     window_length: int = 0
     allowed_start: int = 0
@@ -55,8 +57,8 @@ class Tile:
         return count_of(self.keys)
 
     @property
-    def has_prefix_keys(self) -> bool:
-        """Whether, in a `HankelPlan`, the keys are prefix keys, which have no window."""
+    def has_only_prefix_keys(self) -> bool:
+        """Whether, in a `HankelPlan`, all keys are prefix keys, which have no window."""
         return self.window_start < 0
 
     @property

@@ -313,9 +313,7 @@ def _alike(index: Int[Tensor, " L"]) -> tuple[int, int]:
     return (int(first[0]), int(last[-1]) + 1) if len(first) else (len(index), len(index))
 
 
-def _add_product(
-    into: Tensor, x: Float[Tensor, "n D"], rows: Float[Tensor, "_ D"], factor: float
-) -> None:
+def _add_product(into: Tensor, x: Float[Tensor, "n D"], rows: Float[Tensor, "_ D"], factor: float) -> None:
     """Add `x @ rows.T`; one row is the same for all columns."""
     if rows.shape[0] == into.shape[1]:
         into.addmm_(x, rows.mT, alpha=factor)
