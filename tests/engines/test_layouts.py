@@ -115,7 +115,12 @@ ROWS += [row for row in itertools.product(CALLS, [CONVOLUTION], ((1,), (2,), (0,
 def test_every_layout(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of q, k, v and the output's gradient lies so, or all of them do: as near to the definition as the same engine
     is on dense tensors, which other files hold to the definition's own rounding."""
-    for module, constant in ((planning, "ROWS"), (planning, "_NATIVE_ROWS"), (cpu_kernel, "_CAUSAL_ROWS")):
+    for module, constant in (
+        (planning, "ROWS"),
+        (planning, "_BACKWARD_ROWS"),
+        (planning, "_NATIVE_ROWS"),
+        (cpu_kernel, "_CAUSAL_ROWS"),
+    ):
         monkeypatch.setattr(module, constant, 16)
     position, given = CALLS[name]
     dtype, batch, groups = given.get("dtype", torch.float32), given.get("batch", B), given.get("groups", H)

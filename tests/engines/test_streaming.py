@@ -35,7 +35,7 @@ from relpos import (
 from relpos.core import Coordinates
 from relpos.engines.arguments import prepare
 from relpos.engines.packing import Packed, pack, unpack
-from relpos.engines.streaming import cpu_kernel, forward, masks, matmul, planning, regroup, scores
+from relpos.engines.streaming import cpu_kernel, forward, masks, matmul, planning, regroup, scores, written_out
 from relpos.engines.streaming.hankel import HankelPlan
 from relpos.patterns import dilated
 from relpos.testing.devices import attention
@@ -51,11 +51,15 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of a few rows and keys, so that small calls have many of each."""
     monkeypatch.setattr(planning, "ROWS", 3)
     monkeypatch.setattr(planning, "WIDTH", 7)
+    monkeypatch.setattr(planning, "_BACKWARD_ROWS", 4)
+    monkeypatch.setattr(planning, "_BACKWARD_WIDTH", 6)
     monkeypatch.setattr(planning, "_NATIVE_ROWS", 5)
     monkeypatch.setattr(planning, "_NATIVE_WIDTH", 9)
     monkeypatch.setattr(planning, "PAIRS", 60)
     monkeypatch.setattr(cpu_kernel, "_ROWS", 8)
     monkeypatch.setattr(cpu_kernel, "_CAUSAL_ROWS", 5)
+    monkeypatch.setattr(written_out, "_ROWS", 6)
+    monkeypatch.setattr(written_out, "_PAIRS", 300)
     monkeypatch.setattr(masks, "GAP", 2)
     monkeypatch.setattr(masks, "ALIGNED", 8)
     monkeypatch.setattr(regroup, "_LEAST", 1)
@@ -128,14 +132,23 @@ COORDINATES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "rows", "transposed", "dtype"),  # rows: a part of a strip, or several strips together
-    pairwise(COORDINATES, (3, 11), (False, True), DTYPES),
+    ("name", "rows", "transposed", "dtype", "written"),  # rows: a part of a strip, or several strips together
+    pairwise(COORDINATES, (3, 11), (False, True), DTYPES, (False, True)),
     ids=str,
 )
 def test_tiles_of_every_layout(
-    name: str, rows: int, transposed: bool, dtype: torch.dtype, small_tiles: None, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    rows: int,
+    transposed: bool,
+    dtype: torch.dtype,
+    written: bool,
+    small_tiles: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not written:  # as on grids too large to be
+        monkeypatch.setattr(written_out, "_MOST_PAIRS", 0)
     monkeypatch.setattr(planning, "ROWS", rows)
+    monkeypatch.setattr(planning, "_BACKWARD_ROWS", rows)
     monkeypatch.setattr(planning, "_NATIVE_ROWS", rows)
     queries, keys = COORDINATES[name]
     position, shapes = biased(queries, keys)
@@ -268,6 +281,7 @@ def test_dropout_is_that_of_the_reference(small_tiles: None) -> None:
 
 def test_what_a_mask_forbids_is_not_computed(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores that are computed stay near those that are allowed."""
+    monkeypatch.setattr(planning, "_BACKWARD_WIDTH", 512)
     monkeypatch.setattr(planning, "WIDTH", 512)  # of one tile nothing is computed twice
     computed = 0
     compute = scores.Scores.compute
@@ -416,6 +430,7 @@ ONE_COLUMN = {
 def test_keys_on_a_grid_of_one_column(name: str, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their entries of the line lie apart, while those of a wider grid's row lie side by side."""
     monkeypatch.setattr(planning, "ROWS", 50)
+    monkeypatch.setattr(planning, "_BACKWARD_ROWS", 50)
     monkeypatch.setattr(cpu_kernel, "_CAUSAL_ROWS", 5)
     queries, keys = ONE_COLUMN[name]
     position, shapes = biased(queries, keys)

@@ -21,7 +21,7 @@ from torch import Tensor
 from relpos.core import LineBias, LineVectors, Sinks
 from relpos.core.private import flash_kernel
 from relpos.engines.call import Call
-from relpos.engines.streaming import planning
+from relpos.engines.streaming import planning, written_out
 from relpos.engines.streaming.chunks import contiguous_rows
 from relpos.engines.streaming.forward import Forward
 from relpos.engines.streaming.hankel import HankelPlan
@@ -59,38 +59,55 @@ def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"
     """The output and the natural log-sum-exp."""
     rows, keys = call.q.shape[2] if call.mask is None else _CAUSAL_ROWS, call.k.shape[2]
     plan = HankelPlan(call, rows, keys, planning.PAIRS, unit=1.0, bfloat16=False, whole_columns=True)
-    kernel, prefix, prefix_keys, sinks = flash_kernel(), plan.query.prefix, plan.key.prefix, call.terms.one(Sinks)
-    assert kernel is not None
+    prefix, sinks = plan.query.prefix, call.terms.one(Sinks)
     call_out, call_lse = call.q.new_empty(*call.q.shape[:3], call.v.shape[3]), call.q.new_empty(call.q.shape[:3])
-    if prefix:
-        Forward(call, plan.prefix()).write(call_out, call_lse)
     q, k, v = (x.detach().flatten(0, 1) for x in (call.q, call.k, call.v))
     if call.groups > 1:
         k, v = k.repeat_interleave(call.groups, dim=0), v.repeat_interleave(call.groups, dim=0)
     k, v = contiguous_rows(k), contiguous_rows(v)  # the kernel ignores their last stride
     out, lse = call_out.flatten(0, 1), call_lse.flatten(0, 1)[..., None]
+    if written_out.suits(plan):
+        written_out.attend(plan, q, k, v, call.scale, out, lse)
+    else:
+        if prefix:
+            Forward(call, plan.prefix()).write(call_out, call_lse)
+        _by_views(plan, q, k, v, call.scale, out, lse)
+    if sinks is not None:
+        logits = sinks.logits.detach().to(lse.dtype).expand(call.q.shape[:2])
+        _merge(out[:, prefix:], lse[:, prefix:], logits.reshape(-1, 1, 1))
+    return call_out, call_lse
+
+
+def _by_views(
+    plan: HankelPlan,
+    q: Float[Tensor, "BH N D"],
+    k: Float[Tensor, "BH M D"],
+    v: Float[Tensor, "BH M D"],
+    scale: float,
+    out: Float[Tensor, "BH N D"],
+    lse: Float[Tensor, "BH N 1"],
+) -> None:
+    """Write the rows behind the prefix, for which the kernel reads the bias through views of windows."""
+    kernel, prefix, prefix_keys = flash_kernel(), plan.query.prefix, plan.key.prefix
+    assert kernel is not None
     for blocks, tiles in _groups(plan):
         block_q = q.index_select(1, torch.cat([block.queries for block in blocks])).unflatten(1, (len(blocks), -1))
         tile_kv = (x[:, tiles[0].keys].expand(len(blocks), -1, -1, -1) for x in (k, v))
         mask = _mask(plan, blocks, tiles)
-        block_out, block_lse = kernel(block_q.transpose(0, 1), *tile_kv, 0.0, False, attn_mask=mask, scale=call.scale)
+        block_out, block_lse = kernel(block_q.transpose(0, 1), *tile_kv, 0.0, False, attn_mask=mask, scale=scale)
         for number, block in enumerate(blocks):
             out.index_copy_(1, block.queries, block_out[number])
             lse.index_copy_(1, block.queries, block_lse[number, ..., None])
 
     out, lse = out[:, prefix:], lse[:, prefix:]
     if prefix_keys:
-        score = torch.bmm(q[:, prefix:], k[:, :prefix_keys].mT).mul_(call.scale)
+        score = torch.bmm(q[:, prefix:], k[:, :prefix_keys].mT).mul_(scale)
         for block in plan.blocks():
             bias = plan.bias(block, Tile(slice(0, prefix_keys)), _ALL_HEADS) if block.skew else None
             if bias is not None:
                 score[:, block.queries - prefix] += bias
         _merge(out, lse, score.logsumexp(dim=-1, keepdim=True))
         out += torch.exp(score - lse) @ v[:, :prefix_keys]
-    if sinks is not None:
-        logits = sinks.logits.detach().to(lse.dtype).expand(call.q.shape[:2])
-        _merge(out, lse, logits.reshape(-1, 1, 1))
-    return call_out, call_lse
 
 
 def _merge(out: Float[Tensor, "BH n V"], lse: Float[Tensor, "BH n 1"], other: Float[Tensor, "BH _ 1"]) -> None:

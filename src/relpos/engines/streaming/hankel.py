@@ -65,7 +65,7 @@ class HankelPlan(Plan):
     ) -> None:
         self.unit, self.bfloat16, self.pairs = unit, bfloat16, pairs
         self.mask, self.device = call.mask, call.q.device
-        self.batch, self.heads, queries, _ = call.q.shape
+        self.batch, self.heads, self.queries, _ = call.q.shape
         self.keys = call.k.shape[2]
         self.dtype = torch.promote_types(call.q.dtype, torch.float32)
         self.renormalizes = self.dtype == torch.float64
@@ -74,7 +74,7 @@ class HankelPlan(Plan):
         self.reversed_values: Float[Tensor, "BH L"] | None = None
         self.d_reversed_values: Float[Tensor, "BH L"] | None = None
         if self.line_bias is None:
-            self.query, self.key = (Ramp(0, (count,), (1,)) for count in (queries, self.keys))
+            self.query, self.key = (Ramp(0, (count,), (1,)) for count in (self.queries, self.keys))
         else:
             layout = self.line_bias.lines.layout
             assert layout.query is not None

@@ -18,6 +18,9 @@ ROWS, WIDTH = 256, 8192
 keys."""
 _NATIVE_ROWS, _NATIVE_WIDTH = 512, 2048
 """The same in bfloat16, whose products are so fast that the fixed cost of each needs more rows to pay off."""
+_BACKWARD_ROWS, _BACKWARD_WIDTH = 512, 2048
+"""The same in the backward of what the flash kernel computed, which has no use for all keys in one tile: with fewer,
+longer operations threads wait less for one another and for Python. Under a window more rows see more keys in vain."""
 PAIRS = 2**18
 """The most scores in a buffer, where it holds several heads."""
 _PREFIX_PAIRS = 2**20
@@ -34,13 +37,15 @@ def log_base(dtype: torch.dtype) -> float:
 
 
 def make_plan(call: Call, *, natural: bool = False) -> Plan:
-    """The plan of a call; `natural` for scores in base e in every dtype."""
+    """The plan of a call; `natural` for the backward of what the flash kernel computed, with scores in base e."""
     unit, bfloat16 = 1.0 if natural else log_base(call.q.dtype), matmul.native(call.q)
     if not HankelPlan.supports(call):
         return DensePlan(call, PAIRS, unit=unit, bfloat16=bfloat16)
     vectors = bool(call.terms.of(LineVectors))
     bfloat16 = bfloat16 and not vectors
     rows, keys = (_NATIVE_ROWS, _NATIVE_WIDTH) if bfloat16 else (ROWS, WIDTH)
+    if natural and (call.mask is None or call.mask.left is None):
+        rows, keys = _BACKWARD_ROWS, _BACKWARD_WIDTH
     if vectors and call.k.shape[2] <= WIDTH // 2:
         rows *= 2
     layouts = [term.lines.layout for term in call.terms.of(LineBias)]

@@ -1,0 +1,89 @@
+"""The forward by PyTorch's flash kernel where its mask is written out, for some heads and rows at a time.
+
+On a grid the rows that one view serves are a column's, so few that the kernel takes small blocks of them. Numbers for
+every pair let it take its largest, and the prefix is attended to with the rest. With the queries of a grid from the
+last to the first they are one strided view of the reversed values (see `hankel`), which is copied:
+
+    bias[r, c, a, b] = reversed[start + (r + a) * stride of rows + (c + b) * stride of columns]
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.core.private import flash_kernel
+from relpos.engines.streaming.hankel import HankelPlan
+
+_ROWS = 1024
+"""The rows of a kernel call; from 768 on the kernel takes blocks of 256."""
+_PAIRS, _MOST_PAIRS = 2**22, 2**24
+"""The pairs of a kernel call, 16 MiB of mask; and the most, where so many threads want heads of their own."""
+
+
+def suits(plan: HankelPlan) -> bool:
+    """Whether the plan is for a grid without a mask, of which enough rows can be written out at once."""
+    cells = min(math.prod(plan.query.sizes), math.prod(plan.key.sizes))
+    fits = min(plan.queries, _ROWS) * plan.keys <= _MOST_PAIRS
+    return plan.mask is None and len(plan.query.sizes) > 1 and cells > 0 and fits
+
+
+def attend(
+    plan: HankelPlan,
+    q: Float[Tensor, "BH N D"],
+    k: Float[Tensor, "BH M D"],
+    v: Float[Tensor, "BH M D"],
+    scale: float,
+    out: Float[Tensor, "BH N D"],
+    lse: Float[Tensor, "BH N 1"],
+) -> None:
+    """Write all rows."""
+    kernel, (count, n, _), columns = flash_kernel(), q.shape, plan.query_columns
+    assert kernel is not None
+    step = -(-plan.column_length // max(1, round(n / _ROWS))) * columns
+    starts = range(0, plan.column_length * columns, step)
+    pairs = max(step, n - starts[-1]) * plan.keys
+    at_once = max(1, min(count, max(_PAIRS, min(_MOST_PAIRS, torch.get_num_threads() // 2 * pairs)) // pairs))
+    backwards, mask = q.flip(1), q.new_empty(at_once * pairs)
+    for first in range(0, count, at_once):
+        heads = slice(first, min(first + at_once, count))
+        for start, stop in zip(starts, [*starts[1:], n], strict=True):
+            shape = (heads.stop - first, stop - start, plan.keys)
+            bias = mask[: math.prod(shape)].view(shape)
+            _write(plan, bias, start, heads)
+            part_q = backwards[heads, start:stop]
+            part_out, part_lse = kernel(
+                *(x[None] for x in (part_q, k[heads], v[heads])), 0.0, False, attn_mask=bias[None], scale=scale
+            )
+            out[heads, n - stop : n - start] = part_out[0].flip(1)
+            lse[heads, n - stop : n - start, 0] = part_lse[0].flip(1)
+
+
+def _write(plan: HankelPlan, bias: Float[Tensor, "g n M"], start: int, heads: slice) -> None:
+    """Write the bias of some heads and rows, from row `start` on, counted from the last query."""
+    assert plan.reversed_values is not None
+    assert plan.line_bias is not None
+    values, query, key, lines = plan.reversed_values[heads], plan.query, plan.key, plan.line_bias.lines
+    n = bias.shape[1]
+    regular = min(n, plan.queries - query.prefix - start)
+    rows = slice(start // plan.query_columns, (start + regular) // plan.query_columns)
+    into = bias[:, :regular].unflatten(1, (-1, *query.sizes[1:]))
+
+    def pairs(key_start: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+        """What these rows read for keys that begin at a coordinate."""
+        first = lines.length - 1 - (query.start + query.extent - key_start + lines.origin)
+        shape, steps = (len(values), *query.sizes, *sizes), (values.stride(0), *query.strides, *strides)
+        return values.as_strided(shape, steps, values.storage_offset() + first)[:, rows]
+
+    into[..., key.prefix :].unflatten(-1, key.sizes).copy_(pairs(key.start, key.sizes, key.strides))
+    if key.prefix:
+        into[..., : key.prefix] = pairs(-(lines.layout.tokens + 1), (1,), (0,))  # all prefix keys are there
+    if regular < n:
+        block = plan.blocks()[0]
+        for tile in block.tiles:
+            found = plan.bias(block, tile, heads)
+            assert found is not None
+            bias[:, regular:, tile.keys] = found
