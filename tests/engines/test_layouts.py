@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from covering import pairwise
-from relpos import LineBias, LineVectors, Mask, Sequence, attention, lines
+from relpos import Grid, LineBias, LineVectors, Mask, Sequence, attention, lines
 from relpos.engines.streaming import cpu_kernel, planning
 from relpos.testing.tolerance import assert_close
 
 B, H, N, D = 2, 4, 37, 8
-LINE = lines(Sequence(N - 2, prefix=2))
+LINE, GRID_LINE = lines(Sequence(N - 2, prefix=2)), lines(Grid(5, 7, prefix=2))
 
 
 def in_order(*axes: int) -> Callable[[Tensor], Tensor]:
@@ -73,6 +73,10 @@ def bias(values: Tensor, vectors: Tensor) -> Any:
     return LineBias(values, LINE)
 
 
+def grid_bias(values: Tensor, vectors: Tensor) -> Any:
+    return LineBias(values.repeat(1, 1 + GRID_LINE.length // LINE.length)[:, : GRID_LINE.length], GRID_LINE)
+
+
 def key_vectors(values: Tensor, vectors: Tensor) -> Any:
     return LineVectors(vectors, None, lines(Sequence(N)), "key")
 
@@ -88,6 +92,7 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "grouped, one head, bfloat16": (bias, {"groups": 1, "batch": 1, "dtype": torch.bfloat16}),
     "narrow values": (bias, {"values_width": 5}),
     "scattered segments": (bias, {"mask": Mask.packed(torch.arange(N) % 3)}),
+    "a grid": (grid_bias, {}),
     "vectors": (key_vectors, {}),
     "a window alone": (lambda values, vectors: None, {"mask": Mask.window(9, 2), "batch": 1}),
 }

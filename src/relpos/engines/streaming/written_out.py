@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core.private import flash_kernel
+from relpos.engines.streaming.chunks import contiguous_rows
 from relpos.engines.streaming.hankel import HankelPlan
 
 _ROWS = 1024
@@ -47,7 +48,7 @@ def attend(
     starts = range(0, plan.column_length * columns, step)
     pairs = max(step, n - starts[-1]) * plan.keys
     at_once = max(1, min(count, max(_PAIRS, min(_MOST_PAIRS, torch.get_num_threads() // 2 * pairs)) // pairs))
-    backwards, mask = q.flip(1), q.new_empty(at_once * pairs)
+    backwards, mask = contiguous_rows(q.flip(1)), q.new_empty(at_once * pairs)
     for first in range(0, count, at_once):
         heads = slice(first, min(first + at_once, count))
         for start, stop in zip(starts, [*starts[1:], n], strict=True):
