@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core.gather import at_least_float32, lookup, segment_sum
-from relpos.core.kept import may_keep
+from relpos.core.kept import keep, may_keep
 from relpos.core.line import Layout, Lines, Ramp
 
 _FEW_PAIRS = 2**13
@@ -103,11 +103,11 @@ def written_out(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "H 
     query, key = lines.layout.query, lines.layout.key
     assert query is not None
     assert key is not None
+    if lines.query.shape[0] == 1:
+        row = keep(lines, "row", values.device, lambda: lines.index().view(-1), lambda: 8 * lines.key.shape[0])
+        return values.index_select(1, row).unsqueeze(1)
     if query.strides != key.strides:
         return values[:, lines.index()]
-    if lines.query.shape[0] == 1 and query.is_affine and key.is_affine:  # of one query a stretch, the last key first
-        end = lines.origin + query.start - key.start + 1
-        return values[:, end - lines.key.shape[0] : end].flip(-1).contiguous().unsqueeze(1)
     if query.prefix or key.prefix:
         few = lines.query.shape[0] * lines.key.shape[0] <= _FEW_PAIRS
         return values[:, lines.index()] if few else _read_with_prefix(values, lines, query, key)
