@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,9 +14,10 @@ import torch
 from torch import Tensor
 
 from relpos import DisentangledPosition, RelativePositionBias, ShawPosition, T5Bias, TransformerXLPosition
-from relpos.core import Coordinates, Grid, Mask, Sequence
+from relpos.core import Coordinates, Grid, Mask, Sequence, Terms
 from relpos.engines import attention
-from relpos.engines.streaming import side_by_side
+from relpos.engines.call import Call
+from relpos.engines.streaming import chunks, side_by_side
 from relpos.position import Mechanism
 
 BATCH, HEADS, N, D = 2, 6, 70, 8
@@ -28,7 +32,10 @@ POSITIONS: dict[str, tuple[Callable[[], Mechanism | None], Coordinates]] = {
 
 
 @pytest.fixture(autouse=True)
-def threads_afterwards() -> Iterator[None]:
+def threads_afterwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every call is large enough for threads, and they may have a core each."""
+    monkeypatch.setattr(side_by_side, "_LEAST", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(16), raising=False)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -77,7 +84,7 @@ def alike(few: list[Tensor], many: list[Tensor]) -> bool:
 @pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["none", "sequence", "grid", "deberta", "transformer_xl"])
-def test_any_number_of_threads_gives_the_same_bits(name: str, dtype: torch.dtype, threads: int) -> None:
+def test_threads_of_one_each_give_the_same_bits(name: str, dtype: torch.dtype, threads: int) -> None:
     """A batch, so that elements of it share tables; in half precision sums over keys are rounded head by head."""
     assert alike(step(1, name, dtype), step(threads, name, dtype))
 
@@ -107,6 +114,7 @@ def test_a_table_that_all_heads_share(threads: int, batch: int) -> None:
 
 def test_the_number_of_threads_stays() -> None:
     """The caller's, and that of threads which begin later."""
+    side_by_side._started.cache_clear()
     step(3, "sequence")
     assert torch.get_num_threads() == 3
     seen: list[int] = []
@@ -114,6 +122,91 @@ def test_the_number_of_threads_stays() -> None:
     thread.start()
     thread.join()
     assert seen == [3]
+
+
+@pytest.mark.parametrize(("count", "each"), [(2, 1), (2, 3), (4, 1)])
+def test_each_thread_has_its_part(count: int, each: int) -> None:
+    torch.set_num_threads(count * each)
+    side_by_side._started.cache_clear()
+    together, seen = threading.Barrier(count), []
+
+    def work() -> None:
+        together.wait(60)
+        torch.zeros(2**16).add_(1)  # an operation that threads share
+        seen.append((threading.get_ident(), torch.get_num_threads()))
+
+    side_by_side.run_all([work] * count)
+    assert len({thread for thread, _ in seen}) == count
+    assert {threads for _, threads in seen} == {each}
+
+
+def test_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the machine's last one, which waits for the others, nor the process's number is lost."""
+    expected, start, started = step(1, "sequence"), threading.Thread.start, []
+
+    def start_one(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    torch.set_num_threads(3)
+    side_by_side._started.cache_clear()
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    for one, other in zip(expected, step(3, "sequence"), strict=True):
+        torch.testing.assert_close(one, other)
+    monkeypatch.undo()
+    started[0].join(60)
+    assert not started[0].is_alive()
+    assert torch.get_num_threads() == 3
+
+
+AFTER_MAIN = """
+import atexit, sys, threading, torch, relpos
+from relpos.engines.call import Call
+from relpos.engines.streaming import chunks, side_by_side
+side_by_side._LEAST = 1
+torch.set_num_threads(2)
+bias, wait = relpos.T5Bias(4), threading.Event()
+
+def step():
+    wait.wait(0.3)
+    q = torch.randn(1, 4, 90, 8, requires_grad=True)
+    relpos.attention(q, q, q, position=bias, queries=relpos.Sequence(90), backend="streaming").sum().backward()
+    print("done", flush=True)
+
+if sys.argv[1] == "early":
+    step()
+threading.Thread(target=step).start()
+atexit.register(step)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_while_the_interpreter_ends(when: str) -> None:
+    found = subprocess.run([sys.executable, "-c", AFTER_MAIN, when], capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.split() == ["done"] * (3 if when == "early" else 2)
+    assert not found.stderr
+
+
+def test_threads_share_what_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs of a layout that is copied are copied once, not by each thread."""
+    copied: list[int] = []
+    make = chunks.CallTensors.__init__
+
+    def counted(self: chunks.CallTensors, *arguments: Any) -> None:
+        copied.append(1)
+        make(self, *arguments)
+
+    monkeypatch.setattr(chunks.CallTensors, "__init__", counted)
+    counts = []
+    for threads in (1, 3):
+        copied.clear()
+        step(threads, "deberta")
+        counts.append(len(copied))
+    assert counts[0] == counts[1]
 
 
 def test_callers_in_several_threads() -> None:
@@ -155,6 +248,11 @@ def test_an_error_reaches_the_caller() -> None:
     assert done == [1]
 
 
+def call(shares: int, tokens: int = 64, device: str = "meta") -> Call:
+    q = torch.empty(1, max(1, shares), tokens, 8, device=device)
+    return Call(q, q, q, Terms(), None, 1.0)
+
+
 @pytest.mark.parametrize(
     ("shares", "threads", "expected"),
     [(8, 1, 1), (8, 2, 2), (8, 8, 8), (1, 8, 1), (12, 8, 4), (6, 4, 2), (7, 2, 2), (3, 2, 1), (8, 16, 8), (0, 4, 1)],
@@ -162,9 +260,15 @@ def test_an_error_reaches_the_caller() -> None:
 def test_how_many_threads_take_heads(shares: int, threads: int, expected: int) -> None:
     """As many as share the heads about equally; what is left of PyTorch's threads is divided among them."""
     torch.set_num_threads(threads)
-    assert side_by_side.workers(shares, torch.device("cpu")) == expected
+    assert side_by_side.workers(call(shares, device="cpu"), shares) == expected
 
 
-def test_other_devices_take_all_heads_at_once() -> None:
-    torch.set_num_threads(2)
-    assert side_by_side.workers(8, torch.device("meta")) == 1
+def test_where_threads_do_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(4)
+    assert side_by_side.workers(call(8), 8) == 1  # another device
+    monkeypatch.setattr(side_by_side, "_LEAST", 2**14)
+    assert side_by_side.workers(call(8, 64, "cpu"), 8) == 2  # 2**15 scores
+    assert side_by_side.workers(call(2, 64, "cpu"), 2) == 1
+    monkeypatch.setattr(side_by_side, "_LEAST", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
+    assert side_by_side.workers(call(8, device="cpu"), 8) == 1  # all threads would be on one core

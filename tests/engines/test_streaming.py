@@ -263,6 +263,17 @@ def test_tiles_of_other_terms(name: str, groups: int, small_tiles: None, monkeyp
     check(position, shapes, N, N, groups=groups, mask=Mask.causal())
 
 
+@pytest.mark.parametrize("written", [True, False])
+@pytest.mark.parametrize("name", ["prefix", "prefix of queries", "grid with prefix", "unequal grids", "three axes"])
+def test_sinks_beside_a_prefix(name: str, written: bool, small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not written:
+        monkeypatch.setattr(written_out, "_MOST_PAIRS", 0)
+    queries, keys = COORDINATES[name]
+    line, m = lines(queries, keys), (queries if keys is None else keys).count
+    shapes = [(H,), (H, line.length)]
+    check(lambda x, y: Terms(Sinks(x), LineBias(y, line)), shapes, queries.count, m, dtypes=(torch.float32,))
+
+
 def test_dropout_is_that_of_the_reference(small_tiles: None) -> None:
     """The same pairs, also where rules go row by row."""
     line = lines(Sequence(N))
@@ -277,6 +288,20 @@ def test_dropout_is_that_of_the_reference(small_tiles: None) -> None:
             found.append((out, torch.autograd.grad(out.square().sum(), leaf)[0]))
         for mine, theirs in zip(*found, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_rows_too_long_to_write_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel call takes whole rows of the grid's first axis, and the prefix with the last of them."""
+    written: list[int] = []
+    attend = written_out.attend
+    monkeypatch.setattr(written_out, "_ROWS", 6)
+    monkeypatch.setattr(written_out, "attend", lambda plan, *rest: (written.append(plan.keys), attend(plan, *rest)))
+    for most, grid in ((10 * 20, Grid(2, 10)), (10 * 20 - 1, Grid(2, 10)), (24 * 24, Grid(2, 2, prefix=20))):
+        monkeypatch.setattr(written_out, "_MOST_PAIRS", most)
+        q = torch.randn(1, H, grid.count, D)
+        values = torch.randn(H, lines(grid).length)
+        attention(q, q, q, position=LineBias(values, lines(grid)), backend="streaming")
+    assert written == [20, 24]
 
 
 def test_what_a_mask_forbids_is_not_computed(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,12 +69,12 @@ class Backward:
 
     def _shares(self) -> list[Backward]:
         """What threads compute side by side: they write into the same gradients."""
-        plans = self.plan.shares(workers(self.plan.share_count, self.call.q.device))
+        plans = self.plan.shares(workers(self.call, self.plan.share_count))
         if len(plans) == 1:
             return [self]
         shares = [copy.copy(self) for _ in plans]
         for share, plan in zip(shares, plans, strict=True):
-            share.plan, share.scores = plan, Scores(self.call, plan)
+            share.plan, share.scores = plan, self.scores.share(plan)
             share.d_k, share.d_v, share.d_plain_k = (
                 None if sums is None else sums.share() for sums in (self.d_k, self.d_v, self.d_plain_k)
             )

@@ -1,7 +1,8 @@
 """The forward by PyTorch's flash attention kernel for CPU, which is given the bias as its mask.
 
 The kernel reads a mask through its strides, so a Hankel view of a window (see `hankel`) is enough and nothing of size
-N x M is stored. The kernel also returns the log-sum-exp that the backward needs. It computes most pairs:
+N x M is stored. The kernel also returns the log-sum-exp that the backward needs. On a grid without a mask it computes
+all pairs (see `written_out`), elsewhere most:
 
                           prefix keys             other keys
     prefix queries        by `Forward`            by `Forward`
@@ -66,15 +67,17 @@ def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"
         k, v = k.repeat_interleave(call.groups, dim=0), v.repeat_interleave(call.groups, dim=0)
     k, v = contiguous_rows(k), contiguous_rows(v)  # the kernel ignores their last stride
     out, lse = call_out.flatten(0, 1), call_lse.flatten(0, 1)[..., None]
+    sunk = 0  # the first row that has no sink yet
     if written_out.suits(plan):
         written_out.attend(plan, q, k, v, call.scale, out, lse)
     else:
+        sunk = prefix
         if prefix:
             Forward(call, plan.prefix()).write(call_out, call_lse)
         _by_views(plan, q, k, v, call.scale, out, lse)
     if sinks is not None:
         logits = sinks.logits.detach().to(lse.dtype).expand(call.q.shape[:2])
-        _merge(out[:, prefix:], lse[:, prefix:], logits.reshape(-1, 1, 1))
+        _merge(out[:, sunk:], lse[:, sunk:], logits.reshape(-1, 1, 1))
     return call_out, call_lse
 
 

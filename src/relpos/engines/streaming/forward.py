@@ -8,6 +8,7 @@ computed again with the maximum.
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import torch
@@ -42,9 +43,14 @@ class Forward:
 
     def write(self, out: Float[Tensor, "B H N V"], lse: Float[Tensor, "B H N"]) -> None:
         """Write the rows of the plan's blocks."""
-        plans = self.plan.shares(workers(self.plan.share_count, self.call.q.device))
-        shares = [self] if len(plans) == 1 else [Forward(self.call, plan) for plan in plans]
+        plans = self.plan.shares(workers(self.call, self.plan.share_count))
+        shares = [self] if len(plans) == 1 else [self._share(plan) for plan in plans]
         run_all([partial(share._write_chunks, out, lse) for share in shares])
+
+    def _share(self, plan: Plan) -> Forward:
+        share = copy.copy(self)
+        share.plan, share.scores = plan, self.scores.share(plan)
+        return share
 
     def _write_chunks(self, out: Float[Tensor, "B H N V"], lse: Float[Tensor, "B H N"]) -> None:
         flat_out, flat_lse, unit = out.flatten(0, 1), lse.flatten(0, 1)[..., None], self.plan.unit

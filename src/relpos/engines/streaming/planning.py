@@ -19,12 +19,14 @@ keys."""
 _NATIVE_ROWS, _NATIVE_WIDTH = 512, 2048
 """The same in bfloat16, whose products are so fast that the fixed cost of each needs more rows to pay off."""
 _BACKWARD_ROWS, _BACKWARD_WIDTH = 512, 2048
-"""The same in the backward of what the flash kernel computed, which has no use for all keys in one tile: with fewer,
-longer operations threads wait less for one another and for Python. Under a window more rows see more keys in vain."""
+"""The same in the backward of what the flash kernel computed, which has no use for all keys in one tile: threads
+side by side meet less of Python's lock with fewer, longer operations. Under a window more rows see more keys
+in vain."""
 PAIRS = 2**18
 """The most scores in a buffer, where it holds several heads."""
 _PREFIX_PAIRS = 2**20
-"""The same where keys have a prefix: its few keys are a tile of their own in each block, cheaper for many heads."""
+"""The same where keys have a prefix: its queries are a block of their own, and under a mask its keys a tile of
+their own in each block, so small that they cost less for many heads."""
 
 
 def log_base(dtype: torch.dtype) -> float:

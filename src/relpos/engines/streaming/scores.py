@@ -12,6 +12,7 @@ the same number: rounded alike, they leave nothing. Multiplied by log2(e) before
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 
@@ -44,8 +45,8 @@ class Scores:
         self.call, self.plan = call, plan
         self.batch, self.heads = call.q.shape[:2]
         self.dtype = torch.promote_types(call.q.dtype, torch.float32)
-        self.workspace = Workspace(self.dtype, call.q.device)
-        self.dropout = None if call.seed is None else DropoutFactors(call, call.seed, self.workspace)
+        self.inputs = CallTensors(call, self.dtype)
+        self._make_buffers()
         softcap, sinks = call.terms.one(Softcap), call.terms.one(Sinks)
         self.cap = None if softcap is None else softcap.cap
         self.tanh: Tensor | None = None
@@ -54,9 +55,20 @@ class Scores:
             logits = sinks.logits.detach().to(self.dtype) * plan.unit
             self.sink = logits.expand(self.batch, self.heads).reshape(-1, 1, 1)
 
+    def share(self, plan: Plan) -> Scores:
+        """The scores by a plan for some of the heads, in a thread of its own."""
+        share = copy.copy(self)
+        share.plan = plan
+        share._make_buffers()
+        return share
+
+    def _make_buffers(self) -> None:
+        self.workspace = Workspace(self.dtype, self.call.q.device)
+        self.dropout = None if self.call.seed is None else DropoutFactors(self.call, self.call.seed, self.workspace)
+
     def chunks(self) -> Iterator[Chunk]:
         """Every block for every head, in the order that the plan asks for (`by_block`)."""
-        inputs, plan = CallTensors(self.call, self.dtype), self.plan
+        inputs, plan = self.inputs, self.plan
         if not plan.by_block:
             for head_slice in plan.head_slices():
                 heads = Heads(inputs, head_slice)

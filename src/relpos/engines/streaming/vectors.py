@@ -112,7 +112,7 @@ class _VectorTerm:
         """The part of the chunk's only head in such a tensor."""
         return x[self._row(x, chunk.head_slice.start)]
 
-    def d_of_head(self, chunk: Chunk) -> Tensor:
+    def d_of_head(self, chunk: Chunk) -> Float[Tensor, "L D"]:
         """What to add the gradient of the chunk's vectors to."""
         assert self.d_vectors is not None
         return self.d_vectors.at(self._row(self.vectors, chunk.head_slice.start))
@@ -150,11 +150,11 @@ class _VectorTerm:
             stop = min(band + _KEYS_AT_ONCE, last)
             yield slice(band, stop), slice(start + band, start + stop + n - 1)
 
-    def with_bias(self, x: Tensor, chunk: Chunk) -> Float[Tensor, "n D"]:
+    def with_bias(self, x: Float[Tensor, "n D"], chunk: Chunk) -> Float[Tensor, "n D"]:
         """Queries or keys plus the term's bias."""
         return x if self.bias is None else x + self.of_head(self.bias, chunk)
 
-    def add_d_bias(self, d_x: Tensor, chunk: Chunk) -> None:
+    def add_d_bias(self, d_x: Float[Tensor, "n D"], chunk: Chunk) -> None:
         """Add to the gradient of the bias; `d_x` is that of `with_bias`."""
         if self.d_bias is not None and self.bias is not None:
             self.d_bias.at(self._row(self.bias, chunk.head_slice.start)).add_(d_x.sum(dim=0))
@@ -170,14 +170,14 @@ class _Sums:
         self.whole = torch.zeros_like(like)
         self.taken: set[int] = set()
         self.own: dict[int, Tensor] = {}
-        self.every: list[dict[int, Tensor]] = []
+        self.others: list[dict[int, Tensor]] = []
 
     def share(self, rows: set[int]) -> _Sums:
         """The sums of some heads for one thread."""
         share = copy.copy(self)
         share.own = {row: torch.zeros_like(self.whole[row]) for row in rows & self.taken}
         self.taken |= rows
-        self.every.append(share.own)
+        self.others.append(share.own)
         return share
 
     def at(self, row: int) -> Tensor:
@@ -186,8 +186,9 @@ class _Sums:
 
     def total(self) -> Float[Tensor, "R ..."]:
         """The sums of all threads."""
-        for own in self.every:
-            for row, sums in own.items():
+        for own in self.others:
+            while own:
+                row, sums = own.popitem()
                 self.whole[row] += sums
         return self.whole
 
@@ -221,14 +222,14 @@ class Vectors:
 
     # forward
 
-    def add_queries(self, around: Tensor, chunk: Chunk, tile: Tile) -> None:
+    def add_queries(self, around: Float[Tensor, "n W"], chunk: Chunk, tile: Tile) -> None:
         """Add the products with queries to the whole buffer of the scores."""
         for vectors in self.of("query"):
             own, q = vectors.of_head(vectors.vectors, chunk), vectors.with_bias(chunk.plain_q[0], chunk)
             for queries, entries, rows in vectors.strips(chunk, tile):
                 _add_product(around[queries, entries], q[queries], own[rows], vectors.factor)
 
-    def add_keys(self, score: Tensor, chunk: Chunk, tile: Tile) -> None:
+    def add_keys(self, score: Float[Tensor, "n m"], chunk: Chunk, tile: Tile) -> None:
         """Add the products with keys to the scores."""
         n = score.shape[0]
         for vectors in self.of("key"):
@@ -244,7 +245,7 @@ class Vectors:
                 torch.mm(k[keys], own[rows].mT, out=band)
                 score[:, keys].add_(_diagonals(band, n).mT, alpha=vectors.factor)
 
-    def add_outputs(self, out: Tensor, around: Float[Tensor, "n W"], chunk: Chunk, tile: Tile) -> None:
+    def add_outputs(self, out: Float[Tensor, "n V"], around: Float[Tensor, "n W"], chunk: Chunk, tile: Tile) -> None:
         """Add the weighted sum of the vectors to the output; `around` holds the weights, and zeros around them."""
         for vectors in self.of("value"):
             own = vectors.of_head(vectors.vectors, chunk)
@@ -254,7 +255,7 @@ class Vectors:
     # backward
 
     def outputs_backward(
-        self, d: Tensor, weights: Float[Tensor, "n W"], upstream: Tensor, chunk: Chunk, tile: Tile
+        self, d: Float[Tensor, "n W"], weights: Float[Tensor, "n W"], upstream: Tensor, chunk: Chunk, tile: Tile
     ) -> None:
         """The backward of `add_outputs`, for whole buffers; the weights are 0 around their tile."""
         for vectors in self.of("value"):
@@ -265,12 +266,12 @@ class Vectors:
 
     def collect(
         self,
-        d: Tensor,
-        around: Tensor,
+        d: Float[Tensor, "n m"],
+        around: Float[Tensor, "n W"],
         chunk: Chunk,
         tile: Tile,
-        d_q: Tensor,
-        d_k: Tensor | None,
+        d_q: Float[Tensor, "n D"],
+        d_k: Float[Tensor, "m D"] | None,
     ) -> None:
         """The backward of `add_queries` and `add_keys`; `around` holds `d`, and zeros around it."""
         for vectors in self.of("query"):
@@ -313,7 +314,9 @@ def _alike(index: Int[Tensor, " L"]) -> tuple[int, int]:
     return (int(first[0]), int(last[-1]) + 1) if len(first) else (len(index), len(index))
 
 
-def _add_product(into: Tensor, x: Float[Tensor, "n D"], rows: Float[Tensor, "_ D"], factor: float) -> None:
+def _add_product(
+    into: Float[Tensor, "n w"], x: Float[Tensor, "n D"], rows: Float[Tensor, "_ D"], factor: float
+) -> None:
     """Add `x @ rows.T`; one row is the same for all columns."""
     if rows.shape[0] == into.shape[1]:
         into.addmm_(x, rows.mT, alpha=factor)
@@ -321,7 +324,7 @@ def _add_product(into: Tensor, x: Float[Tensor, "n D"], rows: Float[Tensor, "_ D
         into.add_(x @ rows.mT, alpha=factor)
 
 
-def _summed(x: Tensor, rows: slice) -> Float[Tensor, "n _"]:
+def _summed(x: Float[Tensor, "n w"], rows: slice) -> Float[Tensor, "n _"]:
     """x, or its row sums where all columns read one row."""
     return x if rows.stop - rows.start == x.shape[1] else x.sum(dim=1, keepdim=True)
 
@@ -331,6 +334,6 @@ def _is_one(rows: slice, keys: slice, n: int) -> bool:
     return bool(rows.stop - rows.start != keys.stop - keys.start + n - 1)
 
 
-def _diagonals(band: Tensor, n: int) -> Float[Tensor, "s n"]:
+def _diagonals(band: Float[Tensor, "s W"], n: int) -> Float[Tensor, "s n"]:
     """A view of `band[j, j + r]`: row j from its entry j on."""
     return band.as_strided((band.shape[0], n), (band.stride(0) + 1, 1), band.storage_offset())

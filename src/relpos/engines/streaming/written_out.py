@@ -22,14 +22,21 @@ from relpos.engines.streaming.hankel import HankelPlan
 _ROWS = 1024
 """The rows of a kernel call; from 768 on the kernel takes blocks of 256."""
 _PAIRS, _MOST_PAIRS = 2**22, 2**24
-"""The pairs of a kernel call, 16 MiB of mask; and the most, where so many threads want heads of their own."""
+"""The pairs of a kernel call, 16 MiB of mask; and the most, where so many threads want heads of their own, or the rows
+of a grid are so long."""
 
 
 def suits(plan: HankelPlan) -> bool:
     """Whether the plan is for a grid without a mask, of which enough rows can be written out at once."""
     cells = min(math.prod(plan.query.sizes), math.prod(plan.key.sizes))
-    fits = min(plan.queries, _ROWS) * plan.keys <= _MOST_PAIRS
-    return plan.mask is None and len(plan.query.sizes) > 1 and cells > 0 and fits
+    return plan.mask is None and len(plan.query.sizes) > 1 and cells > 0 and _cut(plan)[1] <= _MOST_PAIRS
+
+
+def _cut(plan: HankelPlan) -> tuple[range, int]:
+    """Where the rows of a kernel call start, counted from the last query, and the most pairs of one head."""
+    step = -(-plan.column_length // max(1, round(plan.queries / _ROWS))) * plan.query_columns
+    starts = range(0, plan.column_length * plan.query_columns, step)
+    return starts, max(step, plan.queries - starts[-1]) * plan.keys
 
 
 def attend(
@@ -42,11 +49,9 @@ def attend(
     lse: Float[Tensor, "BH N 1"],
 ) -> None:
     """Write all rows."""
-    kernel, (count, n, _), columns = flash_kernel(), q.shape, plan.query_columns
+    kernel, (count, n, _) = flash_kernel(), q.shape
     assert kernel is not None
-    step = -(-plan.column_length // max(1, round(n / _ROWS))) * columns
-    starts = range(0, plan.column_length * columns, step)
-    pairs = max(step, n - starts[-1]) * plan.keys
+    starts, pairs = _cut(plan)
     at_once = max(1, min(count, max(_PAIRS, min(_MOST_PAIRS, torch.get_num_threads() // 2 * pairs)) // pairs))
     backwards, mask = contiguous_rows(q.flip(1)), q.new_empty(at_once * pairs)
     for first in range(0, count, at_once):
@@ -81,7 +86,7 @@ def _write(plan: HankelPlan, bias: Float[Tensor, "g n M"], start: int, heads: sl
 
     into[..., key.prefix :].unflatten(-1, key.sizes).copy_(pairs(key.start, key.sizes, key.strides))
     if key.prefix:
-        into[..., : key.prefix] = pairs(-(lines.layout.tokens + 1), (1,), (0,))  # all prefix keys are there
+        into[..., : key.prefix] = pairs(-(lines.layout.tokens + 1), (1,), (0,))  # the one coordinate of all of them
     if regular < n:
         block = plan.blocks()[0]
         for tile in block.tiles:
