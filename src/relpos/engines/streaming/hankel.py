@@ -365,18 +365,15 @@ class HankelPlan(Plan):
             self._collect_prefix(d_values, block, d)
         else:
             prefix, skew = tile.prefix_keys, self._gradient_skew(block, tile)
-            if prefix and skew:  # beside the window's entries in the columns of a skewed buffer
-                d_prefix = d[..., :prefix].clone()
+            d_prefix = d[..., :prefix].clone()
+            if prefix:
                 self._collect_prefix(d_values, block, d_prefix)
-                d[..., :prefix] = 0
-            elif prefix:
-                self._collect_prefix(d_values, block, d[..., :prefix])
+                d[..., :prefix] = 0  # in a skewed buffer they stand in columns of the window's entries
             sums = whole(d, skew, block.column_count).sum(dim=2) if skew else d.sum(dim=1, keepdim=True)
             for number, offset in enumerate(block.column_offsets):
                 d_window = self._window_view(d_values, tile, offset)
                 d_window += sums[:, number, prefix:].view(d_window.shape)
-            if prefix and skew:
-                d[..., :prefix] = d_prefix
+            d[..., :prefix] = d_prefix
 
     def _collect_prefix(self, d_values: Float[Tensor, "g L"], block: Block, d: Float[Tensor, "g n p"]) -> None:
         """Add the gradient of scores against prefix keys."""
