@@ -2,7 +2,7 @@
 
 When all threads share each operation on a tile, they wait for one another at its end, and what one core has written the
 other reads. A thread that computes whole heads does neither. Where every such thread has one of PyTorch's, what it
-computes does not depend on how many there are.
+computes does not depend on how many there are; but in native bfloat16, where heads of a chunk are computed again together.
 """
 
 from __future__ import annotations
@@ -45,24 +45,30 @@ def _busy(shares: int, count: int, threads: int) -> float:
 def run_all(works: Sequence[Callable[[], None]]) -> None:
     """Do all works, each in a thread of its own; a single one in the caller's, and those for which no thread is to be
     had: the machine has no more, or the interpreter is ending."""
-    inference = torch.is_inference_mode_enabled()
+    if len(works) == 1:
+        works[0]()
+        return
+    inference, left = torch.is_inference_mode_enabled(), list(works)
     running: list[Future[None]] = []
-    left = list(works)
+    error: BaseException | None = None
     try:
-        pool = _pool(len(works), torch.get_num_threads() // len(works)) if len(works) > 1 else None
-        while left and pool is not None:
-            running.append(pool.submit(_without_gradients, left[0], inference))
-            del left[0]
-    except RuntimeError:  # from `_pool` and `submit` alone; what a work raises stays in its future
-        pass
-    for work in left:
-        work()
+        try:
+            pool = _pool(len(works), torch.get_num_threads() // len(works))
+            while left:
+                running.append(pool.submit(_without_gradients, left[0], inference))
+                del left[0]
+        except RuntimeError:  # from `_pool` and `submit` alone; what a work raises stays in its future
+            pass
+        for work in left:
+            work()
+    finally:
+        errors = [work.exception() for work in running]
     try:
-        for error in [work.exception() for work in running]:
+        for error in errors:
             if error is not None:
                 raise error
     finally:
-        running.clear()  # a traceback holds this frame
+        del running, errors, error  # the traceback holds this frame
 
 
 def _without_gradients(work: Callable[[], None], inference: bool) -> None:
@@ -99,3 +105,14 @@ def _started(count: int, threads: int) -> ThreadPoolExecutor:
     finally:
         torch.set_num_threads(own)  # a thread sets the number of those that begin later, too
     return pool
+
+
+def _forget() -> None:
+    """In a forked process, which has no threads but the one that forked."""
+    global _starting
+    _starting = Lock()
+    _started.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
