@@ -38,7 +38,8 @@ class Plan(Protocol):
     share_count: int
 
     def shares(self, count: int) -> Sequence[Plan]:
-        """This plan for equal shares of the heads, which threads compute side by side. `expect` comes first."""
+        """This plan for about equal shares of the heads, which threads compute side by side; in the backward after
+        `expect`."""
 
     def head_slices(self) -> list[slice]:
         """The heads of each chunk among the B * H heads, in order."""

@@ -19,7 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 _PAD = 16
-"""Unused entries between the rows of a buffer. Without them the rows of a power of two of keys, and those of a skewed
+"""What the strides of rows are multiples of, and how many entries stay unused where rows would be 128 entries or a
+multiple apart. Without these the rows of a power of two of keys, and those of a skewed
 tile of a grid, are a power of two apart and compete for the same cache lines: a product took 1.4 times as long. Rows
 begin at multiples of it, in float32 at cache lines: elsewhere a product took 1.3 times as long."""
 
