@@ -1,4 +1,4 @@
-"""Heads that threads compute side by side: the same numbers by any number of threads, and a process left as it was."""
+"""Heads that threads compute side by side: the same results as by one thread, and a process left as it was."""
 
 from __future__ import annotations
 
@@ -141,8 +141,9 @@ def test_each_thread_has_its_part(count: int, each: int) -> None:
 
 
 def test_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the machine's last one, which waits for the others, nor the process's number is lost."""
-    expected, start, started = step(1, "sequence"), threading.Thread.start, []
+    """The caller computes, the one thread that did start ends, and the number of threads is what it was."""
+    expected, start = step(1, "sequence"), threading.Thread.start
+    started: list[threading.Thread] = []
 
     def start_one(thread: threading.Thread) -> None:
         if started:
@@ -163,8 +164,7 @@ def test_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
 
 AFTER_MAIN = """
 import atexit, sys, threading, torch, relpos
-from relpos.engines.call import Call
-from relpos.engines.streaming import chunks, side_by_side
+from relpos.engines.streaming import side_by_side
 side_by_side._LEAST = 1
 torch.set_num_threads(2)
 bias, wait = relpos.T5Bias(4), threading.Event()

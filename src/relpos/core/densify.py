@@ -103,7 +103,7 @@ def written_out(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "H 
     query, key = lines.layout.query, lines.layout.key
     assert query is not None
     assert key is not None
-    if lines.query.shape[0] == 1:
+    if lines.query.shape[0] == 1:  # while decoding: one operation
         row = keep(lines, "row", values.device, lambda: lines.index().view(-1), lambda: 8 * lines.key.shape[0])
         return values.index_select(1, row).unsqueeze(1)
     if query.strides != key.strides:

@@ -70,7 +70,6 @@ class HankelPlan(Plan):
         self.dtype = torch.promote_types(call.q.dtype, torch.float32)
         self.renormalizes = self.dtype == torch.float64
         self.line_bias = call.terms.one(LineBias)
-        self.own_heads: Sequence[int]
         self.reversed_values: Float[Tensor, "BH L"] | None = None
         self.d_reversed_values: Float[Tensor, "BH L"] | None = None
         if self.line_bias is None:
@@ -100,7 +99,8 @@ class HankelPlan(Plan):
         ]
         self._set_blocks(blocks)
         self.by_block = self.by_head or any(tile.mask is not None for block in blocks for tile in block.tiles)
-        self.groups, self.own_heads = call.groups, range(self.batch * self.heads)
+        self.groups = call.groups
+        self.own_heads: Sequence[int] = range(self.batch * self.heads)
         # a share has all heads of a key; with vectors in all elements of the batch, since these add to the same sums
         self.share_count = 1 if self.by_block else self.heads // self.groups * (1 if self.vectors else self.batch)
 

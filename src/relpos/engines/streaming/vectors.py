@@ -156,14 +156,14 @@ class _VectorTerm:
 
     def add_d_bias(self, d_x: Float[Tensor, "n D"], chunk: Chunk) -> None:
         """Add to the gradient of the bias; `d_x` is that of `with_bias`."""
-        if self.d_bias is not None and self.bias is not None:
-            self.d_bias.at(self._row(self.bias, chunk.head_slice.start)).add_(d_x.sum(dim=0))
+        if self.d_bias is not None:
+            self.d_bias.at(self._row(self.d_bias.whole, chunk.head_slice.start)).add_(d_x.sum(dim=0))
 
 
 class _Sums:
-    """Sums for each head, or for all of them, to which threads add side by side.
+    """Sums for each head, or one for all heads, to which threads add side by side.
 
-    Where two threads add for one head, the later one of them has sums of its own, which are added in the end.
+    Where several threads add to one row, all but the first have sums of their own, which are added in the end.
     """
 
     def __init__(self, like: Float[Tensor, "R ..."]) -> None:

@@ -19,10 +19,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 _PAD = 16
-"""What the strides of rows are multiples of, and how many entries stay unused where rows would be 128 entries or a
-multiple apart. Without these the rows of a power of two of keys, and those of a skewed
-tile of a grid, are a power of two apart and compete for the same cache lines: a product took 1.4 times as long. Rows
-begin at multiples of it, in float32 at cache lines: elsewhere a product took 1.3 times as long."""
+"""Row strides are multiples of it, so that rows begin at cache lines in float32: elsewhere a product took 1.3 times as
+long. A stride that would be a multiple of 128 is one multiple longer: rows a power of two apart, as those of a power of
+two of keys and of a skewed tile of a grid would be, compete for the same cache lines, and a product took 1.4 times as
+long."""
 
 
 class Buffer:
