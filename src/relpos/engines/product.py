@@ -32,14 +32,14 @@ class _Attend(torch.autograd.Function):
         dense = bias if lines is None else written_out(bias, lines)[None]
         ctx.scale, ctx.lines = scale, lines
         scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
-        if scores <= STORED or len(parts := list(_parts(q, k))) == 1:
+        if scores <= STORED or len(parts := list(parts_of(q, k, AT_ONCE))) == 1:
             weights = _weights(q, k, dense, scale)
             ctx.save_for_backward(q, k, v, bias, weights)
             return weights @ v
         ctx.save_for_backward(q, k, v, bias)
         out = q.new_empty(*q.shape[:3], v.shape[3])
         for part in parts:
-            torch.matmul(_weights(q[part], k[part], _of(dense, part), scale), v[part], out=out[part])
+            torch.matmul(_weights(q[part], k[part], of_part(dense, part), scale), v[part], out=out[part])
         return out
 
     @staticmethod
@@ -58,20 +58,20 @@ def _backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         dense = (expand if again else written_out)(bias, lines)[None]
     if again or stored:
         weights = torch.softmax((q * scale) @ k.mT + dense, dim=-1) if again else stored[0]
-        *found, d_scores = _gradients(q, k, v, weights, d_out, scale, wanted)
+        *found, d_scores = gradients_of(q, k, v, weights, d_out, scale, wanted)
         d_dense = d_scores if lines is not None else d_scores.sum_to_size(bias.shape)
     else:
         found = [x.new_empty(x.shape) if asked else None for x, asked in zip((q, k, v), wanted, strict=False)]
         d_dense = torch.zeros_like(dense)
-        for part in _parts(q, k):
-            weights = _weights(q[part], k[part], _of(dense, part), scale)
-            *own, d_scores = _gradients(q[part], k[part], v[part], weights, d_out[part], scale, wanted)
+        for part in parts_of(q, k, AT_ONCE):
+            weights = _weights(q[part], k[part], of_part(dense, part), scale)
+            *own, d_scores = gradients_of(q[part], k[part], v[part], weights, d_out[part], scale, wanted)
             for whole, x in zip(found, own, strict=True):
                 if whole is not None and x is not None:
                     whole[part] = x
             if wanted[3]:
-                of_part = _of(d_dense, part)
-                of_part += d_scores.sum_to_size(of_part.shape)
+                into = of_part(d_dense, part)
+                into += d_scores.sum_to_size(into.shape)
     if not wanted[3]:
         return *found, None
     return *found, d_dense if lines is None else _of_values(d_dense, bias, lines)
@@ -81,17 +81,17 @@ Part = tuple[slice, slice]
 """Some elements of the batch, and heads."""
 
 
-def _parts(q: Tensor, k: Tensor) -> Iterator[Part]:
-    """As many heads together as make up `AT_ONCE`, of several elements of the batch where all heads of one do not."""
+def parts_of(q: Tensor, k: Tensor, scores: int) -> Iterator[Part]:
+    """As many heads together as have so many scores, of several elements of the batch where all heads of one do not."""
     batch, heads, n = q.shape[:3]
-    most = max(1, AT_ONCE // max(1, n * k.shape[2]))
+    most = max(1, scores // max(1, n * k.shape[2]))
     elements, own = max(1, most // heads), min(most, heads)
     for start in range(0, batch, elements):
         for first in range(0, heads, own):
             yield slice(start, start + elements), slice(first, first + own)
 
 
-def _of(dense: Tensor, part: Part) -> Tensor:
+def of_part(dense: Tensor, part: Part) -> Tensor:
     """A dense bias of some elements and heads, as a view."""
     elements, heads = (slice(None) if size == 1 else own for size, own in zip(dense.shape, part, strict=False))
     return dense[elements, heads]
@@ -101,7 +101,7 @@ def _weights(q: Tensor, k: Tensor, dense: Tensor, scale: float) -> Float[Tensor,
     return torch.softmax(((q * scale) @ k.mT).add_(dense), dim=-1)
 
 
-def _gradients(
+def gradients_of(
     q: Tensor, k: Tensor, v: Tensor, weights: Tensor, d_out: Tensor, scale: float, wanted: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor]:
     """Those of q, k and v, where they are wanted, and of the scores."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from relpos.core import LineBias, LineVectors, QueryBias, Rotation, Sinks, Softcap, at_least_float32, may_keep
-from relpos.engines import dense, product, view
+from relpos.engines import dense, product, vector_product, view
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 from relpos.engines.operators import FORWARD_MODE, lacks_transform
@@ -49,7 +49,14 @@ class DenseSDPA(Engine):
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], None]:
         """The output; there is no log-sum-exp."""
-        fused = _product_serves(call)
+        plain = _plain(call)
+        if plain and vector_product.serves(call):
+            allowed, blank = _allowed(call)
+            if allowed is not None and blank is not None:
+                allowed = allowed | blank
+            output = vector_product.attend(_turned(call), allowed)
+            return (output if blank is None else output.masked_fill(blank, 0)), None
+        fused = plain and torch.is_grad_enabled()
         if fused and call.mask is None and (line := call.lone_bias) is not None and _learned(line, call):
             call = _turned(call)
             return product.attend(call.q, call.k, call.v, line.values, line.lines, call.scale), None
@@ -96,10 +103,10 @@ def _turned(call: Call) -> Call:
     return call if plain else call.rotated()
 
 
-def _product_serves(call: Call) -> bool:
-    """Whether `product` computes this call faster where what is added to the scores is learned: PyTorch then takes its
-    math path. On a GPU nothing is measured."""
-    outside = torch.is_grad_enabled() and call.q.device.type == "cpu" and may_keep(call.q.device)
+def _plain(call: Call) -> bool:
+    """Whether `product` and `vector_product` can compute this call, if they serve its terms: faster than PyTorch, which
+    takes its math path where what is added to the scores is learned. On a GPU nothing is measured."""
+    outside = call.q.device.type == "cpu" and may_keep(call.q.device)
     return outside and call.q.dtype in (torch.float32, torch.float64) and call.groups == 1 and call.dropout == 0
 
 
@@ -118,18 +125,25 @@ def _repeated(k: Tensor, groups: int) -> Tensor:
     return k if groups == 1 else k.repeat_interleave(groups, dim=1)
 
 
+def _allowed(call: Call) -> tuple[Tensor | None, Tensor | None]:
+    """The pairs that a mask allows, and the rows that may see nothing."""
+    if call.mask is None:
+        return None, None
+    allowed = call.mask.dense(call.q.shape[2], call.k.shape[2], call.q.device)
+    if not call.mask.may_blank_rows or call.terms.one(Sinks) is not None:
+        return allowed, None
+    return allowed, ~allowed.any(dim=-1, keepdim=True)  # such a row attends anywhere and is blanked: 0 is no divisor
+
+
 def _mask(call: Call) -> tuple[Tensor | None, Tensor | None]:
     """PyTorch's mask, boolean where nothing is added, and the rows `[1 or B, 1 or H, N, 1]` that may see nothing."""
     n, m = call.q.shape[2], call.k.shape[2]
-    allowed = None if call.mask is None else call.mask.dense(n, m, call.q.device)
+    allowed, blank = _allowed(call)
     k = _repeated(at_least_float32(call.k), call.groups)
     bias = dense.scores(call.terms, at_least_float32(call.q), k, call.scale, allowed)
     sinks = call.terms.one(Sinks)
     if allowed is None and sinks is None:
         return bias, None
-    blank = None
-    if allowed is not None and call.mask is not None and call.mask.may_blank_rows and sinks is None:
-        blank = ~allowed.any(dim=-1, keepdim=True)  # such a row attends anywhere and is blanked, for 0 is no divisor
     if sinks is not None:
         bias = k.new_zeros(1, 1, n, m) if bias is None else bias
         allowed = torch.ones_like(bias, dtype=torch.bool) if allowed is None else allowed

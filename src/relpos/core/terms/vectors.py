@@ -19,6 +19,7 @@ from torch import Tensor
 from relpos.core.algebra import Keys, Queries, Term
 from relpos.core.checks import fail, require_choice, require_flag, shape_of
 from relpos.core.gather import lookup, segment_sum
+from relpos.core.kept import may_keep
 from relpos.core.line import Lines
 from relpos.core.terms.fitting import check_device, check_lines, check_shape, heads_first, require_lines
 from relpos.core.tree import register, static
@@ -97,11 +98,10 @@ class LineVectors(Term):
     def scores(self, q: Queries, k: Keys, scale: float, allowed: Tensor | None) -> Float[Tensor, "B H N M"] | None:
         if self.side == "value":
             return None
+        factor = scale if self.scaled else 1.0
         if self.side == "query":
-            score = meet(q, self.bias, self.vectors, self.rows())
-        else:
-            score = meet(k, self.bias, self.vectors, self.rows().mT).mT
-        return score * scale if self.scaled else score
+            return meet(q * factor, _times(self.bias, factor), self.vectors, self.rows())
+        return _meet_keys(k * factor, _times(self.bias, factor), self.vectors, self.rows())
 
     def outputs(self, weights: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N V"]:
         """What vectors on the value side add to the output: weights are summed by the row that they read first."""
@@ -170,9 +170,9 @@ class AxisVectors(Term):
 def rows_read(lines: Lines, count: int, index: Int[Tensor, " L"] | None = None) -> Int[Tensor, "*B N M"]:
     """The row of `count` that each pair reads, by the index or as the entries are numbered; `count` where none."""
     entry = lines.index()
-    if index is not None:
-        entry = index[entry]
-    return torch.where((entry < 0) | (entry >= count), count, entry)
+    if index is None:
+        return torch.where((entry < 0) | (entry >= count), count, entry)
+    return torch.where((index < 0) | (index >= count), count, index)[entry]
 
 
 def meet(
@@ -184,8 +184,33 @@ def meet(
     return _pick(x @ with_zero_row(vectors, x.dtype).mT, rows.expand(x.shape[0], -1, -1) if rows.dim() == 3 else rows)
 
 
+def _meet_keys(
+    k: Float[Tensor, "B H M D"], bias: Tensor | None, vectors: Float[Tensor, "#H R D"], rows: Int[Tensor, "*B N M"]
+) -> Float[Tensor, "B H N M"]:
+    """`<k[j] + bias, vectors[rows[i, j]]>`: `meet` turned round, which on CPU is read without turning any scores."""
+    if not _adds_in_order(k):
+        return meet(k, bias, vectors, rows.mT).mT
+    k = k if bias is None else k + bias[:, None, :].to(k.dtype)
+    return (with_zero_row(vectors, k.dtype) @ k.mT).gather(-2, _of_heads(rows, k))
+
+
+def _times(x: Tensor | None, factor: float) -> Tensor | None:
+    return None if x is None else x * factor
+
+
+def _adds_in_order(x: Tensor) -> bool:
+    """Whether PyTorch's own gradient of `gather` adds one after another: a CPU's does, not that of a compiler."""
+    return x.device.type == "cpu" and may_keep(x.device)
+
+
+def _of_heads(rows: Int[Tensor, "*B N M"], x: Float[Tensor, "B H _ _"]) -> Int[Tensor, "B H N M"]:
+    return rows.unsqueeze(-3).expand(*x.shape[:2], -1, -1)
+
+
 def _pick(products: Float[Tensor, "B H N R"], rows: Int[Tensor, "*B N M"]) -> Float[Tensor, "B H N M"]:
     """`out[b, h, i, j] = products[b, h, i, rows[i, j]]`, with an ordered backward."""
+    if _adds_in_order(products):
+        return products.gather(-1, _of_heads(rows, products))
     flat = _flat_index(rows, products.shape[-1])
     if rows.dim() == 3:
         table = products.transpose(1, 2).transpose(2, 3).flatten(0, 2)  # [B N R, H]
@@ -197,6 +222,8 @@ def _pick(products: Float[Tensor, "B H N R"], rows: Int[Tensor, "*B N M"]) -> Fl
 def sum_rows(x: Float[Tensor, "B H N M"], rows: Int[Tensor, "*B N M"], count: int) -> Float[Tensor, "B H N R"]:
     """`out[b, h, i, r] = sum of x[b, h, i, j] where rows[i, j] == r`: the adjoint of reading `rows`."""
     batch, _, n, _ = x.shape
+    if _adds_in_order(x):
+        return x.new_zeros(*x.shape[:3], count).scatter_add(-1, _of_heads(rows, x), x)
     if rows.dim() == 3:
         rows = rows.expand(batch, -1, -1)
         sums = segment_sum(x.movedim(1, -1), _flat_index(rows, count), batch * n * count)  # [B N R, H]

@@ -12,7 +12,7 @@ from relpos.core import DenseBias, LineBias, LineVectors, Mask, QueryBias, Rotat
 from relpos.engines import view
 from relpos.engines.call import Call
 
-_SEQUENCE, _GRID, _KEY_VECTORS = 2**16, 2**18, 2**18
+_SEQUENCE, _GRID, _VECTORS = 2**16, 2**18, 2**19
 _SEQUENCE_WITHOUT_GRADIENT, _GRID_WITHOUT_GRADIENT = 2**18, 2**20
 _NOT_LEARNED, _WINDOW = 2**21, 2**20
 _LEAST = 2**20
@@ -88,10 +88,10 @@ def _border(call: Call) -> tuple[int | None, str]:
         if call.mask is None or call.mask.is_plain_causal or not call.mask.is_interval:
             return None, "no bias"
         return _WINDOW, "a window"
-    if any(term.side == "key" for term in vectors):
-        return _KEY_VECTORS, "vectors on the key side"
+    if any(term.side == "value" for term in vectors):
+        return _SEQUENCE, "vectors on the value side"
     if vectors:
-        return _SEQUENCE, "vectors"
+        return _VECTORS, "vectors"
     grid = "nested" in kinds
     if not torch.is_grad_enabled():
         border = _GRID_WITHOUT_GRADIENT if grid else _SEQUENCE_WITHOUT_GRADIENT

@@ -1,0 +1,208 @@
+"""Attention under vectors on lines, at few tokens on CPU, as one node of autograd.
+
+Every query is multiplied with every row of the vectors, and each pair reads its own product; keys alike:
+
+    score[i, j] = scale * <q[i], k[j]> + <x[i], w[rows[i, j]]>        or <x[j], w[rows[i, j]]> where x are keys
+
+These are [N, R] products, where `streaming` computes one for each offset; but all scores are stored, and read pair by
+pair, which costs more than products do from some size on. As in `product`, a few heads are computed at a time, so that
+their scores stay in the cache, and the weights of a small call are stored for the gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from relpos.core import LineVectors, QueryBias, Rotation, Scale
+from relpos.core.checks import without_autocast
+from relpos.core.terms.vectors import with_zero_row
+from relpos.engines.call import Call
+from relpos.engines.product import STORED, Part, of_part, parts_of
+
+AT_ONCE = 2**19
+"""Scores that are computed at once: two heads of 512 tokens, one for each of two threads."""
+_EVERYTHING = (slice(None), slice(None))
+
+
+class _Buffers:
+    """Memory by name, the same for all parts of a call: what comes fresh from the system costs more than a product."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like, self.named = like, dict[str, Tensor]()
+
+    def at(self, name: str, *shape: int) -> Tensor:
+        """A tensor of some shape; its contents are undefined."""
+        count = math.prod(shape)
+        if name not in self.named or self.named[name].numel() < count:
+            self.named[name] = self.like.new_empty(count)
+        return self.named[name][:count].view(shape)
+
+
+@dataclass(frozen=True, eq=False)
+class _Reads:
+    """Which rows the pairs read of the products of queries, or of keys."""
+
+    rows: Int[Tensor, "*B N M"]
+    by_key: bool
+
+    def of(self, part: Part, batch: int, heads: int) -> Int[Tensor, "b h N M"]:
+        """The rows of some elements of the batch and heads."""
+        rows = self.rows[part[0]] if self.rows.dim() == 3 and self.rows.shape[0] > 1 else self.rows
+        return rows.unsqueeze(-3).expand(batch, heads, -1, -1)
+
+    def add(self, scores: Float[Tensor, "b h N M"], x: Tensor, w: Tensor, part: Part, buffers: _Buffers) -> None:
+        """Add what every pair reads to the scores."""
+        batch, heads, *_ = scores.shape
+        left, right = (w.expand(batch, heads, -1, -1), x.mT) if self.by_key else (x, w.mT.expand(batch, heads, -1, -1))
+        products = buffers.at("products", batch, heads, left.shape[2], right.shape[3])
+        torch.matmul(left, right, out=products)
+        read = buffers.at("read", *scores.shape)
+        torch.gather(products, self.axis, self.of(part, batch, heads), out=read)
+        scores += read
+
+    def sums(self, d: Float[Tensor, "b h N M"], count: int, part: Part, buffers: _Buffers) -> Float[Tensor, "b h _ R"]:
+        """The gradient of each product: the sum over the pairs that read it."""
+        batch, heads, n, m = d.shape
+        shape = (count, m) if self.by_key else (n, count)
+        into = buffers.at("products", batch, heads, *shape).zero_()
+        into.scatter_add_(self.axis, self.of(part, batch, heads), d)
+        return into.mT if self.by_key else into
+
+    @property
+    def axis(self) -> int:
+        """The axis of the products that has a number for each row."""
+        return -2 if self.by_key else -1
+
+
+class _AttendByRows(torch.autograd.Function):
+    """Of q, k, v, and for each of `reads` the queries or keys `[B, H, _, D]` and the vectors `[1 or H, R, D]`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, reads: Sequence[_Reads], mask: Tensor | None, scale: float, *tensors: Tensor
+    ) -> Float[Tensor, "B H N V"]:
+        q, k, v, *_ = tensors
+        ctx.reads, ctx.mask, ctx.scale = reads, mask, scale
+        scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+        keeps = scores <= STORED and any(ctx.needs_input_grad)
+        stored = q.new_empty(*q.shape[:3], k.shape[2]) if keeps else None
+        out, buffers = q.new_empty(*q.shape[:3], v.shape[3]), _Buffers(q)
+        for part in parts_of(q, k, AT_ONCE):
+            weights = _weights(ctx, tensors, part, buffers, None if stored is None else stored[part])
+            torch.matmul(weights, v[part], out=out[part])
+        ctx.save_for_backward(*tensors, *(() if stored is None else (stored,)))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        with without_autocast(gradients[0].device):
+            find = _again if torch.is_grad_enabled() else _gradients
+            return None, None, None, *find(ctx, gradients[0])
+
+
+def _weights(
+    ctx: Any, tensors: Sequence[Tensor], part: Part, buffers: _Buffers, out: Tensor | None
+) -> Float[Tensor, "b h N M"]:
+    """The weights of some heads."""
+    (q, k, _), met = (x[part] for x in tensors[:3]), tensors[3:]
+    scores = buffers.at("scores", *q.shape[:3], k.shape[2])
+    torch.matmul(q * ctx.scale, k.mT, out=scores)
+    for reads, x, w in zip(ctx.reads, met[::2], met[1::2], strict=True):
+        reads.add(scores, x[part], _heads(w, part), part, buffers)
+    if ctx.mask is not None:
+        scores += of_part(ctx.mask, part)
+    return torch.softmax(scores, dim=-1, out=buffers.at("read", *scores.shape) if out is None else out)
+
+
+def _heads(w: Float[Tensor, "#H R D"], part: Part) -> Float[Tensor, "#h R D"]:
+    return w if w.shape[0] == 1 else w[part[1]]
+
+
+def _gradients(ctx: Any, d_out: Float[Tensor, "B H N V"]) -> list[Tensor | None]:
+    """The gradients of all tensors, those that are wanted."""
+    count, wanted = 3 + 2 * len(ctx.reads), ctx.needs_input_grad[3:]
+    tensors, stored = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+    found = [torch.empty_like(x) if asked else None for x, asked in zip(tensors, wanted, strict=True)]
+    for d_w in found[4::2]:
+        if d_w is not None:
+            d_w.zero_()
+    (d_q, d_k, d_v), buffers = found[:3], _Buffers(d_out)
+    for part in parts_of(tensors[0], tensors[1], AT_ONCE):
+        weights = stored[0][part] if stored else _weights(ctx, tensors, part, buffers, None)
+        (q, k, v), upstream = (x[part] for x in tensors[:3]), d_out[part]
+        if d_v is not None:
+            torch.matmul(weights.mT, upstream, out=d_v[part])
+        d = torch.matmul(upstream, v.mT, out=buffers.at("scores", *weights.shape)).mul_(weights)
+        torch.addcmul(d, weights, d.sum(dim=-1, keepdim=True), value=-1, out=d)
+        if d_q is not None:
+            torch.matmul(d, k, out=d_q[part]).mul_(ctx.scale)
+        if d_k is not None:
+            torch.matmul(d.mT, q * ctx.scale, out=d_k[part])
+        for number, reads in enumerate(ctx.reads):
+            x, w = tensors[2 * number + 3 : 2 * number + 5]
+            d_x, d_w = found[2 * number + 3 : 2 * number + 5]
+            if d_x is None and d_w is None:
+                continue
+            sums = reads.sums(d, w.shape[1], part, buffers)
+            if d_x is not None:
+                torch.matmul(sums, _heads(w, part), out=d_x[part])
+            if d_w is not None:
+                into = _heads(d_w, part)
+                into += (sums.mT @ x[part]).sum_to_size(1, *into.shape)[0]
+    return found
+
+
+def _again(ctx: Any, d_out: Float[Tensor, "B H N V"]) -> list[Tensor | None]:
+    """The same by operations that autograd knows, where a second derivative is wanted."""
+    tensors = [x.view_as(x) for x in ctx.saved_tensors[: 3 + 2 * len(ctx.reads)]]
+    q, k, v, *met = tensors
+    scores = (q * ctx.scale) @ k.mT
+    for reads, x, w in zip(ctx.reads, met[::2], met[1::2], strict=True):
+        products = w @ x.mT if reads.by_key else x @ w.mT
+        scores = scores + products.gather(reads.axis, reads.of(_EVERYTHING, *q.shape[:2]))
+    out = torch.softmax(scores if ctx.mask is None else scores + ctx.mask, dim=-1) @ v
+    wanted = ctx.needs_input_grad[3:]
+    asked = [x for x, is_asked in zip(tensors, wanted, strict=True) if is_asked]
+    found = iter(torch.autograd.grad(out, asked, d_out, create_graph=True))
+    return [next(found) if is_asked else None for is_asked in wanted]
+
+
+def serves(call: Call) -> bool:
+    """Whether all that is added to the scores are vectors that meet queries or keys."""
+    known = LineVectors, Rotation, QueryBias, Scale
+    return bool(call.terms.of(LineVectors)) and all(isinstance(term, known) for term in call.terms)
+
+
+def _used(term: LineVectors) -> LineVectors:
+    """The term with no more vectors than its index names: few tokens reach few buckets."""
+    count = term.vectors.shape[1]
+    if term.index is None or count == 0:
+        return term
+    valid = (term.index >= 0) & (term.index < count)
+    first, last = (int(x) for x in term.index.clamp(0, count - 1).aminmax())
+    index = torch.where(valid, term.index - first, -1)
+    return replace(term, vectors=term.vectors[:, first : last + 1], index=index)
+
+
+def attend(call: Call, allowed: Bool[Tensor, "#B #H N M"] | None) -> Float[Tensor, "B H N V"]:
+    """The output of a call whose rotation is applied, for the pairs that are allowed: some in every row."""
+    q, k = (x if plain is None else plain for x, plain in ((call.q, call.plain_q), (call.k, call.plain_k)))
+    reads, met = [], []
+    for term in map(_used, call.terms.of(LineVectors)):
+        by_key = term.side == "key"
+        x = k if by_key else q
+        met += [
+            x if term.bias is None else x + term.bias[:, None, :].to(x.dtype),
+            with_zero_row(term.vectors, q.dtype) * (call.scale if term.scaled else 1.0),
+        ]
+        reads.append(_Reads(term.rows(), by_key))
+    mask = None if allowed is None else q.new_zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
+    out: Tensor = _AttendByRows.apply(reads, mask, call.scale, call.q, call.k, call.v, *met)  # type: ignore[no-untyped-call]
+    return out
