@@ -43,7 +43,8 @@ from relpos.core.line import Ramp
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.streaming import masks
-from relpos.engines.streaming.chunks import Chunk, KeyGradient, contiguous_rows
+from relpos.engines.streaming.chunks import Chunk, KeyGradient
+from relpos.engines.streaming.columns import Columns
 from relpos.engines.streaming.plan import Plan
 from relpos.engines.streaming.tiles import Block, Tile
 from relpos.engines.streaming.vectors import Vectors
@@ -164,7 +165,9 @@ class HankelPlan(Plan):
         """The blocks, without their tiles."""
         prefix = self.query.prefix
         if prefix and self.line_bias is not None:
-            yield Block(torch.arange(prefix, device=self.device), 0, self.line_bias.lines.layout.tokens)
+            first = self.line_bias.lines.layout.tokens
+            queries = torch.arange(prefix, device=self.device)
+            yield Block(queries, 0, first, torch.full_like(queries, first))
         if self.column_length == 0:
             return
         for first_column in range(0, self.query_columns, self.block_columns):
@@ -173,10 +176,12 @@ class HankelPlan(Plan):
             for start, stop in self._row_ranges():
                 last_row = self.column_length - 1 - start
                 rows = self.column_length - 1 - torch.arange(start, stop, device=self.device)
+                descent = rows * self.query.strides[0]
                 yield Block(
                     queries=torch.cat([prefix + rows * self.query_columns + column for column in columns]),
                     first_query=prefix + last_row * self.query_columns + first_column,
                     first_coordinate=coordinates[0] + last_row * self.query.strides[0],
+                    coordinates=torch.cat([descent + coordinate for coordinate in coordinates]),
                     skew=self.key_columns,
                     column_offsets=tuple(coordinate - coordinates[0] for coordinate in coordinates),
                 )
@@ -291,29 +296,24 @@ class HankelPlan(Plan):
         if self.reversed_values is None:
             window = torch.zeros(1, tile.window_length, dtype=self.dtype, device=self.device)
         else:
-            values = self.reversed_values[heads]
-            views = [self._window_view(values, tile, offset).flatten(1) for offset in block.column_offsets]
-            window = contiguous_rows(views[0]) if len(views) == 1 else torch.stack(views, dim=1)
+            window = self._columns(block, tile).read(self.reversed_values[heads])
         if tile.is_masked_by_window:
             window = window.clone()
             window[:, : tile.allowed_start] = -torch.inf
             window[:, tile.allowed_stop :] = -torch.inf
         return window
 
-    def _window_view(self, x: Float[Tensor, "g L"], tile: Tile, column_offset: int) -> Tensor:
-        """A column's window as a view of the reversed values, `[g, key rows, further axes]`."""
-        sizes = (x.shape[0], tile.window_length // self.key_columns, *self.key.sizes[1:])
-        start = x.storage_offset() + tile.window_start - column_offset
-        return x.as_strided(sizes, (x.stride(0), *self.key.strides), start)
+    def _columns(self, block: Block, tile: Tile) -> Columns:
+        """Where the columns of a block read the reversed values."""
+        sizes = (tile.window_length // self.key_columns, *self.key.sizes[1:])
+        return Columns(tile.window_start, block.column_offsets, sizes, self.key.strides)
 
     def _prefix_key_entries(self, block: Block) -> Int[Tensor, " n"]:
         """The entry of `values` that each row reads for prefix keys, which are at `-(L + 1)` (see `core.line`)."""
         assert self.line_bias is not None
+        assert block.coordinates is not None
         lines = self.line_bias.lines
-        row = torch.arange(block.column_rows, device=self.device)
-        descent = row * (self.query.strides[0] if block.skew else 0)
-        coordinates = torch.cat([block.first_coordinate + offset - descent for offset in block.column_offsets])
-        return coordinates + lines.layout.tokens + 1 + lines.origin
+        return block.coordinates + (lines.layout.tokens + 1 + lines.origin)
 
     def add_values(
         self, out: Float[Tensor, "g n V"], weights: Float[Tensor, "g n m"], chunk: Chunk, tile: Tile
@@ -370,9 +370,7 @@ class HankelPlan(Plan):
                 self._collect_prefix(d_values, block, d_prefix)
                 d[..., :prefix] = 0  # in a skewed buffer they stand in columns of the window's entries
             sums = whole(d, skew, block.column_count).sum(dim=2) if skew else d.sum(dim=1, keepdim=True)
-            for number, offset in enumerate(block.column_offsets):
-                d_window = self._window_view(d_values, tile, offset)
-                d_window += sums[:, number, prefix:].view(d_window.shape)
+            self._columns(block, tile).add(d_values, sums[..., prefix:])
             d[..., :prefix] = d_prefix
 
     def _collect_prefix(self, d_values: Float[Tensor, "g L"], block: Block, d: Float[Tensor, "g n p"]) -> None:

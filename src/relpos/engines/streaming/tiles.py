@@ -75,6 +75,7 @@ class Block:
         queries: the index of the query of each row.
         first_query: the first of these, as a Python integer.
         first_coordinate: of `HankelPlan`: the line coordinate of the first row.
+        coordinates: of `HankelPlan`: the line coordinate of each row.
         skew: of `HankelPlan`: how far the window moves from one row to the next; 0 in a prefix.
         column_offsets: of `HankelPlan`: the line coordinate of each grid column's first row, less `first_coordinate`.
         tiles: the keys that its rows may see.
@@ -84,6 +85,7 @@ class Block:
     queries: Int[Tensor, " n"]
     first_query: int
     first_coordinate: int = 0
+    coordinates: Int[Tensor, " n"] | None = None
     skew: int = 0
     column_offsets: tuple[int, ...] = (0,)
     tiles: Sequence[Tile] = ()

@@ -1,0 +1,66 @@
+"""The windows of a grid's columns (see `hankel`), which are read and added to together.
+
+The column next to a column reads one entry earlier, so that side by side they are one view of the reversed values, the
+last column first. It overlaps itself: sums for it are written into rows one longer than they are read, which shifts
+each by one, and are added up before they are added to the values:
+
+    columns     s00 s01 s02  .          as they are read    s00 s01 s02  .
+                s10 s11 s12  .                               .  s10 s11 s12
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.engines.streaming.chunks import contiguous_rows
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where some columns read values.
+
+    Attributes:
+        start: the entry that the first column reads first.
+        offsets: how many entries earlier each column reads.
+        sizes, strides: of the entries that a column reads, rows of keys first.
+    """
+
+    start: int
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def _side_by_side(self) -> bool:
+        """Whether all columns are one view, whose rows lie apart."""
+        count = len(self.offsets)
+        return len(self.sizes) == 2 and count > 1 and self.offsets == tuple(range(count))
+
+    def read(self, values: Float[Tensor, "g L"]) -> Float[Tensor, "g *c W"]:
+        """The entries that each column reads; of a single one a view where that is contiguous."""
+        if self._side_by_side:
+            view = self._view(values, self.offsets[-1], (len(self.offsets), *self.sizes), (1, *self.strides))
+            return view.flip(1).flatten(2).contiguous()  # a flipped view may keep an order of its own
+        views = [self._view(values, offset, self.sizes, self.strides).flatten(1) for offset in self.offsets]
+        return contiguous_rows(views[0]) if len(views) == 1 else torch.stack(views, dim=1)
+
+    def add(self, values: Float[Tensor, "g L"], sums: Float[Tensor, "g c W"]) -> None:
+        """Add to the entries that each column reads."""
+        if not self._side_by_side:
+            for number, offset in enumerate(self.offsets):
+                view = self._view(values, offset, self.sizes, self.strides)
+                view += sums[:, number].view(view.shape)
+            return
+        count, (rows, width) = len(self.offsets), self.sizes
+        read = width + count - 1
+        written = sums.new_zeros(len(sums), rows, count, read + 1)
+        written[..., :width] = sums.unflatten(2, self.sizes).flip(1).transpose(1, 2)
+        shifted = written.flatten(2)[..., : count * read].unflatten(2, (count, read))
+        self._view(values, self.offsets[-1], (rows, read), self.strides).add_(shifted.sum(dim=2))
+
+    def _view(self, x: Tensor, offset: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+        return x.as_strided((len(x), *sizes), (x.stride(0), *strides), x.storage_offset() + self.start - offset)
