@@ -11,6 +11,7 @@ from torch import Tensor
 
 import relpos
 from relpos.core import densify
+from relpos.engines import view
 
 HEADS, WIDTH = 4, 8
 MASKS = {
@@ -63,6 +64,23 @@ def test_queries_that_are_elsewhere_than_the_keys(start: int, n: int, m: int) ->
     q, k, v = made(1, n, m, HEADS, torch.float32)
     wanted = relpos.attention(q, k, v, **given, backend="reference")
     torch.testing.assert_close(by_view(q, k, v, **given), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [HEADS, 2])
+@pytest.mark.parametrize("shared", [False, True], ids=["a bias each", "one for all heads"])
+@pytest.mark.parametrize("at_once", [1, 3 * 2 * 30 * WIDTH], ids=["one by one", "three"])
+def test_a_few_heads_at_once_are_the_same(
+    at_once: int, shared: bool, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = made(2, 30, 30, groups, torch.float32)
+    lines = relpos.lines(relpos.Sequence(30))
+    bias = relpos.LineBias(torch.randn(1 if shared else HEADS, lines.length), lines)
+    wanted = by_view(q, k, v, position=bias)  # whole
+    monkeypatch.setattr(view, "_AT_ONCE", at_once)
+    with torch.no_grad(), mock.patch.object(view, "_turned", wraps=view._turned) as parts:
+        got = by_view(q, k, v, position=bias)
+    assert parts.call_count == {(1, HEADS): 4, (1, 2): 2}.get((at_once, groups), 2)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6)
 
 
 def test_the_view_is_left_where_it_does_not_pay() -> None:

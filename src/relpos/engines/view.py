@@ -18,6 +18,9 @@ from torch import Tensor
 from relpos.core import LineBias, QueryBias, Rotation, Scale, at_least_float32, may_keep
 from relpos.engines.call import Call
 
+_AT_ONCE = 2**17
+"""The numbers of q that are turned round at once where no gradient is wanted: more come fresh from the system."""
+
 
 def readable(call: Call) -> LineBias | None:
     """The bias of a call, if PyTorch's flash kernel takes the call and can read it so, and if it costs less to turn
@@ -49,7 +52,24 @@ def attend(call: Call, bias: LineBias) -> Float[Tensor, "B H N V"]:
         window[:, : max(0, n - 1 - call.mask.left)] = -torch.inf
     if call.mask is not None and call.mask.right is not None:
         window[:, n + call.mask.right :] = -torch.inf
-    view = window.as_strided((1, window.shape[0], n, m), (0, window.stride(0), 1, 1))
+    heads, groups = call.q.shape[1], call.groups
+    window = window.expand(heads, -1)
+    view = window.as_strided((1, heads, n, m), (0, window.stride(0), 1, 1))
+    at_once = max(1, _AT_ONCE // (call.q[:, :1].numel() * groups)) * groups
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v))
+    if learns or at_once >= heads:
+        return _turned(call, slice(0, heads), view)
+    out = call.q.new_empty(*call.q.shape[:3], call.v.shape[3])
+    for start in range(0, heads, at_once):
+        own = slice(start, min(start + at_once, heads))
+        out[:, own] = _turned(call, own, view)
+    return out
+
+
+def _turned(call: Call, heads: slice, view: Float[Tensor, "1 H N M"]) -> Float[Tensor, "B h N V"]:
+    """The output of some heads, whole groups of them."""
+    shared = slice(heads.start // call.groups, heads.stop // call.groups)
+    q, k, v = call.q[:, heads].flip(2), call.k[:, shared], call.v[:, shared]
     return F.scaled_dot_product_attention(
-        call.q.flip(2), call.k, call.v, attn_mask=view, scale=call.scale, enable_gqa=call.groups > 1
+        q, k, v, attn_mask=view[:, heads], scale=call.scale, enable_gqa=call.groups > 1
     ).flip(2)
