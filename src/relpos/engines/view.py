@@ -18,6 +18,8 @@ from torch import Tensor
 from relpos.core import LineBias, QueryBias, Rotation, Scale, at_least_float32, may_keep
 from relpos.engines.call import Call
 
+_LEAST = 2**16
+"""Pairs below which numbers for all of them, which the cache holds, cost less than turning tensors round."""
 _AT_ONCE = 2**17
 """The numbers of q that are turned round at once where no gradient is wanted: more come fresh from the system."""
 
@@ -27,6 +29,8 @@ def readable(call: Call) -> LineBias | None:
     queries and output round than to write it out for every pair."""
     batch, _, n, width = call.q.shape
     if n == 1 or call.q.device.type != "cpu" or not may_keep(call.q.device):  # other sizes would guard a graph
+        return None
+    if call.mask is None and n * call.k.shape[2] < _LEAST:  # a mask is part of the view, elsewhere pairs of its own
         return None
     bias = call.lone_bias
     if bias is None or bias.lines.layout.kind != "affine" or (torch.is_grad_enabled() and bias.values.requires_grad):
