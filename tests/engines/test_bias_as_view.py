@@ -24,12 +24,6 @@ MASKS = {
 FAR = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}
 
 
-@pytest.fixture(autouse=True)
-def few_tokens_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the view of few tokens as well, where it does not pay."""
-    monkeypatch.setattr(view, "_LEAST", 0)
-
-
 def by_view(*tensors: Tensor, **given: Any) -> Tensor:
     """Attention by PyTorch's kernel, without a number for each pair of query and key."""
     refuse = mock.Mock(side_effect=AssertionError("a number for each pair was made"))
@@ -95,13 +89,6 @@ def test_the_view_is_left_where_it_does_not_pay() -> None:
     with pytest.raises(AssertionError, match="for each pair"):
         by_view(q, k, v, **given)
     by_view(q[:3], k[:3], v[:3], **given)
-
-
-def test_few_pairs_are_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view, "_LEAST", 24 * 24 + 1)
-    q, k, v = made(1, 24, 24, HEADS, torch.float32)
-    with pytest.raises(AssertionError, match="for each pair"):
-        by_view(q, k, v, position=frozen(torch.float32), queries=relpos.Sequence(24))
 
 
 def operators(*tensors: Tensor, **given: Any) -> set[str]:

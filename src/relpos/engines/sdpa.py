@@ -49,14 +49,13 @@ class DenseSDPA(Engine):
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], None]:
         """The output; there is no log-sum-exp."""
-        plain = _plain(call)
-        if plain and vector_product.serves(call):
+        if vector_product.serves(call) and _plain(call):
             allowed, blank = _allowed(call)
             if allowed is not None and blank is not None:
                 allowed = allowed | blank
             output = vector_product.attend(_turned(call), allowed)
             return (output if blank is None else output.masked_fill(blank, 0)), None
-        fused = plain and torch.is_grad_enabled()
+        fused = torch.is_grad_enabled() and _plain(call)
         if fused and call.mask is None and (line := call.lone_bias) is not None and _learned(line, call):
             call = _turned(call)
             return product.attend(call.q, call.k, call.v, line.values, line.lines, call.scale), None

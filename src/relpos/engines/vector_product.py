@@ -176,8 +176,8 @@ def _again(ctx: Any, d_out: Float[Tensor, "B H N V"]) -> list[Tensor | None]:
 
 def serves(call: Call) -> bool:
     """Whether all that is added to the scores are vectors that meet queries or keys."""
-    known = LineVectors, Rotation, QueryBias, Scale
-    return bool(call.terms.of(LineVectors)) and all(isinstance(term, known) for term in call.terms)
+    some = call.terms.one(LineVectors) is not None  # asked by every small call
+    return some and all(isinstance(term, LineVectors | Rotation | QueryBias | Scale) for term in call.terms)
 
 
 def _used(term: LineVectors) -> LineVectors:

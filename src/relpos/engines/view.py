@@ -18,8 +18,6 @@ from torch import Tensor
 from relpos.core import LineBias, QueryBias, Rotation, Scale, at_least_float32, may_keep
 from relpos.engines.call import Call
 
-_LEAST = 2**16
-"""Pairs below which numbers for all of them, which the cache holds, cost less than turning tensors round."""
 _AT_ONCE = 2**17
 """The numbers of q that are turned round at once where no gradient is wanted: more come fresh from the system."""
 
@@ -29,8 +27,6 @@ def readable(call: Call) -> LineBias | None:
     queries and output round than to write it out for every pair."""
     batch, _, n, width = call.q.shape
     if n == 1 or call.q.device.type != "cpu" or not may_keep(call.q.device):  # other sizes would guard a graph
-        return None
-    if call.mask is None and n * call.k.shape[2] < _LEAST:  # a mask is part of the view, elsewhere pairs of its own
         return None
     bias = call.lone_bias
     if bias is None or bias.lines.layout.kind != "affine" or (torch.is_grad_enabled() and bias.values.requires_grad):
@@ -45,7 +41,7 @@ def readable(call: Call) -> LineBias | None:
 
 def attend(call: Call, bias: LineBias) -> Float[Tensor, "B H N V"]:
     """The output of a call without a rotation, under its bias."""
-    n, m = call.q.shape[2], call.k.shape[2]
+    (batch, heads, n, width), m, groups = call.q.shape, call.k.shape[2], call.groups
     query, key = bias.lines.layout.query, bias.lines.layout.key
     assert query is not None
     assert key is not None
@@ -56,24 +52,21 @@ def attend(call: Call, bias: LineBias) -> Float[Tensor, "B H N V"]:
         window[:, : max(0, n - 1 - call.mask.left)] = -torch.inf
     if call.mask is not None and call.mask.right is not None:
         window[:, n + call.mask.right :] = -torch.inf
-    heads, groups = call.q.shape[1], call.groups
-    window = window.expand(heads, -1)
-    view = window.as_strided((1, heads, n, m), (0, window.stride(0), 1, 1))
-    at_once = max(1, _AT_ONCE // (call.q[:, :1].numel() * groups)) * groups
+    view = window.as_strided((1, window.shape[0], n, m), (0, window.stride(0), 1, 1))
+    at_once = max(1, _AT_ONCE // (batch * n * width * groups)) * groups
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v))
-    if learns or at_once >= heads:
-        return _turned(call, slice(0, heads), view)
-    out = call.q.new_empty(*call.q.shape[:3], call.v.shape[3])
+    if at_once >= heads or learns:
+        return _turned(call.q, call.k, call.v, view, call)
+    out, view = call.q.new_empty(call.q.shape), view.expand(-1, heads, -1, -1)
     for start in range(0, heads, at_once):
-        own = slice(start, min(start + at_once, heads))
-        out[:, own] = _turned(call, own, view)
+        own, shared = slice(start, start + at_once), slice(start // groups, (start + at_once) // groups)
+        out[:, own] = _turned(call.q[:, own], call.k[:, shared], call.v[:, shared], view[:, own], call)
     return out
 
 
-def _turned(call: Call, heads: slice, view: Float[Tensor, "1 H N M"]) -> Float[Tensor, "B h N V"]:
+def _turned(q: Tensor, k: Tensor, v: Tensor, view: Tensor, call: Call) -> Tensor:
     """The output of some heads, whole groups of them."""
-    shared = slice(heads.start // call.groups, heads.stop // call.groups)
-    q, k, v = call.q[:, heads].flip(2), call.k[:, shared], call.v[:, shared]
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=view[:, heads], scale=call.scale, enable_gqa=call.groups > 1
-    ).flip(2)
+    attended = F.scaled_dot_product_attention(
+        q.flip(2), k, v, attn_mask=view, scale=call.scale, enable_gqa=call.groups > 1
+    )
+    return attended.flip(2)
