@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import relpos
 from relpos.core import LineVectors, Mask, Positions, Scale, Sequence, Terms
@@ -144,6 +145,27 @@ def test_what_is_frozen_has_no_gradient_and_changes_none(frozen: int) -> None:
         if got is not None:
             assert wanted is not None
             assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_may_compute_it_again(reentrant: bool) -> None:
+    terms, tensors = terms_of("line", ("query", "key"), torch.float32)
+    q, k, v = (torch.randn(1, HEADS, 7, WIDTH, requires_grad=True) for _ in range(3))
+
+    def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return relpos.attention(q, k, v, position=terms, backend="sdpa")
+
+    gradients = []
+    for out in (attended(q, k, v), checkpoint(attended, q, k, v, use_reentrant=reentrant)):
+        assert isinstance(out, Tensor)
+        out.square().sum().backward()
+        gradients.append([x.grad for x in (q, k, v, *(() if reentrant else tensors))])
+        for x in (q, k, v, *tensors):
+            x.grad = None
+    for once, again in zip(*gradients, strict=True):
+        assert once is not None
+        assert again is not None
+        assert torch.equal(once, again)
 
 
 def test_two_runs_agree_bit_for_bit() -> None:

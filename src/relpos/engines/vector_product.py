@@ -127,8 +127,9 @@ def _heads(w: Float[Tensor, "#H R D"], part: Part) -> Float[Tensor, "#h R D"]:
 
 def _gradients(ctx: Any, d_out: Float[Tensor, "B H N V"]) -> list[Tensor | None]:
     """The gradients of all tensors, those that are wanted."""
+    saved = ctx.saved_tensors  # once: a checkpoint computes them for that
     count, wanted = 3 + 2 * len(ctx.reads), ctx.needs_input_grad[3:]
-    tensors, stored = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+    tensors, stored = saved[:count], saved[count:]
     found = [torch.empty_like(x) if asked else None for x, asked in zip(tensors, wanted, strict=True)]
     for d_w in found[4::2]:
         if d_w is not None:
