@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 from unittest import mock
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import relpos
-from relpos.core import LineVectors, Mask, Positions, Scale, Sequence, Terms
+from relpos.core import LineVectors, Mask, Positions, QueryBias, Scale, Sequence, Terms
 from relpos.engines import vector_product
 
 FAST_CASES = 12  # of each of its tests, in the fast part
@@ -145,6 +146,49 @@ def test_what_is_frozen_has_no_gradient_and_changes_none(frozen: int) -> None:
         if got is not None:
             assert wanted is not None
             assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+@pytest.mark.parametrize("side", ["query", "key"])
+@pytest.mark.parametrize("narrow", ["bias", "index"])
+def test_narrow_numbers_cost_no_digits(narrow: str, side: Side, backend: str) -> None:
+    """A bias of few digits is exact in q's; an index may be of any integers."""
+    torch.manual_seed(0)
+    lines = relpos.lines(Sequence(7))
+    q, k, v = (torch.randn(1, HEADS, 7, WIDTH) for _ in range(3))
+    vectors, bias, index = torch.randn(HEADS, 200, WIDTH), torch.randn(HEADS, WIDTH).bfloat16(), torch.arange(-1, 12)
+    wide = LineVectors(vectors, index, lines, side, bias=bias.float())
+    given = {"bias": bias} if narrow == "bias" else {"index": index.to(torch.int8)}
+    one, other = (relpos.attention(q, k, v, position=x, backend=backend) for x in (wide, replace(wide, **given)))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+def test_vectors_meet_queries_before_they_are_turned() -> None:
+    """With a rotation, a bias of queries, one bias for all heads and values of another width."""
+    torch.manual_seed(0)
+    lines = relpos.lines(Sequence(7))
+    q, k, v = (torch.randn(2, HEADS, 7, width, requires_grad=True) for width in (WIDTH, WIDTH, 5))
+    vectors, bias = torch.randn(1, 13, WIDTH, requires_grad=True), torch.randn(1, WIDTH, requires_grad=True)
+    met = [LineVectors(vectors, None, lines, side, bias=bias) for side in ("query", "key")]
+    terms = relpos.RotaryEmbedding(WIDTH).terms(Sequence(7)) + QueryBias(torch.randn(HEADS, WIDTH)) + met[0] + met[1]
+    results = []
+    for backend in ("sdpa", "reference"):
+        out = relpos.attention(q, k, v, position=terms, backend=backend)
+        direction = torch.linspace(-1, 1, out.numel()).view(out.shape)
+        results.append([out, *torch.autograd.grad(out, (q, k, v, vectors, bias), direction)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_jacobian_of_all_rows_at_once() -> None:
+    terms, _ = terms_of("line", ("query", "key"), torch.float64)
+    q = torch.randn(1, HEADS, 7, WIDTH, dtype=torch.float64)
+
+    def attended(q: Tensor) -> Any:
+        return relpos.attention(q, q, q, position=terms, backend="sdpa")
+
+    once, by_rows = (torch.autograd.functional.jacobian(attended, q, vectorize=x) for x in (True, False))
+    torch.testing.assert_close(once, by_rows)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

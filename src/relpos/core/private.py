@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 _FLASH = (
@@ -62,6 +63,13 @@ def inside_transform() -> bool:
         return peek() is not None
     except TypeError:  # it takes arguments now
         return False
+
+
+def is_batched(x: Tensor) -> bool:
+    """Whether a tensor stands for many: a gradient that autograd takes for all rows of a Jacobian at once. Where nobody
+    tells, False: what does not know such tensors raises."""
+    keys = getattr(torch._C, "_dispatch_keys", None)
+    return keys is not None and "Batched" in str(keys(x))  # PyTorch gives this key no name in Python
 
 
 def inside_forward_mode() -> bool:

@@ -58,14 +58,14 @@ def _backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         dense = (expand if again else written_out)(bias, lines)[None]
     if again or stored:
         weights = torch.softmax((q * scale) @ k.mT + dense, dim=-1) if again else stored[0]
-        *found, d_scores = gradients_of(q, k, v, weights, d_out, scale, wanted)
+        *found, d_scores = _gradients(q, k, v, weights, d_out, scale, wanted)
         d_dense = d_scores if lines is not None else d_scores.sum_to_size(bias.shape)
     else:
         found = [x.new_empty(x.shape) if asked else None for x, asked in zip((q, k, v), wanted, strict=False)]
         d_dense = torch.zeros_like(dense)
         for part in parts_of(q, k, AT_ONCE):
             weights = _weights(q[part], k[part], of_part(dense, part), scale)
-            *own, d_scores = gradients_of(q[part], k[part], v[part], weights, d_out[part], scale, wanted)
+            *own, d_scores = _gradients(q[part], k[part], v[part], weights, d_out[part], scale, wanted)
             for whole, x in zip(found, own, strict=True):
                 if whole is not None and x is not None:
                     whole[part] = x
@@ -101,7 +101,7 @@ def _weights(q: Tensor, k: Tensor, dense: Tensor, scale: float) -> Float[Tensor,
     return torch.softmax(((q * scale) @ k.mT).add_(dense), dim=-1)
 
 
-def gradients_of(
+def _gradients(
     q: Tensor, k: Tensor, v: Tensor, weights: Tensor, d_out: Tensor, scale: float, wanted: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor]:
     """Those of q, k and v, where they are wanted, and of the scores."""

@@ -22,17 +22,23 @@ from torch import Tensor
 
 from relpos.core import LineVectors, QueryBias, Rotation, Scale
 from relpos.core.checks import without_autocast
-from relpos.core.terms.vectors import with_zero_row
+from relpos.core.private import inside_transform, is_batched
+from relpos.core.terms.vectors import with_bias, with_zero_row
 from relpos.engines.call import Call
 from relpos.engines.product import STORED, Part, of_part, parts_of
 
 AT_ONCE = 2**19
-"""Scores that are computed at once: two heads of 512 tokens, one for each of two threads."""
+"""Scores that are computed at once, 2 MiB in float32: a head of 512 tokens for each of two threads. Four times as many
+were no faster."""
 _EVERYTHING = (slice(None), slice(None))
 
 
 class _Buffers:
-    """Memory by name, the same for all parts of a call: what comes fresh from the system costs more than a product."""
+    """Memory by name, the same for all parts of a call: what comes fresh from the system costs more than a product.
+
+    "products" are [N, R] numbers or their gradient; "scores" the scores of a part, later their gradient; "read" what
+    pairs read of products, later the weights, where these are not stored.
+    """
 
     def __init__(self, like: Tensor) -> None:
         self.like, self.named = like, dict[str, Tensor]()
@@ -81,43 +87,59 @@ class _Reads:
         return -2 if self.by_key else -1
 
 
+@dataclass(frozen=True, eq=False)
+class _Said:
+    """What a call says beside its tensors; the mask is added to the scores."""
+
+    reads: Sequence[_Reads]
+    mask: Tensor | None
+    scale: float
+
+
 class _AttendByRows(torch.autograd.Function):
     """Of q, k, v, and for each of `reads` the queries or keys `[B, H, _, D]` and the vectors `[1 or H, R, D]`."""
 
     @staticmethod
     def forward(
-        ctx: Any, reads: Sequence[_Reads], mask: Tensor | None, scale: float, *tensors: Tensor
+        ctx: Any, reads: Sequence[_Reads], mask: Tensor | None, scale: float, learns: bool, *tensors: Tensor
     ) -> Float[Tensor, "B H N V"]:
         q, k, v, *_ = tensors
-        ctx.reads, ctx.mask, ctx.scale = reads, mask, scale
+        said = _Said(reads, mask, scale)
         scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
-        keeps = scores <= STORED and any(ctx.needs_input_grad)
+        keeps = learns and scores <= STORED and any(ctx.needs_input_grad)
         stored = q.new_empty(*q.shape[:3], k.shape[2]) if keeps else None
         out, buffers = q.new_empty(*q.shape[:3], v.shape[3]), _Buffers(q)
         for part in parts_of(q, k, AT_ONCE):
-            weights = _weights(ctx, tensors, part, buffers, None if stored is None else stored[part])
+            weights = _weights(said, tensors, part, buffers, None if stored is None else stored[part])
             torch.matmul(weights, v[part], out=out[part])
-        ctx.save_for_backward(*tensors, *(() if stored is None else (stored,)))
+        rows = (own.rows for own in reads)
+        ctx.save_for_backward(*tensors, *rows, mask, stored)
+        ctx.by_key, ctx.scale = [own.by_key for own in reads], scale
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        *saved, mask, stored = ctx.saved_tensors  # once: a checkpoint computes them for that
+        count, wanted = len(ctx.by_key), ctx.needs_input_grad[4:]
+        tensors, rows = saved[: len(saved) - count], saved[len(saved) - count :]
+        said = _Said([_Reads(*own) for own in zip(rows, ctx.by_key, strict=True)], mask, ctx.scale)
         with without_autocast(gradients[0].device):
-            find = _again if torch.is_grad_enabled() else _gradients
-            return None, None, None, *find(ctx, gradients[0])
+            if torch.is_grad_enabled() or inside_transform() or is_batched(gradients[0]):
+                return None, None, None, None, *_again(said, tensors, gradients[0], wanted)
+            return None, None, None, None, *_gradients(said, tensors, stored, gradients[0], wanted)
 
 
 def _weights(
-    ctx: Any, tensors: Sequence[Tensor], part: Part, buffers: _Buffers, out: Tensor | None
+    said: _Said, tensors: Sequence[Tensor], part: Part, buffers: _Buffers, out: Tensor | None
 ) -> Float[Tensor, "b h N M"]:
     """The weights of some heads."""
     (q, k, _), met = (x[part] for x in tensors[:3]), tensors[3:]
     scores = buffers.at("scores", *q.shape[:3], k.shape[2])
-    torch.matmul(q * ctx.scale, k.mT, out=scores)
-    for reads, x, w in zip(ctx.reads, met[::2], met[1::2], strict=True):
+    torch.matmul(q * said.scale, k.mT, out=scores)
+    for reads, x, w in zip(said.reads, met[::2], met[1::2], strict=True):
         reads.add(scores, x[part], _heads(w, part), part, buffers)
-    if ctx.mask is not None:
-        scores += of_part(ctx.mask, part)
+    if said.mask is not None:
+        scores += of_part(said.mask, part)
     return torch.softmax(scores, dim=-1, out=buffers.at("read", *scores.shape) if out is None else out)
 
 
@@ -125,28 +147,27 @@ def _heads(w: Float[Tensor, "#H R D"], part: Part) -> Float[Tensor, "#h R D"]:
     return w if w.shape[0] == 1 else w[part[1]]
 
 
-def _gradients(ctx: Any, d_out: Float[Tensor, "B H N V"]) -> list[Tensor | None]:
+def _gradients(
+    said: _Said, tensors: Sequence[Tensor], stored: Tensor | None, d_out: Tensor, wanted: Sequence[bool]
+) -> list[Tensor | None]:
     """The gradients of all tensors, those that are wanted."""
-    saved = ctx.saved_tensors  # once: a checkpoint computes them for that
-    count, wanted = 3 + 2 * len(ctx.reads), ctx.needs_input_grad[3:]
-    tensors, stored = saved[:count], saved[count:]
     found = [torch.empty_like(x) if asked else None for x, asked in zip(tensors, wanted, strict=True)]
     for d_w in found[4::2]:
         if d_w is not None:
             d_w.zero_()
     (d_q, d_k, d_v), buffers = found[:3], _Buffers(d_out)
     for part in parts_of(tensors[0], tensors[1], AT_ONCE):
-        weights = stored[0][part] if stored else _weights(ctx, tensors, part, buffers, None)
+        weights = _weights(said, tensors, part, buffers, None) if stored is None else stored[part]
         (q, k, v), upstream = (x[part] for x in tensors[:3]), d_out[part]
         if d_v is not None:
             torch.matmul(weights.mT, upstream, out=d_v[part])
         d = torch.matmul(upstream, v.mT, out=buffers.at("scores", *weights.shape)).mul_(weights)
         torch.addcmul(d, weights, d.sum(dim=-1, keepdim=True), value=-1, out=d)
         if d_q is not None:
-            torch.matmul(d, k, out=d_q[part]).mul_(ctx.scale)
+            torch.matmul(d, k, out=d_q[part]).mul_(said.scale)
         if d_k is not None:
-            torch.matmul(d.mT, q * ctx.scale, out=d_k[part])
-        for number, reads in enumerate(ctx.reads):
+            torch.matmul(d.mT, q * said.scale, out=d_k[part])
+        for number, reads in enumerate(said.reads):
             x, w = tensors[2 * number + 3 : 2 * number + 5]
             d_x, d_w = found[2 * number + 3 : 2 * number + 5]
             if d_x is None and d_w is None:
@@ -160,35 +181,43 @@ def _gradients(ctx: Any, d_out: Float[Tensor, "B H N V"]) -> list[Tensor | None]
     return found
 
 
-def _again(ctx: Any, d_out: Float[Tensor, "B H N V"]) -> list[Tensor | None]:
-    """The same by operations that autograd knows, where a second derivative is wanted."""
-    tensors = [x.view_as(x) for x in ctx.saved_tensors[: 3 + 2 * len(ctx.reads)]]
+def _again(said: _Said, tensors: Sequence[Tensor], d_out: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+    """The same by operations that autograd and transforms know: a second derivative is wanted, or many at once."""
+    with torch.enable_grad():
+        tensors = [x.view_as(x) for x in tensors]
+        out = _plainly(said, tensors)
+    asked = [x for x, is_asked in zip(tensors, wanted, strict=True) if is_asked]
+    found = iter(torch.autograd.grad(out, asked, d_out, create_graph=torch.is_grad_enabled()))
+    return [next(found) if is_asked else None for is_asked in wanted]
+
+
+def _plainly(said: _Said, tensors: Sequence[Tensor]) -> Float[Tensor, "B H N V"]:
+    """The output, of all heads at once."""
     q, k, v, *met = tensors
-    scores = (q * ctx.scale) @ k.mT
-    for reads, x, w in zip(ctx.reads, met[::2], met[1::2], strict=True):
+    scores = (q * said.scale) @ k.mT
+    for reads, x, w in zip(said.reads, met[::2], met[1::2], strict=True):
         products = w @ x.mT if reads.by_key else x @ w.mT
         scores = scores + products.gather(reads.axis, reads.of(_EVERYTHING, *q.shape[:2]))
-    out = torch.softmax(scores if ctx.mask is None else scores + ctx.mask, dim=-1) @ v
-    wanted = ctx.needs_input_grad[3:]
-    asked = [x for x, is_asked in zip(tensors, wanted, strict=True) if is_asked]
-    found = iter(torch.autograd.grad(out, asked, d_out, create_graph=True))
-    return [next(found) if is_asked else None for is_asked in wanted]
+    return torch.softmax(scores if said.mask is None else scores + said.mask, dim=-1) @ v
 
 
 def serves(call: Call) -> bool:
     """Whether all that is added to the scores are vectors that meet queries or keys."""
-    some = call.terms.one(LineVectors) is not None  # asked by every small call
-    return some and all(isinstance(term, LineVectors | Rotation | QueryBias | Scale) for term in call.terms)
+    if call.terms.one(LineVectors) is None:  # asked by every small call
+        return False
+    known = all(isinstance(term, LineVectors | Rotation | QueryBias | Scale) for term in call.terms)
+    return known and all(term.side != "value" for term in call.terms.of(LineVectors))
 
 
 def _used(term: LineVectors) -> LineVectors:
-    """The term with no more vectors than its index names: few tokens reach few buckets."""
+    """The term with the vectors from the first to the last that its index names: few tokens reach few buckets."""
     count = term.vectors.shape[1]
     if term.index is None or count == 0:
         return term
-    valid = (term.index >= 0) & (term.index < count)
-    first, last = (int(x) for x in term.index.clamp(0, count - 1).aminmax())
-    index = torch.where(valid, term.index - first, -1)
+    index = term.index.long()
+    valid = (index >= 0) & (index < count)
+    first, last = (int(x) for x in index.clamp(0, count - 1).aminmax())
+    index = torch.where(valid, index - first, -1)
     return replace(term, vectors=term.vectors[:, first : last + 1], index=index)
 
 
@@ -199,11 +228,9 @@ def attend(call: Call, allowed: Bool[Tensor, "#B #H N M"] | None) -> Float[Tenso
     for term in map(_used, call.terms.of(LineVectors)):
         by_key = term.side == "key"
         x = k if by_key else q
-        met += [
-            x if term.bias is None else x + term.bias[:, None, :].to(x.dtype),
-            with_zero_row(term.vectors, q.dtype) * (call.scale if term.scaled else 1.0),
-        ]
+        vectors = with_zero_row(term.vectors, q.dtype)
+        met += [with_bias(x, term.bias), vectors * call.scale if term.scaled else vectors]
         reads.append(_Reads(term.rows(), by_key))
     mask = None if allowed is None else q.new_zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
-    out: Tensor = _AttendByRows.apply(reads, mask, call.scale, call.q, call.k, call.v, *met)  # type: ignore[no-untyped-call]
+    out: Tensor = _AttendByRows.apply(reads, mask, call.scale, torch.is_grad_enabled(), call.q, call.k, call.v, *met)  # type: ignore[no-untyped-call]
     return out

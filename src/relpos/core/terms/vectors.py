@@ -100,8 +100,8 @@ class LineVectors(Term):
             return None
         factor = scale if self.scaled else 1.0
         if self.side == "query":
-            return meet(q * factor, _times(self.bias, factor), self.vectors, self.rows())
-        return _meet_keys(k * factor, _times(self.bias, factor), self.vectors, self.rows())
+            return meet(q, self.bias, self.vectors, self.rows(), factor)
+        return _meet_keys(k, self.bias, self.vectors, self.rows(), factor)
 
     def outputs(self, weights: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N V"]:
         """What vectors on the value side add to the output: weights are summed by the row that they read first."""
@@ -169,36 +169,45 @@ class AxisVectors(Term):
 
 def rows_read(lines: Lines, count: int, index: Int[Tensor, " L"] | None = None) -> Int[Tensor, "*B N M"]:
     """The row of `count` that each pair reads, by the index or as the entries are numbered; `count` where none."""
-    entry = lines.index()
+    entry = lines.index().long()  # in a narrow dtype `count` might not fit, and `gather` takes no other
     if index is None:
         return torch.where((entry < 0) | (entry >= count), count, entry)
+    index = index.long()
     return torch.where((index < 0) | (index >= count), count, index)[entry]
 
 
 def meet(
-    x: Float[Tensor, "B H N D"], bias: Tensor | None, vectors: Float[Tensor, "#H R D"], rows: Int[Tensor, "*B N M"]
+    x: Float[Tensor, "B H N D"],
+    bias: Tensor | None,
+    vectors: Float[Tensor, "#H R D"],
+    rows: Int[Tensor, "*B N M"],
+    factor: float = 1.0,
 ) -> Float[Tensor, "B H N M"]:
-    """`<x[i] + bias, vectors[rows[i, j]]>`, never storing N x M x D."""
-    if bias is not None:
-        x = x + bias[:, None, :].to(x.dtype)
+    """`factor * <x[i] + bias, vectors[rows[i, j]]>`, never storing N x M x D."""
+    x = with_bias(x, bias, factor)
     return _pick(x @ with_zero_row(vectors, x.dtype).mT, rows.expand(x.shape[0], -1, -1) if rows.dim() == 3 else rows)
 
 
 def _meet_keys(
-    k: Float[Tensor, "B H M D"], bias: Tensor | None, vectors: Float[Tensor, "#H R D"], rows: Int[Tensor, "*B N M"]
+    k: Float[Tensor, "B H M D"],
+    bias: Tensor | None,
+    vectors: Float[Tensor, "#H R D"],
+    rows: Int[Tensor, "*B N M"],
+    factor: float,
 ) -> Float[Tensor, "B H N M"]:
-    """`<k[j] + bias, vectors[rows[i, j]]>`: `meet` turned round, which on CPU is read without turning any scores."""
-    if not _adds_in_order(k):
-        return meet(k, bias, vectors, rows.mT).mT
-    k = k if bias is None else k + bias[:, None, :].to(k.dtype)
-    return (with_zero_row(vectors, k.dtype) @ k.mT).gather(-2, _of_heads(rows, k))
+    """`factor * <k[j] + bias, vectors[rows[i, j]]>`: `meet` turned round, which a CPU reads without turning scores."""
+    if not _gathers(k):
+        return meet(k, bias, vectors, rows.mT, factor).mT
+    return (with_zero_row(vectors, k.dtype) @ with_bias(k, bias, factor).mT).gather(-2, _of_heads(rows, k))
 
 
-def _times(x: Tensor | None, factor: float) -> Tensor | None:
-    return None if x is None else x * factor
+def with_bias(x: Float[Tensor, "B H N D"], bias: Tensor | None, factor: float = 1.0) -> Float[Tensor, "B H N D"]:
+    """`factor * (x + bias)`, in x's dtype."""
+    x = x if bias is None else x + bias[:, None, :].to(x.dtype)
+    return x if factor == 1 else x * factor
 
 
-def _adds_in_order(x: Tensor) -> bool:
+def _gathers(x: Tensor) -> bool:
     """Whether PyTorch's own gradient of `gather` adds one after another: a CPU's does, not that of a compiler."""
     return x.device.type == "cpu" and may_keep(x.device)
 
@@ -209,7 +218,7 @@ def _of_heads(rows: Int[Tensor, "*B N M"], x: Float[Tensor, "B H _ _"]) -> Int[T
 
 def _pick(products: Float[Tensor, "B H N R"], rows: Int[Tensor, "*B N M"]) -> Float[Tensor, "B H N M"]:
     """`out[b, h, i, j] = products[b, h, i, rows[i, j]]`, with an ordered backward."""
-    if _adds_in_order(products):
+    if _gathers(products):
         return products.gather(-1, _of_heads(rows, products))
     flat = _flat_index(rows, products.shape[-1])
     if rows.dim() == 3:
@@ -222,7 +231,7 @@ def _pick(products: Float[Tensor, "B H N R"], rows: Int[Tensor, "*B N M"]) -> Fl
 def sum_rows(x: Float[Tensor, "B H N M"], rows: Int[Tensor, "*B N M"], count: int) -> Float[Tensor, "B H N R"]:
     """`out[b, h, i, r] = sum of x[b, h, i, j] where rows[i, j] == r`: the adjoint of reading `rows`."""
     batch, _, n, _ = x.shape
-    if _adds_in_order(x):
+    if _gathers(x):
         return x.new_zeros(*x.shape[:3], count).scatter_add(-1, _of_heads(rows, x), x)
     if rows.dim() == 3:
         rows = rows.expand(batch, -1, -1)

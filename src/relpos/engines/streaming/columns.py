@@ -18,6 +18,10 @@ from torch import Tensor
 
 from relpos.engines.streaming.chunks import contiguous_rows
 
+_MOST = 2
+"""Columns for each entry of a row of keys up to which their sums are written beside each other: few of these numbers
+are zeros then."""
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -50,7 +54,7 @@ class Columns:
 
     def add(self, values: Float[Tensor, "g L"], sums: Float[Tensor, "g c W"]) -> None:
         """Add to the entries that each column reads."""
-        if not self._side_by_side:
+        if not self._side_by_side or len(self.offsets) > _MOST * self.sizes[1]:
             for number, offset in enumerate(self.offsets):
                 view = self._view(values, offset, self.sizes, self.strides)
                 view += sums[:, number].view(view.shape)

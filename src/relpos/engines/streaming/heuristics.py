@@ -9,10 +9,12 @@ from __future__ import annotations
 import torch
 
 from relpos.core import DenseBias, LineBias, LineVectors, Mask, QueryBias, Rotation, RowRule, Scale, Sinks
-from relpos.engines import view
+from relpos.engines import vector_product, view
 from relpos.engines.call import Call
 
-_SEQUENCE, _GRID, _VECTORS = 2**16, 2**18, 2**19
+_SEQUENCE, _GRID, _KEY_VECTORS = 2**16, 2**18, 2**18
+_VECTORS = 2**19
+"""For calls that `vector_product` serves."""
 _SEQUENCE_WITHOUT_GRADIENT, _GRID_WITHOUT_GRADIENT = 2**18, 2**20
 _NOT_LEARNED, _WINDOW = 2**21, 2**20
 _LEAST = 2**20
@@ -88,10 +90,12 @@ def _border(call: Call) -> tuple[int | None, str]:
         if call.mask is None or call.mask.is_plain_causal or not call.mask.is_interval:
             return None, "no bias"
         return _WINDOW, "a window"
-    if any(term.side == "value" for term in vectors):
-        return _SEQUENCE, "vectors on the value side"
+    if wide and call.groups == 1 and not is_pattern(call.mask) and vector_product.serves(call):
+        return _VECTORS, "vectors on queries or keys"
+    if any(term.side == "key" for term in vectors):
+        return _KEY_VECTORS, "vectors on the key side"
     if vectors:
-        return _VECTORS, "vectors"
+        return _SEQUENCE, "vectors"
     grid = "nested" in kinds
     if not torch.is_grad_enabled():
         border = _GRID_WITHOUT_GRADIENT if grid else _SEQUENCE_WITHOUT_GRADIENT
