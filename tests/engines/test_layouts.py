@@ -122,7 +122,6 @@ def test_every_layout(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     is on dense tensors, which other files hold to the definition's own rounding."""
     for module, constant in (
         (planning, "ROWS"),
-        (planning, "_BACKWARD_ROWS"),
         (planning, "_NATIVE_ROWS"),
         (cpu_kernel, "_CAUSAL_ROWS"),
     ):

@@ -51,7 +51,6 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of a few rows and keys, so that small calls have many of each."""
     monkeypatch.setattr(planning, "ROWS", 3)
     monkeypatch.setattr(planning, "WIDTH", 7)
-    monkeypatch.setattr(planning, "_BACKWARD_ROWS", 4)
     monkeypatch.setattr(planning, "_BACKWARD_WIDTH", 6)
     monkeypatch.setattr(planning, "_NATIVE_ROWS", 5)
     monkeypatch.setattr(planning, "_NATIVE_WIDTH", 9)
@@ -148,7 +147,6 @@ def test_tiles_of_every_layout(
     if not written:  # as on grids too large to be
         monkeypatch.setattr(written_out, "_MOST_PAIRS", 0)
     monkeypatch.setattr(planning, "ROWS", rows)
-    monkeypatch.setattr(planning, "_BACKWARD_ROWS", rows)
     monkeypatch.setattr(planning, "_NATIVE_ROWS", rows)
     queries, keys = COORDINATES[name]
     position, shapes = biased(queries, keys)
@@ -455,7 +453,6 @@ ONE_COLUMN = {
 def test_keys_on_a_grid_of_one_column(name: str, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their entries of the line lie apart, while those of a wider grid's row lie side by side."""
     monkeypatch.setattr(planning, "ROWS", 50)
-    monkeypatch.setattr(planning, "_BACKWARD_ROWS", 50)
     monkeypatch.setattr(cpu_kernel, "_CAUSAL_ROWS", 5)
     queries, keys = ONE_COLUMN[name]
     position, shapes = biased(queries, keys)

@@ -11,7 +11,6 @@ STREAMING = {
     "streaming.planning.ROWS": (1, 2, 3, 5, 8, 16, 33),
     "streaming.planning.WIDTH": (1, 2, 3, 5, 7, 16, 40),
     "streaming.planning.PAIRS": (1, 7, 30, 100, 400, 1500),
-    "streaming.planning._BACKWARD_ROWS": (1, 2, 4, 7, 12, 31),
     "streaming.planning._BACKWARD_WIDTH": (1, 3, 6, 10, 40),
     "streaming.planning._PREFIX_PAIRS": (1, 50, 700),
     "streaming.planning._NATIVE_ROWS": (1, 3, 8, 20),

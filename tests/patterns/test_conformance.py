@@ -60,7 +60,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     streaming = "relpos.engines.streaming."
     for module, values in {
         "masks": {"GAP": 1, "_FEWEST": 2, "ALIGNED": 4, "_OFTEN": 1},
-        "planning": {"ROWS": 5, "WIDTH": 9, "_BACKWARD_ROWS": 6, "_BACKWARD_WIDTH": 8, "PAIRS": 300},
+        "planning": {"ROWS": 5, "WIDTH": 9, "_BACKWARD_WIDTH": 8, "PAIRS": 300},
         "dense_plan": {"MOST_ROWS": 8},
         "regroup": {"_LEAST": 1},
     }.items():

@@ -68,7 +68,7 @@ def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor
 
 def _backward_whole(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
     natural = cpu_kernel.supports(call)  # scores then round as the kernel's did, and its log-sum-exp fits them
-    Backward(call, make_plan(call, natural=natural), out, lse, d_out, d_lse, gradients).run()
+    Backward(call, make_plan(call, backward=True, natural=natural), out, lse, d_out, d_lse, gradients).run()
 
 
 _attend = make_operator("streaming", _forward, _backward)

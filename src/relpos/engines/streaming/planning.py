@@ -14,14 +14,13 @@ from relpos.engines.streaming.hankel import HankelPlan
 from relpos.engines.streaming.plan import Plan
 
 ROWS, WIDTH = 256, 8192
-"""The most rows and keys of a tile. Vectors, which come with many small products, take twice the rows of half the
-keys."""
+"""The most rows and keys of a tile. Twice as many rows where all keys are half as many or fewer, for vectors, which come
+with many small products, and in the backward."""
 _NATIVE_ROWS, _NATIVE_WIDTH = 512, 2048
 """The same in bfloat16, whose products are so fast that the fixed cost of each needs more rows to pay off."""
-_BACKWARD_ROWS, _BACKWARD_WIDTH = 512, 2048
-"""The same in the backward of what the flash kernel computed, which has no use for all keys in one tile: threads
-side by side meet less of Python's lock with fewer, longer operations. Under a window more rows see more keys
-in vain."""
+_BACKWARD_WIDTH = 2048
+"""The most keys in the backward in float32, which has no use for all keys in one tile. Each thread has several buffers
+of this size."""
 PAIRS = 2**18
 """The most scores in a buffer, where it holds several heads."""
 _PREFIX_PAIRS = 2**20
@@ -38,19 +37,20 @@ def log_base(dtype: torch.dtype) -> float:
     return 1.0 if dtype == torch.float64 else math.log2(math.e)
 
 
-def make_plan(call: Call, *, natural: bool = False) -> Plan:
-    """The plan of a call; `natural` for the backward of what the flash kernel computed, with scores in base e."""
+def make_plan(call: Call, *, backward: bool = False, natural: bool = False) -> Plan:
+    """The plan of a call, or of its backward; `natural` for scores in base e, as those of the flash kernel."""
     unit, bfloat16 = 1.0 if natural else log_base(call.q.dtype), matmul.native(call.q)
     if not HankelPlan.supports(call):
         return DensePlan(call, PAIRS, unit=unit, bfloat16=bfloat16)
     vectors = bool(call.terms.of(LineVectors))
     bfloat16 = bfloat16 and not vectors
     rows, keys = (_NATIVE_ROWS, _NATIVE_WIDTH) if bfloat16 else (ROWS, WIDTH)
-    if natural and (call.mask is None or call.mask.left is None):
-        rows, keys = _BACKWARD_ROWS, _BACKWARD_WIDTH
-    if vectors and call.k.shape[2] <= WIDTH // 2:
-        rows *= 2
+    backward = backward and call.q.dtype == torch.float32
+    if backward:
+        keys = _BACKWARD_WIDTH
     layouts = [term.lines.layout for term in call.terms.of(LineBias)]
-    has_prefix = any(layout.key is not None and layout.key.prefix for layout in layouts)
-    pairs = _PREFIX_PAIRS if has_prefix else PAIRS
+    prefix = max((layout.key.prefix for layout in layouts if layout.key is not None), default=0)
+    if (vectors or backward) and call.k.shape[2] - prefix <= keys // 2:
+        rows *= 2
+    pairs = _PREFIX_PAIRS if prefix else PAIRS
     return HankelPlan(call, rows, keys, pairs, unit=unit, bfloat16=bfloat16)
