@@ -14,8 +14,8 @@ from relpos.engines.streaming.hankel import HankelPlan
 from relpos.engines.streaming.plan import Plan
 
 ROWS, WIDTH = 256, 8192
-"""The most rows and keys of a tile. Twice as many rows where all keys are half as many or fewer, for vectors, which come
-with many small products, and in the backward."""
+"""The most rows and keys of a tile. Twice as many rows where all keys are half as many or fewer: for vectors, which
+come with many small products, and in the backward."""
 _NATIVE_ROWS, _NATIVE_WIDTH = 512, 2048
 """The same in bfloat16, whose products are so fast that the fixed cost of each needs more rows to pay off."""
 _BACKWARD_WIDTH = 2048
