@@ -162,11 +162,14 @@ def dtype_under_autocast(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if cast else x.dtype
 
 
+_NOTHING = nullcontext()
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Autocast off on a device; nothing to enter where it is off."""
     kind = device.type
     on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if on else nullcontext()
+    return torch.autocast(kind, enabled=False) if on else _NOTHING
 
 
 def require_like(x: Tensor, name: str, weight: Tensor) -> None:

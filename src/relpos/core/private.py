@@ -25,6 +25,11 @@ _SOFTMAX_BACKWARD = (
 _BFLOAT16 = "mkldnn::_is_mkldnn_bf16_supported() -> bool _0"
 
 
+_peek: Callable[[], Any] = getattr(
+    getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None
+)  # looked up once: every small call asks several times
+
+
 def _operator(signature: str) -> Callable[..., Any] | None:
     """The operator with exactly this signature, or None."""
     namespace, _, name = signature.partition("(")[0].partition("::")
@@ -58,9 +63,8 @@ def multiplies_bfloat16() -> bool:
 def inside_transform() -> bool:
     """Whether a transform of `torch.func` is being applied. Where nobody tells, False: an operator of ours raises
     under every one but forward mode, which `inside_forward_mode` knows."""
-    peek = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
     try:
-        return peek() is not None
+        return _peek() is not None
     except TypeError:  # it takes arguments now
         return False
 

@@ -6,6 +6,8 @@ reads, r entries further right; what a mask by `left` and `right` forbids lies a
     reversed values     ... v4 v3 v2 v1 v0
     last query                 v2 v1 v0
     the one before                v1 v0 -inf
+
+Queries and output are then turned round; where the bias has fewer numbers than these, it is instead.
 """
 
 from __future__ import annotations
@@ -47,12 +49,14 @@ def attend(call: Call, bias: LineBias) -> Float[Tensor, "B H N V"]:
     assert key is not None
     zero = bias.lines.origin + query.start - key.start  # where the first query meets the first key
     window = at_least_float32(bias.values[:, zero - m + 1 : zero + n]).flip(-1).contiguous()
-    window = window.to(at_least_float32(call.q).dtype)
+    window = window.to(torch.promote_types(call.q.dtype, torch.float32))
     if call.mask is not None and call.mask.left is not None:
         window[:, : max(0, n - 1 - call.mask.left)] = -torch.inf
     if call.mask is not None and call.mask.right is not None:
         window[:, n + call.mask.right :] = -torch.inf
     view = window.as_strided((1, window.shape[0], n, m), (0, window.stride(0), 1, 1))
+    if m <= 2 * batch * width:
+        return _attended(call.q, call.k, call.v, view.flip(2), call)
     at_once = max(1, _AT_ONCE // (batch * n * width * groups)) * groups
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v))
     if at_once >= heads or learns:
@@ -65,8 +69,9 @@ def attend(call: Call, bias: LineBias) -> Float[Tensor, "B H N V"]:
 
 
 def _turned(q: Tensor, k: Tensor, v: Tensor, view: Tensor, call: Call) -> Tensor:
-    """The output of some heads, whole groups of them."""
-    attended = F.scaled_dot_product_attention(
-        q.flip(2), k, v, attn_mask=view, scale=call.scale, enable_gqa=call.groups > 1
-    )
-    return attended.flip(2)
+    """The output of some heads, whole groups of them, by a view of the bias with the last query first."""
+    return _attended(q.flip(2), k, v, view, call).flip(2)
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, call: Call) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=call.scale, enable_gqa=call.groups > 1)

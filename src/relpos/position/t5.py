@@ -36,6 +36,9 @@ from relpos.position.preset import Preset
 from relpos.position.tables import require_std, start_table
 
 
+_UNSCALED = Scale(1.0)
+
+
 def _edges(buckets: int, max_distance: int) -> tuple[int, ...]:
     """The smallest distance of bucket 1, 2, ... of one half; empty buckets begin where the next one does."""
     exact = buckets // 2
@@ -127,7 +130,7 @@ class T5Bias(OffsetBias):
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         terms = super().terms(queries, keys)
-        return terms if self.scaled else terms + Scale(1.0)
+        return terms if self.scaled else terms + _UNSCALED
 
 
 PRESETS = [
