@@ -35,7 +35,6 @@ from relpos.position.offset_bias import OffsetBias
 from relpos.position.preset import Preset
 from relpos.position.tables import require_std, start_table
 
-
 _UNSCALED = Scale(1.0)
 
 
