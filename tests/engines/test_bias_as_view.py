@@ -25,8 +25,8 @@ FAR = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}
 
 
 def by_view(*tensors: Tensor, **given: Any) -> Tensor:
-    """Attention by PyTorch's kernel, without a number for each pair of query and key."""
-    refuse = mock.Mock(side_effect=AssertionError("a number for each pair was made"))
+    """Attention by PyTorch's kernel, without a look-up for each pair of query and key."""
+    refuse = mock.Mock(side_effect=AssertionError("each pair was looked up"))
     with mock.patch.object(densify, "written_out", refuse):
         return relpos.attention(*tensors, **given, backend="sdpa")
 
@@ -59,7 +59,9 @@ def test_equals_the_reference_with_all_gradients(n: int, mask: str, groups: int,
         assert (own - right).abs().max() <= FAR[dtype] * right.abs().max()
 
 
-@pytest.mark.parametrize(("start", "n", "m"), [(0, 5, 40), (35, 5, 40), (100, 16, 20), (0, 40, 24)])
+@pytest.mark.parametrize(
+    ("start", "n", "m"), [(0, 5, 40), (35, 5, 40), (100, 16, 20), (0, 40, 24), (0, 20, 16), (9, 12, 16)]
+)
 def test_queries_that_are_elsewhere_than_the_keys(start: int, n: int, m: int) -> None:
     given = {"position": frozen(torch.float32), "queries": relpos.Sequence(n, start=start), "keys": relpos.Sequence(m)}
     q, k, v = made(1, n, m, HEADS, torch.float32)
@@ -78,6 +80,7 @@ def test_a_few_heads_at_once_are_the_same(
     bias = relpos.LineBias(torch.randn(1 if shared else HEADS, lines.length), lines)
     wanted = by_view(q, k, v, position=bias)  # whole
     monkeypatch.setattr(view, "_AT_ONCE", at_once)
+    monkeypatch.setattr(view, "_FEW", 0)
     with torch.no_grad(), mock.patch.object(view, "_turned", wraps=view._turned) as parts:
         got = by_view(q, k, v, position=bias)
     assert parts.call_count == {(1, HEADS): 4, (1, 2): 2}.get((at_once, groups), 2)
@@ -87,7 +90,7 @@ def test_a_few_heads_at_once_are_the_same(
 def test_the_view_is_left_where_it_does_not_pay() -> None:
     given = {"position": frozen(torch.float32), "queries": relpos.Sequence(24)}
     q, k, v = made(4, 24, 24, HEADS, torch.float32)  # turning 4 x 8 numbers a token round costs more than 24
-    with pytest.raises(AssertionError, match="for each pair"):
+    with pytest.raises(AssertionError, match="each pair"):
         by_view(q, k, v, **given)
     by_view(q[:3], k[:3], v[:3], **given)
 
@@ -100,6 +103,18 @@ def operators(*tensors: Tensor, **given: Any) -> set[str]:
 
 
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+
+@pytest.mark.filterwarnings("default")  # of the profiler
+@pytest.mark.parametrize("n", [12, 40], ids=["bias turned", "q turned"])
+def test_the_kernel_reads_the_bias_as_it_is(n: int) -> None:
+    """No copy of it, and not the path that makes all scores, however q lies."""
+    given = {"position": frozen(torch.float32), "queries": relpos.Sequence(n)}
+    q, k, v = made(1, n, n, HEADS, torch.float32)
+    for own in (q, q.contiguous(), q.repeat_interleave(2, dim=3)[..., ::2], q.mT.contiguous().mT):
+        found = operators(own, k, v, **given, backend="sdpa")
+        assert FLASH in found
+        assert "aten::softmax" not in found
 
 
 @pytest.mark.filterwarnings("default")  # of the profiler
@@ -116,7 +131,7 @@ def test_the_flash_kernel_runs_or_the_view_is_left() -> None:
         "values alike": (q, k, v.mT.contiguous().mT),
     }
     for name, tensors in others.items():
-        with pytest.raises(AssertionError, match="for each pair"):
+        with pytest.raises(AssertionError, match="each pair"):
             by_view(*tensors, **given)
         assert relpos.explain(*tensors, **given).backend == "streaming", name
 

@@ -25,9 +25,7 @@ _SOFTMAX_BACKWARD = (
 _BFLOAT16 = "mkldnn::_is_mkldnn_bf16_supported() -> bool _0"
 
 
-_peek: Callable[[], Any] = getattr(
-    getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None
-)  # looked up once: every small call asks several times
+_peek: Callable[[], Any] = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
 
 
 def _operator(signature: str) -> Callable[..., Any] | None:

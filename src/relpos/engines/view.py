@@ -7,7 +7,8 @@ reads, r entries further right; what a mask by `left` and `right` forbids lies a
     last query                 v2 v1 v0
     the one before                v1 v0 -inf
 
-Queries and output are then turned round; where the bias has fewer numbers than these, it is instead.
+So queries go in from the last to the first, and the output is turned back. A bias of few numbers is turned instead,
+which copies it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from relpos.engines.call import Call
 _AT_ONCE = 2**17
 """The numbers of q that are turned round at once where no gradient is wanted: more come fresh from the system."""
 
+_FEW = 2**17
+"""The numbers of a bias up to which it is turned round, if q and output have more: 8 heads of 128 x 128."""
+
 
 def readable(call: Call) -> LineBias | None:
-    """The bias of a call, if PyTorch's flash kernel takes the call and can read it so, and if it costs less to turn
-    queries and output round than to write it out for every pair."""
+    """The bias of a call, if PyTorch's flash kernel takes the call and can read it so, and if turning round costs less
+    than looking up every pair."""
     batch, _, n, width = call.q.shape
     if n == 1 or call.q.device.type != "cpu" or not may_keep(call.q.device):  # other sizes would guard a graph
         return None
@@ -42,7 +46,7 @@ def readable(call: Call) -> LineBias | None:
 
 
 def attend(call: Call, bias: LineBias) -> Float[Tensor, "B H N V"]:
-    """The output of a call without a rotation, under its bias."""
+    """The output of a call whose rotation is applied, under its bias."""
     (batch, heads, n, width), m, groups = call.q.shape, call.k.shape[2], call.groups
     query, key = bias.lines.layout.query, bias.lines.layout.key
     assert query is not None
@@ -55,16 +59,17 @@ def attend(call: Call, bias: LineBias) -> Float[Tensor, "B H N V"]:
     if call.mask is not None and call.mask.right is not None:
         window[:, n + call.mask.right :] = -torch.inf
     view = window.as_strided((1, window.shape[0], n, m), (0, window.stride(0), 1, 1))
-    if m <= 2 * batch * width:
-        return _attended(call.q, call.k, call.v, view.flip(2), call)
+    q = call.q if call.q.stride(3) == 1 else call.q.contiguous()  # the kernel takes no other
+    if n >= m and window.shape[0] * n * m <= min(2 * q.numel(), _FEW):  # of fewer queries it would copy what is turned
+        return _attended(q, call.k, call.v, view.flip(2), call)
     at_once = max(1, _AT_ONCE // (batch * n * width * groups)) * groups
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v))
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, call.k, call.v))
     if at_once >= heads or learns:
-        return _turned(call.q, call.k, call.v, view, call)
-    out, view = call.q.new_empty(call.q.shape), view.expand(-1, heads, -1, -1)
+        return _turned(q, call.k, call.v, view, call)
+    out, view = q.new_empty(q.shape), view.expand(-1, heads, -1, -1)
     for start in range(0, heads, at_once):
         own, shared = slice(start, start + at_once), slice(start // groups, (start + at_once) // groups)
-        out[:, own] = _turned(call.q[:, own], call.k[:, shared], call.v[:, shared], view[:, own], call)
+        out[:, own] = _turned(q[:, own], call.k[:, shared], call.v[:, shared], view[:, own], call)
     return out
 
 

@@ -14,13 +14,13 @@ from relpos.engines.streaming.hankel import HankelPlan
 from relpos.engines.streaming.plan import Plan
 
 ROWS, WIDTH = 256, 8192
-"""The most rows and keys of a tile. Twice as many rows where all keys are half as many or fewer: for vectors, which
-come with many small products, and in the backward."""
+"""The most rows and keys of a tile. For vectors, which come with many small products, and in the backward in float32,
+twice the rows where all keys but a prefix are at most half of these."""
 _NATIVE_ROWS, _NATIVE_WIDTH = 512, 2048
 """The same in bfloat16, whose products are so fast that the fixed cost of each needs more rows to pay off."""
 _BACKWARD_WIDTH = 2048
-"""The most keys in the backward in float32, which has no use for all keys in one tile. Each thread has several buffers
-of this size."""
+"""The most keys in the backward in float32, which has no use for all keys in one tile: each thread has several buffers
+of a tile's size."""
 PAIRS = 2**18
 """The most scores in a buffer, where it holds several heads."""
 _PREFIX_PAIRS = 2**20
@@ -45,12 +45,12 @@ def make_plan(call: Call, *, backward: bool = False, natural: bool = False) -> P
     vectors = bool(call.terms.of(LineVectors))
     bfloat16 = bfloat16 and not vectors
     rows, keys = (_NATIVE_ROWS, _NATIVE_WIDTH) if bfloat16 else (ROWS, WIDTH)
-    backward = backward and call.q.dtype == torch.float32
-    if backward:
+    cut = backward and call.q.dtype == torch.float32
+    if cut:
         keys = _BACKWARD_WIDTH
     layouts = [term.lines.layout for term in call.terms.of(LineBias)]
     prefix = max((layout.key.prefix for layout in layouts if layout.key is not None), default=0)
-    if (vectors or backward) and call.k.shape[2] - prefix <= keys // 2:
+    if (vectors or cut) and call.k.shape[2] - prefix <= keys // 2:
         rows *= 2
     pairs = _PREFIX_PAIRS if prefix else PAIRS
     return HankelPlan(call, rows, keys, pairs, unit=unit, bfloat16=bfloat16)
