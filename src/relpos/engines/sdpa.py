@@ -50,13 +50,13 @@ class DenseSDPA(Engine):
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], None]:
         """The output; there is no log-sum-exp."""
-        if vector_product.serves(call) and _plain(call):
+        if vector_product.serves(call) and _takes_ours(call):
             allowed, blank = _allowed(call)
             if allowed is not None and blank is not None:
                 allowed = allowed | blank
             output = vector_product.attend(_turned(call), allowed)
             return (output if blank is None else output.masked_fill(blank, 0)), None
-        fused = torch.is_grad_enabled() and _plain(call)
+        fused = torch.is_grad_enabled() and _takes_ours(call)
         if fused and call.mask is None and (line := call.lone_bias) is not None and _learned(line, call):
             call = _turned(call)
             return product.attend(call.q, call.k, call.v, line.values, line.lines, call.scale), None
@@ -103,7 +103,7 @@ def _turned(call: Call) -> Call:
     return call if plain else call.rotated()
 
 
-def _plain(call: Call) -> bool:
+def _takes_ours(call: Call) -> bool:
     """Whether `product` and `vector_product` can compute this call, if they serve its terms: faster than PyTorch, which
     takes its math path where what is added to the scores is learned. On a GPU nothing is measured."""
     outside = call.q.device.type == "cpu" and may_keep(call.q.device)

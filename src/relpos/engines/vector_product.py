@@ -30,7 +30,6 @@ from relpos.engines.product import STORED, Part, of_part, parts_of
 AT_ONCE = 2**19
 """Scores that are computed at once, 2 MiB in float32: a head of 512 tokens for each of two threads. Four times as many
 were no faster."""
-_EVERYTHING = (slice(None), slice(None))
 
 
 class _Buffers:
@@ -185,19 +184,19 @@ def _again(said: _Said, tensors: Sequence[Tensor], d_out: Tensor, wanted: Sequen
     """The same by operations that autograd and transforms know: a second derivative is wanted, or many at once."""
     with torch.enable_grad():
         tensors = [x.view_as(x) for x in tensors]
-        out = _plainly(said, tensors)
+        out = _all_at_once(said, tensors)
     asked = [x for x, is_asked in zip(tensors, wanted, strict=True) if is_asked]
     found = iter(torch.autograd.grad(out, asked, d_out, create_graph=torch.is_grad_enabled()))
     return [next(found) if is_asked else None for is_asked in wanted]
 
 
-def _plainly(said: _Said, tensors: Sequence[Tensor]) -> Float[Tensor, "B H N V"]:
+def _all_at_once(said: _Said, tensors: Sequence[Tensor]) -> Float[Tensor, "B H N V"]:
     """The output, of all heads at once."""
     q, k, v, *met = tensors
     scores = (q * said.scale) @ k.mT
     for reads, x, w in zip(said.reads, met[::2], met[1::2], strict=True):
         products = w @ x.mT if reads.by_key else x @ w.mT
-        scores = scores + products.gather(reads.axis, reads.of(_EVERYTHING, *q.shape[:2]))
+        scores = scores + products.gather(reads.axis, reads.of((slice(None), slice(None)), *q.shape[:2]))
     return torch.softmax(scores if said.mask is None else scores + said.mask, dim=-1) @ v
 
 
