@@ -15,7 +15,8 @@ from relpos.engines.streaming.plan import Plan
 
 ROWS, WIDTH = 256, 8192
 """The most rows and keys of a tile. For vectors, which come with many small products, and in the backward in float32,
-twice the rows where all keys but a prefix are at most half of these."""
+twice the rows where all keys but a prefix are at most half of these; but under a window more rows see more keys in
+vain."""
 _NATIVE_ROWS, _NATIVE_WIDTH = 512, 2048
 """The same in bfloat16, whose products are so fast that the fixed cost of each needs more rows to pay off."""
 _BACKWARD_WIDTH = 2048
@@ -50,7 +51,8 @@ def make_plan(call: Call, *, backward: bool = False, natural: bool = False) -> P
         keys = _BACKWARD_WIDTH
     layouts = [term.lines.layout for term in call.terms.of(LineBias)]
     prefix = max((layout.key.prefix for layout in layouts if layout.key is not None), default=0)
-    if (vectors or cut) and call.k.shape[2] - prefix <= keys // 2:
+    windowed = call.mask is not None and call.mask.left is not None
+    if (vectors or (cut and not windowed)) and call.k.shape[2] - prefix <= keys // 2:
         rows *= 2
     pairs = _PREFIX_PAIRS if prefix else PAIRS
     return HankelPlan(call, rows, keys, pairs, unit=unit, bfloat16=bfloat16)
