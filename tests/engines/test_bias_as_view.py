@@ -107,8 +107,8 @@ FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 @pytest.mark.filterwarnings("default")  # of the profiler
 @pytest.mark.parametrize("n", [12, 40], ids=["bias turned", "q turned"])
-def test_the_kernel_reads_the_bias_as_it_is(n: int) -> None:
-    """No copy of it, and not the path that makes all scores, however q lies."""
+def test_the_flash_kernel_runs_however_q_lies(n: int) -> None:
+    """PyTorch's other path would make all scores."""
     given = {"position": frozen(torch.float32), "queries": relpos.Sequence(n)}
     q, k, v = made(1, n, n, HEADS, torch.float32)
     for own in (q, q.contiguous(), q.repeat_interleave(2, dim=3)[..., ::2], q.mT.contiguous().mT):

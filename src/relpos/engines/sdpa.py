@@ -1,8 +1,8 @@
 """Everything that is a score becomes the mask of PyTorch's `scaled_dot_product_attention`.
 
-N x M numbers are stored, but for a sequence's bias without gradients (`view`); at small sizes this is the fastest there
-is. A learned bias takes PyTorch's math path, or on CPU ours (`product`; for vectors, also
-without gradients, `vector_product`).
+N x M numbers are stored, but for a long sequence's bias without gradients (`view`); at small sizes this is the fastest
+there is. A learned bias takes PyTorch's math path, or on CPU ours (`product`; for vectors, also without gradients,
+`vector_product`).
 What PyTorch cannot express raises: value vectors, a soft cap, the log-sum-exp, and scores that are added under a
 transform of functions, because PyTorch chooses a kernel without asking whether they are learned outside of it. Dropout
 is PyTorch's own: the same distribution as elsewhere, not the same pairs.

@@ -7,8 +7,8 @@ reads, r entries further right; what a mask by `left` and `right` forbids lies a
     last query                 v2 v1 v0
     the one before                v1 v0 -inf
 
-So queries go in from the last to the first, and the output is turned back. A bias of few numbers is turned instead,
-which copies it.
+So queries go in from the last to the first, and the output is turned back. A bias of few numbers is turned instead:
+N x M numbers for each head, but fewer than q and the output have.
 """
 
 from __future__ import annotations
