@@ -166,7 +166,7 @@ def read(table: Float[Tensor, " R *C"], rows: Rows) -> Float[Tensor, "*IC"]:
     if torch.compiler.is_compiling() or inside_transform():
         return lookup(table, rows.index)
     if not (table.requires_grad and torch.is_grad_enabled()):
-        return table[rows.index]
+        return table.index_select(0, rows.index) if rows.index.dim() == 1 else table[rows.index]  # the same, sooner
     result: Tensor = _ReadRows.apply(table, rows)  # type: ignore[no-untyped-call]
     return result
 

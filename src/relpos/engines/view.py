@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import LineBias, QueryBias, Rotation, Scale, at_least_float32, may_keep
+from relpos.core import LineBias, Mask, QueryBias, Rotation, Scale, may_keep
 from relpos.engines.call import Call
 
 _AT_ONCE = 2**17
@@ -26,6 +26,9 @@ _AT_ONCE = 2**17
 
 _FEW = 2**17
 """The numbers of a bias up to which it is turned round, if q and output have more: 8 heads of 128 x 128."""
+
+_OF_CONTENT = (Rotation, QueryBias, Scale)
+"""What may stand beside the bias."""
 
 
 def readable(call: Call) -> LineBias | None:
@@ -37,9 +40,10 @@ def readable(call: Call) -> LineBias | None:
     bias = call.lone_bias
     if bias is None or bias.lines.layout.kind != "affine" or (torch.is_grad_enabled() and bias.values.requires_grad):
         return None
-    known = all(isinstance(term, LineBias | Rotation | QueryBias | Scale) for term in call.terms)
     masked = call.mask is not None and (not call.mask.is_interval or call.mask.may_blank_rows)
-    if not known or masked or call.dropout > 0 or call.return_lse:
+    if masked or call.dropout > 0 or call.return_lse:
+        return None
+    if not all(term is bias or isinstance(term, _OF_CONTENT) for term in call.terms):
         return None
     flash = call.v.shape[3] == width and call.k.stride(3) == call.v.stride(3) == 1
     return bias if flash and batch * width <= call.k.shape[2] else None
@@ -52,16 +56,15 @@ def attend(call: Call, bias: LineBias) -> Float[Tensor, "B H N V"]:
     assert query is not None
     assert key is not None
     zero = bias.lines.origin + query.start - key.start  # where the first query meets the first key
-    window = at_least_float32(bias.values[:, zero - m + 1 : zero + n]).flip(-1).contiguous()
-    window = window.to(torch.promote_types(call.q.dtype, torch.float32))
-    if call.mask is not None and call.mask.left is not None:
-        window[:, : max(0, n - 1 - call.mask.left)] = -torch.inf
-    if call.mask is not None and call.mask.right is not None:
-        window[:, n + call.mask.right :] = -torch.inf
-    view = window.as_strided((1, window.shape[0], n, m), (0, window.stride(0), 1, 1))
+    window = bias.values[:, zero - m + 1 : zero + n].to(torch.promote_types(call.q.dtype, torch.float32))
+    if call.mask is not None:
+        window = _masked(window, call.mask, m)
     q = call.q if call.q.stride(3) == 1 else call.q.contiguous()  # the kernel takes no other
-    if n >= m and window.shape[0] * n * m <= min(2 * q.numel(), _FEW):  # of fewer queries it would copy what is turned
-        return _attended(q, call.k, call.v, view.flip(2), call)
+    few = n >= m and window.shape[0] * n * m <= min(2 * q.numel(), _FEW)  # for fewer queries it would be copied twice
+    window = window.contiguous() if few else window.flip(-1).contiguous()
+    view = window.as_strided((1, window.shape[0], n, m), (0, window.stride(0), 1, 1))
+    if few:  # a row has the last key first here
+        return _attended(q, call.k, call.v, view.flip(3), call)
     at_once = max(1, _AT_ONCE // (batch * n * width * groups)) * groups
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, call.k, call.v))
     if at_once >= heads or learns:
@@ -71,6 +74,16 @@ def attend(call: Call, bias: LineBias) -> Float[Tensor, "B H N V"]:
         own, shared = slice(start, start + at_once), slice(start // groups, (start + at_once) // groups)
         out[:, own] = _turned(q[:, own], call.k[:, shared], call.v[:, shared], view[:, own], call)
     return out
+
+
+def _masked(window: Float[Tensor, "H L"], mask: Mask, keys: int) -> Float[Tensor, "H L"]:
+    """The values, with -inf where a query and a key are farther apart than a mask allows."""
+    window = window.clone()
+    if mask.left is not None:
+        window[:, keys + mask.left :] = -torch.inf
+    if mask.right is not None:
+        window[:, : max(0, keys - 1 - mask.right)] = -torch.inf
+    return window
 
 
 def _turned(q: Tensor, k: Tensor, v: Tensor, view: Tensor, call: Call) -> Tensor:

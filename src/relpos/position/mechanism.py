@@ -114,7 +114,7 @@ class Mechanism(WrittenOut):
     @property
     def device(self) -> torch.device:
         """The device its terms are built on."""
-        here = self._here
+        here = self._buffers["_here"]  # an attribute is looked for in two other places first
         assert isinstance(here, Tensor)
         return here.device
 

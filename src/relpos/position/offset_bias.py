@@ -17,6 +17,7 @@ from relpos.core import (
     Offsets,
     Positions,
     Sequence,
+    Term,
     Terms,
     at_least_float32,
     lines,
@@ -68,10 +69,11 @@ class OffsetBias(Mechanism):
             require_coordinates(keys, "keys")
         if self.axes == 1:
             queries, keys = queries.raster(), None if keys is None else keys.raster()
-        for side, coordinates in (("queries", queries), ("keys", keys)):
-            if self.axes is not None and coordinates is not None and coordinates.axes != self.axes:
-                wanted = f"{side} with {self.axes} axes for {type(self).__name__}"
-                fail(wanted, repr(coordinates), "Give coordinates with as many axes, or use another mechanism.")
+        elif self.axes is not None:
+            for side, coordinates in (("queries", queries), ("keys", keys)):
+                if coordinates is not None and coordinates.axes != self.axes:
+                    wanted = f"{side} with {self.axes} axes for {type(self).__name__}"
+                    fail(wanted, repr(coordinates), "Give coordinates with as many axes, or use another mechanism.")
         held = self._held
         if held is None or torch.is_grad_enabled() or not held.counts():
             return self._on(self._lines(queries, keys))
@@ -104,6 +106,10 @@ class OffsetBias(Mechanism):
         parts = (slice(side.low[0] - first, side.high[0] - first + 1) for side in (sides[0], sides[-1]))
         return held[long].narrow(*parts)
 
+    def _beside(self) -> tuple[Term, ...]:
+        """Terms that come with the bias, wherever tokens are."""
+        return ()
+
     def _on(self, line: Lines) -> Terms:
         """Its terms on a line."""
         offsets = line.offsets()
@@ -120,7 +126,7 @@ class OffsetBias(Mechanism):
                 three = values.new_zeros(values.shape[0], 3) if own is None else own
                 by_kind = torch.cat([values.new_zeros(values.shape[0], 1), three], dim=1)
                 values = torch.where(offsets.kind == int(Kind.TOKENS), values, spread(by_kind, offsets))
-        return Terms(LineBias(at_least_float32(values), line))
+        return Terms(LineBias(at_least_float32(values), line), *self._beside())
 
 
 def spread(by_kind: Float[Tensor, "H 4"], offsets: Offsets) -> Float[Tensor, "H L"]:

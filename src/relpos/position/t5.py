@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, Offsets, Rows, Scale, Terms, at_least_float32, constant, keep, read
+from relpos.core import Offsets, Rows, Scale, Term, at_least_float32, constant, keep, read
 from relpos.core.checks import fail, require_flag, require_int
 from relpos.position.mechanism import AS_IS, Site
 from relpos.position.offset_bias import OffsetBias
@@ -127,9 +127,8 @@ class T5Bias(OffsetBias):
             table, keep(offsets, key, table.device, lambda: Rows(self.bucket(offsets.axes[:, 0]), len(table)))
         ).T
 
-    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        terms = super().terms(queries, keys)
-        return terms if self.scaled else terms + _UNSCALED
+    def _beside(self) -> tuple[Term, ...]:
+        return () if self.scaled else (_UNSCALED,)
 
 
 PRESETS = [
