@@ -54,8 +54,8 @@ class Backward:
         self.d_sink = None if sink is None else torch.zeros_like(sink[:, 0, 0])
         dtype, heads, head_by_head = self.scores.dtype, self.scores.heads, not plan.by_block
         self.d_q, self.d_plain_q = (
-            x.new_zeros(x.shape) if x is not None and gradients.wants(x) else None for x in (call.q, call.plain_q)
-        )
+            x.new_empty(x.shape) if x is not None and gradients.wants(x) else None for x in (call.q, call.plain_q)
+        )  # each row is written once
         self.d_k, self.d_v, self.d_plain_k = (
             KeyGradient(x, heads, dtype, head_by_head) if x is not None and gradients.wants(x) else None
             for x in (call.k, call.v, call.plain_k)
@@ -146,7 +146,7 @@ class Backward:
         for x, d_x in ((call.q, self.d_q), (call.plain_q, self.d_plain_q)):
             gradients.add(x, d_x)
         for x, sums in ((call.k, self.d_k), (call.v, self.d_v), (call.plain_k, self.d_plain_k)):
-            gradients.add(x, None if sums is None else sums.result)
+            gradients.add(x, None if sums is None else sums.finished())
         sinks = call.terms.one(Sinks)
         if sinks is not None and self.d_sink is not None:
             gradients.add(sinks.logits, self.d_sink.view(self.scores.batch, self.scores.heads).sum(dim=0))

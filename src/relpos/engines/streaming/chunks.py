@@ -125,14 +125,20 @@ class KeyGradient:
         self.groups = heads // like.shape[1]
         self.dtype = dtype
         self.rounding = head_by_head and dtype != like.dtype
-        self.result = torch.zeros(like.shape, dtype=like.dtype if self.rounding else dtype, device=like.device)
+        self._result = torch.empty(like.shape, dtype=like.dtype if self.rounding else dtype, device=like.device)
+        self._heads = self._result.flatten(0, 1)
+        self._begun: set[int] = set()  # heads that hold numbers; each thread sets its own to zero
         self.sums: dict[int, Tensor] = {}
 
     def at(self, heads: slice, keys: slice) -> list[Float[Tensor, "m D"]]:
         """The tensors to add to, one for each query head."""
-        result = self.result.flatten(0, 1)
+        result = self._heads
         shared = [head // self.groups for head in range(heads.start, heads.stop)]
         if not self.rounding:
+            for head in shared:
+                if head not in self._begun:
+                    self._begun.add(head)
+                    result[head].zero_()
             return [result[head, keys] for head in shared]
         self.settle(keep=shared)
         for head in shared:
@@ -149,4 +155,11 @@ class KeyGradient:
     def settle(self, keep: Sequence[int] = ()) -> None:
         """Round the sums of all heads but these into the result."""
         for head in self.sums.keys() - set(keep):
-            self.result.flatten(0, 1)[head] = self.sums.pop(head)
+            self._begun.add(head)
+            self._heads[head] = self.sums.pop(head)
+
+    def finished(self) -> Float[Tensor, "B G M D"]:
+        """The gradient, when all has been added and settled; 0 for heads to which nothing was."""
+        for head in set(range(len(self._heads))) - self._begun:
+            self._heads[head] = 0
+        return self._result

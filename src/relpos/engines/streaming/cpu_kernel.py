@@ -59,7 +59,10 @@ def supports(call: Call) -> bool:
 def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """The output and the natural log-sum-exp."""
     rows, keys = call.q.shape[2] if call.mask is None else _CAUSAL_ROWS, call.k.shape[2]
-    plan = HankelPlan(call, rows, keys, planning.PAIRS, unit=1.0, bfloat16=False, whole_columns=True)
+    written = written_out.suits(call)
+    plan = HankelPlan(
+        call, rows, keys, planning.PAIRS, unit=1.0, bfloat16=False, whole_columns=True, only_prefix=written
+    )
     prefix, sinks = plan.query.prefix, call.terms.one(Sinks)
     call_out, call_lse = call.q.new_empty(*call.q.shape[:3], call.v.shape[3]), call.q.new_empty(call.q.shape[:3])
     q, k, v = (x.detach().flatten(0, 1) for x in (call.q, call.k, call.v))
@@ -68,7 +71,7 @@ def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"
     k, v = contiguous_rows(k), contiguous_rows(v)  # the kernel ignores their last stride
     out, lse = call_out.flatten(0, 1), call_lse.flatten(0, 1)[..., None]
     sunk = 0  # the first row that has no sink yet
-    if written_out.suits(plan):
+    if written:
         written_out.attend(plan, q, k, v, call.scale, out, lse)
     else:
         sunk = prefix

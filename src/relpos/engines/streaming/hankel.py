@@ -59,17 +59,20 @@ class HankelPlan(Plan):
         pairs: the most scores of a chunk, over all its heads.
         unit, bfloat16: see `Plan`.
         whole_columns: whether each column of a grid is a block of its own, however short it is.
+        only_prefix: whether the rows behind the prefix are left out, for whoever computes them without blocks.
     """
 
     def __init__(
-        self, call: Call, rows: int, keys: int, pairs: int, *, unit: float, bfloat16: bool, whole_columns: bool = False
-    ) -> None:
+        self, call: Call, rows: int, keys: int, pairs: int, *, unit: float, bfloat16: bool,
+        whole_columns: bool = False, only_prefix: bool = False,
+    ) -> None:  # fmt: skip
         self.unit, self.bfloat16, self.pairs = unit, bfloat16, pairs
         self.mask, self.device = call.mask, call.q.device
         self.batch, self.heads, self.queries, _ = call.q.shape
         self.keys = call.k.shape[2]
         self.dtype = torch.promote_types(call.q.dtype, torch.float32)
         self.renormalizes = self.dtype == torch.float64
+        self.rounds = self.dtype != call.q.dtype  # a head's sums at once, when all its blocks are done
         self.line_bias = call.terms.one(LineBias)
         self.reversed_values: Float[Tensor, "BH L"] | None = None
         self.d_reversed_values: Float[Tensor, "BH L"] | None = None
@@ -95,7 +98,7 @@ class HankelPlan(Plan):
         self.by_head = masks_differ and self.device.type == "cpu"
         blocks = [
             replace(block, head=head, tiles=list(self._tiles(block, head)))
-            for block in self._row_blocks()
+            for block in (self._prefix_blocks() if only_prefix else self._row_blocks())
             for head in (range(self.heads) if self.by_head else (None,))
         ]
         self._set_blocks(blocks)
@@ -131,9 +134,19 @@ class HankelPlan(Plan):
     # heads
 
     def head_slices(self) -> list[slice]:
-        own, most = self.own_heads, self.heads_at_once
-        pieces = [own[start : start + most] for start in range(0, len(own), most)]
+        return self._slices(self.heads_at_once)
+
+    def _slices(self, most: int) -> list[slice]:
+        """The own heads, so many at once."""
+        pieces = [self.own_heads[start : start + most] for start in range(0, len(self.own_heads), most)]
         return [slice(piece[0], piece[-1] + 1) for piece in pieces]
+
+    def passes(self) -> list[tuple[list[slice], list[Block]]]:
+        """The few rows of a prefix for more heads at once than the others: a block costs about the same for all."""
+        few = [block for block in self._blocks if block.skew == 0]
+        if self.rounds or not few:
+            return [(self.head_slices(), self._blocks)]
+        return [(self._slices(self._heads_of(few)), few), (self.head_slices(), self._blocks[len(few) :])]
 
     def shares(self, count: int) -> list[HankelPlan]:
         if count == 1:
@@ -156,18 +169,18 @@ class HankelPlan(Plan):
 
     def _set_blocks(self, blocks: list[Block]) -> None:
         """Set the blocks, and for how many heads the buffers hold the largest tile."""
+        self._blocks, self.heads_at_once = blocks, self._heads_of(blocks)
+
+    def _heads_of(self, blocks: Sequence[Block]) -> int:
+        """For how many heads at once blocks are computed."""
         most_keys = max((tile.count for block in blocks for tile in block.tiles), default=1)
         most_rows = max((block.count for block in blocks), default=1)
-        self._blocks = blocks
-        self.heads_at_once = 1 if self.vectors or self.by_head else max(1, self.pairs // (most_keys * most_rows))
+        return 1 if self.vectors or self.by_head else max(1, self.pairs // (most_keys * most_rows))
 
     def _row_blocks(self) -> Iterator[Block]:
         """The blocks, without their tiles."""
         prefix = self.query.prefix
-        if prefix and self.line_bias is not None:
-            first = self.line_bias.lines.layout.tokens
-            queries = torch.arange(prefix, device=self.device)
-            yield Block(queries, 0, first, torch.full_like(queries, first))
+        yield from self._prefix_blocks()
         if self.column_length == 0:
             return
         for first_column in range(0, self.query_columns, self.block_columns):
@@ -185,6 +198,13 @@ class HankelPlan(Plan):
                     skew=self.key_columns,
                     column_offsets=tuple(coordinate - coordinates[0] for coordinate in coordinates),
                 )
+
+    def _prefix_blocks(self) -> Iterator[Block]:
+        """The block of the prefix, where there is one."""
+        if self.query.prefix and self.line_bias is not None:
+            first = self.line_bias.lines.layout.tokens
+            queries = torch.arange(self.query.prefix, device=self.device)
+            yield Block(queries, 0, first, torch.full_like(queries, first))
 
     def _row_ranges(self) -> Iterator[tuple[int, int]]:
         """Ranges of at most `block_rows` rows of a column, counted from its end and cut where the mask changes."""
@@ -285,8 +305,7 @@ class HankelPlan(Plan):
     def _prefix_bias(self, block: Block, heads: slice) -> Float[Tensor, "g n 1"]:
         """The same for prefix keys, which all read one entry in a row."""
         assert self.reversed_values is not None
-        last = self.reversed_values.shape[1] - 1
-        return self.reversed_values[heads][:, last - self._prefix_key_entries(block), None]
+        return self.reversed_values[heads].index_select(1, self._prefix_key_entries(block))[..., None]
 
     def window(self, block: Block, tile: Tile, heads: slice) -> Float[Tensor, "#g *c W"]:
         """The window of a tile, with -inf where the mask forbids; for several columns one window each.
@@ -309,11 +328,12 @@ class HankelPlan(Plan):
         return Columns(tile.window_start, block.column_offsets, sizes, self.key.strides)
 
     def _prefix_key_entries(self, block: Block) -> Int[Tensor, " n"]:
-        """The entry of `values` that each row reads for prefix keys, which are at `-(L + 1)` (see `core.line`)."""
+        """The entry of the reversed values that each row reads for prefix keys, which are at `-(L + 1)` (see
+        `core.line`)."""
         assert self.line_bias is not None
         assert block.coordinates is not None
         lines = self.line_bias.lines
-        return block.coordinates + (lines.layout.tokens + 1 + lines.origin)
+        return lines.length - 1 - (lines.layout.tokens + 1 + lines.origin) - block.coordinates
 
     def add_values(
         self, out: Float[Tensor, "g n V"], weights: Float[Tensor, "g n m"], chunk: Chunk, tile: Tile
@@ -365,17 +385,18 @@ class HankelPlan(Plan):
             self._collect_prefix(d_values, block, d)
         else:
             prefix, skew = tile.prefix_keys, self._gradient_skew(block, tile)
-            d_prefix = d[..., :prefix].clone()
+            d_prefix = d[..., :prefix]
+            kept = d_prefix.clone()
             if prefix:
-                self._collect_prefix(d_values, block, d_prefix)
-                d[..., :prefix] = 0  # in a skewed buffer they stand in columns of the window's entries
+                self._collect_prefix(d_values, block, kept)
+                d_prefix.zero_()  # in a skewed buffer they stand in columns of the window's entries
             sums = whole(d, skew, block.column_count).sum(dim=2) if skew else d.sum(dim=1, keepdim=True)
             self._columns(block, tile).add(d_values, sums[..., prefix:])
-            d[..., :prefix] = d_prefix
+            d_prefix.copy_(kept)
 
     def _collect_prefix(self, d_values: Float[Tensor, "g L"], block: Block, d: Float[Tensor, "g n p"]) -> None:
         """Add the gradient of scores against prefix keys."""
-        entries, sums = d_values.shape[1] - 1 - self._prefix_key_entries(block), d.sum(dim=2)
+        entries, sums = self._prefix_key_entries(block), d.sum(dim=2)
         if block.skew == 0:
             entries, sums = entries[:1], sums.sum(dim=1, keepdim=True)
         d_values[:, entries] += sums

@@ -76,9 +76,9 @@ def add_matmul(
         rounded: whether a and b hold bfloat16 numbers in float32; `native` must be true.
     """
     if a.dtype != into[0].dtype:
-        for each, left, right in zip(into, a, b, strict=True):
-            each.add_(torch.mm(left, right), alpha=factor)
+        for number in range(a.shape[0]):
+            into[number].add_(torch.mm(a[number], b[number]), alpha=factor)
         return
     with _precision.rounding_operands() if rounded else nullcontext():
-        for each, left, right in zip(into, a, b, strict=True):  # batched kernels refuse padded rows
-            each.addmm_(left, right, alpha=factor, beta=0 if overwrite else 1)
+        for number in range(a.shape[0]):  # batched kernels refuse padded rows
+            into[number].addmm_(a[number], b[number], alpha=factor, beta=0 if overwrite else 1)

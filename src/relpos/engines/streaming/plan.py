@@ -44,6 +44,10 @@ class Plan(Protocol):
     def head_slices(self) -> list[slice]:
         """The heads of each chunk among the B * H heads, in order."""
 
+    def passes(self) -> Iterable[tuple[Iterable[slice], Iterable[Block]]]:
+        """Where `by_block` is off, heads and the blocks that each of them goes through, one pass after the other."""
+        return [(self.head_slices(), self.blocks())]
+
     def blocks(self) -> Iterable[Block]:
         """All blocks with their tiles; if the tiles differ by head, one block for each head."""
 

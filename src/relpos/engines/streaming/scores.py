@@ -70,9 +70,10 @@ class Scores:
         """Every block for every head, in the order that the plan asks for (`by_block`)."""
         inputs, plan = self.inputs, self.plan
         if not plan.by_block:
-            for head_slice in plan.head_slices():
-                heads = Heads(inputs, head_slice)
-                yield from (inputs.chunk(block, heads) for block in plan.blocks())
+            for head_slices, blocks in plan.passes():
+                for head_slice in head_slices:
+                    heads = Heads(inputs, head_slice)
+                    yield from (inputs.chunk(block, heads) for block in blocks)
             return
         every = [Heads(inputs, head_slice) for head_slice in plan.head_slices()]
         for block in plan.blocks():

@@ -15,7 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from relpos.core import LineBias
+from relpos.core.line import Ramp
 from relpos.core.private import flash_kernel
+from relpos.engines.call import Call
 from relpos.engines.streaming.chunks import contiguous_rows
 from relpos.engines.streaming.hankel import HankelPlan
 
@@ -26,17 +29,26 @@ _PAIRS, _MOST_PAIRS = 2**22, 2**24
 of a grid are so long."""
 
 
-def suits(plan: HankelPlan) -> bool:
-    """Whether the plan is for a grid without a mask, of which enough rows can be written out at once."""
-    cells = min(math.prod(plan.query.sizes), math.prod(plan.key.sizes))
-    return plan.mask is None and len(plan.query.sizes) > 1 and cells > 0 and _cut(plan)[1] <= _MOST_PAIRS
+def suits(call: Call) -> bool:
+    """Whether a call is for a grid without a mask, of which enough rows can be written out at once. It is one that
+    `HankelPlan` supports."""
+    bias = call.terms.one(LineBias)
+    if bias is None or call.mask is not None:
+        return False
+    query, key = bias.lines.layout.query, bias.lines.layout.key
+    assert query is not None
+    assert key is not None
+    cells = min(math.prod(query.sizes), math.prod(key.sizes))
+    return len(query.sizes) > 1 and cells > 0 and _cut(query, call.k.shape[2])[1] <= _MOST_PAIRS
 
 
-def _cut(plan: HankelPlan) -> tuple[range, int]:
+def _cut(query: Ramp, keys: int) -> tuple[range, int]:
     """Where the rows of a kernel call start, counted from the last query, and the most pairs of one head."""
-    step = -(-plan.column_length // max(1, round(plan.queries / _ROWS))) * plan.query_columns
-    starts = range(0, plan.column_length * plan.query_columns, step)
-    return starts, max(step, plan.queries - starts[-1]) * plan.keys
+    cells = math.prod(query.sizes)
+    n, (length, *_) = query.prefix + cells, query.sizes
+    step = -(-length // max(1, round(n / _ROWS))) * (cells // length)
+    starts = range(0, cells, step)
+    return starts, max(step, n - starts[-1]) * keys
 
 
 def attend(
@@ -51,8 +63,10 @@ def attend(
     """Write all rows."""
     kernel, (count, n, _) = flash_kernel(), q.shape
     assert kernel is not None
-    starts, pairs = _cut(plan)
-    at_once = max(1, min(count, max(_PAIRS, min(_MOST_PAIRS, torch.get_num_threads() // 2 * pairs)) // pairs))
+    starts, pairs = _cut(plan.query, plan.keys)
+    threads = torch.get_num_threads()
+    at_once = max(1, min(count, max(_PAIRS, min(_MOST_PAIRS, threads // 2 * pairs)) // pairs))
+    at_once -= at_once % threads if at_once > threads else 0  # the kernel's threads share blocks of rows of all heads
     backwards, mask = contiguous_rows(q.flip(1)), q.new_empty(at_once * pairs)
     for first in range(0, count, at_once):
         heads = slice(first, min(first + at_once, count))
