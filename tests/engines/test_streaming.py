@@ -58,7 +58,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_kernel, "_ROWS", 8)
     monkeypatch.setattr(cpu_kernel, "_CAUSAL_ROWS", 5)
     monkeypatch.setattr(written_out, "_ROWS", 6)
-    monkeypatch.setattr(written_out, "_PAIRS", 300)
+    monkeypatch.setattr(written_out, "_PAIRS", 60)
     monkeypatch.setattr(masks, "GAP", 2)
     monkeypatch.setattr(masks, "ALIGNED", 8)
     monkeypatch.setattr(regroup, "_LEAST", 1)
@@ -286,6 +286,24 @@ def test_dropout_is_that_of_the_reference(small_tiles: None) -> None:
             found.append((out, torch.autograd.grad(out.square().sum(), leaf)[0]))
         for mine, theirs in zip(*found, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("prefix", [0, 1])
+@pytest.mark.parametrize("rows", [0, 1, 3, 5])
+def test_a_bias_that_forbids_rows_of_a_grid(rows: int, prefix: int, small_tiles: None) -> None:
+    """The softmax over some rows of keys becomes that over all, also where nothing of them counts, or nothing at all."""
+    grid = Grid(5, 4, prefix=prefix)
+    line = lines(grid)
+    offsets = line.offsets()
+    values = torch.randn(H, line.length)
+    values[:, (offsets.kind == 0) & (offsets.axes[:, 0].abs() >= rows)] = -torch.inf
+    q, k, v = torch.randn(3, B, H, grid.count, D)
+    (out, lse), (expected, expected_lse) = (
+        attention(q, k, v, position=LineBias(values, line), return_lse=True, backend=backend)
+        for backend in ("streaming", "reference")
+    )
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lse, expected_lse)
 
 
 def test_rows_too_long_to_write_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,13 @@
-"""The forward by PyTorch's flash kernel where its mask is written out, for some heads and rows at a time.
+"""The forward by PyTorch's flash kernel where its mask is written out, for some heads, rows and keys at a time.
 
 On a grid the rows that one view serves are a column's, so few that the kernel takes small blocks of them. Numbers for
-every pair let it take its largest, and the prefix is attended to with the rest. With the queries of a grid from the
-last to the first they are one strided view of the reversed values (see `hankel`), which is copied:
+every pair let it take its largest. They are few at a time, for the way through the cache costs more than writing them;
+the softmax over some keys becomes that over all by the log-sum-exp. With the queries of a grid from the last to the
+first the numbers are one strided view of the reversed values (see `hankel`), which is copied:
 
     bias[r, c, a, b] = reversed[start + (r + a) * stride of rows + (c + b) * stride of columns]
+
+The rows of a prefix come by themselves: behind the others they would be a block for one of the kernel's threads.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -24,9 +28,11 @@ from relpos.engines.streaming.hankel import HankelPlan
 
 _ROWS = 1024
 """The rows of a kernel call; from 768 on the kernel takes blocks of 256."""
-_PAIRS, _MOST_PAIRS = 2**22, 2**24
-"""The pairs of a kernel call, 16 MiB of mask; and the most, where so many threads want heads of their own, or the rows
-of a grid are so long."""
+_BLOCKS = ((768, 256), (192, 64), (0, 32))
+"""The rows of the kernel's blocks, from so many rows on."""
+_PAIRS, _MOST_PAIRS = 2**20, 2**24
+"""The pairs of a kernel call, 4 MiB of mask; and the most, where so many threads want heads of their own, or rows of
+the grids are so long."""
 
 
 def suits(call: Call) -> bool:
@@ -39,16 +45,36 @@ def suits(call: Call) -> bool:
     assert query is not None
     assert key is not None
     cells = min(math.prod(query.sizes), math.prod(key.sizes))
-    return len(query.sizes) > 1 and cells > 0 and _cut(query, call.k.shape[2])[1] <= _MOST_PAIRS
+    return len(query.sizes) > 1 and cells > 0 and _pairs(query, key) <= _MOST_PAIRS
 
 
-def _cut(query: Ramp, keys: int) -> tuple[range, int]:
-    """Where the rows of a kernel call start, counted from the last query, and the most pairs of one head."""
-    cells = math.prod(query.sizes)
-    n, (length, *_) = query.prefix + cells, query.sizes
-    step = -(-length // max(1, round(n / _ROWS))) * (cells // length)
-    starts = range(0, cells, step)
-    return starts, max(step, n - starts[-1]) * keys
+def _pieces(ramp: Ramp, tokens: int) -> list[tuple[int, int]]:
+    """The rows of a grid's first axis in equal pieces of about so many tokens."""
+    rows = ramp.sizes[0]
+    step = -(-rows // max(1, round(math.prod(ramp.sizes) / tokens)))
+    return [(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def _cut(query: Ramp, key: Ramp) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """The rows of the grids that kernel calls are for, those of queries and of keys."""
+    rows = _pieces(query, _ROWS)
+    at_once = rows[0][1] * math.prod(query.sizes[1:])
+    return rows, _pieces(key, max(1, _PAIRS // at_once))
+
+
+def _pairs(query: Ramp, key: Ramp) -> int:
+    """The most pairs of one head in a kernel call."""
+    (_, queries), (_, keys) = (pieces[0] for pieces in _cut(query, key))
+    cells = queries * math.prod(query.sizes[1:])
+    return cells * (key.prefix + keys * math.prod(key.sizes[1:]))
+
+
+def _heads_at_once(count: int, rows: int, pairs: int) -> int:
+    """For how many heads a kernel is called: its threads share the blocks of rows of all of them evenly."""
+    threads = torch.get_num_threads()
+    blocks = -(-rows // next(size for least, size in _BLOCKS if rows >= least))
+    even = threads // math.gcd(threads, blocks)
+    return max(1, min(count, even * max(1, _PAIRS // (even * pairs)), _MOST_PAIRS // pairs))
 
 
 def attend(
@@ -61,49 +87,96 @@ def attend(
     lse: Float[Tensor, "BH N 1"],
 ) -> None:
     """Write all rows."""
-    kernel, (count, n, _) = flash_kernel(), q.shape
+    kernel = flash_kernel()
     assert kernel is not None
-    starts, pairs = _cut(plan.query, plan.keys)
-    threads = torch.get_num_threads()
-    at_once = max(1, min(count, max(_PAIRS, min(_MOST_PAIRS, threads // 2 * pairs)) // pairs))
-    at_once -= at_once % threads if at_once > threads else 0  # the kernel's threads share blocks of rows of all heads
-    backwards, mask = contiguous_rows(q.flip(1)), q.new_empty(at_once * pairs)
+    assert plan.reversed_values is not None
+    forbids = bool((plan.reversed_values == -torch.inf).any())
+
+    def of_keys(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of some rows over some keys."""
+        part_out, part_lse = kernel(q[None], k[None], v[None], 0.0, False, attn_mask=bias[None], scale=scale)
+        part_lse = part_lse[0, ..., None]
+        if forbids:  # the kernel says 0 of a row that sees none of these keys
+            part_lse.masked_fill_(bias.amax(dim=-1, keepdim=True) == -torch.inf, -torch.inf)
+        return part_out[0], part_lse
+
+    count, prefix, columns = len(q), plan.query.prefix, plan.query_columns
+    if prefix:
+        prefix_q, bias = _prefix(plan, q)
+        part_out, part_lse = of_keys(prefix_q, k, v, bias)
+        out[:, :prefix], lse[:, :prefix] = part_out[:, :prefix], part_lse[:, :prefix]
+    rows, pieces = _cut(plan.query, plan.key)
+    most, pairs = rows[0][1] * columns, _pairs(plan.query, plan.key)
+    at_once = _heads_at_once(count, most, pairs)
+    backwards, mask = contiguous_rows(q[:, prefix:].flip(1)), q.new_empty(at_once * pairs)
     for first in range(0, count, at_once):
         heads = slice(first, min(first + at_once, count))
-        for start, stop in zip(starts, [*starts[1:], n], strict=True):
-            shape = (heads.stop - first, stop - start, plan.keys)
-            bias = mask[: math.prod(shape)].view(shape)
-            _write(plan, bias, start, heads)
-            part_q = backwards[heads, start:stop]
-            part_out, part_lse = kernel(
-                *(x[None] for x in (part_q, k[heads], v[heads])), 0.0, False, attn_mask=bias[None], scale=scale
-            )
-            out[heads, n - stop : n - start] = part_out[0].flip(1)
-            lse[heads, n - stop : n - start, 0] = part_lse[0].flip(1)
+        for start, stop in rows:
+            part_q, parts = backwards[heads, start * columns : stop * columns], []
+            for piece in pieces:
+                keys = _keys(plan, piece)
+                shape = (*part_q.shape[:2], keys.stop - keys.start)
+                bias = mask[: math.prod(shape)].view(shape)
+                _write(plan, bias, (start, stop), piece, heads)
+                parts.append(of_keys(part_q, k[heads, keys], v[heads, keys], bias))
+            part_out, part_lse = _together(parts)
+            behind = slice(out.shape[1] - stop * columns, out.shape[1] - start * columns)
+            out[heads, behind], lse[heads, behind] = part_out.flip(1), part_lse.flip(1)
 
 
-def _write(plan: HankelPlan, bias: Float[Tensor, "g n M"], start: int, heads: slice) -> None:
-    """Write the bias of some heads and rows, from row `start` on, counted from the last query."""
+def _prefix(plan: HankelPlan, q: Float[Tensor, "BH N D"]) -> tuple[Float[Tensor, "BH p D"], Float[Tensor, "BH p M"]]:
+    """The queries of the prefix, and their bias, of which all have the same. Of other than whole sixteens of rows the
+    kernel's last digits depend on which of its threads has them."""
+    block = plan.blocks()[0]
+    rows = contiguous_rows(F.pad(q[:, : block.count], (0, 0, 0, -block.count % 16)))
+    row = q.new_empty(len(q), 1, plan.keys)
+    for tile in block.tiles:
+        bias = plan.bias(block, tile, slice(0, len(q)))
+        assert bias is not None
+        row[..., tile.keys] = bias[:, :1]
+    return rows, row.expand(-1, rows.shape[1], -1)
+
+
+def _together(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp over all keys, from those over some."""
+    if len(parts) == 1:
+        return parts[0]
+    outs, lses = zip(*parts, strict=True)
+    out = torch.zeros_like(outs[0])
+    lse = torch.empty_like(lses[0])
+    for head in range(len(out)):  # by itself, so that numbers do not depend on how many there are
+        every = torch.stack([part[head] for part in lses])
+        torch.logsumexp(every, dim=0, out=lse[head])
+        weights = torch.where(lse[head] == -torch.inf, 0, torch.exp(every - lse[head]))
+        for part, weight in zip(outs, weights, strict=True):
+            out[head].addcmul_(part[head], weight)
+    return out, lse
+
+
+def _keys(plan: HankelPlan, piece: tuple[int, int]) -> slice:
+    """The keys of some rows of the grid; the prefix comes with the first."""
+    start, stop = (plan.key.prefix + row * plan.key_columns for row in piece)
+    return slice(start if piece[0] else 0, stop)
+
+
+def _write(
+    plan: HankelPlan, bias: Float[Tensor, "g n m"], rows: tuple[int, int], piece: tuple[int, int], heads: slice
+) -> None:
+    """Write the bias of some heads, rows of queries, counted from the last, and rows of keys."""
     assert plan.reversed_values is not None
     assert plan.line_bias is not None
     values, query, key, lines = plan.reversed_values[heads], plan.query, plan.key, plan.line_bias.lines
-    n = bias.shape[1]
-    regular = min(n, plan.queries - query.prefix - start)
-    rows = slice(start // plan.query_columns, (start + regular) // plan.query_columns)
-    into = bias[:, :regular].unflatten(1, (-1, *query.sizes[1:]))
+    into = bias.unflatten(1, (-1, *query.sizes[1:]))
 
     def pairs(key_start: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
         """What these rows read for keys that begin at a coordinate."""
         first = lines.length - 1 - (query.start + query.extent - key_start + lines.origin)
-        shape, steps = (len(values), *query.sizes, *sizes), (values.stride(0), *query.strides, *strides)
-        return values.as_strided(shape, steps, values.storage_offset() + first)[:, rows]
+        first += rows[0] * query.strides[0]
+        shape = (len(values), rows[1] - rows[0], *query.sizes[1:], *sizes)
+        return values.as_strided(shape, (values.stride(0), *query.strides, *strides), values.storage_offset() + first)
 
-    into[..., key.prefix :].unflatten(-1, key.sizes).copy_(pairs(key.start, key.sizes, key.strides))
-    if key.prefix:
-        into[..., : key.prefix] = pairs(-(lines.layout.tokens + 1), (1,), (0,))  # the one coordinate of all of them
-    if regular < n:
-        block = plan.blocks()[0]
-        for tile in block.tiles:
-            found = plan.bias(block, tile, heads)
-            assert found is not None
-            bias[:, regular:, tile.keys] = found
+    sizes, prefix = (piece[1] - piece[0], *key.sizes[1:]), 0 if piece[0] else key.prefix
+    of_tokens = pairs(key.start + piece[0] * key.strides[0], sizes, key.strides)
+    into[..., prefix:].unflatten(-1, sizes).copy_(of_tokens)
+    if prefix:
+        into[..., :prefix] = pairs(-(lines.layout.tokens + 1), (1,), (0,))  # the one coordinate of all of them
