@@ -291,7 +291,7 @@ def test_dropout_is_that_of_the_reference(small_tiles: None) -> None:
 @pytest.mark.parametrize("prefix", [0, 1])
 @pytest.mark.parametrize("rows", [0, 1, 3, 5])
 def test_a_bias_that_forbids_rows_of_a_grid(rows: int, prefix: int, small_tiles: None) -> None:
-    """The softmax over some rows of keys becomes that over all, also where nothing of them counts, or nothing at all."""
+    """The softmax over some keys becomes that over all, also where nothing of them counts, or nothing at all."""
     grid = Grid(5, 4, prefix=prefix)
     line = lines(grid)
     offsets = line.offsets()
