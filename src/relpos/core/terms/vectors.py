@@ -18,6 +18,7 @@ from torch import Tensor
 
 from relpos.core.algebra import Keys, Queries, Term
 from relpos.core.checks import fail, require_choice, require_flag, shape_of
+from relpos.core.densify import written_out
 from relpos.core.gather import lookup, segment_sum
 from relpos.core.kept import may_keep
 from relpos.core.line import Lines
@@ -169,11 +170,11 @@ class AxisVectors(Term):
 
 def rows_read(lines: Lines, count: int, index: Int[Tensor, " L"] | None = None) -> Int[Tensor, "*B N M"]:
     """The row of `count` that each pair reads, by the index or as the entries are numbered; `count` where none."""
-    entry = lines.index().long()  # in a narrow dtype `count` might not fit, and `gather` takes no other
-    if index is None:
-        return torch.where((entry < 0) | (entry >= count), count, entry)
-    index = index.long()
-    return torch.where((index < 0) | (index >= count), count, index)[entry]
+    every = torch.arange(lines.length, device=lines.query.device) if index is None else index.long()
+    every = torch.where((every < 0) | (every >= count), count, every)  # `count` might not fit into a narrow dtype
+    if lines.layout.kind != "irregular" and may_keep(lines.query.device):
+        return written_out(every[None], lines)[0]
+    return every[lines.index().long()]
 
 
 def meet(
