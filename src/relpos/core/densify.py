@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from relpos.core.gather import at_least_float32, lookup, segment_sum
@@ -90,7 +90,7 @@ class _Read(torch.autograd.Function):
         return contract(gradients[0], ctx.lines), None
 
 
-def written_out(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "H N M"]:
+def written_out(values: Shaped[Tensor, "H L"], lines: Lines) -> Shaped[Tensor, "H N M"]:
     """`values` at every pair of regular lines; autograd does not see through it.
 
     With `values` reversed, a pair of cells reads at `c - query + key`: row after row of keys a stretch of it, for the
@@ -122,7 +122,7 @@ def written_out(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "H 
     return view.flip(tuple(range(1, 1 + axes))).reshape(values.shape[0], lines.query.shape[0], lines.key.shape[0])
 
 
-def _read_with_prefix(values: Float[Tensor, "H L"], lines: Lines, query: Ramp, key: Ramp) -> Float[Tensor, "H N M"]:
+def _read_with_prefix(values: Shaped[Tensor, "H L"], lines: Lines, query: Ramp, key: Ramp) -> Shaped[Tensor, "H N M"]:
     """`written_out` of the cells, and each prefix token's row and column."""
     rows, columns = query.prefix, key.prefix
     out = values.new_empty(values.shape[0], lines.query.shape[0], lines.key.shape[0])

@@ -16,11 +16,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from relpos.core.line import Ramp
 from relpos.engines.streaming.chunks import contiguous_rows
 
 _MOST = 2
 """Columns for each entry of a row of keys up to which their sums are written beside each other: few of these numbers
 are zeros then."""
+
+
+def column_coordinate(queries: Ramp, column: int) -> int:
+    """The line coordinate of a column's cell in the first row of a grid."""
+    coordinate = queries.start
+    for size, stride in zip(reversed(queries.sizes[1:]), reversed(queries.strides[1:]), strict=True):
+        coordinate += column % size * stride
+        column //= size
+    return coordinate
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -59,10 +60,8 @@ def supports(call: Call) -> bool:
 def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """The output and the natural log-sum-exp."""
     rows, keys = call.q.shape[2] if call.mask is None else _CAUSAL_ROWS, call.k.shape[2]
-    written = written_out.suits(call)
-    plan = HankelPlan(
-        call, rows, keys, planning.PAIRS, unit=1.0, bfloat16=False, whole_columns=True, only_prefix=written
-    )
+    written, make = written_out.suits(call), partial(HankelPlan, call, rows, keys, planning.PAIRS, bfloat16=False)
+    plan = make(unit=1.0, whole_columns=True, only_prefix=written)
     prefix, sinks = plan.query.prefix, call.terms.one(Sinks)
     call_out, call_lse = call.q.new_empty(*call.q.shape[:3], call.v.shape[3]), call.q.new_empty(call.q.shape[:3])
     q, k, v = (x.detach().flatten(0, 1) for x in (call.q, call.k, call.v))
@@ -76,7 +75,7 @@ def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"
     else:
         sunk = prefix
         if prefix:
-            Forward(call, plan.prefix()).write(call_out, call_lse)
+            Forward(call, make(unit=planning.log_base(call.q.dtype), only_prefix=True)).write(call_out, call_lse)
         _by_views(plan, q, k, v, call.scale, out, lse)
     if sinks is not None:
         logits = sinks.logits.detach().to(lse.dtype).expand(call.q.shape[:2])

@@ -44,7 +44,7 @@ from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.streaming import masks
 from relpos.engines.streaming.chunks import Chunk, KeyGradient
-from relpos.engines.streaming.columns import Columns
+from relpos.engines.streaming.columns import Columns, column_coordinate
 from relpos.engines.streaming.plan import Plan
 from relpos.engines.streaming.tiles import Block, Tile
 from relpos.engines.streaming.vectors import Vectors
@@ -101,7 +101,7 @@ class HankelPlan(Plan):
             for block in (self._prefix_blocks() if only_prefix else self._row_blocks())
             for head in (range(self.heads) if self.by_head else (None,))
         ]
-        self._set_blocks(blocks)
+        self._blocks, self.heads_at_once = blocks, self._heads_of(blocks)
         self.by_block = self.by_head or any(tile.mask is not None for block in blocks for tile in block.tiles)
         self.groups = call.groups
         self.own_heads: Sequence[int] = range(self.batch * self.heads)
@@ -122,14 +122,6 @@ class HankelPlan(Plan):
             if vectors and layout.kind != "affine":
                 return False
         return all(term.lines.layout.kind == "affine" for term in vectors)
-
-    def prefix(self) -> HankelPlan:
-        """This plan for the prefix queries alone, with scores in base 2. `self` has natural scores."""
-        plan = copy.copy(self)
-        plan._set_blocks([block for block in self._blocks if block.skew == 0])
-        plan.unit = math.log2(math.e)
-        plan.reversed_values = None if self.reversed_values is None else self.reversed_values * plan.unit
-        return plan
 
     # heads
 
@@ -167,10 +159,6 @@ class HankelPlan(Plan):
     def blocks(self) -> list[Block]:
         return self._blocks
 
-    def _set_blocks(self, blocks: list[Block]) -> None:
-        """Set the blocks, and for how many heads the buffers hold the largest tile."""
-        self._blocks, self.heads_at_once = blocks, self._heads_of(blocks)
-
     def _heads_of(self, blocks: Sequence[Block]) -> int:
         """For how many heads at once blocks are computed."""
         most_keys = max((tile.count for block in blocks for tile in block.tiles), default=1)
@@ -185,7 +173,7 @@ class HankelPlan(Plan):
             return
         for first_column in range(0, self.query_columns, self.block_columns):
             columns = range(first_column, min(first_column + self.block_columns, self.query_columns))
-            coordinates = [self._column_coordinate(column) for column in columns]
+            coordinates = [column_coordinate(self.query, column) for column in columns]
             for start, stop in self._row_ranges():
                 last_row = self.column_length - 1 - start
                 rows = self.column_length - 1 - torch.arange(start, stop, device=self.device)
@@ -214,14 +202,6 @@ class HankelPlan(Plan):
         for border, next_border in itertools.pairwise(borders):
             for start in range(border, next_border, self.block_rows):
                 yield start, min(start + self.block_rows, next_border)
-
-    def _column_coordinate(self, column: int) -> int:
-        """The line coordinate of a column's cell in the first row."""
-        coordinate = self.query.start
-        for size, stride in zip(reversed(self.query.sizes[1:]), reversed(self.query.strides[1:]), strict=True):
-            coordinate += column % size * stride
-            column //= size
-        return coordinate
 
     def _tiles(self, block: Block, head: int | None) -> Iterator[Tile]:
         """The keys that some row may see in a head, or in any: whole rows of the grid, at most `tile_keys` at once."""
