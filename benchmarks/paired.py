@@ -1,12 +1,14 @@
 """Two trees of relpos against each other: is the change slower, and how sure is that?
 
     git worktree add ../before COMMIT
-    python benchmarks/paired.py ../before [.] [--cases target] [--seconds 60] [--threads 2] [--into FILE.json]
+    python benchmarks/paired.py ../before [.] [--cases target] [--pairs 6] [--seconds 10] [--threads 2] [--into FILE.json]
 
-Each tree has one process, which lives as long as the run and holds a case's inputs. The two compute in turn, a short
-call as often as makes twenty milliseconds, the order turning from round to round, so that both sides of a ratio meet
-the same machine. Printed are the median of after / before and its 95% bounds, from the order of the ratios alone (no
-assumption on how times are distributed); and each side's peak memory above its inputs, of a process for itself.
+Each tree has a process, which holds a case's inputs. The two compute in turn, a short call as often as makes twenty
+milliseconds, the order turning from round to round, so that both sides of a ratio meet the same machine. A process may
+be fast or slow for as long as it lives, so several pairs of them do the same, one after the other. Printed are the
+median of the pairs' medians of after / before and its 95% bounds, from the order of these alone (no assumption on how
+times are distributed; of six pairs the least and the largest); and each side's peak memory above its inputs, of a
+process for itself.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-SHORTEST_MS, FEWEST = 20.0, 12
+SHORTEST_MS, FEWEST = 20.0, 8
 
 
 def worker() -> None:
@@ -91,8 +93,25 @@ def bounds(ratios: list[float]) -> tuple[float, float]:
     return ordered[max(0, low - 1)], ordered[min(len(ordered) - 1, len(ordered) - low)]
 
 
-def compare(sides: tuple[Side, Side], case: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Ratios of one case."""
+def compare(trees: list[Path], case: dict[str, Any], threads: int, pairs: int, seconds: float) -> dict[str, Any]:
+    """Ratios of one case, of so many pairs of processes."""
+    medians, rounds, times = [], 0, 0
+    for _ in range(pairs):
+        sides = Side(trees[0], threads), Side(trees[1], threads)
+        ratios, times = of_pair(sides, case, seconds)
+        medians.append(statistics.median(ratios))
+        rounds += len(ratios)
+        for side in sides:
+            side.process.kill()
+    low, high = bounds(ratios if pairs == 1 else medians)
+    return {
+        "pairs": medians, "rounds": rounds, "calls": times,
+        "ratio": statistics.median(medians), "low": low, "high": high,
+    }  # fmt: skip
+
+
+def of_pair(sides: tuple[Side, Side], case: dict[str, Any], seconds: float) -> tuple[list[float], int]:
+    """The ratios of two processes, and how many calls each is of."""
     for side in sides:
         side.ask(do="build", case=case)
         once = [side.ask(do="run", times=1) for _ in range(3)][-1]
@@ -103,8 +122,7 @@ def compare(sides: tuple[Side, Side], case: dict[str, Any], seconds: float) -> d
         order = (0, 1) if len(ratios) % 2 else (1, 0)
         took = {number: sides[number].ask(do="run", times=times) for number in order}
         ratios.append(took[1] / took[0])
-    low, high = bounds(ratios)
-    return {"rounds": len(ratios), "calls": times, "ratio": statistics.median(ratios), "low": low, "high": high}
+    return ratios, times
 
 
 def peaks(trees: list[Path], case: dict[str, Any], threads: int) -> list[float]:
@@ -126,7 +144,8 @@ def main() -> None:
     parser.add_argument("before", type=Path, help="a tree of relpos, such as a git worktree")
     parser.add_argument("after", type=Path, nargs="?", default=Path(__file__).parents[1])
     parser.add_argument("--cases", default="target", help="names and families of relpos bench, of the tree after")
-    parser.add_argument("--seconds", type=float, default=60, help="for each case")
+    parser.add_argument("--pairs", type=int, default=6, help="of processes, for each case")
+    parser.add_argument("--seconds", type=float, default=10, help="for each pair")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--into", type=Path, help="a JSON file for the results")
     args = parser.parse_args()
@@ -134,17 +153,17 @@ def main() -> None:
     from relpos.bench.cases import find_cases
     from relpos.bench.run import surroundings
 
-    sides = (Side(trees[0], args.threads), Side(trees[1], args.threads))
     rows = []
     for case in find_cases(args.cases):
         usual = {field.name: field.default for field in fields(case)}
         own = {name: x for name, x in asdict(case).items() if x != usual[name]}  # the other tree may know no more
-        row = {"case": case.name, **compare(sides, own, args.seconds)}
+        row = {"case": case.name, **compare(trees, own, args.threads, args.pairs, args.seconds)}
         row["peak_mib"] = peaks(trees, own, args.threads)
         rows.append(row)
         peak = " -> ".join(f"{mib:.0f}" for mib in row["peak_mib"])
         ratio = f"{row['ratio']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
-        print(f"{case.name:42} {ratio}  {row['rounds']} rounds of {row['calls']}, peak MiB {peak}", flush=True)
+        counts = f"{args.pairs} pairs, {row['rounds']} rounds of {row['calls']}"
+        print(f"{case.name:42} {ratio}  {counts}, peak MiB {peak}", flush=True)
         if args.into is not None:
             names = [subprocess.run(["git", "-C", tree, "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
                                     check=False).stdout.strip() for tree in trees]  # fmt: skip

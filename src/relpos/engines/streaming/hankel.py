@@ -106,7 +106,8 @@ class HankelPlan(Plan):
         self.groups = call.groups
         self.own_heads: Sequence[int] = range(self.batch * self.heads)
         # a share has all heads of a key; with vectors in all elements of the batch, since these add to the same sums
-        self.share_count = 1 if self.by_block else self.heads // self.groups * (1 if self.vectors else self.batch)
+        shares = self.heads // self.groups * (1 if self.vectors else self.batch)
+        self.share_count = 1 if self.by_block or bfloat16 else shares  # bfloat16 by threads is no faster, and larger
 
     @staticmethod
     def supports(call: Call) -> bool:

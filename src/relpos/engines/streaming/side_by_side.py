@@ -2,8 +2,7 @@
 
 When all threads share each operation on a tile, they wait for one another at its end, and what one core has written the
 other reads. A thread that computes whole heads does neither. Where every such thread has one of PyTorch's, what it
-computes does not depend on how many there are, but in native bfloat16, where heads of a chunk are computed again
-together.
+computes does not depend on how many there are. In native bfloat16 it is no faster, and not done.
 """
 
 from __future__ import annotations
