@@ -1,7 +1,7 @@
 """Two trees of relpos against each other: is the change slower, and how sure is that?
 
     git worktree add ../before COMMIT
-    python benchmarks/paired.py ../before [.] [--cases target] [--pairs 6] [--seconds 10] [--threads 2] [--into FILE.json]
+    python benchmarks/paired.py ../before [.] [--cases target] [--pairs 6] [--seconds 10] [--threads 2] [--into FILE]
 
 Each tree has a process, which holds a case's inputs. The two compute in turn, a short call as often as makes twenty
 milliseconds, the order turning from round to round, so that both sides of a ratio meet the same machine. A process may
