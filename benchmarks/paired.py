@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 SHORTEST_MS, FEWEST = 20.0, 8
+FEWEST_PAIRS = 6
 
 
 def worker() -> None:
@@ -83,6 +84,11 @@ class Side:
             raise SystemExit(f"a worker ended with {self.process.wait()} at {what}")
         return json.loads(answer)
 
+    def end(self) -> None:
+        """Let the process go."""
+        self.process.kill()
+        self.process.communicate()
+
 
 def bounds(ratios: list[float]) -> tuple[float, float]:
     """95% bounds of the median: the order statistics that binomial signs put it between."""
@@ -95,23 +101,22 @@ def bounds(ratios: list[float]) -> tuple[float, float]:
 
 def compare(trees: list[Path], case: dict[str, Any], threads: int, pairs: int, seconds: float) -> dict[str, Any]:
     """Ratios of one case, of so many pairs of processes."""
-    medians, rounds, times = [], 0, 0
+    medians, rounds = list[float](), 0
     for _ in range(pairs):
         sides = Side(trees[0], threads), Side(trees[1], threads)
-        ratios, times = of_pair(sides, case, seconds)
+        try:
+            ratios = of_pair(sides, case, seconds)
+        finally:
+            for side in sides:
+                side.end()
         medians.append(statistics.median(ratios))
         rounds += len(ratios)
-        for side in sides:
-            side.process.kill()
-    low, high = bounds(ratios if pairs == 1 else medians)
-    return {
-        "pairs": medians, "rounds": rounds, "calls": times,
-        "ratio": statistics.median(medians), "low": low, "high": high,
-    }  # fmt: skip
+    low, high = bounds(medians)
+    return {"pairs": medians, "rounds": rounds, "ratio": statistics.median(medians), "low": low, "high": high}
 
 
-def of_pair(sides: tuple[Side, Side], case: dict[str, Any], seconds: float) -> tuple[list[float], int]:
-    """The ratios of two processes, and how many calls each is of."""
+def of_pair(sides: tuple[Side, Side], case: dict[str, Any], seconds: float) -> list[float]:
+    """The ratios of two processes."""
     for side in sides:
         side.ask(do="build", case=case)
         once = [side.ask(do="run", times=1) for _ in range(3)][-1]
@@ -122,7 +127,7 @@ def of_pair(sides: tuple[Side, Side], case: dict[str, Any], seconds: float) -> t
         order = (0, 1) if len(ratios) % 2 else (1, 0)
         took = {number: sides[number].ask(do="run", times=times) for number in order}
         ratios.append(took[1] / took[0])
-    return ratios, times
+    return ratios
 
 
 def peaks(trees: list[Path], case: dict[str, Any], threads: int) -> list[float]:
@@ -134,7 +139,7 @@ def peaks(trees: list[Path], case: dict[str, Any], threads: int) -> list[float]:
         side.ask(do="run", times=1)
         side.ask(do="build", case=case)
         found.append(side.ask(do="peak"))
-        side.process.kill()
+        side.end()
     return found
 
 
@@ -144,11 +149,13 @@ def main() -> None:
     parser.add_argument("before", type=Path, help="a tree of relpos, such as a git worktree")
     parser.add_argument("after", type=Path, nargs="?", default=Path(__file__).parents[1])
     parser.add_argument("--cases", default="target", help="names and families of relpos bench, of the tree after")
-    parser.add_argument("--pairs", type=int, default=6, help="of processes, for each case")
+    parser.add_argument("--pairs", type=int, default=FEWEST_PAIRS, help="of processes, for each case")
     parser.add_argument("--seconds", type=float, default=10, help="for each pair")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--into", type=Path, help="a JSON file for the results")
     args = parser.parse_args()
+    if args.pairs < FEWEST_PAIRS:
+        parser.error(f"--pairs {args.pairs} have no 95% bounds; give {FEWEST_PAIRS} or more")
     trees = [args.before.resolve(), args.after.resolve()]
     from relpos.bench.cases import find_cases
     from relpos.bench.run import surroundings
@@ -162,7 +169,7 @@ def main() -> None:
         rows.append(row)
         peak = " -> ".join(f"{mib:.0f}" for mib in row["peak_mib"])
         ratio = f"{row['ratio']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
-        counts = f"{args.pairs} pairs, {row['rounds']} rounds of {row['calls']}"
+        counts = f"{args.pairs} pairs, {row['rounds']} rounds"
         print(f"{case.name:42} {ratio}  {counts}, peak MiB {peak}", flush=True)
         if args.into is not None:
             names = [subprocess.run(["git", "-C", tree, "rev-parse", "--short", "HEAD"], capture_output=True, text=True,

@@ -288,22 +288,37 @@ def test_dropout_is_that_of_the_reference(small_tiles: None) -> None:
             torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("prefix", [0, 1])
-@pytest.mark.parametrize("rows", [0, 1, 3, 5])
-def test_a_bias_that_forbids_rows_of_a_grid(rows: int, prefix: int, small_tiles: None) -> None:
+FORBIDDING: dict[str, tuple[Coordinates, Coordinates | None, Mask | None]] = {
+    "grid": (Grid(5, 4), None, None),
+    "grid with prefix": (Grid(5, 4, prefix=1), None, None),
+    "causal grid": (Grid(5, 4), None, Mask.causal()),
+    "sequence": (Sequence(20), None, None),
+    "prefix of keys": (Sequence(20), Sequence(5, prefix=1), None),
+    "causal": (Sequence(20, prefix=2), None, Mask.causal()),
+}
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("name", FORBIDDING)
+@pytest.mark.parametrize("reach", [0, 1, 3])
+def test_a_bias_that_forbids(reach: int, name: str, sinks: bool, small_tiles: None) -> None:
     """The softmax over some keys becomes that over all, also where nothing of them counts, or nothing at all."""
-    grid = Grid(5, 4, prefix=prefix)
-    line = lines(grid)
+    queries, keys, mask = FORBIDDING[name]
+    line = lines(queries, keys)
     offsets = line.offsets()
-    values = torch.randn(H, line.length)
-    values[:, (offsets.kind == 0) & (offsets.axes[:, 0].abs() >= rows)] = -torch.inf
-    q, k, v = torch.randn(3, B, H, grid.count, D)
-    (out, lse), (expected, expected_lse) = (
-        attention(q, k, v, position=LineBias(values, line), return_lse=True, backend=backend)
-        for backend in ("streaming", "reference")
-    )
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(lse, expected_lse)
+    forbidden = (offsets.kind == 0) & (offsets.axes[:, 0].abs() >= reach)
+    q, k, v = torch.randn(3, B, H, queries.count, D)
+    k, v = (x[:, :, : (queries if keys is None else keys).count] for x in (k, v))
+
+    def terms(values: Tensor, logits: Tensor) -> Terms:
+        bias = LineBias(values.masked_fill(forbidden, -torch.inf), line)
+        return Terms(bias, Sinks(logits)) if sinks else Terms(bias)
+
+    inputs = [q, k, v, torch.randn(H, line.length), torch.randn(H)]
+    upstream = [torch.randn(q.shape), torch.randn(q.shape[:3])]
+    found, expected = (run(backend, terms, {"mask": mask}, inputs, upstream) for backend in ("streaming", "reference"))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_rows_too_long_to_write_out(monkeypatch: pytest.MonkeyPatch) -> None:

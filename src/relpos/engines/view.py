@@ -77,7 +77,7 @@ def attend(call: Call, bias: LineBias) -> Float[Tensor, "B H N V"]:
 
 
 def _masked(window: Float[Tensor, "H L"], mask: Mask, keys: int) -> Float[Tensor, "H L"]:
-    """The values, with -inf where a query and a key are farther apart than a mask allows."""
+    """The values of query - key from -(keys - 1) on, with -inf where these are farther apart than a mask allows."""
     window = window.clone()
     if mask.left is not None:
         window[:, keys + mask.left :] = -torch.inf

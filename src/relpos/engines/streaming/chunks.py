@@ -132,18 +132,17 @@ class KeyGradient:
 
     def at(self, heads: slice, keys: slice) -> list[Float[Tensor, "m D"]]:
         """The tensors to add to, one for each query head."""
-        result = self._heads
         shared = [head // self.groups for head in range(heads.start, heads.stop)]
         if not self.rounding:
             for head in shared:
                 if head not in self._begun:
                     self._begun.add(head)
-                    result[head].zero_()
-            return [result[head, keys] for head in shared]
+                    self._heads[head].zero_()
+            return [self._heads[head, keys] for head in shared]
         self.settle(keep=shared)
         for head in shared:
             if head not in self.sums:
-                self.sums[head] = torch.zeros(result.shape[1:], dtype=self.dtype, device=result.device)
+                self.sums[head] = torch.zeros(self._heads.shape[1:], dtype=self.dtype, device=self._heads.device)
         return [self.sums[head][keys] for head in shared]
 
     def share(self) -> KeyGradient:
@@ -155,6 +154,7 @@ class KeyGradient:
     def settle(self, keep: Sequence[int] = ()) -> None:
         """Round the sums of all heads but these into the result."""
         for head in self.sums.keys() - set(keep):
+            assert head not in self._begun, "a head that was rounded already"
             self._begun.add(head)
             self._heads[head] = self.sums.pop(head)
 

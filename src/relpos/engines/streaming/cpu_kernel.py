@@ -1,8 +1,8 @@
 """The forward by PyTorch's flash attention kernel for CPU, which is given the bias as its mask.
 
 The kernel reads a mask through its strides, so a Hankel view of a window (see `hankel`) is enough and nothing of size
-N x M is stored. The kernel also returns the log-sum-exp that the backward needs. On a grid without a mask it computes
-all pairs (see `written_out`), elsewhere most:
+N x M is stored. The kernel also returns the log-sum-exp that the backward needs. On a grid without a mask it mostly
+computes all pairs (see `written_out`), elsewhere:
 
                           prefix keys             other keys
     prefix queries        by `Forward`            by `Forward`
@@ -23,7 +23,7 @@ from torch import Tensor
 from relpos.core import LineBias, LineVectors, Sinks
 from relpos.core.private import flash_kernel
 from relpos.engines.call import Call
-from relpos.engines.streaming import planning, written_out
+from relpos.engines.streaming import parts, planning, written_out
 from relpos.engines.streaming.chunks import contiguous_rows
 from relpos.engines.streaming.forward import Forward
 from relpos.engines.streaming.hankel import HankelPlan
@@ -93,16 +93,16 @@ def _by_views(
     lse: Float[Tensor, "BH N 1"],
 ) -> None:
     """Write the rows behind the prefix, for which the kernel reads the bias through views of windows."""
-    kernel, prefix, prefix_keys = flash_kernel(), plan.query.prefix, plan.key.prefix
-    assert kernel is not None
+    prefix, prefix_keys = plan.query.prefix, plan.key.prefix
+    forbidding = parts.forbids(plan.reversed_values)
     for blocks, tiles in _groups(plan):
         block_q = q.index_select(1, torch.cat([block.queries for block in blocks])).unflatten(1, (len(blocks), -1))
-        tile_kv = (x[:, tiles[0].keys].expand(len(blocks), -1, -1, -1) for x in (k, v))
-        mask = _mask(plan, blocks, tiles)
-        block_out, block_lse = kernel(block_q.transpose(0, 1), *tile_kv, 0.0, False, attn_mask=mask, scale=scale)
+        tile_k, tile_v = (x[:, tiles[0].keys].expand(len(blocks), -1, -1, -1) for x in (k, v))
+        mask, rows = _mask(plan, blocks, tiles), block_q.transpose(0, 1)
+        block_out, block_lse = parts.attend(rows, tile_k, tile_v, mask, scale, forbidding=forbidding)
         for number, block in enumerate(blocks):
             out.index_copy_(1, block.queries, block_out[number])
-            lse.index_copy_(1, block.queries, block_lse[number, ..., None])
+            lse.index_copy_(1, block.queries, block_lse[number])
 
     out, lse = out[:, prefix:], lse[:, prefix:]
     if prefix_keys:
@@ -112,13 +112,13 @@ def _by_views(
             if bias is not None:
                 score[:, block.queries - prefix] += bias
         _merge(out, lse, score.logsumexp(dim=-1, keepdim=True))
-        out += torch.exp(score - lse) @ v[:, :prefix_keys]
+        out += parts.share(score, lse) @ v[:, :prefix_keys]
 
 
 def _merge(out: Float[Tensor, "BH n V"], lse: Float[Tensor, "BH n 1"], other: Float[Tensor, "BH _ 1"]) -> None:
     """Extend the softmax by scores whose log-sum-exp is `other`; the caller adds their values."""
     total = torch.logaddexp(lse, other)
-    out *= torch.exp(lse - total)
+    out *= parts.share(lse, total)
     lse.copy_(total)
 
 

@@ -72,7 +72,7 @@ class HankelPlan(Plan):
         self.keys = call.k.shape[2]
         self.dtype = torch.promote_types(call.q.dtype, torch.float32)
         self.renormalizes = self.dtype == torch.float64
-        self.rounds = self.dtype != call.q.dtype  # a head's sums at once, when all its blocks are done
+        self.keeps_sums = self.dtype != call.q.dtype  # of a head until all its blocks are done (`KeyGradient`)
         self.line_bias = call.terms.one(LineBias)
         self.reversed_values: Float[Tensor, "BH L"] | None = None
         self.d_reversed_values: Float[Tensor, "BH L"] | None = None
@@ -101,7 +101,7 @@ class HankelPlan(Plan):
             for block in (self._prefix_blocks() if only_prefix else self._row_blocks())
             for head in (range(self.heads) if self.by_head else (None,))
         ]
-        self._blocks, self.heads_at_once = blocks, self._heads_of(blocks)
+        self._blocks, self.heads_at_once = blocks, self._most_heads(blocks)
         self.by_block = self.by_head or any(tile.mask is not None for block in blocks for tile in block.tiles)
         self.groups = call.groups
         self.own_heads: Sequence[int] = range(self.batch * self.heads)
@@ -135,11 +135,13 @@ class HankelPlan(Plan):
         return [slice(piece[0], piece[-1] + 1) for piece in pieces]
 
     def passes(self) -> list[tuple[list[slice], list[Block]]]:
-        """The few rows of a prefix for more heads at once than the others: a block costs about the same for all."""
+        """The few rows of a prefix for more heads at once than the others."""
         few = [block for block in self._blocks if block.skew == 0]
-        if self.rounds or not few:
+        if self.keeps_sums or not few:
             return [(self.head_slices(), self._blocks)]
-        return [(self._slices(self._heads_of(few)), few), (self.head_slices(), self._blocks[len(few) :])]
+        most = min(self._most_heads(few), self.heads if self.groups == 1 else self.groups)  # else keys are copied
+        passes = [(self._slices(most), few), (self.head_slices(), self._blocks[len(few) :])]
+        return [(heads, blocks) for heads, blocks in passes if blocks]
 
     def shares(self, count: int) -> list[HankelPlan]:
         if count == 1:
@@ -160,8 +162,8 @@ class HankelPlan(Plan):
     def blocks(self) -> list[Block]:
         return self._blocks
 
-    def _heads_of(self, blocks: Sequence[Block]) -> int:
-        """For how many heads at once blocks are computed."""
+    def _most_heads(self, blocks: Sequence[Block]) -> int:
+        """For how many heads at once some blocks are computed."""
         most_keys = max((tile.count for block in blocks for tile in block.tiles), default=1)
         most_rows = max((block.count for block in blocks), default=1)
         return 1 if self.vectors or self.by_head else max(1, self.pairs // (most_keys * most_rows))

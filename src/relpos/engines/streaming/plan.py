@@ -45,7 +45,10 @@ class Plan(Protocol):
         """The heads of each chunk among the B * H heads, in order."""
 
     def passes(self) -> Iterable[tuple[Iterable[slice], Iterable[Block]]]:
-        """Where `by_block` is off, heads and the blocks that each of them goes through, one pass after the other."""
+        """Where `by_block` is off, heads and the blocks that each of them goes through, one pass after the other.
+
+        A single pass where gradients are rounded when a head is done (see `KeyGradient`).
+        """
         return [(self.head_slices(), self.blocks())]
 
     def blocks(self) -> Iterable[Block]:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from relpos.core import LineBias
 from relpos.core.line import Ramp
-from relpos.core.private import flash_kernel
 from relpos.engines.call import Call
+from relpos.engines.streaming import parts
 from relpos.engines.streaming.chunks import contiguous_rows
 from relpos.engines.streaming.hankel import HankelPlan
 
@@ -87,18 +87,12 @@ def attend(
     lse: Float[Tensor, "BH N 1"],
 ) -> None:
     """Write all rows."""
-    kernel = flash_kernel()
-    assert kernel is not None
-    assert plan.reversed_values is not None
-    forbids = bool((plan.reversed_values == -torch.inf).any())
+    forbidding = parts.forbids(plan.reversed_values)
 
     def of_keys(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of some rows over some keys."""
-        part_out, part_lse = kernel(q[None], k[None], v[None], 0.0, False, attn_mask=bias[None], scale=scale)
-        part_lse = part_lse[0, ..., None]
-        if forbids:  # the kernel says 0 of a row that sees none of these keys
-            part_lse.masked_fill_(bias.amax(dim=-1, keepdim=True) == -torch.inf, -torch.inf)
-        return part_out[0], part_lse
+        part_out, part_lse = parts.attend(q[None], k[None], v[None], bias[None], scale, forbidding=forbidding)
+        return part_out[0], part_lse[0]
 
     count, prefix, columns = len(q), plan.query.prefix, plan.query_columns
     if prefix:
@@ -106,20 +100,20 @@ def attend(
         part_out, part_lse = of_keys(prefix_q, k, v, bias)
         out[:, :prefix], lse[:, :prefix] = part_out[:, :prefix], part_lse[:, :prefix]
     rows, pieces = _cut(plan.query, plan.key)
-    most, pairs = rows[0][1] * columns, _pairs(plan.query, plan.key)
-    at_once = _heads_at_once(count, most, pairs)
+    pairs = _pairs(plan.query, plan.key)
+    at_once = _heads_at_once(count, rows[0][1] * columns, pairs)
     backwards, mask = contiguous_rows(q[:, prefix:].flip(1)), q.new_empty(at_once * pairs)
     for first in range(0, count, at_once):
         heads = slice(first, min(first + at_once, count))
         for start, stop in rows:
-            part_q, parts = backwards[heads, start * columns : stop * columns], []
+            part_q, found = backwards[heads, start * columns : stop * columns], []
             for piece in pieces:
                 keys = _keys(plan, piece)
                 shape = (*part_q.shape[:2], keys.stop - keys.start)
                 bias = mask[: math.prod(shape)].view(shape)
                 _write(plan, bias, (start, stop), piece, heads)
-                parts.append(of_keys(part_q, k[heads, keys], v[heads, keys], bias))
-            part_out, part_lse = _together(parts)
+                found.append(of_keys(part_q, k[heads, keys], v[heads, keys], bias))
+            part_out, part_lse = _together(found)
             behind = slice(out.shape[1] - stop * columns, out.shape[1] - start * columns)
             out[heads, behind], lse[heads, behind] = part_out.flip(1), part_lse.flip(1)
 
@@ -137,18 +131,17 @@ def _prefix(plan: HankelPlan, q: Float[Tensor, "BH N D"]) -> tuple[Float[Tensor,
     return rows, row.expand(-1, rows.shape[1], -1)
 
 
-def _together(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _together(found: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp over all keys, from those over some."""
-    if len(parts) == 1:
-        return parts[0]
-    outs, lses = zip(*parts, strict=True)
+    if len(found) == 1:
+        return found[0]
+    outs, lses = zip(*found, strict=True)
     out = torch.zeros_like(outs[0])
     lse = torch.empty_like(lses[0])
     for head in range(len(out)):  # by itself, so that numbers do not depend on how many there are
         every = torch.stack([part[head] for part in lses])
         torch.logsumexp(every, dim=0, out=lse[head])
-        weights = torch.where(lse[head] == -torch.inf, 0, torch.exp(every - lse[head]))
-        for part, weight in zip(outs, weights, strict=True):
+        for part, weight in zip(outs, parts.share(every, lse[head]), strict=True):
             out[head].addcmul_(part[head], weight)
     return out, lse
 
@@ -168,7 +161,7 @@ def _write(
     values, query, key, lines = plan.reversed_values[heads], plan.query, plan.key, plan.line_bias.lines
     into = bias.unflatten(1, (-1, *query.sizes[1:]))
 
-    def pairs(key_start: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    def read(key_start: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
         """What these rows read for keys that begin at a coordinate."""
         first = lines.length - 1 - (query.start + query.extent - key_start + lines.origin)
         first += rows[0] * query.strides[0]
@@ -176,7 +169,7 @@ def _write(
         return values.as_strided(shape, (values.stride(0), *query.strides, *strides), values.storage_offset() + first)
 
     sizes, prefix = (piece[1] - piece[0], *key.sizes[1:]), 0 if piece[0] else key.prefix
-    of_tokens = pairs(key.start + piece[0] * key.strides[0], sizes, key.strides)
+    of_tokens = read(key.start + piece[0] * key.strides[0], sizes, key.strides)
     into[..., prefix:].unflatten(-1, sizes).copy_(of_tokens)
     if prefix:
-        into[..., :prefix] = pairs(-(lines.layout.tokens + 1), (1,), (0,))  # the one coordinate of all of them
+        into[..., :prefix] = read(-(lines.layout.tokens + 1), (1,), (0,))  # the one coordinate of all of them

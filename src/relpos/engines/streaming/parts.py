@@ -1,0 +1,42 @@
+"""Attention over some of the keys by PyTorch's flash kernel, and what that is worth among all keys."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.core.private import flash_kernel
+
+
+def forbids(values: Tensor | None) -> bool:
+    """Whether the values of a bias, where there is one, are -inf somewhere."""
+    return values is not None and bool((values == -torch.inf).any())
+
+
+def attend(
+    q: Float[Tensor, "B H n D"],
+    k: Float[Tensor, "B H m D"],
+    v: Float[Tensor, "B H m D"],
+    bias: Float[Tensor, "#B #H n m"] | None,
+    scale: float,
+    *,
+    forbidding: bool,
+) -> tuple[Float[Tensor, "B H n D"], Float[Tensor, "B H n 1"]]:
+    """Output and log-sum-exp.
+
+    Args:
+        forbidding: whether the bias may be -inf in all of a row, of which the kernel says that its log-sum-exp is 0.
+    """
+    kernel = flash_kernel()
+    assert kernel is not None
+    out, lse = kernel(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
+    lse = lse[..., None]
+    if forbidding and bias is not None:
+        lse.masked_fill_(bias.amax(dim=-1, keepdim=True) == -torch.inf, -torch.inf)
+    return out, lse
+
+
+def share(lse: Float[Tensor, "*P n m"], total: Float[Tensor, "*Q n 1"]) -> Float[Tensor, "*P n m"]:
+    """The part that keys, or some together, have in the softmax over all; 0 in a row that sees nothing."""
+    return torch.where(total == -torch.inf, 0, torch.exp(lse - total))
