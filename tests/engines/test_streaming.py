@@ -322,12 +322,13 @@ def test_a_bias_that_forbids(reach: int, name: str, sinks: bool, small_tiles: No
 
 
 def test_rows_too_long_to_write_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel call takes whole rows of the grid's first axis, and the prefix with the last of them."""
+    """A kernel call takes whole rows of the grid's first axis, and keys of the prefix with the first of theirs."""
     written: list[int] = []
     attend = written_out.attend
     monkeypatch.setattr(written_out, "_ROWS", 6)
     monkeypatch.setattr(written_out, "attend", lambda plan, *rest: (written.append(plan.keys), attend(plan, *rest)))
-    for most, grid in ((10 * 20, Grid(2, 10)), (10 * 20 - 1, Grid(2, 10)), (24 * 24, Grid(2, 2, prefix=20))):
+    wide, prefixed = Grid(2, 10), Grid(2, 2, prefix=20)
+    for most, grid in ((10 * 20, wide), (10 * 20 - 1, wide), (4 * 24, prefixed), (4 * 24 - 1, prefixed)):
         monkeypatch.setattr(written_out, "_MOST_PAIRS", most)
         q = torch.randn(1, H, grid.count, D)
         values = torch.randn(H, lines(grid).length)

@@ -80,5 +80,5 @@ def add_matmul(
             into[number].add_(torch.mm(a[number], b[number]), alpha=factor)
         return
     with _precision.rounding_operands() if rounded else nullcontext():
-        for number in range(a.shape[0]):  # batched kernels refuse padded rows
+        for number in range(a.shape[0]):  # batched kernels refuse padded rows; a tensor's iterator takes longer
             into[number].addmm_(a[number], b[number], alpha=factor, beta=0 if overwrite else 1)

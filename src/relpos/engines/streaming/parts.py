@@ -1,4 +1,4 @@
-"""Attention over some of the keys by PyTorch's flash kernel, and what that is worth among all keys."""
+"""Attention over some of the keys by PyTorch's flash kernel, and the weight it has in that over all keys."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def attend(
     return out, lse
 
 
-def share(lse: Float[Tensor, "*P n m"], total: Float[Tensor, "*Q n 1"]) -> Float[Tensor, "*P n m"]:
-    """The part that keys, or some together, have in the softmax over all; 0 in a row that sees nothing."""
-    return torch.where(total == -torch.inf, 0, torch.exp(lse - total))
+def share(part: Float[Tensor, "*P n m"], total: Float[Tensor, "*Q n 1"]) -> Float[Tensor, "*P n m"]:
+    """The weight of keys in the softmax over all, from their scores or the log-sum-exp of some of them, and that of
+    all; 0 in a row that sees nothing."""
+    return torch.where(total == -torch.inf, 0, torch.exp(part - total))

@@ -1,13 +1,14 @@
 """The forward by PyTorch's flash kernel where its mask is written out, for some heads, rows and keys at a time.
 
 On a grid the rows that one view serves are a column's, so few that the kernel takes small blocks of them. Numbers for
-every pair let it take its largest. They are few at a time, for the way through the cache costs more than writing them;
-the softmax over some keys becomes that over all by the log-sum-exp. With the queries of a grid from the last to the
-first the numbers are one strided view of the reversed values (see `hankel`), which is copied:
+every pair let it take its largest. About a million are written at a time, since a larger mask would come back from
+memory; what the kernel finds for some keys is merged by the log-sum-exp. With the queries of a grid from the last to
+the first the numbers are one strided view of the reversed values (see `hankel`), which is copied:
 
     bias[r, c, a, b] = reversed[start + (r + a) * stride of rows + (c + b) * stride of columns]
 
-The rows of a prefix come by themselves: behind the others they would be a block for one of the kernel's threads.
+The rows of a prefix are a kernel call of their own: behind the others they would be one more block, which the kernel's
+threads could not share evenly.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ the grids are so long."""
 
 
 def suits(call: Call) -> bool:
-    """Whether a call is for a grid without a mask, of which enough rows can be written out at once. It is one that
-    `HankelPlan` supports."""
+    """Whether a call that `HankelPlan` supports is for a grid without a mask, of which enough can be written out at
+    once."""
     bias = call.terms.one(LineBias)
     if bias is None or call.mask is not None:
         return False
@@ -70,7 +71,7 @@ def _pairs(query: Ramp, key: Ramp) -> int:
 
 
 def _heads_at_once(count: int, rows: int, pairs: int) -> int:
-    """For how many heads a kernel is called: its threads share the blocks of rows of all of them evenly."""
+    """The heads of a kernel call: so many that its threads share the blocks of rows of all of them evenly."""
     threads = torch.get_num_threads()
     blocks = -(-rows // next(size for least, size in _BLOCKS if rows >= least))
     even = threads // math.gcd(threads, blocks)
@@ -119,8 +120,8 @@ def attend(
 
 
 def _prefix(plan: HankelPlan, q: Float[Tensor, "BH N D"]) -> tuple[Float[Tensor, "BH p D"], Float[Tensor, "BH p M"]]:
-    """The queries of the prefix, and their bias, of which all have the same. Of other than whole sixteens of rows the
-    kernel's last digits depend on which of its threads has them."""
+    """The queries of the prefix, and the bias, which is the same for all of them. Zeros make them a multiple of 16:
+    otherwise the kernel's last digits depend on which of its threads computes them."""
     block = plan.blocks()[0]
     rows = contiguous_rows(F.pad(q[:, : block.count], (0, 0, 0, -block.count % 16)))
     row = q.new_empty(len(q), 1, plan.keys)
