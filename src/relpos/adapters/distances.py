@@ -35,7 +35,7 @@ class Distances(Retrofitted):
         table: Tensor = self.attention_biases
         line, rows = self.kept((grid, stride), table.device, lambda: _lines(grid, stride, table.device))
         wide = at_least_float32(table if head is None else table[head : head + 1])
-        return Terms(LineBias(read(wide.T, rows).T, line))
+        return Terms(LineBias(read(wide.T, rows), line))
 
 
 def _lines(grid: tuple[int, int], stride: int, device: torch.device) -> tuple[Lines, Rows]:

@@ -132,7 +132,7 @@ def make(kind: CallKind, dtype: torch.dtype) -> Call:
     shared = 2 if kind.shared else 1
     q = normal(2, _HEADS, kind.queries.count, kind.width)
     k, v = (normal(2, _HEADS // shared, keys.count, kind.width) for _ in range(2))
-    call = prepare(
+    call, _ = prepare(
         q, k, v, position=_position(kind, dtype, generator), queries=None, keys=None, mask=kind.mask, scale=None,
         dropout=kind.dropout, return_lse=False,
     )  # fmt: skip

@@ -7,7 +7,7 @@ share below them.
 from relpos.core.algebra import Term, Terms
 from relpos.core.blocks import Blocks
 from relpos.core.constants import constant, keeps, passing
-from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence, require_coordinates
+from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence, require_coordinates, require_sides
 from relpos.core.densify import contract, expand
 from relpos.core.gather import Rows, at_least_float32, lookup, read, segment_sum
 from relpos.core.kept import keep, may_keep
@@ -71,6 +71,7 @@ __all__ = [
     "passing",
     "read",
     "require_coordinates",
+    "require_sides",
     "require_width",
     "rotate",
     "segment_sum",

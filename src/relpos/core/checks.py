@@ -155,11 +155,21 @@ def require_device(x: Tensor, name: str, device: torch.device, remedy: str) -> N
         fail(f"{name} on {device}", str(x.device), remedy)
 
 
+CPU = torch.device("cpu")
+"""To compare with: sooner than asking a device for its type, which makes a string."""
+
+
+def _autocast(device: torch.device) -> str | None:
+    """The type of a device where autocast is on."""
+    kind = "cpu" if device == CPU else device.type
+    available = kind == "cpu" or torch.amp.is_autocast_available(kind)
+    return kind if available and torch.is_autocast_enabled(kind) else None
+
+
 def dtype_under_autocast(x: Tensor) -> torch.dtype:
     """The dtype in which `x` takes part: autocast's where that is on, which leaves float64 alone."""
-    kind = x.device.type
-    cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) and x.dtype != torch.float64
-    return torch.get_autocast_dtype(kind) if cast else x.dtype
+    kind = _autocast(x.device)
+    return x.dtype if kind is None or x.dtype == torch.float64 else torch.get_autocast_dtype(kind)
 
 
 _NOTHING = nullcontext()
@@ -167,9 +177,8 @@ _NOTHING = nullcontext()
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Autocast off on a device; nothing to enter where it is off."""
-    kind = device.type
-    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if on else _NOTHING
+    kind = _autocast(device)
+    return _NOTHING if kind is None else torch.autocast(kind, enabled=False)
 
 
 def require_like(x: Tensor, name: str, weight: Tensor) -> None:

@@ -247,12 +247,22 @@ def _check_range(values: Shaped[Tensor, "*B N A"], low: tuple[int, ...], high: t
             )
 
 
+_KINDS = (Sequence, Grid, Positions)
+
+
 def require_coordinates(x: object, name: str) -> None:
     """Raise unless `x` says where tokens are."""
-    if not isinstance(x, Sequence | Grid | Positions):
+    if not isinstance(x, _KINDS):
         wanted = f"{name} to be coordinates (Sequence, Grid or Positions)"
         fail(
             wanted,
             shape_of(x),
             "Write Sequence(length) or Grid(rows, columns); of a tensor, Positions(x, low=..., high=...).",
         )
+
+
+def require_sides(queries: Coordinates, keys: Coordinates | None) -> None:
+    """Raise unless both say where tokens are; keys may be left out."""
+    require_coordinates(queries, "queries")
+    if keys is not None:
+        require_coordinates(keys, "keys")

@@ -54,11 +54,11 @@ class Rows:
     """Row numbers that a table is read by again and again: checked and sorted once.
 
     Args:
-        index: integers in 0 ... rows - 1, any shape.
+        index: integers in 0 ... rows - 1.
         rows: of the table.
     """
 
-    def __init__(self, index: Int[Tensor, "*I"], rows: int) -> None:
+    def __init__(self, index: Int[Tensor, " L"], rows: int) -> None:
         _check(index, rows)
         self.index, self.rows = index, rows
 
@@ -66,7 +66,7 @@ class Rows:
     def order(self) -> tuple[Tensor, Tensor]:
         """What the gradient's sum wants; see `_sorted`."""
         with torch.inference_mode(False):
-            return _sorted(self.index.flatten(), self.rows)
+            return _sorted(self.index, self.rows)
 
 
 _MASKS = (torch.bool, torch.uint8)
@@ -124,12 +124,12 @@ class _ReadRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         rows: Rows = ctx.rows
-        flat = gradients[0].reshape(rows.index.numel(), *gradients[0].shape[rows.index.dim() :])
+        (gradient,) = gradients
         if torch.is_grad_enabled():  # a second derivative is wanted
-            return segment_sum(flat, rows.index.flatten(), rows.rows), None
-        if _adds_in_order(flat):
-            return ordered_segment_sum(flat, rows.index.flatten(), rows.rows), None
-        return _sum_sorted(flat, *rows.order), None
+            return segment_sum(gradient, rows.index, rows.rows), None
+        if _adds_in_order(gradient):
+            return ordered_segment_sum(gradient, rows.index, rows.rows), None
+        return _sum_sorted(gradient, *rows.order), None
 
 
 def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Tensor, "*IC"]:
@@ -161,14 +161,15 @@ def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Ten
     return result
 
 
-def read(table: Float[Tensor, " R *C"], rows: Rows) -> Float[Tensor, "*IC"]:
-    """`lookup` of rows that were checked when they were made, and are sorted once for the gradient."""
+def read(table: Float[Tensor, "R H"], rows: Rows) -> Float[Tensor, "H L"]:
+    """`lookup(table, rows.index).T`, of L rows that were checked when they were made, and are sorted once for the
+    gradient."""
     if torch.compiler.is_compiling() or inside_transform():
-        return lookup(table, rows.index)
+        return lookup(table, rows.index).T
     if not (table.requires_grad and torch.is_grad_enabled()):
-        return table.index_select(0, rows.index) if rows.index.dim() == 1 else table[rows.index]  # the same, sooner
+        return table.T.index_select(1, rows.index)  # the same, sooner, and each head's side by side
     result: Tensor = _ReadRows.apply(table, rows)  # type: ignore[no-untyped-call]
-    return result
+    return result.T
 
 
 def _check(index: object, rows: int) -> None:

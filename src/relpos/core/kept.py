@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from relpos.core.checks import CPU
 from relpos.core.private import inside_forward_mode, inside_transform
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ def may_keep(device: torch.device) -> bool:
     """Whether what is made now may be read again later."""
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or inside_transform() or inside_forward_mode():
         return False
-    return device.type == "cpu" or not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+    return device == CPU or device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 
 
 def share(owner: object) -> _Kept:

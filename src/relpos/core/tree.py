@@ -61,12 +61,17 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
+def unchecked(cls: type[T], **fields: Any) -> T:
+    """A frozen data class of all its fields, where these are known to fit: nothing is checked."""
+    made = object.__new__(cls)
+    made.__dict__.update(fields)
+    return made
+
+
 def changed(node: T, **fields: Any) -> T:
     """A frozen data class with other values in some fields, like `dataclasses.replace`, where the new values are known
     to fit: nothing is checked. What the old one keeps stays behind."""
-    made = object.__new__(type(node))
-    made.__dict__.update(state_of(node) | fields)
-    return made
+    return unchecked(type(node), **(state_of(node) | fields))
 
 
 class Movable:

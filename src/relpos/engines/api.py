@@ -23,6 +23,7 @@ from relpos.engines.arguments import Position, prepare
 from relpos.engines.call import Call
 from relpos.engines.dense_mask import note_on
 from relpos.engines.engine import Engine
+from relpos.engines.familiar import Familiar
 from relpos.engines.flex import FLEX
 from relpos.engines.hidden import without_hidden
 from relpos.engines.reference import REFERENCE, weights
@@ -82,13 +83,23 @@ def require_backend(backend: object) -> None:
 
 def _fault(engine: Engine, call: Call) -> str | None:
     """What is wrong with an engine on the call's device, as far as it must be asked, or None."""
-    return verdicts.fault(engine, REFERENCE, call) if call.q.device.type in engine.checked_on else None
+    asked = engine.checked_on and call.q.device.type in engine.checked_on
+    return verdicts.fault(engine, REFERENCE, call) if asked else None
+
+
+def _engine_of(call: Call, familiar: Familiar | None, backend: str) -> Engine:
+    """The engine of a call, chosen once for calls that are alike."""
+    if familiar is None or backend != "auto":
+        return _choose(call, backend, {})
+    if familiar.engine is None:
+        familiar.engine = _choose(call, backend, {})
+    return familiar.engine
 
 
 def _choose(call: Call, backend: str, passed_over: dict[str, str]) -> Engine:
     """The engine of a call; why those before it are not goes into `passed_over`."""
-    require_backend(backend)
     if backend != "auto":
+        require_backend(backend)
         engine = _BY_NAME[backend]
         if (lack := engine.unsupported(call)) is not None:
             raise NotImplementedError(
@@ -244,11 +255,11 @@ def attention(
         >>> relpos.attention(q, k, v, position=bias, queries=grid).shape
         torch.Size([2, 8, 197, 64])
     """
-    call = prepare(
+    call, familiar = prepare(
         q, k, v, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=dropout,
         return_lse=return_lse,
     )  # fmt: skip
-    engine = _choose(call, backend, {})
+    engine = _engine_of(call, familiar, backend)
     with without_autocast(q.device):
         output, lse = call.of_nothing() if call.is_empty else engine.run(without_hidden(call.seeded()))
     if not return_lse:
@@ -305,7 +316,7 @@ def explain(
           not sdpa: not asked for
           not flex: not asked for
     """
-    call = prepare(
+    call, _ = prepare(
         q, k, v, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=dropout,
         return_lse=return_lse,
     )  # fmt: skip
@@ -360,7 +371,7 @@ def attention_weights(
                 [0.5000, 0.5000, 0.0000],
                 [0.3333, 0.3333, 0.3333]])
     """
-    call = prepare(
+    call, _ = prepare(
         q, k, k, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=0.0, return_lse=False
     )
     with without_autocast(q.device):

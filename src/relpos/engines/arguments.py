@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -19,6 +20,7 @@ from relpos.core.checks import (
 )
 from relpos.core.terms.fitting import check_device, check_heads
 from relpos.engines.call import Call
+from relpos.engines.familiar import Familiar, familiar_call
 
 
 @runtime_checkable
@@ -31,6 +33,7 @@ class SupportsTerms(Protocol):
 
 
 Position = Terms | Term | SupportsTerms
+_NO_MECHANISM = (Terms, Term, type, NoneType)
 
 
 def prepare(
@@ -45,38 +48,47 @@ def prepare(
     scale: float | None,
     dropout: float,
     return_lse: bool,
-) -> Call:
-    """Check the arguments of `relpos.attention` and make them a `Call`; see there."""
-    _check_tensors(q, k, v)
+) -> tuple[Call, Familiar | None]:
+    """Check the arguments of `relpos.attention`, see there, and make them a `Call`; and what is known of such calls."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check_tensor(x, name)
     require_probability(dropout, "dropout")
     require_flag(return_lse, "return_lse")
     if scale is not None:
         require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
+    terms = _resolve_terms(position, queries, keys, q, k)
+    dtype = dtype_under_autocast(q)
+    plain = mask is None and dropout == 0 and not return_lse
+    familiar = familiar_call(q, k, v, terms, dtype) if plain else None
+    if familiar is None or not familiar.fits:
+        _check_fit(q, k, v)
+        terms.check(q, k, v)
+        if familiar is not None:
+            familiar.fits = True
     if mask is not None:
         mask = Mask.of(mask)
         _check_mask(mask, q, k)
-    terms = _resolve_terms(position, queries, keys, q, k)
-    terms.check(q, k, v)
     own = terms.one(Scale)
     if scale is None:
         scale = own.value if own is not None else q.shape[-1] ** -0.5
-    dtype = dtype_under_autocast(q)
     if not q.dtype == k.dtype == v.dtype == dtype:
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    return Call(q, k, v, terms, mask, float(scale), float(dropout), return_lse=return_lse)
+    return Call(q, k, v, terms, mask, float(scale), float(dropout), return_lse=return_lse), familiar
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        require_tensor(x, name, dims=4)
-        if not x.is_floating_point():
-            fail(f"{name} to be floating point", shape_of(x), f"Convert {name}, e.g. {name}.float().")
+def _check_tensor(x: Tensor, name: str) -> None:
+    require_tensor(x, name, dims=4)
+    if not x.is_floating_point():
+        fail(f"{name} to be floating point", shape_of(x), f"Convert {name}, e.g. {name}.float().")
+
+
+def _check_fit(q: Tensor, k: Tensor, v: Tensor) -> None:
     (batch, heads, _, width), (k_batch, k_heads, keys, k_width), (v_batch, v_heads, values, v_width) = (
         q.shape, k.shape, v.shape
     )  # fmt: skip
-    for name, x, entries in (("q", q, heads * width), ("k", k, k_heads * k_width), ("v", v, v_heads * v_width)):
-        if entries == 0:  # of a token
-            fail(f"{name} with at least one head and a width above 0", shape_of(x), f"Check the layout of {name}.")
+    if heads * width * k_heads * k_width * v_heads * v_width == 0:
+        name, x = next((name, x) for name, x in (("q", q), ("k", k), ("v", v)) if x.shape[1] * x.shape[3] == 0)
+        fail(f"{name} with at least one head and a width above 0", shape_of(x), f"Check the layout of {name}.")
     require_alike(q, k, v)
     if not batch == k_batch == v_batch:
         fail("one batch size", f"q {batch}, k {k_batch}, v {v_batch}", "Layout is [batch, heads, tokens, width].")
@@ -102,7 +114,7 @@ def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
 def _resolve_terms(
     position: Position | None, queries: Coordinates | None, keys: Coordinates | None, q: Tensor, k: Tensor
 ) -> Terms:
-    if not isinstance(position, Terms | Term | type | None) and callable(getattr(position, "terms", None)):
+    if not isinstance(position, _NO_MECHANISM) and callable(getattr(position, "terms", None)):
         if queries is None:
             wanted = "queries= beside a mechanism"
             fail(wanted, "none", "Say where the tokens are, e.g. queries=Sequence(n) or Grid(h, w, prefix=1).")

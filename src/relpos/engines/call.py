@@ -73,10 +73,14 @@ class Call:
     @property
     def lone_bias(self) -> LineBias | None:
         """A bias on regular lines, if nothing else is added to the scores."""
-        adding = [term for term in self.terms if term.adds_scores]
-        if len(adding) != 1 or not isinstance(adding[0], LineBias) or adding[0].lines.layout.kind == "irregular":
-            return None
-        return adding[0]
+        lone = None
+        for term in self.terms.items:
+            if not term.adds_scores:
+                continue
+            if lone is not None or not isinstance(term, LineBias):
+                return None
+            lone = term
+        return None if lone is None or lone.lines.layout.kind == "irregular" else lone
 
     def seeded(self) -> Call:
         """This call with a seed from PyTorch's generator, where it has dropout. Asking about a call draws none."""

@@ -46,7 +46,7 @@ class DenseSDPA(Engine):
         if call.return_lse:
             return "return_lse (PyTorch does not return the log-sum-exp)"
         transform = lacks_transform()
-        return transform if transform == FORWARD_MODE or _adds(call) else None
+        return transform if transform is not None and (transform == FORWARD_MODE or _adds(call)) else None
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], None]:
         """The output; there is no log-sum-exp."""

@@ -34,17 +34,19 @@ _OF_CONTENT = (Rotation, QueryBias, Scale)
 def readable(call: Call) -> LineBias | None:
     """The bias of a call, if PyTorch's flash kernel takes the call and can read it so, and if turning round costs less
     than looking up every pair."""
+    if not call.q.is_cpu or not may_keep(call.q.device):  # sizes would guard a graph
+        return None
     batch, _, n, width = call.q.shape
-    if n == 1 or call.q.device.type != "cpu" or not may_keep(call.q.device):  # other sizes would guard a graph
-        return None
     bias = call.lone_bias
-    if bias is None or bias.lines.layout.kind != "affine" or (torch.is_grad_enabled() and bias.values.requires_grad):
+    if bias is None or n == 1 or call.dropout > 0 or call.return_lse:
         return None
-    masked = call.mask is not None and (not call.mask.is_interval or call.mask.may_blank_rows)
-    if masked or call.dropout > 0 or call.return_lse:
+    if bias.lines.layout.kind != "affine" or (torch.is_grad_enabled() and bias.values.requires_grad):
         return None
-    if not all(term is bias or isinstance(term, _OF_CONTENT) for term in call.terms):
+    if call.mask is not None and (not call.mask.is_interval or call.mask.may_blank_rows):
         return None
+    for term in call.terms.items:
+        if term is not bias and not isinstance(term, _OF_CONTENT):
+            return None
     flash = call.v.shape[3] == width and call.k.stride(3) == call.v.stride(3) == 1
     return bias if flash and batch * width <= call.k.shape[2] else None
 
@@ -56,7 +58,11 @@ def attend(call: Call, bias: LineBias) -> Float[Tensor, "B H N V"]:
     assert query is not None
     assert key is not None
     zero = bias.lines.origin + query.start - key.start  # where the first query meets the first key
-    window = bias.values[:, zero - m + 1 : zero + n].to(torch.promote_types(call.q.dtype, torch.float32))
+    window = bias.values
+    if window.shape[1] != n + m - 1:
+        window = window[:, zero - m + 1 : zero + n]
+    if window.dtype != (wide := torch.promote_types(call.q.dtype, torch.float32)):
+        window = window.to(wide)
     if call.mask is not None:
         window = _masked(window, call.mask, m)
     q = call.q if call.q.stride(3) == 1 else call.q.contiguous()  # the kernel takes no other

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, RowRule, Terms, at_least_float32, lookup, require_coordinates
+from relpos.core import Coordinates, RowRule, Terms, at_least_float32, lookup, require_sides
 from relpos.core.checks import require_int
 from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
@@ -75,9 +75,7 @@ class CoPE(Mechanism):
         return cls(site.head_dim, init_std=site.init_std)
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        require_coordinates(queries, "queries")
-        if keys is not None:
-            require_coordinates(keys, "keys")
+        require_sides(queries, keys)
         return Terms(RowRule(_rule, (at_least_float32(self.pos_emb),), width=self.pos_emb.shape[1]))
 
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, Grid, Offsets, Terms, at_least_float32, lookup
+from relpos.core import Coordinates, Grid, Offsets, at_least_float32, lookup
 from relpos.core.checks import fail, require_choice, require_int, shape_of
 from relpos.position.mechanism import Site
 from relpos.position.offset_bias import OffsetBias
@@ -110,10 +110,10 @@ class FactoredBias(OffsetBias):
         assert total is not None
         return total.T
 
-    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+    def _seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
         if self.beyond == "raise":
             require_within(self.sizes, queries, keys)
-        return super().terms(queries, keys)
+        return super()._seen(queries, keys)
 
     def resize(self, size: tuple[int, ...]) -> FactoredBias:
         """A copy with each table interpolated linearly to another window.

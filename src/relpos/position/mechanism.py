@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -28,6 +29,7 @@ from relpos.core import (
     lines,
     may_keep,
     require_coordinates,
+    require_sides,
 )
 from relpos.core.checks import (
     fail,
@@ -120,9 +122,7 @@ class Mechanism(WrittenOut):
 
     def _raster_lines(self, queries: Coordinates, keys: Coordinates | None) -> Lines:
         """The lines as a one-axis mechanism sees the tokens, checked."""
-        require_coordinates(queries, "queries")
-        if keys is not None:
-            require_coordinates(keys, "keys")
+        require_sides(queries, keys)
         return self._lines(queries.raster(), None if keys is None else keys.raster())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -138,13 +138,17 @@ class Mechanism(WrittenOut):
         applied: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return applied
 
+    def _seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
+        """The coordinates as it sees them; raises where it cannot serve them."""
+        return queries, keys
+
     def _lines(self, queries: Coordinates, keys: Coordinates | None = None) -> Lines:
-        """`relpos.lines` on its device; where tokens are regular and few, the same object in the next call."""
+        """`relpos.lines` as it sees them; of few regular tokens the same object in the next call, nothing checked."""
         device = self.device
-        if not (isinstance(queries, Sequence | Grid) and isinstance(keys, Sequence | Grid | None)):
-            return lines(queries, keys, device=device)
+        if not (isinstance(queries, (Sequence, Grid)) and isinstance(keys, (Sequence, Grid, NoneType))):
+            return lines(*self._seen(queries, keys), device=device)
         return keep(
-            self, (queries, keys, device), device, lambda: lines(queries, keys, device=device),
+            self, (queries, keys, device), device, lambda: lines(*self._seen(queries, keys), device=device),
             lambda: 128 * (queries.count + (queries if keys is None else keys).count),  # and what is kept on them
         )  # fmt: skip
 

@@ -22,9 +22,10 @@ from relpos.core import (
     at_least_float32,
     lines,
     may_keep,
-    require_coordinates,
+    require_sides,
 )
 from relpos.core.checks import fail, shape_of, without_autocast
+from relpos.core.tree import unchecked
 from relpos.position.held import Held
 from relpos.position.mechanism import AS_IS, Mechanism
 
@@ -63,20 +64,21 @@ class OffsetBias(Mechanism):
         """The bias prefix to token, token to prefix, prefix to prefix; None for 0."""
         return None
 
-    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        require_coordinates(queries, "queries")
-        if keys is not None:
-            require_coordinates(keys, "keys")
+    def _seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
+        require_sides(queries, keys)
         if self.axes == 1:
-            queries, keys = queries.raster(), None if keys is None else keys.raster()
-        elif self.axes is not None:
-            for side, coordinates in (("queries", queries), ("keys", keys)):
-                if coordinates is not None and coordinates.axes != self.axes:
-                    wanted = f"{side} with {self.axes} axes for {type(self).__name__}"
-                    fail(wanted, repr(coordinates), "Give coordinates with as many axes, or use another mechanism.")
+            return queries.raster(), None if keys is None else keys.raster()
+        for side, coordinates in (("queries", queries), ("keys", keys)):
+            if coordinates is not None and self.axes is not None and coordinates.axes != self.axes:
+                wanted = f"{side} with {self.axes} axes for {type(self).__name__}"
+                fail(wanted, repr(coordinates), "Give coordinates with as many axes, or use another mechanism.")
+        return queries, keys
+
+    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         held = self._held
         if held is None or torch.is_grad_enabled() or not held.counts():
             return self._on(self._lines(queries, keys))
+        queries, keys = self._seen(queries, keys)
         changing = isinstance(queries, Positions) or isinstance(keys, Positions)  # their tensor may be written to
         device = self.device
         if changing or not may_keep(device):
@@ -126,7 +128,8 @@ class OffsetBias(Mechanism):
                 three = values.new_zeros(values.shape[0], 3) if own is None else own
                 by_kind = torch.cat([values.new_zeros(values.shape[0], 1), three], dim=1)
                 values = torch.where(offsets.kind == int(Kind.TOKENS), values, spread(by_kind, offsets))
-        return Terms(LineBias(at_least_float32(values), line), *self._beside())
+        bias = unchecked(LineBias, values=at_least_float32(values), lines=line)
+        return unchecked(Terms, items=(bias, *self._beside()))
 
 
 def spread(by_kind: Float[Tensor, "H 4"], offsets: Offsets) -> Float[Tensor, "H L"]:

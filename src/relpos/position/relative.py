@@ -32,14 +32,12 @@ from relpos.core import (
     Offsets,
     Rows,
     Sequence,
-    Terms,
     at_least_float32,
     expand,
     keep,
     lines,
-    may_keep,
     read,
-    require_coordinates,
+    require_sides,
 )
 from relpos.core.checks import fail, require_choice, require_int, shape_of
 from relpos.position.mechanism import Site
@@ -230,15 +228,17 @@ class RelativePositionBias(OffsetBias):
 
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
         table = at_least_float32(self.relative_position_bias_table)
-        if not self.prefix and may_keep(table.device) and self._is_own(offsets):
+        if not self.prefix and not torch.compiler.is_compiling() and self._is_own(offsets):
             return table.T.clone(memory_format=torch.contiguous_format)  # row by row as it is
         key = (self.sizes, self.beyond, self.prefix > 0)
-        return read(table, keep(offsets, key, table.device, lambda: Rows(self._rows(offsets), len(table)))).T
+        return read(table, keep(offsets, key, table.device, lambda: Rows(self._rows(offsets), len(table))))
 
     def _is_own(self, offsets: Offsets) -> bool:
         """Whether these are the offsets of its own window."""
-        reach = tuple(size - 1 for size in self.sizes)
-        return offsets.high == reach and offsets.low == tuple(-one for one in reach)
+        for low, high, size in zip(offsets.low, offsets.high, self.sizes, strict=True):
+            if high != size - 1 or low != 1 - size:
+                return False
+        return True
 
     def _rows(self, offsets: Offsets) -> Int[Tensor, " L"]:
         """The row of the table that each entry of the line reads; the last three are those of a prefix."""
@@ -262,10 +262,8 @@ class RelativePositionBias(OffsetBias):
     def prefix_bias(self) -> Float[Tensor, "H 3"] | None:
         return at_least_float32(self.relative_position_bias_table)[-3:].T if self.prefix else None
 
-    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        require_coordinates(queries, "queries")
-        if keys is not None:
-            require_coordinates(keys, "keys")
+    def _seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
+        require_sides(queries, keys)
         if self.bias_type == "1d":
             queries, keys = queries.raster(), None if keys is None else keys.raster()
         for coordinates in (queries, queries if keys is None else keys):
@@ -279,7 +277,7 @@ class RelativePositionBias(OffsetBias):
                 )
         if self.beyond == "raise":
             require_within(self.sizes, queries, keys)
-        return super().terms(queries, keys)
+        return queries, keys
 
     def forward(self) -> Float[Tensor, "H N N"]:  # type: ignore[override]  # as in Swin's module of this name
         """The dense bias of the window the table was built for, prefix first."""

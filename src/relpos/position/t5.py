@@ -123,9 +123,7 @@ class T5Bias(OffsetBias):
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
         table = at_least_float32(self.relative_attention_bias)
         key = (self._edges, self.bidirectional)
-        return read(
-            table, keep(offsets, key, table.device, lambda: Rows(self.bucket(offsets.axes[:, 0]), len(table)))
-        ).T
+        return read(table, keep(offsets, key, table.device, lambda: Rows(self.bucket(offsets.axes[:, 0]), len(table))))
 
     def _beside(self) -> tuple[Term, ...]:
         return () if self.scaled else (_UNSCALED,)

@@ -1,0 +1,64 @@
+"""Calls like the one before: their checks and the choice of their engine are not repeated.
+
+Both follow from shapes, dtypes and settings, which layers and steps repeat, and cost a small call a fifth of its time.
+What was found hangs on the `Lines` of the bias, which a mechanism keeps as well: nothing is global, and a copy starts
+with nothing. On a GPU nothing is kept, for there the choice may change once a kernel has been checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from relpos.core import LineBias, Scale, Terms, may_keep
+from relpos.core.checks import CPU
+from relpos.core.kept import share
+from relpos.engines.engine import Engine
+
+_PLACE = "last call"
+
+
+@dataclass
+class Familiar:
+    """What is known of calls that are alike.
+
+    Attributes:
+        alike: all that their checks and the choice of an engine depend on.
+        fits: whether such arguments passed the checks.
+        engine: what `auto` chose for them.
+    """
+
+    alike: Hashable
+    fits: bool = False
+    engine: Engine | None = None
+
+
+def familiar_call(q: Tensor, k: Tensor, v: Tensor, terms: Terms, dtype: torch.dtype) -> Familiar | None:
+    """What is known of a call that has a bias on lines, perhaps a scale, and nothing else beside q, k and v: what the
+    last call on these lines left, if it was alike, else nothing yet. None for other calls.
+
+    Args:
+        q: queries of four dimensions. k: keys. v: values.
+        terms: of the call.
+        dtype: in which it is computed.
+    """
+    items = terms.items
+    count = len(items)
+    if count == 0 or count > 2 or type(items[0]) is not LineBias or (count == 2 and type(items[1]) is not Scale):
+        return None
+    bias = items[0]
+    values = bias.values
+    if not (q.is_cpu and k.is_cpu and v.is_cpu and values.is_cpu and may_keep(CPU)):
+        return None
+    alike = (
+        q.shape, k.shape, v.shape, values.shape, q.dtype, k.dtype, v.dtype, values.dtype, dtype,
+        k.stride(3), v.stride(3), torch.is_grad_enabled(), values.requires_grad,
+    )  # fmt: skip
+    kept = share(bias.lines)
+    last: Familiar | None = kept.get(_PLACE)
+    if last is None or last.alike != alike:
+        last = kept[_PLACE] = Familiar(alike)
+    return last

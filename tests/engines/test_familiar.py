@@ -1,0 +1,163 @@
+"""Calls like the one before are not checked again, and all that differs in what the checks or the choice ask is."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import relpos
+from relpos import LineBias, RelativePositionBias, Sequence, T5Bias, Terms, attention, lines
+from relpos.engines import api
+
+N, H, D = 6, 2, 4
+
+
+def heads(tokens: int = N, count: int = H, width: int = D, batch: int = 1) -> torch.Tensor:
+    return torch.randn(batch, count, tokens, width)
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The engines that were chosen, one entry for each choice that was made."""
+    made: list[str] = []
+    choose = api._choose
+
+    def spy(*arguments: object) -> object:
+        engine = choose(*arguments)  # type: ignore[arg-type]
+        made.append(engine.name)
+        return engine
+
+    monkeypatch.setattr(api, "_choose", spy)
+    return made
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[Terms]:
+    """The terms that were checked."""
+    made: list[Terms] = []
+    check = Terms.check
+
+    def spy(self: Terms, *arguments: torch.Tensor) -> None:
+        made.append(self)
+        check(self, *arguments)
+
+    monkeypatch.setattr(Terms, "check", spy)
+    return made
+
+
+@pytest.mark.parametrize("make", [lambda: T5Bias(H), lambda: RelativePositionBias(H, seq_len=N)])
+def test_a_call_like_the_last_is_neither_checked_nor_chosen_again(
+    make: Callable[[], relpos.Mechanism], chosen: list[str], checked: list[Terms]
+) -> None:
+    bias = make()
+    for step in range(3):
+        q, k, v = heads(), heads(), heads()
+        ours = attention(q, k, v, position=bias, queries=Sequence(N))
+        assert (len(chosen), len(checked)) == (1, 1)
+        theirs = attention(q, k, v, position=bias, queries=Sequence(N), backend="reference")
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        del chosen[1:]  # an engine by name is asked for in every call
+        with torch.no_grad():
+            bias.get_parameter(next(name for name, _ in bias.named_parameters())).add_(step + 1.0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda q: (heads(batch=2),) * 3,
+        lambda q: (q.double(),) * 3,
+        lambda q: (q, heads(count=1), heads(count=1)),
+        lambda q: (q, q, heads(width=D + 1)),
+        lambda q: (q, heads(width=2 * D)[..., ::2], q),
+    ],
+    ids=["batch", "dtype", "grouped", "wide values", "strides"],
+)
+def test_other_arguments_are_asked_about_again(
+    other: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], chosen: list[str], checked: list[Terms]
+) -> None:
+    bias, q = T5Bias(H), heads()
+    attention(q, q, q, position=bias, queries=Sequence(N))
+    tensors = other(q)
+    ours = attention(*tensors, position=bias, queries=Sequence(N))
+    assert (len(chosen), len(checked)) == (2, 2)
+    theirs = attention(*tensors, position=bias, queries=Sequence(N), backend="reference")
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_what_gradients_and_autocast_change_is_asked_about_again(chosen: list[str]) -> None:
+    q, line, values = heads(), lines(Sequence(N)), torch.randn(H, 2 * N - 1)
+    learned = values.clone().requires_grad_()
+    for number, (numbers, context) in enumerate(
+        [
+            (learned, torch.enable_grad()),
+            (learned, torch.autocast("cpu", torch.bfloat16)),
+            (values, torch.autocast("cpu", torch.bfloat16)),
+            (values, torch.enable_grad()),
+            (values, torch.no_grad()),
+        ]
+    ):
+        for _ in range(2):
+            with context:
+                attention(q, q, q, position=LineBias(numbers, line))
+        assert len(chosen) == number + 1
+
+
+def test_a_mask_dropout_or_another_term_is_asked_about_every_time(chosen: list[str], checked: list[Terms]) -> None:
+    q = heads()
+    terms = T5Bias(H, scaled=True).terms(Sequence(N))
+    for given in (
+        {"mask": relpos.Mask.causal()},
+        {"dropout": 0.5},
+        {"return_lse": True},
+        {"position": terms + relpos.Softcap(5.0)},
+        {"backend": "reference"},
+    ):
+        before = len(chosen)
+        for _ in range(2):
+            attention(q, q, q, **({"position": terms} | given))  # type: ignore[call-overload]
+        assert len(chosen) == before + 2, given
+    assert len(checked) == 9  # one by name was like the one before it
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ((heads(count=3),) * 3, "LineBias values for 3 query heads"),
+        ((heads(count=4), heads(), heads()), "LineBias values for 4 query heads"),
+        ((heads(), heads(N + 1), heads(N + 1)), f"lines of LineBias for {N + 1} keys"),
+        ((heads(), heads(width=5), heads()), "q and k of one head width"),
+        ((heads(), heads(batch=2), heads()), "one batch size"),
+        ((heads(), heads().double(), heads()), "one dtype"),
+        ((heads().long(),) * 3, "q to be floating point"),
+        ((heads()[0],) * 3, "q to be a tensor with 4 dimensions"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_arguments_that_do_not_fit_are_refused_each_time(tensors: tuple[torch.Tensor, ...], said: str) -> None:
+    q = heads()
+    terms = LineBias(torch.randn(H, 2 * N - 1), lines(Sequence(N)))
+    attention(q, q, q, position=terms)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            attention(*tensors, position=terms)
+    attention(q, q, q, position=terms)
+
+
+def test_nothing_is_known_of_a_copy_or_under_a_transform(chosen: list[str]) -> None:
+    bias, q = RelativePositionBias(H, seq_len=N), heads()
+    with torch.no_grad():  # a tensor with a history has no copy
+        terms = bias.terms(Sequence(N))
+    attention(q, q, q, position=terms)
+    for copied in (copy.deepcopy(terms), pickle.loads(pickle.dumps(terms)), terms.narrow(slice(0, N), slice(0, N))):
+        before = len(chosen)
+        attention(q, q, q, position=copied)
+        assert len(chosen) == before + 1
+    before = len(chosen)
+    for _ in range(2):
+        torch.func.vmap(lambda x: attention(x, q, q, position=terms))(heads(batch=3)[:, None])
+    assert len(chosen) == before + 2
