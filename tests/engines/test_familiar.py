@@ -107,6 +107,32 @@ def test_what_gradients_and_autocast_change_is_asked_about_again(chosen: list[st
         assert len(chosen) == number + 1
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_what_autocast_alone_makes_one_dtype_is_refused_without_it() -> None:
+    bias, q, k = T5Bias(H), heads().bfloat16(), heads()
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert attention(q, k, k, position=bias, queries=Sequence(N)).dtype == torch.bfloat16
+        with pytest.raises(ValueError, match="q, k and v in one dtype"):
+            attention(q, k, k, position=bias, queries=Sequence(N))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_mechanism_that_returns_no_terms_is_refused() -> None:
+    class Wrong:
+        def terms(self, queries: object, keys: object) -> dict[str, int]:
+            return {}
+
+    with pytest.raises(ValueError, match=r"Terms from a mechanism's terms\(queries, keys\); got dict {} from Wrong"):
+        attention(heads(), heads(), heads(), position=Wrong(), queries=Sequence(N))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_keys_and_values_that_do_not_fit_are_named_before_coordinates() -> None:
+    with pytest.raises(ValueError, match="k and v with the same heads and tokens"):
+        attention(heads(), heads(N - 1), heads(), position=T5Bias(H), queries=Sequence(N))
+
+
 def test_a_mask_dropout_or_another_term_is_asked_about_every_time(chosen: list[str], checked: list[Terms]) -> None:
     q = heads()
     terms = T5Bias(H, scaled=True).terms(Sequence(N))
@@ -117,11 +143,12 @@ def test_a_mask_dropout_or_another_term_is_asked_about_every_time(chosen: list[s
         {"position": terms + relpos.Softcap(5.0)},
         {"backend": "reference"},
     ):
-        before = len(chosen)
+        before = len(chosen), len(checked)
         for _ in range(2):
             attention(q, q, q, **({"position": terms} | given))  # type: ignore[call-overload]
-        assert len(chosen) == before + 2, given
-    assert len(checked) == 9  # one by name was like the one before it
+        assert len(chosen) == before[0] + 2, given
+        if "backend" not in given:  # who asks for an engine by name has the same checks
+            assert len(checked) == before[1] + 2, given
 
 
 @pytest.mark.parametrize(

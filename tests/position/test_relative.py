@@ -361,3 +361,21 @@ def test_errors() -> None:
             bias.terms(coordinates)
     with pytest.raises(ValueError, match="number of axes"):
         bias.resize(4)
+
+
+def test_what_a_subclass_says_of_axes_counts() -> None:
+    class Rows(RelativePositionBias):
+        axes = 2
+
+    with pytest.raises(ValueError, match="queries with 2 axes for Rows"):
+        Rows(2, seq_len=6).terms(Sequence(6))
+
+
+def test_settings_changed_between_two_calls_count() -> None:
+    bias = RelativePositionBias(2, seq_len=6, beyond="clip")
+    bias.terms(Sequence(9))
+    bias.beyond = "raise"
+    for _ in range(2):
+        with pytest.raises(ValueError, match="offsets from -5 to 5"):
+            bias.terms(Sequence(9))
+    assert bias.terms(Sequence(6)).items

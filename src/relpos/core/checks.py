@@ -156,7 +156,7 @@ def require_device(x: Tensor, name: str, device: torch.device, remedy: str) -> N
 
 
 CPU = torch.device("cpu")
-"""To compare with: sooner than asking a device for its type, which makes a string."""
+"""What devices are compared with: to ask one for its type takes longer, for that makes a string."""
 
 
 def _autocast(device: torch.device) -> str | None:

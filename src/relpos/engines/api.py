@@ -89,7 +89,7 @@ def _fault(engine: Engine, call: Call) -> str | None:
 
 def _engine_of(call: Call, familiar: Familiar | None, backend: str) -> Engine:
     """The engine of a call, chosen once for calls that are alike."""
-    if familiar is None or backend != "auto":
+    if familiar is None or not isinstance(backend, str) or backend != "auto":
         return _choose(call, backend, {})
     if familiar.engine is None:
         familiar.engine = _choose(call, backend, {})
@@ -98,8 +98,8 @@ def _engine_of(call: Call, familiar: Familiar | None, backend: str) -> Engine:
 
 def _choose(call: Call, backend: str, passed_over: dict[str, str]) -> Engine:
     """The engine of a call; why those before it are not goes into `passed_over`."""
+    require_backend(backend)
     if backend != "auto":
-        require_backend(backend)
         engine = _BY_NAME[backend]
         if (lack := engine.unsupported(call)) is not None:
             raise NotImplementedError(

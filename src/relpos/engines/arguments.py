@@ -20,7 +20,7 @@ from relpos.core.checks import (
 )
 from relpos.core.terms.fitting import check_device, check_heads
 from relpos.engines.call import Call
-from relpos.engines.familiar import Familiar, familiar_call
+from relpos.engines.familiar import Familiar, familiar_of
 
 
 @runtime_checkable
@@ -56,10 +56,10 @@ def prepare(
     require_flag(return_lse, "return_lse")
     if scale is not None:
         require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
-    terms = _resolve_terms(position, queries, keys, q, k)
+    terms = _resolve_terms(position, queries, keys, q, k, v)
     dtype = dtype_under_autocast(q)
     plain = mask is None and dropout == 0 and not return_lse
-    familiar = familiar_call(q, k, v, terms, dtype) if plain else None
+    familiar = familiar_of(q, k, v, terms, dtype) if plain else None
     if familiar is None or not familiar.fits:
         _check_fit(q, k, v)
         terms.check(q, k, v)
@@ -112,7 +112,7 @@ def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _resolve_terms(
-    position: Position | None, queries: Coordinates | None, keys: Coordinates | None, q: Tensor, k: Tensor
+    position: Position | None, queries: Coordinates | None, keys: Coordinates | None, q: Tensor, k: Tensor, v: Tensor
 ) -> Terms:
     if not isinstance(position, _NO_MECHANISM) and callable(getattr(position, "terms", None)):
         if queries is None:
@@ -126,9 +126,14 @@ def _resolve_terms(
         for name, coordinates, count in sides:
             require_coordinates(coordinates, name)
             if coordinates.count != count:
+                _check_fit(q, k, v)  # which says better what is wrong where these do not fit each other
                 remedy = "Coordinates count the prefix too; where keys differ from queries, pass keys=."
                 fail(f"{name} coordinates for {count} tokens", f"{coordinates!r} with {coordinates.count}", remedy)
-        return position.terms(queries, keys)
+        terms = position.terms(queries, keys)
+        if not isinstance(terms, Terms):
+            made = f"{shape_of(terms)} from {type(position).__name__}"
+            fail("Terms from a mechanism's terms(queries, keys)", made, "Return relpos.Terms(...).")
+        return terms
     if queries is not None or keys is not None:
         wanted = "coordinates only beside a mechanism"
         fail(wanted, "terms or no position", "Terms hold their own; drop queries= and keys=.")

@@ -26,7 +26,7 @@ class Familiar:
     """What is known of calls that are alike.
 
     Attributes:
-        alike: all that their checks and the choice of an engine depend on.
+        alike: all that their checks and the choice of an engine depend on, beside the lines.
         fits: whether such arguments passed the checks.
         engine: what `auto` chose for them.
     """
@@ -36,12 +36,14 @@ class Familiar:
     engine: Engine | None = None
 
 
-def familiar_call(q: Tensor, k: Tensor, v: Tensor, terms: Terms, dtype: torch.dtype) -> Familiar | None:
-    """What is known of a call that has a bias on lines, perhaps a scale, and nothing else beside q, k and v: what the
-    last call on these lines left, if it was alike, else nothing yet. None for other calls.
+def familiar_of(q: Tensor, k: Tensor, v: Tensor, terms: Terms, dtype: torch.dtype) -> Familiar | None:
+    """What is known of a call that has a bias on lines, perhaps a scale, and nothing else beside q, k and v of one
+    dtype: what the last call on these lines left, if it was alike, else a new entry in its place. None for other calls.
 
     Args:
-        q: queries of four dimensions. k: keys. v: values.
+        q: queries of four dimensions.
+        k: keys, alike.
+        v: values, alike.
         terms: of the call.
         dtype: in which it is computed.
     """
@@ -51,10 +53,12 @@ def familiar_call(q: Tensor, k: Tensor, v: Tensor, terms: Terms, dtype: torch.dt
         return None
     bias = items[0]
     values = bias.values
+    if type(q) is not Tensor or not q.dtype == k.dtype == v.dtype:  # autocast may make them one, and what is fake has
+        return None  # sizes that a comparison would fix
     if not (q.is_cpu and k.is_cpu and v.is_cpu and values.is_cpu and may_keep(CPU)):
         return None
     alike = (
-        q.shape, k.shape, v.shape, values.shape, q.dtype, k.dtype, v.dtype, values.dtype, dtype,
+        q.shape, k.shape, v.shape, values.shape, q.dtype, values.dtype, dtype,
         k.stride(3), v.stride(3), torch.is_grad_enabled(), values.requires_grad,
     )  # fmt: skip
     kept = share(bias.lines)

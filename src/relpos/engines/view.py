@@ -34,7 +34,7 @@ _OF_CONTENT = (Rotation, QueryBias, Scale)
 def readable(call: Call) -> LineBias | None:
     """The bias of a call, if PyTorch's flash kernel takes the call and can read it so, and if turning round costs less
     than looking up every pair."""
-    if not call.q.is_cpu or not may_keep(call.q.device):  # sizes would guard a graph
+    if not call.q.is_cpu or not may_keep(call.q.device):  # before sizes, which would guard a graph
         return None
     batch, _, n, width = call.q.shape
     bias = call.lone_bias
@@ -59,7 +59,7 @@ def attend(call: Call, bias: LineBias) -> Float[Tensor, "B H N V"]:
     assert key is not None
     zero = bias.lines.origin + query.start - key.start  # where the first query meets the first key
     window = bias.values
-    if window.shape[1] != n + m - 1:
+    if window.shape[1] != n + m - 1:  # else the pairs read all of them
         window = window[:, zero - m + 1 : zero + n]
     if window.dtype != (wide := torch.promote_types(call.q.dtype, torch.float32)):
         window = window.to(wide)

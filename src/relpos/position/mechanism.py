@@ -138,7 +138,7 @@ class Mechanism(WrittenOut):
         applied: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return applied
 
-    def _seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
+    def _as_seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
         """The coordinates as it sees them; raises where it cannot serve them."""
         return queries, keys
 
@@ -146,9 +146,9 @@ class Mechanism(WrittenOut):
         """`relpos.lines` as it sees them; of few regular tokens the same object in the next call, nothing checked."""
         device = self.device
         if not (isinstance(queries, (Sequence, Grid)) and isinstance(keys, (Sequence, Grid, NoneType))):
-            return lines(*self._seen(queries, keys), device=device)
+            return lines(*self._as_seen(queries, keys), device=device)
         return keep(
-            self, (queries, keys, device), device, lambda: lines(*self._seen(queries, keys), device=device),
+            self, (queries, keys, device), device, lambda: lines(*self._as_seen(queries, keys), device=device),
             lambda: 128 * (queries.count + (queries if keys is None else keys).count),  # and what is kept on them
         )  # fmt: skip
 

@@ -64,7 +64,7 @@ class OffsetBias(Mechanism):
         """The bias prefix to token, token to prefix, prefix to prefix; None for 0."""
         return None
 
-    def _seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
+    def _as_seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
         require_sides(queries, keys)
         if self.axes == 1:
             return queries.raster(), None if keys is None else keys.raster()
@@ -78,7 +78,7 @@ class OffsetBias(Mechanism):
         held = self._held
         if held is None or torch.is_grad_enabled() or not held.counts():
             return self._on(self._lines(queries, keys))
-        queries, keys = self._seen(queries, keys)
+        queries, keys = self._as_seen(queries, keys)
         changing = isinstance(queries, Positions) or isinstance(keys, Positions)  # their tensor may be written to
         device = self.device
         if changing or not may_keep(device):

@@ -235,10 +235,10 @@ class RelativePositionBias(OffsetBias):
 
     def _is_own(self, offsets: Offsets) -> bool:
         """Whether these are the offsets of its own window."""
-        for low, high, size in zip(offsets.low, offsets.high, self.sizes, strict=True):
+        for low, high, size in zip(offsets.low, offsets.high, self.sizes, strict=False):
             if high != size - 1 or low != 1 - size:
                 return False
-        return True
+        return len(offsets.low) == len(self.sizes)
 
     def _rows(self, offsets: Offsets) -> Int[Tensor, " L"]:
         """The row of the table that each entry of the line reads; the last three are those of a prefix."""
@@ -262,7 +262,7 @@ class RelativePositionBias(OffsetBias):
     def prefix_bias(self) -> Float[Tensor, "H 3"] | None:
         return at_least_float32(self.relative_position_bias_table)[-3:].T if self.prefix else None
 
-    def _seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
+    def _as_seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
         require_sides(queries, keys)
         if self.bias_type == "1d":
             queries, keys = queries.raster(), None if keys is None else keys.raster()
@@ -277,7 +277,7 @@ class RelativePositionBias(OffsetBias):
                 )
         if self.beyond == "raise":
             require_within(self.sizes, queries, keys)
-        return queries, keys
+        return super()._as_seen(queries, keys)
 
     def forward(self) -> Float[Tensor, "H N N"]:  # type: ignore[override]  # as in Swin's module of this name
         """The dense bias of the window the table was built for, prefix first."""

@@ -38,8 +38,7 @@ def check_heads(x: Tensor, name: str, q: Tensor, axis: int = 0) -> None:
 def check_lines(lines: Lines, name: str, q: Tensor, k: Tensor) -> None:
     """Raise unless lines are of as many queries and keys, and of as many elements of the batch."""
     for side, line, x in (("queries", lines.query, q), ("keys", lines.key, k)):
-        if line.device != q.device:
-            check_device(line, f"the lines of {name}", q)
+        check_device(line, f"the lines of {name}", q)
         if line.shape[-1] != x.shape[2]:
             remedy = "Build terms from the coordinates of these very tokens; a prefix counts too."
             fail(f"lines of {name} for {x.shape[2]} {side}", str(line.shape[-1]), remedy)
