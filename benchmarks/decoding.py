@@ -10,6 +10,7 @@ round. It wants the cores for itself and takes about a minute.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -41,7 +42,7 @@ class _Decoder:
         self.begun.clear()
         self.model.generate(self.prompt, TOKENS + 2, temperature=0)
         steps = self.begun[1:]  # the first reads the prompt
-        return statistics.median(after - before for before, after in zip(steps, steps[1:], strict=False))
+        return statistics.median(after - before for before, after in itertools.pairwise(steps))
 
 
 def main() -> None:
