@@ -74,8 +74,10 @@ def test_a_call_like_the_last_is_neither_checked_nor_chosen_again(
         lambda q: (q, heads(count=1), heads(count=1)),
         lambda q: (q, q, heads(width=D + 1)),
         lambda q: (q, heads(width=2 * D)[..., ::2], q),
+        lambda q: (q, q, heads(width=2 * D)[..., ::2]),
+        lambda q: (heads(batch=0),) * 3,
     ],
-    ids=["batch", "dtype", "grouped", "wide values", "strides"],
+    ids=["batch", "dtype", "grouped", "wide values", "strides of keys", "strides of values", "no batch"],
 )
 def test_other_arguments_are_asked_about_again(
     other: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], chosen: list[str], checked: list[Terms]
@@ -173,6 +175,16 @@ def test_arguments_that_do_not_fit_are_refused_each_time(tensors: tuple[torch.Te
         with pytest.raises(ValueError, match=re.escape(said)):
             attention(*tensors, position=terms)
     attention(q, q, q, position=terms)
+
+
+def test_nothing_is_known_of_other_kinds_of_tensors(chosen: list[str]) -> None:
+    class Own(torch.Tensor):
+        """What may answer for sizes in its own way."""
+
+    q, terms = heads().as_subclass(Own), T5Bias(H).terms(Sequence(N))
+    for _ in range(2):
+        attention(q, q, q, position=terms)
+    assert len(chosen) == 2
 
 
 def test_nothing_is_known_of_a_copy_or_under_a_transform(chosen: list[str]) -> None:

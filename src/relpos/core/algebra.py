@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from relpos.core.checks import fail, shape_of
-from relpos.core.tree import Movable, register
+from relpos.core.tree import Movable, register, unchecked
 
 Queries = Float[Tensor, "B H N D"]
 Keys = Float[Tensor, "B H M D"]
@@ -159,9 +159,7 @@ class Terms(Movable):
 
     @staticmethod
     def _of(terms: Iterable[Term]) -> Terms:
-        made = object.__new__(Terms)
-        object.__setattr__(made, "items", tuple(terms))
-        return made
+        return unchecked(Terms, items=tuple(terms))
 
 
 def _join(joined: list[Term], term: Term) -> None:

@@ -247,12 +247,9 @@ def _check_range(values: Shaped[Tensor, "*B N A"], low: tuple[int, ...], high: t
             )
 
 
-_KINDS = (Sequence, Grid, Positions)
-
-
 def require_coordinates(x: object, name: str) -> None:
     """Raise unless `x` says where tokens are."""
-    if not isinstance(x, _KINDS):
+    if not isinstance(x, Coordinates):
         wanted = f"{name} to be coordinates (Sequence, Grid or Positions)"
         fail(
             wanted,

@@ -83,8 +83,7 @@ def require_backend(backend: object) -> None:
 
 def _fault(engine: Engine, call: Call) -> str | None:
     """What is wrong with an engine on the call's device, as far as it must be asked, or None."""
-    asked = engine.checked_on and call.q.device.type in engine.checked_on
-    return verdicts.fault(engine, REFERENCE, call) if asked else None
+    return verdicts.fault(engine, REFERENCE, call) if call.q.device.type in engine.checked_on else None
 
 
 def _engine_of(call: Call, familiar: Familiar | None, backend: str) -> Engine:

@@ -53,8 +53,9 @@ def familiar_of(q: Tensor, k: Tensor, v: Tensor, terms: Terms, dtype: torch.dtyp
         return None
     bias = items[0]
     values = bias.values
-    if type(q) is not Tensor or not q.dtype == k.dtype == v.dtype:  # autocast may make them one, and what is fake has
-        return None  # sizes that a comparison would fix
+    # Autocast may make several dtypes one, which fit only while it is on; to compare a fake tensor's sizes fixes them.
+    if type(q) is not Tensor or not q.dtype == k.dtype == v.dtype:
+        return None
     if not (q.is_cpu and k.is_cpu and v.is_cpu and values.is_cpu and may_keep(CPU)):
         return None
     alike = (

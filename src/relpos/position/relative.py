@@ -235,10 +235,8 @@ class RelativePositionBias(OffsetBias):
 
     def _is_own(self, offsets: Offsets) -> bool:
         """Whether these are the offsets of its own window."""
-        for low, high, size in zip(offsets.low, offsets.high, self.sizes, strict=False):
-            if high != size - 1 or low != 1 - size:
-                return False
-        return len(offsets.low) == len(self.sizes)
+        reach = tuple(size - 1 for size in self.sizes)
+        return offsets.high == reach and offsets.low == tuple(-one for one in reach)
 
     def _rows(self, offsets: Offsets) -> Int[Tensor, " L"]:
         """The row of the table that each entry of the line reads; the last three are those of a prefix."""

@@ -45,9 +45,7 @@ class Triton(Engine):
 
     def unsupported(self, call: Call) -> str | None:
         q, mask = call.q, call.mask
-        if q.is_cpu and not (_INSTALLED and limits.interpreting()):
-            return "a CUDA device (q is on cpu)"
-        if not (q.is_cpu or q.is_cuda):
+        if q.device.type != "cuda" and not (_INSTALLED and limits.interpreting()):
             return f"a CUDA device (q is on {q.device.type})"
         if q.device.type == "cuda" and limits.shared_memory(q.device) < limits.LEAST:
             return f"{limits.LEAST // 1024} KiB of shared memory for a program, which GPUs have from Ampere on"
