@@ -92,6 +92,7 @@ def _engine_of(call: Call, familiar: Familiar | None, backend: str) -> Engine:
         return _choose(call, backend, {})
     if familiar.engine is None:
         familiar.engine = _choose(call, backend, {})
+        familiar.repeat = None if call.is_empty else familiar.engine.repeat(call)
     return familiar.engine
 
 
@@ -258,6 +259,9 @@ def attention(
         q, k, v, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=dropout,
         return_lse=return_lse,
     )  # fmt: skip
+    if familiar is not None and familiar.repeat is not None and backend == "auto":
+        with without_autocast(q.device):
+            return familiar.repeat(call)
     engine = _engine_of(call, familiar, backend)
     with without_autocast(q.device):
         output, lse = call.of_nothing() if call.is_empty else engine.run(without_hidden(call.seeded()))

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from relpos.core import Coordinates, Mask, MaskLike, Scale, Term, Terms, require_coordinates
+from relpos.core import Coordinates, Mask, MaskLike, Scale, Term, Terms, require_sides
 from relpos.core.checks import (
     broadcasts,
     dtype_under_autocast,
@@ -56,12 +56,14 @@ def prepare(
     require_flag(return_lse, "return_lse")
     if scale is not None:
         require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
-    terms = _resolve_terms(position, queries, keys, q, k, v)
+    terms = _resolve_terms(position, queries, keys)
     dtype = dtype_under_autocast(q)
     plain = mask is None and dropout == 0 and not return_lse
     familiar = familiar_of(q, k, v, terms, dtype) if plain else None
     if familiar is None or not familiar.fits:
         _check_fit(q, k, v)
+        if queries is not None:
+            _check_counts(queries, queries if keys is None else keys, q, k)
         terms.check(q, k, v)
         if familiar is not None:
             familiar.fits = True
@@ -111,9 +113,14 @@ def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
         fail("q, k and v on one device", f"{q.device}, {k.device} and {v.device}", "Move them with .to(device).")
 
 
-def _resolve_terms(
-    position: Position | None, queries: Coordinates | None, keys: Coordinates | None, q: Tensor, k: Tensor, v: Tensor
-) -> Terms:
+def _check_counts(queries: Coordinates, keys: Coordinates, q: Tensor, k: Tensor) -> None:
+    for name, coordinates, count in (("queries", queries, q.shape[2]), ("keys", keys, k.shape[2])):
+        if coordinates.count != count:
+            remedy = "Coordinates count the prefix too; where keys differ from queries, pass keys=."
+            fail(f"{name} coordinates for {count} tokens", f"{coordinates!r} with {coordinates.count}", remedy)
+
+
+def _resolve_terms(position: Position | None, queries: Coordinates | None, keys: Coordinates | None) -> Terms:
     if not isinstance(position, _NO_MECHANISM) and callable(getattr(position, "terms", None)):
         if queries is None:
             wanted = "queries= beside a mechanism"
@@ -122,13 +129,7 @@ def _resolve_terms(
         if getattr(position, "acts_on_tokens", False) and not getattr(position, "acts_in_attention", True):
             remedy = "Call its embed() on the tokens before they are projected."
             fail("a mechanism that acts in attention", f"{type(position).__name__}, which acts on tokens", remedy)
-        sides = (("queries", queries, q.shape[2]), ("keys", queries if keys is None else keys, k.shape[2]))
-        for name, coordinates, count in sides:
-            require_coordinates(coordinates, name)
-            if coordinates.count != count:
-                _check_fit(q, k, v)  # which says better what is wrong where these do not fit each other
-                remedy = "Coordinates count the prefix too; where keys differ from queries, pass keys=."
-                fail(f"{name} coordinates for {count} tokens", f"{coordinates!r} with {coordinates.count}", remedy)
+        require_sides(queries, keys)
         terms = position.terms(queries, keys)
         if not isinstance(terms, Terms):
             made = f"{shape_of(terms)} from {type(position).__name__}"

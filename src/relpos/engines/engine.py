@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
 
 from jaxtyping import Float
@@ -43,6 +44,11 @@ class Engine(ABC):
 
     def not_preferred(self, call: Call) -> str | None:
         """Why `auto` should pass over this engine although it could compute the call: it measured slower. Else None."""
+        return None
+
+    def repeat(self, call: Call) -> Callable[[Call], Float[Tensor, "B H N V"]] | None:
+        """What `run` does for this call and those that are like it (`familiar`), with everything decided that follows
+        from what they have in common; None where nothing is worth deciding once."""
         return None
 
     @abstractmethod

@@ -7,7 +7,7 @@ with nothing. On a GPU nothing is kept, for there the choice may change once a k
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from relpos.core import LineBias, Scale, Terms, may_keep
 from relpos.core.checks import CPU
 from relpos.core.kept import share
+from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 
 _PLACE = "last call"
@@ -29,11 +30,13 @@ class Familiar:
         alike: all that their checks and the choice of an engine depend on, beside the lines.
         fits: whether such arguments passed the checks.
         engine: what `auto` chose for them.
+        repeat: what this engine does for them, where it has decided once what to do.
     """
 
     alike: Hashable
     fits: bool = False
     engine: Engine | None = None
+    repeat: Callable[[Call], Tensor] | None = None
 
 
 def familiar_of(q: Tensor, k: Tensor, v: Tensor, terms: Terms, dtype: torch.dtype) -> Familiar | None:

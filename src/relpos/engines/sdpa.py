@@ -14,6 +14,7 @@ beside half q is refused or misread, pytorch 191612), and cuDNN's gradient under
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -22,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from relpos.core import LineBias, LineVectors, QueryBias, Rotation, Sinks, Softcap, at_least_float32, may_keep
+from relpos.core import LineBias, LineVectors, QueryBias, Rotation, Sinks, Softcap, at_least_float32, densify, may_keep
 from relpos.engines import dense, product, vector_product, view
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
@@ -48,6 +49,19 @@ class DenseSDPA(Engine):
         transform = lacks_transform()
         return transform if transform is not None and (transform == FORWARD_MODE or _adds(call)) else None
 
+    def repeat(self, call: Call) -> Callable[[Call], Float[Tensor, "B H N V"]] | None:
+        line = view.readable(call)
+        if line is not None:
+            return view.Reading.of(call, line).attend
+        if not call.q.is_cpu or not may_keep(call.q.device) or call.mask is not None or call.dropout > 0:
+            return None
+        line = call.lone_bias
+        if line is None:
+            return None
+        if not (torch.is_grad_enabled() and line.values.requires_grad):
+            return _under_constant
+        return _under_learned if _takes_ours(call) and line.values.dtype == call.q.dtype else None
+
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], None]:
         """The output; there is no log-sum-exp."""
         if vector_product.serves(call) and _takes_ours(call):
@@ -56,12 +70,8 @@ class DenseSDPA(Engine):
                 allowed = allowed | blank
             output = vector_product.attend(_turned(call), allowed)
             return (output if blank is None else output.masked_fill(blank, 0)), None
-        fused = torch.is_grad_enabled() and _takes_ours(call)
-        if fused and call.mask is None and (line := call.lone_bias) is not None and _learned(line, call):
-            call = _turned(call)
-            return product.attend(call.q, call.k, call.v, line.values, line.lines, call.scale), None
-        if (line := view.readable(call)) is not None:
-            return view.attend(_turned(call), line), None
+        if (short := self.repeat(call)) is not None:
+            return short(_turned(call)), None
         square = call.mask is not None and call.q.shape[2] == call.k.shape[2]
         causal = square and call.mask is not None and call.mask.is_plain_causal and not _adds(call)
         bias = blank = None
@@ -72,7 +82,7 @@ class DenseSDPA(Engine):
         if call.terms.one(Sinks) is not None:  # one more key that scores the sink's logit and carries nothing
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
         grouped = True if q.shape[1] != k.shape[1] else False  # noqa: SIM210 - decided now, where sizes are symbolic
-        if fused and bias is not None and bias.requires_grad:
+        if bias is not None and bias.requires_grad and torch.is_grad_enabled() and _takes_ours(call):
             output = product.attend(q, k, v, bias, None, call.scale)
             return (output if blank is None else output.masked_fill(blank, 0)), None
         masked_on_cuda = bias is not None and q.is_cuda
@@ -110,9 +120,23 @@ def _takes_ours(call: Call) -> bool:
     return outside and call.q.dtype in (torch.float32, torch.float64) and call.groups == 1 and call.dropout == 0
 
 
-def _learned(bias: LineBias, call: Call) -> bool:
-    """Whether a bias takes a gradient, and is of q's dtype."""
-    return bias.values.requires_grad and bias.values.dtype == call.q.dtype
+def _under_constant(call: Call) -> Float[Tensor, "B H N V"]:
+    """The output under a bias on regular lines that takes no gradient, of a call on CPU that has no mask."""
+    line = call.terms.one(LineBias)
+    assert line is not None
+    bias = densify.written_out(line.values, line.lines)
+    wide = torch.promote_types(call.q.dtype, torch.float32)
+    bias = (bias if bias.dtype == wide else bias.to(wide))[None]
+    return F.scaled_dot_product_attention(
+        call.q, call.k, call.v, attn_mask=bias, scale=call.scale, enable_gqa=call.groups > 1
+    )
+
+
+def _under_learned(call: Call) -> Float[Tensor, "B H N V"]:
+    """The output under a learned bias on regular lines, of a call that has no mask."""
+    line = call.terms.one(LineBias)
+    assert line is not None
+    return product.attend(call.q, call.k, call.v, line.values, line.lines, call.scale)
 
 
 def _adds(call: Call) -> bool:

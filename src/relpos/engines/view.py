@@ -13,6 +13,8 @@ N x M numbers for each head, but fewer than q and the output have.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -51,35 +53,71 @@ def readable(call: Call) -> LineBias | None:
     return bias if flash and batch * width <= call.k.shape[2] else None
 
 
-def attend(call: Call, bias: LineBias) -> Float[Tensor, "B H N V"]:
-    """The output of a call whose rotation is applied, under its bias."""
-    (batch, heads, n, width), m, groups = call.q.shape, call.k.shape[2], call.groups
-    query, key = bias.lines.layout.query, bias.lines.layout.key
-    assert query is not None
-    assert key is not None
-    zero = bias.lines.origin + query.start - key.start  # where the first query meets the first key
-    window = bias.values
-    if window.shape[1] != n + m - 1:  # else the pairs read all of them
-        window = window[:, zero - m + 1 : zero + n]
-    if window.dtype != (wide := torch.promote_types(call.q.dtype, torch.float32)):
-        window = window.to(wide)
-    if call.mask is not None:
-        window = _masked(window, call.mask, m)
-    q = call.q if call.q.stride(3) == 1 else call.q.contiguous()  # the kernel takes no other
-    few = n >= m and window.shape[0] * n * m <= min(2 * q.numel(), _FEW)  # for fewer queries it would be copied twice
-    window = window.contiguous() if few else window.flip(-1).contiguous()
-    view = window.as_strided((1, window.shape[0], n, m), (0, window.stride(0), 1, 1))
-    if few:  # a row has the last key first here
-        return _attended(q, call.k, call.v, view.flip(3), call)
-    at_once = max(1, _AT_ONCE // (batch * n * width * groups)) * groups
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, call.k, call.v))
-    if at_once >= heads or learns:
-        return _turned(q, call.k, call.v, view, call)
-    out, view = q.new_empty(q.shape), view.expand(-1, heads, -1, -1)
-    for start in range(0, heads, at_once):
-        own, shared = slice(start, start + at_once), slice(start // groups, (start + at_once) // groups)
-        out[:, own] = _turned(q[:, own], call.k[:, shared], call.v[:, shared], view[:, own], call)
-    return out
+@dataclass(frozen=True)
+class Reading:
+    """How calls that are alike read their bias: all that follows from shapes, dtypes and lines.
+
+    Attributes:
+        part: the values that the pairs read; None for all.
+        wide: the dtype that the kernel wants of them; None where they have it.
+        shape: of the view, `[1, 1 or H, N, M]`.
+        few: whether the bias is turned round, and not q and the output.
+        at_once: heads that are turned round together where no gradient is wanted.
+    """
+
+    part: slice | None
+    wide: torch.dtype | None
+    shape: tuple[int, int, int, int]
+    few: bool
+    at_once: int
+
+    @classmethod
+    def of(cls, call: Call, bias: LineBias) -> Reading:
+        """How a call reads the bias that is `readable`."""
+        (batch, _, n, width), m, groups = call.q.shape, call.k.shape[2], call.groups
+        query, key = bias.lines.layout.query, bias.lines.layout.key
+        assert query is not None
+        assert key is not None
+        zero = bias.lines.origin + query.start - key.start  # where the first query meets the first key
+        wide = torch.promote_types(call.q.dtype, torch.float32)
+        rows = bias.values.shape[0]
+        return cls(
+            part=None if bias.values.shape[1] == n + m - 1 else slice(zero - m + 1, zero + n),
+            wide=None if bias.values.dtype == wide else wide,
+            shape=(1, rows, n, m),
+            few=n >= m and rows * n * m <= min(2 * call.q.numel(), _FEW),  # for fewer queries it would be copied twice
+            at_once=max(1, _AT_ONCE // (batch * n * width * groups)) * groups,
+        )
+
+    def attend(self, call: Call) -> Float[Tensor, "B H N V"]:
+        """The output of a call whose rotation is applied."""
+        bias = call.terms.one(LineBias)
+        assert bias is not None
+        window = bias.values
+        if self.part is not None:
+            window = window[:, self.part]
+        if self.wide is not None:
+            window = window.to(self.wide)
+        if call.mask is not None:
+            window = _masked(window, call.mask, self.shape[3])
+        q = call.q if call.q.stride(3) == 1 else call.q.contiguous()  # the kernel takes no other
+        window = window.contiguous() if self.few else window.flip(-1).contiguous()
+        view = window.as_strided(self.shape, (0, window.stride(0), 1, 1))
+        if self.few:  # a row has the last key first here
+            return _attended(q, call.k, call.v, view.flip(3), call)
+        return self._turned(q, view, call)
+
+    def _turned(self, q: Tensor, view: Tensor, call: Call) -> Tensor:
+        """The output, q and itself turned round."""
+        heads, groups, at_once = q.shape[1], call.groups, self.at_once
+        learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, call.k, call.v))
+        if at_once >= heads or learns:
+            return _turned(q, call.k, call.v, view, call)
+        out, view = q.new_empty(q.shape), view.expand(-1, heads, -1, -1)
+        for start in range(0, heads, at_once):
+            own, shared = slice(start, start + at_once), slice(start // groups, (start + at_once) // groups)
+            out[:, own] = _turned(q[:, own], call.k[:, shared], call.v[:, shared], view[:, own], call)
+        return out
 
 
 def _masked(window: Float[Tensor, "H L"], mask: Mask, keys: int) -> Float[Tensor, "H L"]:
