@@ -13,6 +13,7 @@ from source import ROOT, SOURCE, modules, part
 import relpos
 from relpos.position import Mechanism, OffsetBias
 from relpos.position.mechanism import Sum
+from relpos.position.table_bias import TableBias
 
 MOST_LINES = 400
 
@@ -90,7 +91,7 @@ def mechanism_modules() -> list[str]:
         for value in vars(importlib.import_module(name)).values():
             if not inspect.isclass(value) or value.__module__ != name:
                 continue
-            if issubclass(value, Mechanism) and value not in (Mechanism, OffsetBias, Sum):
+            if issubclass(value, Mechanism) and value not in (Mechanism, OffsetBias, TableBias, Sum):
                 found.append(name.split(".")[-1])
                 break
     return found

@@ -66,6 +66,42 @@ def test_a_call_like_the_last_is_neither_checked_nor_chosen_again(
             bias.get_parameter(next(name for name, _ in bias.named_parameters())).add_(step + 1.0)
 
 
+WAYS = {
+    "a view turned": (lambda: T5Bias(H).requires_grad_(False), Sequence(N)),
+    "q turned": (lambda: T5Bias(H).requires_grad_(False), Sequence(3 * N)),
+    "a part of a table": (lambda: RelativePositionBias(H, seq_len=40).requires_grad_(False), Sequence(N)),
+    "written out": (lambda: RelativePositionBias(H, (2, 3)).requires_grad_(False), relpos.Grid(2, 3)),
+    "with a prefix": (
+        lambda: RelativePositionBias(H, (2, 3), prefix=1).requires_grad_(False),
+        relpos.Grid(2, 3, prefix=1),
+    ),
+    "learned": (lambda: T5Bias(H), Sequence(N)),
+    "learned in float32 beside float64": (lambda: T5Bias(H), Sequence(N)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_decided_once_is_right_for_other_numbers_strides_and_scales(way: str) -> None:
+    make, tokens = WAYS[way]
+    bias, dtype = make(), torch.float64 if "float64" in way else torch.float32
+    for number, scale in enumerate((None, None, 0.3)):
+        q, k, v = (heads(tokens.count).to(dtype).requires_grad_() for _ in range(3))
+        asked = q.mT.contiguous().mT if number == 1 else q  # the width is not side by side
+        given = {"position": bias, "queries": tokens, "scale": scale}
+        ours, theirs = (attention(asked, k, v, **given, backend=name) for name in ("auto", "reference"))  # type: ignore[call-overload]
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        learned = [q, k, v, *(x for x in bias.parameters() if x.requires_grad)]
+        for own, right in zip(
+            torch.autograd.grad(ours.sin().sum(), learned),
+            torch.autograd.grad(theirs.sin().sum(), learned),
+            strict=True,
+        ):
+            torch.testing.assert_close(own, right, rtol=1e-4, atol=1e-5)
+        with torch.no_grad():
+            for x in bias.parameters():
+                x.add_(number + 1.0)
+
+
 @pytest.mark.parametrize(
     "other",
     [

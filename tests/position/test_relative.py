@@ -19,11 +19,12 @@ from relpos import (
     RelativePositionBias,
     Sequence,
     Site,
+    T5Bias,
     attention,
     get_relative_position_index_1d,
     get_relative_position_index_2d,
 )
-from relpos.core import Coordinates
+from relpos.core import Coordinates, Offsets
 from relpos.position.tables import geometric_places
 from relpos.testing import oracle
 
@@ -369,6 +370,18 @@ def test_what_a_subclass_says_of_axes_counts() -> None:
 
     with pytest.raises(ValueError, match="queries with 2 axes for Rows"):
         Rows(2, seq_len=6).terms(Sequence(6))
+
+
+@pytest.mark.parametrize(("kind", "size"), [(RelativePositionBias, {"seq_len": 6}), (T5Bias, {})])
+def test_what_a_subclass_says_of_values_counts(kind: Any, size: dict[str, int]) -> None:
+    class Twice(kind):  # type: ignore[misc]
+        def bias(self, offsets: Offsets) -> Tensor:
+            return 2 * super().bias(offsets)
+
+    twice, once = Twice(2, **size), kind(2, **size)
+    once.load_state_dict(twice.state_dict())
+    (ours,), (plain,) = (bias.terms(Sequence(6)).of(LineBias) for bias in (twice, once))
+    torch.testing.assert_close(ours.values, 2 * plain.values)
 
 
 def test_settings_changed_between_two_calls_count() -> None:

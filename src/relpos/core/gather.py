@@ -56,11 +56,12 @@ class Rows:
     Args:
         index: integers in 0 ... rows - 1.
         rows: of the table.
+        in_order: whether they are known to be all rows, each once, as they stand.
     """
 
-    def __init__(self, index: Int[Tensor, " L"], rows: int) -> None:
+    def __init__(self, index: Int[Tensor, " L"], rows: int, *, in_order: bool = False) -> None:
         _check(index, rows)
-        self.index, self.rows = index, rows
+        self.index, self.rows, self.in_order = index, rows, in_order
 
     @cached_property
     def order(self) -> tuple[Tensor, Tensor]:
@@ -166,6 +167,8 @@ def read(table: Float[Tensor, "R H"], rows: Rows) -> Float[Tensor, "H L"]:
     gradient."""
     if torch.compiler.is_compiling() or inside_transform():
         return lookup(table, rows.index).T
+    if rows.in_order:
+        return table.T.clone(memory_format=torch.contiguous_format)
     if not (table.requires_grad and torch.is_grad_enabled()):
         return table.T.index_select(1, rows.index)  # the same, sooner, and each head's side by side
     result: Tensor = _ReadRows.apply(table, rows)  # type: ignore[no-untyped-call]

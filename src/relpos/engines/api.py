@@ -86,12 +86,10 @@ def _fault(engine: Engine, call: Call) -> str | None:
     return verdicts.fault(engine, REFERENCE, call) if call.q.device.type in engine.checked_on else None
 
 
-def _engine_of(call: Call, familiar: Familiar | None, backend: str) -> Engine:
-    """The engine of a call, chosen once for calls that are alike."""
-    if familiar is None or not isinstance(backend, str) or backend != "auto":
-        return _choose(call, backend, {})
+def _engine_of(call: Call, familiar: Familiar) -> Engine:
+    """The engine that `auto` takes, chosen once for calls that are alike; and what it does for them."""
     if familiar.engine is None:
-        familiar.engine = _choose(call, backend, {})
+        familiar.engine = _choose(call, "auto", {})
         familiar.repeat = None if call.is_empty else familiar.engine.repeat(call)
     return familiar.engine
 
@@ -259,10 +257,12 @@ def attention(
         q, k, v, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=dropout,
         return_lse=return_lse,
     )  # fmt: skip
-    if familiar is not None and familiar.repeat is not None and backend == "auto":
+    if not isinstance(backend, str) or backend != "auto":
+        familiar = None
+    if familiar is not None and familiar.repeat is not None:
         with without_autocast(q.device):
             return familiar.repeat(call)
-    engine = _engine_of(call, familiar, backend)
+    engine = _choose(call, backend, {}) if familiar is None else _engine_of(call, familiar)
     with without_autocast(q.device):
         output, lse = call.of_nothing() if call.is_empty else engine.run(without_hidden(call.seeded()))
     if not return_lse:

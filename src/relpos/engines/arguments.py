@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import NoneType
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -33,7 +32,6 @@ class SupportsTerms(Protocol):
 
 
 Position = Terms | Term | SupportsTerms
-_NO_MECHANISM = (Terms, Term, type, NoneType)
 
 
 def prepare(
@@ -56,14 +54,14 @@ def prepare(
     require_flag(return_lse, "return_lse")
     if scale is not None:
         require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
-    terms = _resolve_terms(position, queries, keys)
+    terms = _resolve_terms(position, queries, keys, q, k)
     dtype = dtype_under_autocast(q)
     plain = mask is None and dropout == 0 and not return_lse
     familiar = familiar_of(q, k, v, terms, dtype) if plain else None
     if familiar is None or not familiar.fits:
         _check_fit(q, k, v)
         if queries is not None:
-            _check_counts(queries, queries if keys is None else keys, q, k)
+            _check_counts(queries, keys, q, k)
         terms.check(q, k, v)
         if familiar is not None:
             familiar.fits = True
@@ -113,15 +111,19 @@ def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
         fail("q, k and v on one device", f"{q.device}, {k.device} and {v.device}", "Move them with .to(device).")
 
 
-def _check_counts(queries: Coordinates, keys: Coordinates, q: Tensor, k: Tensor) -> None:
-    for name, coordinates, count in (("queries", queries, q.shape[2]), ("keys", keys, k.shape[2])):
+def _check_counts(queries: Coordinates, keys: Coordinates | None, q: Tensor, k: Tensor) -> None:
+    sides = (("queries", queries, q.shape[2]), ("keys", queries if keys is None else keys, k.shape[2]))
+    for name, coordinates, count in sides:
         if coordinates.count != count:
             remedy = "Coordinates count the prefix too; where keys differ from queries, pass keys=."
             fail(f"{name} coordinates for {count} tokens", f"{coordinates!r} with {coordinates.count}", remedy)
 
 
-def _resolve_terms(position: Position | None, queries: Coordinates | None, keys: Coordinates | None) -> Terms:
-    if not isinstance(position, _NO_MECHANISM) and callable(getattr(position, "terms", None)):
+def _resolve_terms(
+    position: Position | None, queries: Coordinates | None, keys: Coordinates | None, q: Tensor, k: Tensor
+) -> Terms:
+    make = getattr(position, "terms", None)  # terms have none; of a class it is no method
+    if callable(make) and not isinstance(position, type):
         if queries is None:
             wanted = "queries= beside a mechanism"
             fail(wanted, "none", "Say where the tokens are, e.g. queries=Sequence(n) or Grid(h, w, prefix=1).")
@@ -130,7 +132,11 @@ def _resolve_terms(position: Position | None, queries: Coordinates | None, keys:
             remedy = "Call its embed() on the tokens before they are projected."
             fail("a mechanism that acts in attention", f"{type(position).__name__}, which acts on tokens", remedy)
         require_sides(queries, keys)
-        terms = position.terms(queries, keys)
+        try:
+            terms = make(queries, keys)
+        except ValueError:
+            _check_counts(queries, keys, q, k)  # which says better what is wrong
+            raise
         if not isinstance(terms, Terms):
             made = f"{shape_of(terms)} from {type(position).__name__}"
             fail("Terms from a mechanism's terms(queries, keys)", made, "Return relpos.Terms(...).")

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Hashable
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -30,19 +31,16 @@ from relpos.core import (
     Grid,
     Kind,
     Offsets,
-    Rows,
     Sequence,
     at_least_float32,
     expand,
-    keep,
     lines,
-    read,
     require_sides,
 )
 from relpos.core.checks import fail, require_choice, require_int, shape_of
 from relpos.position.mechanism import Site
-from relpos.position.offset_bias import OffsetBias
 from relpos.position.preset import Preset
+from relpos.position.table_bias import TableBias
 from relpos.position.tables import covering, geometric_places, read_between, require_std, require_within, start_table
 
 
@@ -95,7 +93,7 @@ def _require_window(window_size: object) -> None:
         require_int(size, "each size of window_size", at_least=1)
 
 
-class RelativePositionBias(OffsetBias):
+class RelativePositionBias(TableBias):
     """A learned bias per offset and head, in one or two dimensions: Swin's and BEiT's table.
 
     `score[h, i, j] += table[index(i - j), h]`: 2 L - 1 rows in 1-D, (2 Wh - 1)(2 Ww - 1) in 2-D in Swin's order, and
@@ -226,20 +224,19 @@ class RelativePositionBias(OffsetBias):
             )
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
-    def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
-        table = at_least_float32(self.relative_position_bias_table)
-        if not self.prefix and not torch.compiler.is_compiling() and self._is_own(offsets):
-            return table.T.clone(memory_format=torch.contiguous_format)  # row by row as it is
-        key = (self.sizes, self.beyond, self.prefix > 0)
-        return read(table, keep(offsets, key, table.device, lambda: Rows(self._rows(offsets), len(table))))
+    def _table(self) -> Float[Tensor, "R H"]:
+        return self.relative_position_bias_table
 
-    def _is_own(self, offsets: Offsets) -> bool:
-        """Whether these are the offsets of its own window."""
+    def _settings(self) -> Hashable:
+        return self.sizes, self.beyond, self.prefix > 0
+
+    def _in_order(self, offsets: Offsets) -> bool:
+        if self.prefix or torch.compiler.is_compiling():
+            return False
         reach = tuple(size - 1 for size in self.sizes)
         return offsets.high == reach and offsets.low == tuple(-one for one in reach)
 
-    def _rows(self, offsets: Offsets) -> Int[Tensor, " L"]:
-        """The row of the table that each entry of the line reads; the last three are those of a prefix."""
+    def _row_of(self, offsets: Offsets) -> Int[Tensor, " L"]:
         row = torch.zeros_like(offsets.kind)
         for axis, size in enumerate(self.sizes):
             reach = size - 1

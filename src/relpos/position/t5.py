@@ -22,17 +22,18 @@ Not to be confused with DeBERTa's buckets, which round up, or with a plain table
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from typing import Self
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from relpos.core import Offsets, Rows, Scale, Term, at_least_float32, constant, keep, read
+from relpos.core import Offsets, Scale, Term, constant
 from relpos.core.checks import fail, require_flag, require_int
 from relpos.position.mechanism import AS_IS, Site
-from relpos.position.offset_bias import OffsetBias
 from relpos.position.preset import Preset
+from relpos.position.table_bias import TableBias
 from relpos.position.tables import require_std, start_table
 
 _UNSCALED = Scale(1.0)
@@ -49,7 +50,7 @@ def _edges(buckets: int, max_distance: int) -> tuple[int, ...]:
     return tuple(torch.searchsorted(bucket, torch.arange(1, buckets, device="cpu")).tolist())
 
 
-class T5Bias(OffsetBias):
+class T5Bias(TableBias):
     """A learned bias per bucket of distances and head.
 
     `score[h, i, j] += relative_attention_bias[bucket(i - j), h]`: near distances have a bucket each, far ones share.
@@ -120,10 +121,14 @@ class T5Bias(OffsetBias):
         bucket = torch.bucketize(distance, edges, right=True)
         return bucket + (offsets < 0) * (len(self._edges) + 1) if self.bidirectional else bucket
 
-    def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
-        table = at_least_float32(self.relative_attention_bias)
-        key = (self._edges, self.bidirectional)
-        return read(table, keep(offsets, key, table.device, lambda: Rows(self.bucket(offsets.axes[:, 0]), len(table))))
+    def _table(self) -> Float[Tensor, "R H"]:
+        return self.relative_attention_bias
+
+    def _row_of(self, offsets: Offsets) -> Int[Tensor, " L"]:
+        return self.bucket(offsets.axes[:, 0])
+
+    def _settings(self) -> Hashable:
+        return self._edges, self.bidirectional
 
     def _beside(self) -> tuple[Term, ...]:
         return () if self.scaled else (_UNSCALED,)

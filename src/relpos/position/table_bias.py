@@ -1,0 +1,53 @@
+"""A bias whose value at each offset is a row of a learned table: the rows follow from the line, and are kept on it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Hashable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from relpos.core import LineBias, Lines, Offsets, Rows, Terms, at_least_float32, keep, read
+from relpos.core.tree import unchecked
+from relpos.position.offset_bias import OffsetBias
+
+
+class TableBias(OffsetBias):
+    """Subclasses say which table is read, which row each offset reads, and what of their settings this depends on."""
+
+    @abstractmethod
+    def _table(self) -> Float[Tensor, "R H"]:
+        """The learned numbers, one column a head."""
+
+    @abstractmethod
+    def _row_of(self, offsets: Offsets) -> Int[Tensor, " L"]:
+        """The row of the table that each entry of the line reads."""
+
+    @abstractmethod
+    def _settings(self) -> Hashable:
+        """What the rows depend on beside the offsets."""
+
+    def _in_order(self, offsets: Offsets) -> bool:
+        """Whether the line reads the rows as they stand, each once."""
+        return False
+
+    def _rows(self, offsets: Offsets) -> Rows:
+        count = self._table().shape[0]
+        if self._in_order(offsets):
+            return Rows(torch.arange(count, device=offsets.kind.device), count, in_order=True)
+        return Rows(self._row_of(offsets), count)
+
+    def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
+        table = at_least_float32(self._table())
+        return read(table, keep(offsets, self._settings(), table.device, lambda: self._rows(offsets)))
+
+    def _on(self, line: Lines) -> Terms:
+        own_prefix = line.length != line.layout.tokens and not self._answers_for_prefix
+        if own_prefix or type(self).bias is not TableBias.bias:  # a subclass says something else
+            return super()._on(line)
+        table = at_least_float32(self._table())
+        rows = keep(line, self._settings(), table.device, lambda: self._rows(line.offsets()))
+        bias = unchecked(LineBias, values=read(table, rows), lines=line)
+        return unchecked(Terms, items=(bias, *self._beside()))
