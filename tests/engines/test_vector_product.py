@@ -64,16 +64,19 @@ def results(
     return [out, *torch.autograd.grad(out, (q, k, v, *tensors), torch.randn_like(out), create_graph=create_graph)]
 
 
-@pytest.mark.parametrize("stored", [vector_product.STORED, 0], ids=["stored", "again"])
+@pytest.mark.parametrize(
+    ("stored", "far"), [(vector_product.STORED, 256), (0, 256), (0, 1)], ids=["stored", "again", "turned round"]
+)
 @pytest.mark.parametrize("at_once", [vector_product.AT_ONCE, 50, 1], ids=["at once", "by elements", "by heads"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("sides", [("query",), ("key",), ("key", "query"), ("query", "query")], ids="+".join)
 @pytest.mark.parametrize("place", PLACES)
 def test_equals_the_reference(
-    place: str, sides: Any, dtype: torch.dtype, at_once: int, stored: int, monkeypatch: pytest.MonkeyPatch
+    place: str, sides: Any, dtype: torch.dtype, at_once: int, stored: int, far: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vector_product, "AT_ONCE", at_once)
     monkeypatch.setattr(vector_product, "STORED", stored)
+    monkeypatch.setattr(vector_product, "_FAR", far)
     with mock.patch.object(vector_product, "attend", wraps=vector_product.attend) as taken:
         got = results("sdpa", place, sides, None, dtype)
     assert taken.call_count == 1

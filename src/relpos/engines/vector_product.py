@@ -72,13 +72,13 @@ class _Reads:
         torch.gather(products, self.axis, self.of(part, batch, heads), out=read)
         scores += read
 
-    def sums(self, d: Float[Tensor, "b h N M"], count: int, part: Part, buffers: _Buffers) -> Float[Tensor, "b h _ R"]:
+    def sums(self, d: Float[Tensor, "b h N M"], count: int, part: Part, buffers: _Buffers) -> Float[Tensor, "b h _ _"]:
         """The gradient of each product: the sum over the pairs that read it."""
         batch, heads, n, m = d.shape
         shape = (count, m) if self.by_key else (n, count)
         into = buffers.at("products", batch, heads, *shape).zero_()
         into.scatter_add_(self.axis, self.of(part, batch, heads), d)
-        return into.mT if self.by_key else into
+        return into
 
     @property
     def axis(self) -> int:
@@ -146,11 +146,34 @@ def _heads(w: Float[Tensor, "#H R D"], part: Part) -> Float[Tensor, "#h R D"]:
     return w if w.shape[0] == 1 else w[part[1]]
 
 
+_FAR = 256
+"""Rows that lie a multiple of so many numbers apart share few places of the cache, and cost a product that goes down
+them a quarter more: [512, 512] with [512, 64] 0.46 ms, turned round 0.36, and 0.33 with rows of 500."""
+
+
+def _gradient_of(x: Tensor, across: int) -> Tensor:
+    """Memory for the gradient of `x`, turned round where `_turned_product` goes down rows of so many numbers."""
+    return torch.empty_like(x) if across == 0 or across % _FAR else x.new_empty(x.mT.shape).mT
+
+
+def _turned_product(
+    a: Float[Tensor, "b h n m"], b: Float[Tensor, "*C n D"], out: Float[Tensor, "b h m D"] | None
+) -> Float[Tensor, "b h m D"]:
+    """`a.mT @ b`, of a large `a`."""
+    if a.shape[-1] % _FAR:
+        return torch.matmul(a.mT, b, out=out)
+    return torch.matmul(b.mT, a, out=None if out is None else out.mT).mT
+
+
 def _gradients(
     said: _Said, tensors: Sequence[Tensor], stored: Tensor | None, d_out: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
     """The gradients of all tensors, those that are wanted."""
-    found = [torch.empty_like(x) if asked else None for x, asked in zip(tensors, wanted, strict=True)]
+    keys = tensors[1].shape[2]
+    rows = [0, keys, keys]  # of what each gradient is a product with, turned round
+    for reads, w in zip(said.reads, tensors[4::2], strict=True):
+        rows += [keys, 0] if reads.by_key else [0, w.shape[1]]
+    found = [_gradient_of(x, across) if asked else None for x, across, asked in zip(tensors, rows, wanted, strict=True)]
     for d_w in found[4::2]:
         if d_w is not None:
             d_w.zero_()
@@ -159,24 +182,28 @@ def _gradients(
         weights = _weights(said, tensors, part, buffers, None) if stored is None else stored[part]
         (q, k, v), upstream = (x[part] for x in tensors[:3]), d_out[part]
         if d_v is not None:
-            torch.matmul(weights.mT, upstream, out=d_v[part])
+            _turned_product(weights, upstream, d_v[part])
         d = torch.matmul(upstream, v.mT, out=buffers.at("scores", *weights.shape)).mul_(weights)
         torch.addcmul(d, weights, d.sum(dim=-1, keepdim=True), value=-1, out=d)
         if d_q is not None:
             torch.matmul(d, k, out=d_q[part]).mul_(said.scale)
         if d_k is not None:
-            torch.matmul(d.mT, q * said.scale, out=d_k[part])
+            _turned_product(d, q * said.scale, d_k[part])
         for number, reads in enumerate(said.reads):
             x, w = tensors[2 * number + 3 : 2 * number + 5]
             d_x, d_w = found[2 * number + 3 : 2 * number + 5]
             if d_x is None and d_w is None:
                 continue
             sums = reads.sums(d, w.shape[1], part, buffers)
-            if d_x is not None:
-                torch.matmul(sums, _heads(w, part), out=d_x[part])
+            own = _heads(w, part)
+            if d_x is not None and reads.by_key:
+                _turned_product(sums, own, d_x[part])
+            elif d_x is not None:
+                torch.matmul(sums, own, out=d_x[part])
             if d_w is not None:
                 into = _heads(d_w, part)
-                into += (sums.mT @ x[part]).sum_to_size(1, *into.shape)[0]
+                d_own = sums @ x[part] if reads.by_key else _turned_product(sums, x[part], None)
+                into += d_own.sum_to_size(1, *into.shape)[0]
     return found
 
 
