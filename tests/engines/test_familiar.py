@@ -165,10 +165,12 @@ def test_a_mechanism_that_returns_no_terms_is_refused() -> None:
         attention(heads(), heads(), heads(), position=Wrong(), queries=Sequence(N))
 
 
+@pytest.mark.parametrize("make", [lambda: T5Bias(H), lambda: RelativePositionBias(H, seq_len=N - 2)])
 @pytest.mark.usefixtures("unchecked")
-def test_keys_and_values_that_do_not_fit_are_named_before_coordinates() -> None:
+def test_keys_and_values_that_do_not_fit_are_named_before_coordinates(make: Callable[[], relpos.Mechanism]) -> None:
+    """Also where the mechanism does not serve these coordinates."""
     with pytest.raises(ValueError, match="k and v with the same heads and tokens"):
-        attention(heads(), heads(N - 1), heads(), position=T5Bias(H), queries=Sequence(N))
+        attention(heads(), heads(N - 1), heads(), position=make(), queries=Sequence(N))
 
 
 def test_a_mask_dropout_or_another_term_is_asked_about_every_time(chosen: list[str], checked: list[Terms]) -> None:

@@ -106,11 +106,13 @@ def test_a_row_that_sees_nothing_is_blank_and_has_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("heads", [1, HEADS], ids=["shared", "a head"])
+@pytest.mark.parametrize("far", [256, 1], ids=["as it is", "turned round"])
 @pytest.mark.parametrize("at_once", [vector_product.AT_ONCE, 1])
-def test_gradcheck_also_twice(at_once: int, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradcheck_also_twice(at_once: int, far: int, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where q meets keys and vectors, each way has its own part of the gradient."""
     monkeypatch.setattr(vector_product, "AT_ONCE", at_once)
     monkeypatch.setattr(vector_product, "STORED", 0)
+    monkeypatch.setattr(vector_product, "_FAR", far)
     lines = relpos.lines(Sequence(4))
     q, k, v = (torch.randn(2, HEADS, 4, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
     met, keys = (torch.randn(heads, 7, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))

@@ -54,14 +54,12 @@ def prepare(
     require_flag(return_lse, "return_lse")
     if scale is not None:
         require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
-    terms = _resolve_terms(position, queries, keys, q, k)
+    terms = _resolve_terms(position, queries, keys, q, k, v)
     dtype = dtype_under_autocast(q)
     plain = mask is None and dropout == 0 and not return_lse
     familiar = familiar_of(q, k, v, terms, dtype) if plain else None
     if familiar is None or not familiar.fits:
-        _check_fit(q, k, v)
-        if queries is not None:
-            _check_counts(queries, keys, q, k)
+        _check_sizes(q, k, v, queries, keys)
         terms.check(q, k, v)
         if familiar is not None:
             familiar.fits = True
@@ -111,7 +109,11 @@ def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
         fail("q, k and v on one device", f"{q.device}, {k.device} and {v.device}", "Move them with .to(device).")
 
 
-def _check_counts(queries: Coordinates, keys: Coordinates | None, q: Tensor, k: Tensor) -> None:
+def _check_sizes(q: Tensor, k: Tensor, v: Tensor, queries: Coordinates | None, keys: Coordinates | None) -> None:
+    """Raise unless q, k and v fit each other, and the coordinates them, where there are some."""
+    _check_fit(q, k, v)
+    if queries is None:
+        return
     sides = (("queries", queries, q.shape[2]), ("keys", queries if keys is None else keys, k.shape[2]))
     for name, coordinates, count in sides:
         if coordinates.count != count:
@@ -120,7 +122,7 @@ def _check_counts(queries: Coordinates, keys: Coordinates | None, q: Tensor, k: 
 
 
 def _resolve_terms(
-    position: Position | None, queries: Coordinates | None, keys: Coordinates | None, q: Tensor, k: Tensor
+    position: Position | None, queries: Coordinates | None, keys: Coordinates | None, q: Tensor, k: Tensor, v: Tensor
 ) -> Terms:
     make = getattr(position, "terms", None)  # terms have none; of a class it is no method
     if callable(make) and not isinstance(position, type):
@@ -135,7 +137,7 @@ def _resolve_terms(
         try:
             terms = make(queries, keys)
         except ValueError:
-            _check_counts(queries, keys, q, k)  # which says better what is wrong
+            _check_sizes(q, k, v, queries, keys)  # which says better what is wrong
             raise
         if not isinstance(terms, Terms):
             made = f"{shape_of(terms)} from {type(position).__name__}"

@@ -1,6 +1,6 @@
-"""Calls like the one before: their checks and the choice of their engine are not repeated.
+"""Calls like the one before: their checks, the choice of their engine and its own choices are not repeated.
 
-Both follow from shapes, dtypes and settings, which layers and steps repeat, and cost a small call a fifth of its time.
+All follow from shapes, dtypes and settings, which layers and steps repeat, and cost a small call a fifth of its time.
 What was found hangs on the `Lines` of the bias, which a mechanism keeps as well: nothing is global, and a copy starts
 with nothing. On a GPU nothing is kept, for there the choice may change once a kernel has been checked.
 """

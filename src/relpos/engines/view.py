@@ -105,10 +105,10 @@ class Reading:
         view = window.as_strided(self.shape, (0, window.stride(0), 1, 1))
         if self.few:  # a row has the last key first here
             return _attended(q, call.k, call.v, view.flip(3), call)
-        return self._turned(q, view, call)
+        return self._by_turning_queries(q, view, call)
 
-    def _turned(self, q: Tensor, view: Tensor, call: Call) -> Tensor:
-        """The output, q and itself turned round."""
+    def _by_turning_queries(self, q: Tensor, view: Tensor, call: Call) -> Float[Tensor, "B H N V"]:
+        """The output by a view that has the last query first, a few heads at once where no gradient is wanted."""
         heads, groups, at_once = q.shape[1], call.groups, self.at_once
         learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, call.k, call.v))
         if at_once >= heads or learns:

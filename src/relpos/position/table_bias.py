@@ -15,7 +15,7 @@ from relpos.position.offset_bias import OffsetBias
 
 
 class TableBias(OffsetBias):
-    """Subclasses say which table is read, which row each offset reads, and what of their settings this depends on."""
+    """Subclasses say which table is read, which row each offset reads, and which of their settings decide that."""
 
     @abstractmethod
     def _table(self) -> Float[Tensor, "R H"]:
@@ -27,7 +27,7 @@ class TableBias(OffsetBias):
 
     @abstractmethod
     def _settings(self) -> Hashable:
-        """What the rows depend on beside the offsets."""
+        """The settings that decide which rows are read, beside the offsets."""
 
     def _in_order(self, offsets: Offsets) -> bool:
         """Whether the line reads the rows as they stand, each once."""
@@ -44,8 +44,8 @@ class TableBias(OffsetBias):
         return read(table, keep(offsets, self._settings(), table.device, lambda: self._rows(offsets)))
 
     def _on(self, line: Lines) -> Terms:
-        own_prefix = line.length != line.layout.tokens and not self._answers_for_prefix
-        if own_prefix or type(self).bias is not TableBias.bias:  # a subclass says something else
+        prefix_apart = line.length != line.layout.tokens and not self._answers_for_prefix
+        if prefix_apart or type(self).bias is not TableBias.bias:  # a subclass says something else
             return super()._on(line)
         table = at_least_float32(self._table())
         rows = keep(line, self._settings(), table.device, lambda: self._rows(line.offsets()))
