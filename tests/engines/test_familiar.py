@@ -165,6 +165,25 @@ def test_a_mechanism_that_returns_no_terms_is_refused() -> None:
         attention(heads(), heads(), heads(), position=Wrong(), queries=Sequence(N))
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_tokens_are_counted_before_a_mechanism_is_asked() -> None:
+    class Asked:
+        def terms(self, queries: object, keys: object) -> Terms:
+            raise RuntimeError("it was asked")
+
+    class Held:
+        held = T5Bias(H).terms(Sequence(N))
+
+        def terms(self, queries: object, keys: object) -> Terms:
+            return self.held
+
+    held = Held()
+    attention(heads(), heads(), heads(), position=held, queries=Sequence(N))
+    for position in (Asked(), held):
+        with pytest.raises(ValueError, match=f"queries coordinates for {N} tokens"):
+            attention(heads(), heads(), heads(), position=position, queries=Sequence(N + 3))
+
+
 @pytest.mark.parametrize("make", [lambda: T5Bias(H), lambda: RelativePositionBias(H, seq_len=N - 2)])
 @pytest.mark.usefixtures("unchecked")
 def test_keys_and_values_that_do_not_fit_are_named_before_coordinates(make: Callable[[], relpos.Mechanism]) -> None:

@@ -384,6 +384,35 @@ def test_what_a_subclass_says_of_values_counts(kind: Any, size: dict[str, int]) 
     torch.testing.assert_close(ours.values, 2 * plain.values)
 
 
+def test_what_an_instance_says_of_values_counts() -> None:
+    bias: Any = RelativePositionBias(2, seq_len=6)
+    bias.bias = lambda offsets: torch.full((2, len(offsets.kind)), 7.0)
+    (term,) = bias.terms(Sequence(6)).of(LineBias)
+    assert (term.values == 7).all()
+
+
+@pytest.mark.parametrize("rows", [9, 13])
+@pytest.mark.usefixtures("unchecked")
+def test_another_table_in_its_place_is_refused(rows: int) -> None:
+    bias = RelativePositionBias(2, seq_len=6)
+    bias.terms(Sequence(6))
+    bias.relative_position_bias_table = torch.nn.Parameter(torch.randn(rows, 2))
+    with pytest.raises(ValueError, match=r"RelativePositionBias.bias to return \[heads, 11\]"):
+        bias.terms(Sequence(6))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # of PyTorch, for its forward mode
+def test_derivatives_are_pushed_forward_through_a_whole_table() -> None:
+    bias, table = RelativePositionBias(2, seq_len=6), torch.randn(11, 2)
+
+    def values(x: Tensor) -> Tensor:
+        (term,) = bias.terms_from({"relative_position_bias_table": x}, Sequence(6)).of(LineBias)
+        return term.values
+
+    pushed = torch.func.jvp(values, (table,), (table,))[1]
+    torch.testing.assert_close(pushed, values(table))
+
+
 def test_settings_changed_between_two_calls_count() -> None:
     bias = RelativePositionBias(2, seq_len=6, beyond="clip")
     bias.terms(Sequence(9))

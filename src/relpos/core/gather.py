@@ -165,10 +165,10 @@ def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Ten
 def read(table: Float[Tensor, "R H"], rows: Rows) -> Float[Tensor, "H L"]:
     """`lookup(table, rows.index).T`, of L rows that were checked when they were made, and are sorted once for the
     gradient."""
-    if torch.compiler.is_compiling() or inside_transform():
-        return lookup(table, rows.index).T
     if rows.in_order:
         return table.T.clone(memory_format=torch.contiguous_format)
+    if torch.compiler.is_compiling() or inside_transform():
+        return lookup(table, rows.index).T
     if not (table.requires_grad and torch.is_grad_enabled()):
         return table.T.index_select(1, rows.index)  # the same, sooner, and each head's side by side
     result: Tensor = _ReadRows.apply(table, rows)  # type: ignore[no-untyped-call]

@@ -59,7 +59,7 @@ def prepare(
     plain = mask is None and dropout == 0 and not return_lse
     familiar = familiar_of(q, k, v, terms, dtype) if plain else None
     if familiar is None or not familiar.fits:
-        _check_sizes(q, k, v, queries, keys)
+        _check_fit(q, k, v)
         terms.check(q, k, v)
         if familiar is not None:
             familiar.fits = True
@@ -109,18 +109,6 @@ def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
         fail("q, k and v on one device", f"{q.device}, {k.device} and {v.device}", "Move them with .to(device).")
 
 
-def _check_sizes(q: Tensor, k: Tensor, v: Tensor, queries: Coordinates | None, keys: Coordinates | None) -> None:
-    """Raise unless q, k and v fit each other, and the coordinates them, where there are some."""
-    _check_fit(q, k, v)
-    if queries is None:
-        return
-    sides = (("queries", queries, q.shape[2]), ("keys", queries if keys is None else keys, k.shape[2]))
-    for name, coordinates, count in sides:
-        if coordinates.count != count:
-            remedy = "Coordinates count the prefix too; where keys differ from queries, pass keys=."
-            fail(f"{name} coordinates for {count} tokens", f"{coordinates!r} with {coordinates.count}", remedy)
-
-
 def _resolve_terms(
     position: Position | None, queries: Coordinates | None, keys: Coordinates | None, q: Tensor, k: Tensor, v: Tensor
 ) -> Terms:
@@ -134,11 +122,15 @@ def _resolve_terms(
             remedy = "Call its embed() on the tokens before they are projected."
             fail("a mechanism that acts in attention", f"{type(position).__name__}, which acts on tokens", remedy)
         require_sides(queries, keys)
-        try:
-            terms = make(queries, keys)
-        except ValueError:
-            _check_sizes(q, k, v, queries, keys)  # which says better what is wrong
-            raise
+        for name, coordinates, count in (
+            ("queries", queries, q.shape[2]),
+            ("keys", queries if keys is None else keys, k.shape[2]),
+        ):
+            if coordinates.count != count:
+                _check_fit(q, k, v)  # which says better what is wrong where these do not fit each other
+                remedy = "Coordinates count the prefix too; where keys differ from queries, pass keys=."
+                fail(f"{name} coordinates for {count} tokens", f"{coordinates!r} with {coordinates.count}", remedy)
+        terms = make(queries, keys)
         if not isinstance(terms, Terms):
             made = f"{shape_of(terms)} from {type(position).__name__}"
             fail("Terms from a mechanism's terms(queries, keys)", made, "Return relpos.Terms(...).")
