@@ -111,7 +111,7 @@ def test_forward_mode_is_known_without_its_level(how: str, monkeypatch: pytest.M
         dual = forward_ad.make_dual(q, along)
         with pytest.raises(NotImplementedError, match="forward-mode"):
             attended(dual)
-    monkeypatch.setattr(private, "torch", SimpleNamespace(_C=None, zeros=torch.zeros))
+    monkeypatch.setattr(private, "torch", SimpleNamespace(_C=None, ops=torch.ops, zeros=torch.zeros))
     with pytest.raises(NotImplementedError, match="forward-mode"):
         torch.func.jvp(attended, (q,), (along,))
 
@@ -133,7 +133,8 @@ def test_transforms_raise_where_nobody_tells_of_them(functions: Any, monkeypatch
     for transform in transforms:
         with pytest.raises(NotImplementedError, match=r"torch\.func|forward-mode"):
             transform()
-    monkeypatch.setattr(private, "torch", SimpleNamespace(_C=SimpleNamespace(_functorch=SimpleNamespace(**functions))))
+    untold = SimpleNamespace(_functorch=SimpleNamespace(**functions))
+    monkeypatch.setattr(private, "torch", SimpleNamespace(_C=untold, ops=torch.ops))
     assert torch.allclose(attended(q[0]), attended(q[0], "reference"), atol=1e-6)
     for transform in transforms:
         with pytest.raises((RuntimeError, NotImplementedError)):

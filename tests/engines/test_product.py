@@ -40,12 +40,19 @@ def results(backend: str, where: Sequence | Grid, batch: int, dtype: torch.dtype
 @pytest.mark.parametrize("mask", [None, Mask.causal(), Mask.window(1, 2)], ids=["all", "causal", "window"])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("where", PLACES, ids=str)
+@pytest.mark.parametrize("stored", [product.STORED, 0], ids=["stored", "again"])
 @pytest.mark.parametrize("at_once", [product.AT_ONCE, 300, 1], ids=["at once", "by elements", "by heads"])
 def test_equals_the_reference(
-    at_once: int, where: Any, batch: int, mask: Mask | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    at_once: int,
+    stored: int,
+    where: Any,
+    batch: int,
+    mask: Mask | None,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(product, "AT_ONCE", at_once)
-    monkeypatch.setattr(product, "STORED", 0)
+    monkeypatch.setattr(product, "STORED", stored)
     with mock.patch.object(product, "attend", wraps=product.attend) as taken:
         got = results("sdpa", where, batch, dtype, mask)
     assert taken.call_count == 1
@@ -54,10 +61,11 @@ def test_equals_the_reference(
 
 
 @pytest.mark.parametrize("where", [Sequence(4), Grid(2, 2, prefix=1), None], ids=["line", "grid", "dense"])
+@pytest.mark.parametrize("stored", [product.STORED, 0], ids=["stored", "again"])
 @pytest.mark.parametrize("at_once", [product.AT_ONCE, 1])
-def test_gradcheck_also_twice(at_once: int, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradcheck_also_twice(at_once: int, stored: int, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "AT_ONCE", at_once)
-    monkeypatch.setattr(product, "STORED", 0)
+    monkeypatch.setattr(product, "STORED", stored)
     line = None if where is None else relpos.lines(where)
     count = 4 if where is None else where.count
     shape = (1, 2, count, count) if line is None else (2, line.length)
@@ -91,6 +99,22 @@ def test_what_is_frozen_has_no_gradient_and_changes_none(
         found.append(dict(zip(asked, torch.autograd.grad(out.square().sum(), [leaves[p] for p in asked]), strict=True)))
     for place, gradient in found[0].items():
         assert torch.equal(gradient, found[1][place])
+
+
+@pytest.mark.parametrize("where", [Sequence(5), None], ids=["line", "dense"])
+@pytest.mark.parametrize("stored", [product.STORED, 0], ids=["stored", "again"])
+@pytest.mark.parametrize("at_once", [product.AT_ONCE, 1])
+def test_many_gradients_at_once(at_once: int, stored: int, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "AT_ONCE", at_once)
+    monkeypatch.setattr(product, "STORED", stored)
+    line = None if where is None else relpos.lines(where)
+    leaves = [torch.randn(2, 2, 5, 4) for _ in range(3)] + [torch.randn(2, 9) if where else torch.randn(1, 2, 5, 5)]
+    out = product.attend(*(x.requires_grad_() for x in leaves), line, 0.5)
+    upstream = torch.randn(3, *out.shape)
+    together = torch.autograd.grad(out, leaves, upstream, is_grads_batched=True, retain_graph=True)
+    alone = [torch.autograd.grad(out, leaves, one, retain_graph=True) for one in upstream]
+    for got, wanted in zip(together, zip(*alone, strict=True), strict=True):
+        torch.testing.assert_close(got, torch.stack(wanted), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])

@@ -2,8 +2,8 @@
 
 PyTorch's `scaled_dot_product_attention` has no fused backward for a mask that requires a gradient and takes its math
 path: some twenty nodes of autograd, and several tensors of all scores that come fresh from the system in every step.
-Here it is one node. The weights of a small call are stored for the gradient. Of a large one a few heads are computed at
-a time, so that their scores stay in the cache, and again for the gradient.
+Here it is one node, which computes a few heads at a time: their scores stay in the cache, and memory that was freed is
+used again. The weights of a small call are stored for the gradient, those of a large one computed again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from relpos.core import Lines, contract, expand
 from relpos.core.checks import without_autocast
 from relpos.core.densify import written_out
-from relpos.core.private import softmax_backward
+from relpos.core.private import inside_transform, is_batched, softmax_backward
 
 AT_ONCE = 2**18
 """Scores that are computed at once: 1 MiB in float32."""
@@ -31,15 +31,18 @@ class _Attend(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, lines: Lines | None, scale: float) -> Tensor:
         dense = bias if lines is None else written_out(bias, lines)[None]
         ctx.scale, ctx.lines = scale, lines
-        scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
-        if scores <= STORED or len(parts := list(parts_of(q, k, AT_ONCE))) == 1:
+        parts = list(parts_of(q, k, AT_ONCE))
+        if len(parts) == 1:
             weights = _weights(q, k, dense, scale)
             ctx.save_for_backward(q, k, v, bias, weights)
             return weights @ v
-        ctx.save_for_backward(q, k, v, bias)
+        shape = torch.Size((*q.shape[:3], k.shape[2]))
+        stored = q.new_empty(shape) if shape.numel() <= STORED else None
+        ctx.save_for_backward(q, k, v, bias, *(() if stored is None else (stored,)))
         out = q.new_empty(*q.shape[:3], v.shape[3])
         for part in parts:
-            torch.matmul(_weights(q[part], k[part], of_part(dense, part), scale), v[part], out=out[part])
+            into = None if stored is None else stored[part]
+            torch.matmul(_weights(q[part], k[part], of_part(dense, part), scale, into), v[part], out=out[part])
         return out
 
     @staticmethod
@@ -52,19 +55,21 @@ def _backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients of q, k, v and the bias, those that are wanted."""
     q, k, v, bias, *stored = ctx.saved_tensors
     scale, lines, wanted = ctx.scale, ctx.lines, ctx.needs_input_grad[:4]
-    again = torch.is_grad_enabled()  # a second derivative is wanted, of operations that autograd knows
+    # a second derivative is wanted, or many gradients at once: of operations that autograd knows, in no memory of ours
+    again = torch.is_grad_enabled() or inside_transform() or is_batched(d_out)
     dense = bias
     if lines is not None and (again or not stored):
         dense = (expand if again else written_out)(bias, lines)[None]
-    if again or stored:
+    parts = list(parts_of(q, k, AT_ONCE))
+    if again or len(parts) == 1:
         weights = torch.softmax((q * scale) @ k.mT + dense, dim=-1) if again else stored[0]
         *found, d_scores = _gradients(q, k, v, weights, d_out, scale, wanted)
         d_dense = d_scores if lines is not None else d_scores.sum_to_size(bias.shape)
     else:
         found = [x.new_empty(x.shape) if asked else None for x, asked in zip((q, k, v), wanted, strict=False)]
-        d_dense = torch.zeros_like(dense)
-        for part in parts_of(q, k, AT_ONCE):
-            weights = _weights(q[part], k[part], of_part(dense, part), scale)
+        d_dense = bias.new_zeros(bias.shape if lines is None else (1, bias.shape[0], q.shape[2], k.shape[2]))
+        for part in parts:
+            weights = stored[0][part] if stored else _weights(q[part], k[part], of_part(dense, part), scale)
             *own, d_scores = _gradients(q[part], k[part], v[part], weights, d_out[part], scale, wanted)
             for whole, x in zip(found, own, strict=True):
                 if whole is not None and x is not None:
@@ -97,8 +102,8 @@ def of_part(dense: Tensor, part: Part) -> Tensor:
     return dense[elements, heads]
 
 
-def _weights(q: Tensor, k: Tensor, dense: Tensor, scale: float) -> Float[Tensor, "B H N M"]:
-    return torch.softmax(((q * scale) @ k.mT).add_(dense), dim=-1)
+def _weights(q: Tensor, k: Tensor, dense: Tensor, scale: float, out: Tensor | None = None) -> Float[Tensor, "B H N M"]:
+    return torch.softmax(((q * scale) @ k.mT).add_(dense), dim=-1, out=out)
 
 
 def _gradients(
