@@ -159,3 +159,22 @@ def test_a_dense_bias_of_some_elements_and_heads(size: tuple[int, int], monkeypa
         found[backend] = [out, *torch.autograd.grad(out.square().sum(), bias)]
     for got, wanted in zip(*found.values(), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("where", [Sequence(256), Grid(23, 23)], ids=str)
+@pytest.mark.parametrize(
+    ("given", "batch", "engine"),
+    [
+        ({}, 1, "streaming"),
+        ({}, 2, "sdpa"),
+        ({"mask": Mask.causal()}, 2, "streaming"),
+        ({"dtype": torch.bfloat16}, 2, "streaming"),
+    ],
+    ids=["one", "a batch", "causal", "bfloat16"],
+)
+def test_who_computes(where: Sequence | Grid, given: dict[str, Any], batch: int, engine: str) -> None:
+    """A batch shares the dense bias and its gradient: more tokens of it are dense, where this can compute them."""
+    dtype = given.get("dtype", torch.float32)
+    q = torch.empty(batch, 16, where.count, 8, dtype=dtype)
+    said = relpos.explain(q, q, q, position=bias_of(where, 16).to(dtype), queries=where, mask=given.get("mask"))
+    assert said.backend == engine

@@ -15,15 +15,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import Lines, contract, expand
+from relpos.core import Lines, contract, expand, may_keep
 from relpos.core.checks import without_autocast
 from relpos.core.densify import written_out
 from relpos.core.private import inside_transform, is_batched, softmax_backward
+from relpos.engines.call import Call
 
 AT_ONCE = 2**18
 """Scores that are computed at once: 1 MiB in float32."""
 STORED = 2**22
 """Scores of a call up to which weights are stored, which is faster than computing them again."""
+
+
+def serves(call: Call) -> bool:
+    """Whether this and `vector_product` can compute a call, if they serve its terms: faster than PyTorch, which takes
+    its math path where what is added to the scores is learned. On a GPU nothing is measured."""
+    outside = call.q.device.type == "cpu" and may_keep(call.q.device)
+    return outside and call.q.dtype in (torch.float32, torch.float64) and call.groups == 1 and call.dropout == 0
 
 
 class _Attend(torch.autograd.Function):

@@ -60,11 +60,11 @@ class DenseSDPA(Engine):
             return None
         if not (torch.is_grad_enabled() and line.values.requires_grad):
             return _under_constant
-        return _under_learned if _takes_ours(call) and line.values.dtype == call.q.dtype else None
+        return _under_learned if product.serves(call) and line.values.dtype == call.q.dtype else None
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], None]:
         """The output; there is no log-sum-exp."""
-        if vector_product.serves(call) and _takes_ours(call):
+        if vector_product.serves(call) and product.serves(call):
             allowed, blank = _allowed(call)
             if allowed is not None and blank is not None:
                 allowed = allowed | blank
@@ -82,7 +82,7 @@ class DenseSDPA(Engine):
         if call.terms.one(Sinks) is not None:  # one more key that scores the sink's logit and carries nothing
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
         grouped = True if q.shape[1] != k.shape[1] else False  # noqa: SIM210 - decided now, where sizes are symbolic
-        if bias is not None and bias.requires_grad and torch.is_grad_enabled() and _takes_ours(call):
+        if bias is not None and bias.requires_grad and torch.is_grad_enabled() and product.serves(call):
             output = product.attend(q, k, v, bias, None, call.scale)
             return (output if blank is None else output.masked_fill(blank, 0)), None
         masked_on_cuda = bias is not None and q.is_cuda
@@ -111,13 +111,6 @@ def _turned(call: Call) -> Call:
     """`Call.rotated`, where there is something to apply."""
     plain = call.terms.one(Rotation) is None and call.terms.one(QueryBias) is None
     return call if plain else call.rotated()
-
-
-def _takes_ours(call: Call) -> bool:
-    """Whether `product` and `vector_product` can compute this call, if they serve its terms: faster than PyTorch, which
-    takes its math path where what is added to the scores is learned. On a GPU nothing is measured."""
-    outside = call.q.device.type == "cpu" and may_keep(call.q.device)
-    return outside and call.q.dtype in (torch.float32, torch.float64) and call.groups == 1 and call.dropout == 0
 
 
 def _under_constant(call: Call) -> Float[Tensor, "B H N V"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from relpos.core import DenseBias, LineBias, LineVectors, Mask, QueryBias, Rotation, RowRule, Scale, Sinks
-from relpos.engines import vector_product, view
+from relpos.engines import product, vector_product, view
 from relpos.engines.call import Call
 
 _SEQUENCE, _GRID, _KEY_VECTORS = 2**16, 2**18, 2**18
@@ -104,7 +104,9 @@ def _border(call: Call) -> tuple[int | None, str]:
         masked = _WINDOW if grid else _SEQUENCE_WITHOUT_GRADIENT
         return (_NOT_LEARNED if call.mask is None else masked), "a bias that is not learned"
     border, kind = (_GRID, "a learned bias on a grid") if grid else (_SEQUENCE, "a learned line bias")
-    alone = call.mask is None and call.groups == 1 and call.q.dtype in (torch.float32, torch.float64)
+    alone = call.mask is None and product.serves(call)
+    if alone and call.q.shape[0] > 1:  # whose elements share the dense bias and its gradient
+        border *= 2
     many = not alone and batch * call.q.shape[2] * call.k.shape[2] >= _MANY  # alone, a few heads at a time are dense
     return (_OF_MANY if many else border), kind
 
