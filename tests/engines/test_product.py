@@ -117,6 +117,20 @@ def test_many_gradients_at_once(at_once: int, stored: int, where: Any, monkeypat
         torch.testing.assert_close(got, torch.stack(wanted), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("at_once", [product.AT_ONCE, 1])
+@pytest.mark.parametrize("sizes", [(0, 3, 4, 5), (2, 0, 4, 5), (2, 3, 0, 5), (2, 3, 4, 0), (1, 3, 0, 5)], ids=str)
+def test_nothing(sizes: tuple[int, ...], at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No elements, queries, keys or width of values."""
+    monkeypatch.setattr(product, "AT_ONCE", at_once)
+    batch, n, m, width = sizes
+    shapes = (batch, 2, n, 4), (batch, 2, m, 4), (batch, 2, m, width), (1, 2, n, m)
+    leaves = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    out = product.attend(*leaves, None, 0.5)
+    assert torch.equal(out, torch.zeros(batch, 2, n, width))
+    for x, gradient in zip(leaves, torch.autograd.grad(out.sum(), leaves), strict=True):
+        assert torch.equal(gradient, torch.zeros_like(x))
+
+
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_with_a_rotation(layout: Any) -> None:
     where, found = Sequence(6), {}

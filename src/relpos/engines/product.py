@@ -8,7 +8,7 @@ used again. The weights of a small call are stored for the gradient, those of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -40,54 +40,67 @@ class _Attend(torch.autograd.Function):
         dense = bias if lines is None else written_out(bias, lines)[None]
         ctx.scale, ctx.lines = scale, lines
         parts = list(parts_of(q, k, AT_ONCE))
-        if len(parts) == 1:
-            weights = _weights(q, k, dense, scale)
-            ctx.save_for_backward(q, k, v, bias, weights)
-            return weights @ v
-        shape = torch.Size((*q.shape[:3], k.shape[2]))
-        stored = q.new_empty(shape) if shape.numel() <= STORED else None
-        ctx.save_for_backward(q, k, v, bias, *(() if stored is None else (stored,)))
         out = q.new_empty(*q.shape[:3], v.shape[3])
-        for part in parts:
-            into = None if stored is None else stored[part]
-            torch.matmul(_weights(q[part], k[part], of_part(dense, part), scale, into), v[part], out=out[part])
+        stored: Tensor | None
+        if len(parts) == 1:
+            stored = _weights(q, k, dense, scale)
+            _multiply(stored, v, out)
+        else:
+            shape = torch.Size((*q.shape[:3], k.shape[2]))
+            stored = q.new_empty(shape) if shape.numel() <= STORED else None
+            for part in parts:
+                into = None if stored is None else stored[part]
+                weights = _weights(q[part], k[part], of_part(dense, part), scale, into)
+                _multiply(weights, v[part], out[part])
+        ctx.save_for_backward(q, k, v, bias, stored)
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        again = torch.is_grad_enabled() or inside_transform() or is_batched(gradients[0])
         with without_autocast(gradients[0].device):
-            return *_backward(ctx, *gradients), None, None
+            return *(_again if again else _gradients)(ctx, *gradients), None, None
 
 
-def _backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients of q, k, v and the bias, those that are wanted."""
-    q, k, v, bias, *stored = ctx.saved_tensors
+    q, k, v, bias, stored = ctx.saved_tensors
     scale, lines, wanted = ctx.scale, ctx.lines, ctx.needs_input_grad[:4]
-    # a second derivative is wanted, or many gradients at once: of operations that autograd knows, in no memory of ours
-    again = torch.is_grad_enabled() or inside_transform() or is_batched(d_out)
-    dense = bias
-    if lines is not None and (again or not stored):
-        dense = (expand if again else written_out)(bias, lines)[None]
+    found = [x.new_empty(x.shape) if asked else None for x, asked in zip((q, k, v), wanted, strict=False)]
     parts = list(parts_of(q, k, AT_ONCE))
-    if again or len(parts) == 1:
-        weights = torch.softmax((q * scale) @ k.mT + dense, dim=-1) if again else stored[0]
-        *found, d_scores = _gradients(q, k, v, weights, d_out, scale, wanted)
+    if len(parts) == 1:
+        d_scores = _into(found, q, k, v, stored, scale, d_out)
         d_dense = d_scores if lines is not None else d_scores.sum_to_size(bias.shape)
     else:
-        found = [x.new_empty(x.shape) if asked else None for x, asked in zip((q, k, v), wanted, strict=False)]
+        dense = bias if lines is None or stored is not None else written_out(bias, lines)[None]
         d_dense = bias.new_zeros(bias.shape if lines is None else (1, bias.shape[0], q.shape[2], k.shape[2]))
         for part in parts:
-            weights = stored[0][part] if stored else _weights(q[part], k[part], of_part(dense, part), scale)
-            *own, d_scores = _gradients(q[part], k[part], v[part], weights, d_out[part], scale, wanted)
-            for whole, x in zip(found, own, strict=True):
-                if whole is not None and x is not None:
-                    whole[part] = x
+            own = [None if x is None else x[part] for x in found]
+            weights = _weights(q[part], k[part], of_part(dense, part), scale) if stored is None else stored[part]
+            d_scores = _into(own, q[part], k[part], v[part], weights, scale, d_out[part])
             if wanted[3]:
-                into = of_part(d_dense, part)
-                into += d_scores.sum_to_size(into.shape)
+                sums = of_part(d_dense, part)
+                sums += d_scores.sum_to_size(sums.shape)
     if not wanted[3]:
         return *found, None
     return *found, d_dense if lines is None else _of_values(d_dense, bias, lines)
+
+
+def _again(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+    """The same by operations that autograd knows, in no memory of ours: for a second derivative, and for many gradients
+    at once."""
+    q, k, v, bias, _ = ctx.saved_tensors
+    scale, lines, wanted = ctx.scale, ctx.lines, ctx.needs_input_grad[:4]
+    dense = bias if lines is None else expand(bias, lines)[None]
+    weights = torch.softmax((q * scale) @ k.mT + dense, dim=-1)
+    d_weights = d_out @ v.mT
+    d_scores = weights * (d_weights - (d_weights * weights).sum(dim=-1, keepdim=True))
+    d_q = (d_scores @ k) * scale if wanted[0] else None
+    d_k = d_scores.mT @ (q * scale) if wanted[1] else None
+    d_v = weights.mT @ d_out if wanted[2] else None
+    if not wanted[3]:
+        return d_q, d_k, d_v, None
+    return d_q, d_k, d_v, d_scores.sum_to_size(bias.shape) if lines is None else _of_values(d_scores, bias, lines)
 
 
 Part = tuple[slice, slice]
@@ -111,22 +124,42 @@ def of_part(dense: Tensor, part: Part) -> Tensor:
 
 
 def _weights(q: Tensor, k: Tensor, dense: Tensor, scale: float, out: Tensor | None = None) -> Float[Tensor, "B H N M"]:
-    return torch.softmax(((q * scale) @ k.mT).add_(dense), dim=-1, out=out)
+    if q.shape[0] == 1:
+        scores = torch.baddbmm(dense[0], q[0], k[0].mT, alpha=scale)[None]
+    else:
+        scores = q.new_empty(*q.shape[:3], k.shape[2])
+        _multiply(q, k.mT, scores, scale).add_(dense)
+    return torch.softmax(scores, dim=-1, out=out)
 
 
-def _gradients(
-    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, d_out: Tensor, scale: float, wanted: tuple[bool, ...]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor]:
-    """Those of q, k and v, where they are wanted, and of the scores."""
-    d_weights = d_out @ v.mT
-    fused = None if torch.is_grad_enabled() else softmax_backward()
+def _multiply(
+    a: Float[Tensor, "B H n c"], b: Float[Tensor, "B H c m"], out: Float[Tensor, "B H n m"], scale: float = 1
+) -> Float[Tensor, "B H n m"]:
+    """`a @ b * scale` into contiguous memory. Strided factors are copied once, if they have to be."""
+    out.flatten(0, 1).baddbmm_(a.flatten(0, 1), b.flatten(0, 1), beta=0, alpha=scale)
+    return out
+
+
+def _into(
+    found: Sequence[Tensor | None], q: Tensor, k: Tensor, v: Tensor, weights: Tensor, scale: float, d_out: Tensor
+) -> Float[Tensor, "B H N M"]:
+    """Computes the gradients of q, k and v, those that there is memory for, and returns that of the scores."""
+    d_q, d_k, d_v = found
+    d_out = d_out.contiguous()  # read twice
+    d_weights = _multiply(d_out, v.mT, torch.empty_like(weights))
+    fused = softmax_backward()
     if fused is None:
-        d_scores = weights * (d_weights - (d_weights * weights).sum(dim=-1, keepdim=True))
+        d_scores = d_weights.mul_(weights)
+        d_scores = torch.addcmul(d_scores, weights, d_scores.sum(dim=-1, keepdim=True), value=-1)
     else:
         d_scores = fused(d_weights, weights, -1, weights.dtype)
-    d_q = (d_scores @ k) * scale if wanted[0] else None
-    d_k = d_scores.mT @ (q * scale) if wanted[1] else None
-    return d_q, d_k, weights.mT @ d_out if wanted[2] else None, d_scores
+    if d_q is not None:
+        _multiply(d_scores, k, d_q, scale)
+    if d_k is not None:
+        _multiply(d_scores.mT, q, d_k, scale)
+    if d_v is not None:
+        _multiply(weights.mT, d_out, d_v)
+    return d_scores
 
 
 def _of_values(d_dense: Float[Tensor, "_ H N M"], values: Float[Tensor, "#H L"], lines: Lines) -> Tensor:
