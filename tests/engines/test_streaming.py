@@ -120,6 +120,7 @@ COORDINATES = {
     "cross": (Sequence(11, start=4), Sequence(23)),
     "prefix": (Sequence(20, prefix=2), None),
     "prefix of keys": (Sequence(9), Sequence(14, prefix=3)),
+    "no other keys": (Sequence(9), Sequence(0, prefix=3)),
     "prefix of queries": (Sequence(9, prefix=2), Sequence(14)),
     "grid": (Grid(5, 4), None),
     "grid with prefix": (Grid(4, 5, prefix=1), None),

@@ -84,4 +84,10 @@ ONCE_FAILED = {
         terms=(Part("LineBias", "t0"),),
         masks=(Part("fields", "m0", {"right": 0}),),
     ),
+    "keys that are a prefix alone": Described(
+        seed=980709,
+        queries=Tokens("sequence", (1,)),
+        keys=Tokens("sequence", (0,), prefix=1),
+        terms=(Part("LineBias", "t0"),),
+    ),
 }

@@ -48,7 +48,11 @@ def supports(call: Call) -> bool:
         return False
     for term in call.terms.of(LineBias):
         query, key = term.lines.layout.query, term.lines.layout.key
-        if mask is None or query is None or key is None:
+        if query is None or key is None:
+            continue
+        if math.prod(key.sizes) == 0:
+            return False  # nothing is left to compute beside the keys of the prefix
+        if mask is None:
             continue
         if math.prod(query.sizes[1:]) != math.prod(key.sizes[1:]):
             return False  # the entries of a window that the mask allows are not consecutive
