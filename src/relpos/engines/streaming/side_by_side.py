@@ -19,8 +19,8 @@ from relpos.engines.call import Call
 
 _TOGETHER = 0.8
 """What threads are worth that share each operation, of what they are worth side by side."""
-_LEAST = 2**22
-"""The scores of a thread for which it pays to wake it: 1,024 tokens and 8 heads for two threads. PyTorch's own threads
+_LEAST = 2**23
+"""The scores of a thread for which it pays to wake it: 1,449 tokens and 8 heads for two threads. PyTorch's own threads
 look for work for 5 ms after each operation and take a core meanwhile."""
 _starting = Lock()
 
