@@ -164,7 +164,7 @@ def test_inputs_are_the_same_numbers_in_every_dtype_and_process() -> None:
 def test_the_engine_that_is_named_is_the_one_that_runs() -> None:
     """Which depends on whether there is anything to learn."""
     for what, engine in (("forward", "sdpa"), ("step", "streaming")):
-        case = Case("line", (300,), what, batch=2)  # type: ignore[arg-type]
+        case = Case("line", (400,), what, batch=2)  # type: ignore[arg-type]
         assert taken(case, "auto") == engine
         inputs = make(case.shrunk(200))
         assert inputs.position is not None
