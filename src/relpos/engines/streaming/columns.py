@@ -10,6 +10,7 @@ each by one, and are added up before they are added to the values:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,20 @@ def column_coordinate(queries: Ramp, column: int) -> int:
         coordinate += column % size * stride
         column //= size
     return coordinate
+
+
+def rows_and_columns(queries: Ramp, most: int) -> tuple[int, int]:
+    """The rows of a column and the columns of a block of so many queries at most.
+
+    As many of each, about: a skewed tile (see `workspace`) is a row of keys wider for each row of a column, and each
+    column reads and adds a window of its own.
+    """
+    rows, columns = queries.sizes[0], math.prod(queries.sizes[1:])
+    if columns <= 1 or rows == 0:
+        return min(rows, most), 1
+    pieces = -(-rows // max(math.isqrt(most), -(-most // columns)))
+    at_once = -(-rows // pieces)
+    return at_once, min(columns, most // at_once)
 
 
 @dataclass(frozen=True)

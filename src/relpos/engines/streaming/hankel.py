@@ -44,7 +44,7 @@ from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.streaming import masks
 from relpos.engines.streaming.chunks import Chunk, KeyGradient
-from relpos.engines.streaming.columns import Columns, column_coordinate
+from relpos.engines.streaming.columns import Columns, column_coordinate, rows_and_columns
 from relpos.engines.streaming.plan import Plan
 from relpos.engines.streaming.tiles import Block, Tile
 from relpos.engines.streaming.vectors import Vectors
@@ -89,10 +89,9 @@ class HankelPlan(Plan):
         self.key_columns, self.query_columns = math.prod(self.key.sizes[1:]), math.prod(self.query.sizes[1:])
         self.column_length = self.query.sizes[0]
         self.tile_keys = max(self.key_columns, min(self.keys, keys) // self.key_columns * self.key_columns)
-        self.block_rows = min(self.column_length, rows)
-        one_column = whole_columns or self.mask is not None
-        self.block_columns = 1 if one_column else max(1, rows // max(1, self.column_length))
-        self.joins_prefix = self.mask is None and not whole_columns
+        alone, one_column = whole_columns or self.mask is not None, (min(self.column_length, rows), 1)
+        self.block_rows, self.block_columns = one_column if alone else rows_and_columns(self.query, rows)
+        self.joined_prefix = 0 if alone else self.key.prefix
         self.strided_keys = len(self.key.sizes) == 1 and self.key.prefix == 0 and not self.vectors
         masks_differ = self.mask is not None and self.mask.blocks is not None and self.mask.blocks.layout.shape[0] > 1
         self.by_head = masks_differ and self.device.type == "cpu"
@@ -102,6 +101,7 @@ class HankelPlan(Plan):
             for head in (range(self.heads) if self.by_head else (None,))
         ]
         self._blocks, self.heads_at_once = blocks, self._most_heads(blocks)
+        self.most_behind = max((tile.count - tile.prefix_keys for block in blocks for tile in block.tiles), default=0)
         self.by_block = self.by_head or any(tile.mask is not None for block in blocks for tile in block.tiles)
         self.groups = call.groups
         self.own_heads: Sequence[int] = range(self.batch * self.heads)
@@ -215,7 +215,7 @@ class HankelPlan(Plan):
             if span.step is not None:
                 yield self._tile(mask, block, span)
                 continue
-            joined = prefix if self.joins_prefix and span.stop > prefix else 0
+            joined = self.joined_prefix if span.stop > prefix else 0
             if span.start < prefix and not joined:
                 yield Tile(slice(span.start, min(span.stop, prefix)), mask)
             start, stop = max(span.start - prefix, 0) // self.key_columns * self.key_columns, span.stop - prefix
@@ -333,10 +333,11 @@ class HankelPlan(Plan):
         self.vectors.expect()
 
     def gradient_buffer(self, workspace: Workspace, chunk: Chunk, tile: Tile) -> Float[Tensor, "g n m"]:
-        (g, n, _), m, block = chunk.q.shape, tile.count, chunk.block
+        (g, n, _), block, first = chunk.q.shape, chunk.block, self.joined_prefix - tile.prefix_keys
         if self._gradient_skew(block, tile) == 0:
-            return workspace.gradient.rows(g, n, m)
-        return workspace.skewed_gradient.skewed_in_zeros(g, n, m, block.skew, block.column_count)
+            return workspace.gradient.rows(g, n, tile.count)
+        room, used = self.joined_prefix + self.most_behind, slice(first, first + tile.count)
+        return workspace.skewed_gradient.skewed_in_zeros(g, n, room, block.skew, block.column_count, used)
 
     def _gradient_skew(self, block: Block, tile: Tile) -> int:
         """The skew of the buffer of the scores' gradient; 0 where nothing needs its column sums."""

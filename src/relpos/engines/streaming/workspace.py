@@ -31,6 +31,7 @@ class Buffer:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.store = torch.empty(0, dtype=dtype, device=device)
         self.shape: tuple[int, ...] = ()
+        self.used = slice(0, 0)  # the keys of the last tile in zeros
 
     def rows(self, g: int, n: int, m: int) -> Float[Tensor, "g n m"]:
         """A plain tile; its contents are undefined."""
@@ -40,13 +41,20 @@ class Buffer:
         """A skewed tile, each column of a grid skewed by itself; the contents of the buffer are undefined."""
         return self._view(g, n, m, m + n // columns * skew)
 
-    def skewed_in_zeros(self, g: int, n: int, m: int, skew: int, columns: int) -> Float[Tensor, "g n m"]:
-        """A skewed tile with zeros around it. Callers keep these zeros, and use no other method of the same buffer."""
-        view = self.skewed(g, n, m, skew, columns)
+    def skewed_in_zeros(
+        self, g: int, n: int, m: int, skew: int, columns: int, used: slice | None = None
+    ) -> Float[Tensor, "g n m_used"]:
+        """A skewed tile with zeros around it, or some consecutive keys of one. Callers keep these zeros, and use no
+        other method of the same buffer."""
+        view, used = self.skewed(g, n, m, skew, columns), used or slice(0, m)
         if self.shape != (g, n, m, skew, columns):
             self.store.zero_()
             self.shape = (g, n, m, skew, columns)
-        return view
+        else:  # what was there beside these keys
+            view[..., self.used.start : used.start].zero_()
+            view[..., max(used.stop, self.used.start) : self.used.stop].zero_()
+        self.used = used
+        return view[..., used]
 
     def like(self, x: Float[Tensor, "g n m"]) -> Float[Tensor, "g n m"]:
         """A tile that lies as `x` does in its buffer; its contents and what surrounds it are undefined."""
