@@ -101,7 +101,7 @@ class HankelPlan(Plan):
             for head in (range(self.heads) if self.by_head else (None,))
         ]
         self._blocks, self.heads_at_once = blocks, self._most_heads(blocks)
-        self.most_behind = max((tile.count - tile.prefix_keys for block in blocks for tile in block.tiles), default=0)
+        self.most_keys = max((tile.count - tile.prefix_keys for block in blocks for tile in block.tiles), default=0)
         self.by_block = self.by_head or any(tile.mask is not None for block in blocks for tile in block.tiles)
         self.groups = call.groups
         self.own_heads: Sequence[int] = range(self.batch * self.heads)
@@ -291,10 +291,8 @@ class HankelPlan(Plan):
         return self.reversed_values[heads].index_select(1, self._prefix_key_entries(block))[..., None]
 
     def window(self, block: Block, tile: Tile, heads: slice) -> Float[Tensor, "#g *c W"]:
-        """The window of a tile, with -inf where the mask forbids; for several columns one window each.
-
-        Its entries are contiguous. (In `values`, those of keys on a grid with one column are not.)
-        """
+        """The window of a tile, with -inf where the mask forbids; for several columns one window each. Its entries are
+        contiguous. (In `values`, those of keys on a grid with one column are not.)"""
         if self.reversed_values is None:
             window = torch.zeros(1, tile.window_length, dtype=self.dtype, device=self.device)
         else:
@@ -336,7 +334,7 @@ class HankelPlan(Plan):
         (g, n, _), block, first = chunk.q.shape, chunk.block, self.joined_prefix - tile.prefix_keys
         if self._gradient_skew(block, tile) == 0:
             return workspace.gradient.rows(g, n, tile.count)
-        room, used = self.joined_prefix + self.most_behind, slice(first, first + tile.count)
+        room, used = self.joined_prefix + self.most_keys, slice(first, first + tile.count)
         return workspace.skewed_gradient.skewed_in_zeros(g, n, room, block.skew, block.column_count, used)
 
     def _gradient_skew(self, block: Block, tile: Tile) -> int:
