@@ -57,6 +57,7 @@ def _largest(model: Model, inputs: dict[str, Any], *, retrofitted: bool) -> int:
     return largest.numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LONG)
 def test_long_audio_takes_no_numbers_for_pairs(name: str) -> None:
     assert _largest(models()[name], LONG[name], retrofitted=True) < N * N

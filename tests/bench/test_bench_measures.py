@@ -177,6 +177,7 @@ def test_ratios_are_taken_within_rounds() -> None:
     assert (red["ms"], red["ratio"], red["rounds_ms"], red["reason"]) == (None, None, [], "red")
 
 
+@pytest.mark.slow
 def test_no_speed_where_the_check_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(inputs: Any) -> Workload:
         q, k, v = inputs.qkv

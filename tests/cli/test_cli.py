@@ -297,6 +297,7 @@ def test_list_data_and_backends(capsys: Captured) -> None:
         assert re.search(rf"^{name} ", printed, flags=re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_train_saves_a_model_and_never_overwrites_it(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def test_it_verifies_and_times_both(folder: Path, capsys: Captured) -> None:
     assert "MiB is the peak of a step" in printed
 
 
+@pytest.mark.slow
 def test_weights_of_a_folder_are_read(folder: Path, capsys: Captured) -> None:
     transformers = imported("transformers")
     model = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(folder))

@@ -53,6 +53,7 @@ def on_digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[relpos.Comparis
     return compare(out, positions=["none", "learned"], quick=True, recipe={"depth": 1}, lr=1e-3, batch_size=32)
 
 
+@pytest.mark.slow
 def test_models_that_come_back_reach_what_is_written(on_digits: tuple[relpos.ComparisonResult, list[str]]) -> None:
     result, task = on_digits[0], find_task("digits")
     assert list(result.models) == [("none", 0), ("learned", 0)]
@@ -65,6 +66,7 @@ def test_models_that_come_back_reach_what_is_written(on_digits: tuple[relpos.Com
         result.models["t5", 0]
 
 
+@pytest.mark.slow
 def test_weights_of_another_model_are_refused_in_one_line(
     on_digits: tuple[relpos.ComparisonResult, list[str]],
 ) -> None:
@@ -87,6 +89,7 @@ def test_weights_of_another_model_are_refused_in_one_line(
         path.write_bytes(before)
 
 
+@pytest.mark.slow
 def test_what_was_asked_is_the_recipe_and_on_the_page(
     on_digits: tuple[relpos.ComparisonResult, list[str]], tmp_path: Path
 ) -> None:
@@ -100,6 +103,7 @@ def test_what_was_asked_is_the_recipe_and_on_the_page(
     assert lines[-1] == "Done: time training steps (5 of 5 done)"
 
 
+@pytest.mark.slow
 def test_a_result_draws_itself(on_digits: tuple[relpos.ComparisonResult, list[str]]) -> None:
     result = on_digits[0]
     assert result.best is None, "a quick run decides nothing"
@@ -110,6 +114,7 @@ def test_a_result_draws_itself(on_digits: tuple[relpos.ComparisonResult, list[st
     assert "It works: 2 of 2 trained" in shown
 
 
+@pytest.mark.slow
 def test_losses_and_rates_are_written_a_line_a_step(on_digits: tuple[relpos.ComparisonResult, list[str]]) -> None:
     result = on_digits[0]
     for run in result.results.records:
@@ -153,6 +158,7 @@ def test_it_is_tensorboards_too_where_that_is_installed(tmp_path: Path, monkeypa
     assert told[6:] == ["closed"]
 
 
+@pytest.mark.slow
 def test_a_file_builds_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = Path("my models") / "mine.py"
@@ -272,6 +278,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
         return picture, label
 
 
+@pytest.mark.slow
 def test_datasets_of_images_train_our_models(tmp_path: Path) -> None:
     data = (Pictures(30), Pictures(6), Pictures(9))
     result, lines = compare(tmp_path / "out", None, data, ["none"], quick=True, patch=4)

@@ -83,6 +83,7 @@ def test_the_rest_goes_on_and_it_is_not_trained_again(tmp_path: Path, monkeypatc
     assert Comparison(made, DIGITS, tmp_path).run() == results
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_this_process")
 def test_one_mechanism_alone_that_diverges_has_a_page(tmp_path: Path) -> None:
     Comparison(settings("learned", rate=1e42), DIGITS, tmp_path).run()

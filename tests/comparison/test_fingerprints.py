@@ -178,6 +178,7 @@ def test_what_cannot_be_looked_into_is_never_alike(make: Callable[[], Any]) -> N
     assert not_told_apart(described(build)) is not None
 
 
+@pytest.mark.slow
 def test_a_comparison_that_is_not_taken_up_again_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     lock = threading.Lock()

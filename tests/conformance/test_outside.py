@@ -142,6 +142,7 @@ def test_a_wrong_sign_fails_and_is_said(outcomes: dict[str, dict[str, str | None
     assert "expected" in message
 
 
+@pytest.mark.slow
 def test_without_pytest_one_line_says_what_to_install(tmp_path: Path) -> None:
     code = "import sys; sys.modules['pytest'] = None; import relpos; print('relpos is there'); import relpos.testing"
     done = alone(tmp_path, "-c", code)

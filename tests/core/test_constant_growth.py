@@ -42,6 +42,7 @@ def kept() -> int:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")  # three times as fast
 @pytest.mark.parametrize("name", SCALINGS)
 def test_two_thousand_lengths_leave_a_few_entries(name: str) -> None:

@@ -141,6 +141,7 @@ with ThreadPoolExecutor(8) as pool:
 """
 
 
+@pytest.mark.slow
 def test_threads_agree() -> None:
     """In a process of its own: the checker of shapes in tests is not made for threads that interrupt each other."""
     subprocess.run([sys.executable, "-c", THREADS], check=True)

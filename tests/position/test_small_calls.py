@@ -76,6 +76,7 @@ print(errors)
 """
 
 
+@pytest.mark.slow
 def test_threads_may_decode_with_one_model() -> None:
     """In a process of its own: the checker of shapes in tests is not made for threads that interrupt each other."""
     done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True)
@@ -168,6 +169,7 @@ def test_a_mechanism_that_was_moved_by_hand() -> None:
     assert position.terms(Sequence(4)).items[0].query.device.type == "meta"
 
 
+@pytest.mark.slow
 def test_rotations_are_let_go_without_the_garbage_collector() -> None:
     position = relpos.RotaryEmbedding(8)
     gc.collect()

@@ -106,9 +106,8 @@ def use(tree: dict[str, Any], *, page: bool) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param("images", marks=pytest.mark.slow), pytest.param("text", marks=pytest.mark.slow), "choices"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["images", "text", "choices"])
 def test_damage_is_one_line_or_does_no_harm(kind: str) -> None:
     draw, whole = random.Random(kind), small(kind)
     assert use(whole, page=True)

@@ -105,6 +105,7 @@ def test_pictures_follow_light_and_dark(page: str) -> None:
     assert "currentColor" in picture
 
 
+@pytest.mark.slow
 def test_data_cannot_break_out(make: Any) -> None:
     evil = '</script><img src=x onerror="alert(1)">'
     results = make(("none", "learned"))
@@ -116,6 +117,7 @@ def test_data_cannot_break_out(make: Any) -> None:
     assert "<img" not in build_page(make_text(("none",)))
 
 
+@pytest.mark.slow
 def test_a_quick_run_shows_no_ranking(make: Any) -> None:
     page = build_page(make(quick=True))
     assert "It works: 3 of 3" in page
@@ -140,6 +142,7 @@ def test_all_kinds_of_comparison_have_a_page(make: Any, tmp_path: Path) -> None:
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_other_conditions_are_columns_and_curves(make: Any) -> None:
     probe = {"id": "rotation/90", "group": "rotation", "label": "rotated 90 degrees", "variant": None, "x": 90}
     probe |= {"image_size": [16, 16], "trials": 4, "description": "Turned by a quarter."}

@@ -50,6 +50,7 @@ def compared(task: str, name: str, *, seed: int = 0, **asked: Any) -> Results:
     return read(tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "name", "asked"),
     [

@@ -72,6 +72,7 @@ def told(folder: Path, same: dict[str, torch.Size] | None = None) -> str | None:
     return message
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_a_configuration_with_anything_changed_builds_the_same_model_or_is_refused(folder: Path) -> None:
     path, whole = folder / "config.json", json.loads((folder / "config.json").read_text())

@@ -81,6 +81,7 @@ def whole() -> tuple[dict[str, Tensor], Curve]:
     return _run(None)
 
 
+@pytest.mark.slow
 def test_checkpoints_change_nothing(whole: tuple[dict[str, Tensor], Curve], tmp_path: Path) -> None:
     _assert_same(_run(tmp_path, every=4), whole)
 
@@ -171,6 +172,7 @@ def test_a_run_that_is_told_to_end_writes_a_checkpoint(
     _assert_same(_run(tmp_path), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [1, 2, 4])
 def test_it_is_told_in_the_middle_of_an_accumulation(
     part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -207,13 +209,14 @@ print("goes on")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("told", "world", "code"),
     [
         (["SIGINT", "SIGTERM"], 2, -signal.SIGTERM),  # what torchrun makes of two interruptions
-        pytest.param(["SIGINT", "SIGTERM"], 1, 0, marks=pytest.mark.slow),
+        (["SIGINT", "SIGTERM"], 1, 0),
         (["SIGTERM", "SIGTERM"], 2, 0),  # a scheduler's, and the launcher's
-        pytest.param(["SIGTERM", "SIGINT"], 2, -signal.SIGINT, marks=pytest.mark.slow),
+        (["SIGTERM", "SIGINT"], 2, -signal.SIGINT),
     ],
 )
 def test_which_second_signal_ends_at_once(told: list[str], world: int, code: int, tmp_path: Path) -> None:
@@ -223,6 +226,7 @@ def test_which_second_signal_ends_at_once(told: list[str], world: int, code: int
     assert ("goes on" in run.stdout) == (code == 0)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_told_while_its_last_step_is_measured(
     whole: tuple[dict[str, Tensor], Curve], tmp_path: Path
 ) -> None:
@@ -313,6 +317,7 @@ def test_an_older_checkpoint_goes_on_elsewhere(tmp_path: Path) -> None:
     assert Checkpointing(tmp_path / "third", settings={"seed": 5}).resumed(newest) is not None
 
 
+@pytest.mark.slow
 def test_two_runs_in_one_folder(tmp_path: Path) -> None:
     code = "from pathlib import Path; from relpos.train.checkpointing import Checkpointing; import sys\n"
     code += "with Checkpointing(Path(sys.argv[1])).running(): print('held', flush=True), input()"
