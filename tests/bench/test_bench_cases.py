@@ -58,6 +58,11 @@ def test_families_have_what_was_promised() -> None:
     assert {case.sizes[0] for case in families()["lengths"]} == {256, 512, 1024, 2048, 4096, 8192, 16384}
     assert {case.sizes for case in families()["grids"]} == {(14, 14), (32, 32), (64, 64)}
     assert {case.count for case in families()["windows"]} == {49, 144, 196, 256}
+    small = families()["small"]
+    assert {(case.queries, case.count) for case in small if case.what == "forward"} == {(1, 64), (None, 64)}
+    assert {(case.batch, case.count, case.heads) for case in small if case.what == "step"} == {
+        (1, 64, 8), (8, 65, 4), (32, 49, 8), (8, 197, 8),
+    }  # fmt: skip
     lengths = families()["lengths"]
     assert {(case.dtype, case.causal, case.what) for case in lengths} >= {
         ("float32", False, "forward"), ("float32", True, "step"), ("bfloat16", False, "step"),
@@ -101,6 +106,8 @@ def test_a_case_is_checked_shrunk_and_on_one_head_at_full_length() -> None:
     assert [(one.sizes, one.heads) for one in small_cases(case, ours=False)] == [((512,), 8)]
     assert len(small_cases(replace(case, sizes=(4097,)), ours=True)) == 1
     assert len(small_cases(replace(case, sizes=(512,)), ours=True)) == 1
+    for small in families()["small"]:  # computed in parts as it is timed
+        assert small_cases(small, ours=True) == small_cases(small, ours=False) == (small,)
     grid = Case("grid", (64, 64), "step", prefix=1)
     assert small_cases(grid, ours=True)[1] == replace(grid, heads=1)
     assert not any(one.layer for one in small_cases(replace(case, layer=True), ours=True))
@@ -177,7 +184,7 @@ def test_who_runs_what() -> None:
 
     line = Case("line", (64,), "forward")
     ours = ["relpos-auto", "relpos-streaming"]
-    small = ["sdpa-ready", "relpos-terms", "relpos-cold", "relpos-decoding"]
+    small = ["sdpa-ready", "relpos-terms", "relpos-cold", "relpos-changed", "relpos-decoding"]
     assert names(line) == ["sdpa-free", *ours, "sdpa-dense", *small, "flex", "matmul"]
     assert names(replace(line, what="step")) == [
         "sdpa-free",
@@ -185,6 +192,7 @@ def test_who_runs_what() -> None:
         "sdpa-dense",
         "sdpa-ready",
         "relpos-cold",
+        "relpos-changed",
         "matmul",
     ]
     long = replace(line, sizes=(4096,))

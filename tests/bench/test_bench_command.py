@@ -71,7 +71,15 @@ def test_a_quick_run_from_end_to_end(tmp_path: Path, capsys: Captured, monkeypat
     assert (found["settings"]["repeats"], found["settings"]["threads"]) == (1, 1)
     assert {"relpos", "torch", "processor", "cores", "transformers", "timm", "capability"} <= set(found["environment"])
     entries = {entry["peer"]: entry for entry in found["entries"]}
-    assert set(entries) == {"sdpa-free", "relpos-sdpa", "sdpa-dense", "sdpa-ready", "relpos-cold", "matmul"}
+    assert set(entries) == {
+        "sdpa-free",
+        "relpos-sdpa",
+        "sdpa-dense",
+        "sdpa-ready",
+        "relpos-cold",
+        "relpos-changed",
+        "matmul",
+    }
     for name, entry in entries.items():
         assert entry["reason"] is None
         assert entry["ms"]["median"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import pickle
 import subprocess
@@ -15,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import relpos
 from relpos.core import Grid, Lines, Positions, Sequence, keep, lines
+from relpos.core.kept import FEW_BYTES
 
 CPU = torch.device("cpu")
 
@@ -43,9 +45,27 @@ def test_the_oldest_goes() -> None:
     assert made(owner, 0) is not first
 
 
+def test_what_is_large_is_made_anew() -> None:
+    owner = Owner()
+    for size, stays in ((FEW_BYTES, True), (FEW_BYTES + 1, False)):
+        first, again = (keep(owner, size, CPU, lambda: torch.randn(3), lambda size=size: size) for _ in range(2))
+        assert (first is again) is stays
+    for tokens, stays in ((1000, True), (100_000, False)):  # a mechanism's lines and what hangs on them
+        bias = relpos.T5Bias(2)
+        assert (bias._lines(Sequence(tokens)) is bias._lines(Sequence(tokens))) is stays
+
+
+def unflattened(x: object) -> object:
+    leaves, structure = torch.utils._pytree.tree_flatten(x)
+    return torch.utils._pytree.tree_unflatten(leaves, structure)
+
+
 COPIES: dict[str, Callable[[object], object]] = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "flatten": unflattened,
+    "replace": lambda x: dataclasses.replace(x),  # type: ignore[type-var]
+    "to": lambda x: x.to("cpu"),  # type: ignore[attr-defined]
 }
 
 
@@ -57,6 +77,17 @@ def test_copies_start_with_nothing(how: str) -> None:
     assert isinstance(twin, Lines)
     assert not twin.__dict__.get("_kept")
     assert twin.offsets() is not line.offsets()
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_copies_of_terms_start_with_nothing(how: str) -> None:
+    with torch.no_grad():  # what hangs in a graph is not copied deeply
+        terms = relpos.T5Bias(2).terms(Sequence(5))
+    assert terms.items[0].lines.offsets() is terms.items[0].lines.offsets()
+    twin = COPIES[how](terms)
+    assert isinstance(twin, relpos.Terms)
+    line = twin.items[0].lines  # of `replace` the same object, with all that hangs on it
+    assert line is terms.items[0].lines if how == "replace" else not line.__dict__.get("_kept")
 
 
 def test_a_mechanism_keeps_its_lines_until_a_setting_changes() -> None:

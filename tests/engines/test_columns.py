@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from relpos.engines.streaming.columns import Columns
+from relpos.core.line import Ramp
+from relpos.engines.streaming.columns import Columns, rows_and_columns
 
 
 def entries(columns: Columns) -> Tensor:
@@ -41,3 +42,25 @@ def test_reads_and_adds_where_it_says(name: str, dtype: torch.dtype) -> None:
     wanted = values.clone().index_add_(1, where.flatten(), sums.flatten(1))
     columns.add(values, sums)
     torch.testing.assert_close(values, wanted)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most", "wanted"),
+    [
+        ((100,), 16, (16, 1)),
+        ((5,), 16, (5, 1)),
+        ((64, 64), 256, (16, 16)),
+        ((32, 32), 512, (16, 32)),
+        ((65, 65), 256, (13, 17)),  # about as many the last time
+        ((400, 2), 256, (100, 2)),  # few columns: their rows make the block
+        ((2, 400), 256, (2, 100)),
+        ((16, 8, 8), 256, (16, 16)),
+        ((5, 4), 1, (1, 1)),
+        ((0, 4), 256, (0, 1)),
+        ((4, 0), 256, (4, 1)),
+    ],
+)
+def test_rows_and_columns_of_a_block(sizes: tuple[int, ...], most: int, wanted: tuple[int, int]) -> None:
+    queries = Ramp(0, sizes, tuple(range(len(sizes), 0, -1)))
+    assert rows_and_columns(queries, most) == wanted
+    assert rows_and_columns(queries, most, one_column=True) == (min(sizes[0], most), 1)

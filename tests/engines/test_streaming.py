@@ -49,7 +49,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of a few rows and keys, so that small calls have many of each."""
-    monkeypatch.setattr(planning, "ROWS", 3)
+    monkeypatch.setattr(planning, "ROWS", 4)  # of a grid two rows of two columns
     monkeypatch.setattr(planning, "WIDTH", 7)
     monkeypatch.setattr(planning, "_BACKWARD_WIDTH", 6)
     monkeypatch.setattr(planning, "_NATIVE_ROWS", 5)

@@ -21,7 +21,7 @@ EXTRAS = 3
 
 def kept_lines(module: Retrofitted, queries: Coordinates, device: torch.device) -> Lines:
     """The lines of a grid, made once a module."""
-    return module.kept(queries, device, lambda: lines(queries, device=device))
+    return module.kept(queries, device, lambda: lines(queries, device=device), 2 * queries.count)
 
 
 def values(cells: Tensor, extras: Tensor | None = None) -> Tensor:

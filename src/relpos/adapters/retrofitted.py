@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from relpos.adapters import interface
 from relpos.core import keep
-from relpos.core.kept import state_of
+from relpos.core.kept import TOKEN_BYTES, state_of
 from relpos.engines import attention
 
 M = TypeVar("M", bound=nn.Module)
@@ -101,9 +101,13 @@ class Retrofitted(nn.Module):
         assert isinstance(out, Tensor)
         return out
 
-    def kept(self, key: Hashable, device: torch.device, make: Callable[[], T]) -> T:
-        """What `make` returns, made once: what follows from shapes and plain settings alone, all in the key."""
-        return keep(self.__dict__[_ROUTE], (key, device), device, make)
+    def kept(self, key: Hashable, device: torch.device, make: Callable[[], T], tokens: int = 0) -> T:
+        """What `make` returns, made once: what follows from shapes and plain settings alone, all in the key.
+
+        Args:
+            tokens: of the lines that are made, queries and keys; for very many they are made anew.
+        """
+        return keep(self.__dict__[_ROUTE], (key, device), device, make, lambda: TOKEN_BYTES * tokens)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)  # by the class's name it would be the published class

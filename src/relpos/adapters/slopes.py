@@ -108,6 +108,7 @@ class AlibiAttention(Retrofitted):
             (queries, keys),
             device,
             lambda: lines(Sequence(queries, start=keys - queries), Sequence(keys), device=device),
+            queries + keys,
         )
         bias = LineBias(-at_least_float32(slopes)[:, None] * line.offsets().axes[:, 0], line)
         mask = mask_of(None, queries, keys, causal=True)

@@ -1,6 +1,7 @@
 """Whether a peer computes what it is timed at: output and gradients against the reference in float64.
 
-Checked is the case shrunk to 512 tokens and, of relpos' engines and up to 4,096 tokens, one head of it at full length.
+Checked is a small case itself, a larger one shrunk to 512 tokens and two elements in the batch and, of relpos' engines
+and up to 4,096 tokens, one head of it at full length.
 `auto` is checked by the engine that it takes for the whole case, which may not be the one it takes for a small one. An
 error is green where
 
@@ -23,7 +24,7 @@ from torch import Tensor
 from relpos.bench.cases import Case
 from relpos.bench.inputs import make
 from relpos.bench.modules import op_case
-from relpos.bench.peers import Peer, engine_peer, taken
+from relpos.bench.peers import Peer, engine_peer, is_small, taken
 
 SMALL, LARGE = 512, 4096
 _FACTOR = {torch.float32: 2.0, torch.float64: 2.0, torch.bfloat16: 1.1, torch.float16: 1.1}
@@ -74,6 +75,8 @@ def _largest(x: Tensor) -> float:
 def small_cases(case: Case, *, ours: bool) -> tuple[Case, ...]:
     """The cases by which a case is checked."""
     op = op_case(case)
+    if is_small(op):
+        return (op,)
     small = op.shrunk(SMALL)
     long = SMALL < op.count - op.prefix <= LARGE
     return (small, op.one_head()) if ours and long else (small,)

@@ -28,9 +28,10 @@ FREE = "sdpa-free"
 FREE_CUDNN, FREE_OURS = "sdpa-cudnn", "relpos-free"
 """On a GPU, the same by cuDNN and by our own kernels."""
 DENSE, READY, FLEX = "sdpa-dense", "sdpa-ready", "flex"
-TERMS, DECODING, COLD = "relpos-terms", "relpos-decoding", "relpos-cold"
+TERMS, DECODING, COLD, CHANGED = "relpos-terms", "relpos-decoding", "relpos-cold", "relpos-changed"
 """Of small cases: SDPA under a dense bias that is there already, in a step a learned one; and ours with terms that are
-there already, inside `relpos.decoding`, and with nothing kept of the call before."""
+there already, inside `relpos.decoding`, with nothing kept of the call before, and with weights changed since then (to
+their negatives and back, which is timed with it)."""
 ROOFLINE = "matmul"
 _TILE = 512
 _FLEX_AT_MOST = 8192
@@ -253,6 +254,21 @@ def _cold(inputs: Inputs) -> Workload:
     return replace(work, forward=forward)
 
 
+def _changed(inputs: Inputs) -> Workload:
+    position = copy.deepcopy(inputs.position)
+    assert position is not None
+    work = engine_peer("auto").build(replace(inputs, position=position))
+    weights = tuple(position.parameters())
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            for weight in weights:
+                weight.neg_().neg_()
+        return work.forward()
+
+    return replace(work, forward=forward)
+
+
 def _flex(inputs: Inputs) -> Workload:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -330,6 +346,7 @@ def op_peers(engines: tuple[str, ...]) -> tuple[Peer, ...]:
         Peer(READY, "SDPA, bias ready", is_small, _ready, dense_bytes, exact=False),
         Peer(TERMS, "relpos, terms ready", _small_forward, _terms, dense_bytes),
         Peer(COLD, "relpos, nothing kept", is_small, _cold, dense_bytes),
+        Peer(CHANGED, "relpos, weights changed", is_small, _changed, dense_bytes),
         Peer(DECODING, "relpos, decoding", _small_forward, _decoding, dense_bytes),
         Peer(FLEX, "FlexAttention, compiled", _for_flex, _flex, lambda case: 0, compiles=True),
         Peer(ROOFLINE, "matrix products alone", on("cpu"), _products, tiles, exact=False),

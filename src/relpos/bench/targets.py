@@ -86,7 +86,7 @@ def _small() -> tuple[Target, ...]:
         (one, "us more, 1 query x 64 keys, terms ready", 50, "terms"),
         (one, "us more, the same through T5Bias", 150, "auto"),
         (one, "us more, the same while decoding", 70, "decoding"),
-        (f"line-{few}", "us more, 64 x 64, a learned bias", 160, "auto"),
+        (f"line-{few}", "us more, 64 x 64, a learned bias, read as a view", 60, "auto"),
         (f"t5-{few}", "us more, 64 x 64, T5Bias", 160, "auto"),
         ("line-64-float32-step", "us more, training step, 64 x 64, a learned bias", 200, "auto"),
         ("t5-64-float32-step", "us more, training step, 64 x 64, T5Bias", 200, "auto"),

@@ -24,6 +24,9 @@ _ENTRIES = 16
 FEW_BYTES = 2**20
 """Of one entry at most: what is larger costs little to make beside what is done with it."""
 
+TOKEN_BYTES = 128
+"""Of lines and of what is kept on them, for each query and each key."""
+
 
 class _Kept(dict[Hashable, Any]):
     """Entries that no copy takes along."""

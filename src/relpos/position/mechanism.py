@@ -37,7 +37,7 @@ from relpos.core.checks import (
     require_int,
     shape_of,
 )
-from relpos.core.kept import share, state_of
+from relpos.core.kept import TOKEN_BYTES, share, state_of
 from relpos.position.held import Held
 from relpos.position.tables import require_std
 from relpos.position.twins import twin
@@ -149,7 +149,7 @@ class Mechanism(WrittenOut):
             return lines(*self._as_seen(queries, keys), device=device)
         return keep(
             self, (queries, keys, device), device, lambda: lines(*self._as_seen(queries, keys), device=device),
-            lambda: 128 * (queries.count + (queries if keys is None else keys).count),  # and what is kept on them
+            lambda: TOKEN_BYTES * (queries.count + (queries if keys is None else keys).count),
         )  # fmt: skip
 
     @property

@@ -34,18 +34,22 @@ def column_coordinate(queries: Ramp, column: int) -> int:
     return coordinate
 
 
-def rows_and_columns(queries: Ramp, most: int) -> tuple[int, int]:
+def rows_and_columns(queries: Ramp, most: int, *, one_column: bool = False) -> tuple[int, int]:
     """The rows of a column and the columns of a block of so many queries at most.
 
-    As many of each, about: a skewed tile (see `workspace`) is a row of keys wider for each row of a column, and each
-    column reads and adds a window of its own.
+    As many of each, about, where the grid has so many columns: a skewed tile (see `workspace`) is a row of keys wider
+    for each row of a column, and each column reads and adds a window of its own.
     """
     rows, columns = queries.sizes[0], math.prod(queries.sizes[1:])
-    if columns <= 1 or rows == 0:
+    if one_column or columns <= 1 or rows == 0:
         return min(rows, most), 1
-    pieces = -(-rows // max(math.isqrt(most), -(-most // columns)))
-    at_once = -(-rows // pieces)
-    return at_once, min(columns, most // at_once)
+    at_once = _equal_part(rows, max(math.isqrt(most), -(-most // columns)))
+    return at_once, _equal_part(columns, most // at_once)
+
+
+def _equal_part(count: int, most: int) -> int:
+    """So many of `count` at once, at most, that about as many are left for the last time."""
+    return -(-count // -(-count // most))
 
 
 @dataclass(frozen=True)

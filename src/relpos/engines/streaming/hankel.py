@@ -89,9 +89,9 @@ class HankelPlan(Plan):
         self.key_columns, self.query_columns = math.prod(self.key.sizes[1:]), math.prod(self.query.sizes[1:])
         self.column_length = self.query.sizes[0]
         self.tile_keys = max(self.key_columns, min(self.keys, keys) // self.key_columns * self.key_columns)
-        alone, one_column = whole_columns or self.mask is not None, (min(self.column_length, rows), 1)
-        self.block_rows, self.block_columns = one_column if alone else rows_and_columns(self.query, rows)
-        self.joined_prefix = 0 if alone else self.key.prefix
+        apart = whole_columns or self.mask is not None  # columns, and the prefix of the keys from the others
+        self.block_rows, self.block_columns = rows_and_columns(self.query, rows, one_column=apart)
+        self.joined_prefix = 0 if apart else self.key.prefix
         self.strided_keys = len(self.key.sizes) == 1 and self.key.prefix == 0 and not self.vectors
         masks_differ = self.mask is not None and self.mask.blocks is not None and self.mask.blocks.layout.shape[0] > 1
         self.by_head = masks_differ and self.device.type == "cpu"
@@ -101,7 +101,6 @@ class HankelPlan(Plan):
             for head in (range(self.heads) if self.by_head else (None,))
         ]
         self._blocks, self.heads_at_once = blocks, self._most_heads(blocks)
-        self.most_keys = max((tile.count - tile.prefix_keys for block in blocks for tile in block.tiles), default=0)
         self.by_block = self.by_head or any(tile.mask is not None for block in blocks for tile in block.tiles)
         self.groups = call.groups
         self.own_heads: Sequence[int] = range(self.batch * self.heads)
@@ -291,8 +290,10 @@ class HankelPlan(Plan):
         return self.reversed_values[heads].index_select(1, self._prefix_key_entries(block))[..., None]
 
     def window(self, block: Block, tile: Tile, heads: slice) -> Float[Tensor, "#g *c W"]:
-        """The window of a tile, with -inf where the mask forbids; for several columns one window each. Its entries are
-        contiguous. (In `values`, those of keys on a grid with one column are not.)"""
+        """The window of a tile, with -inf where the mask forbids; for several columns one window each.
+
+        Its entries are contiguous. (In `values`, those of keys on a grid with one column are not.)
+        """
         if self.reversed_values is None:
             window = torch.zeros(1, tile.window_length, dtype=self.dtype, device=self.device)
         else:
@@ -331,11 +332,12 @@ class HankelPlan(Plan):
         self.vectors.expect()
 
     def gradient_buffer(self, workspace: Workspace, chunk: Chunk, tile: Tile) -> Float[Tensor, "g n m"]:
-        (g, n, _), block, first = chunk.q.shape, chunk.block, self.joined_prefix - tile.prefix_keys
+        (g, n, _), block = chunk.q.shape, chunk.block
         if self._gradient_skew(block, tile) == 0:
             return workspace.gradient.rows(g, n, tile.count)
-        room, used = self.joined_prefix + self.most_keys, slice(first, first + tile.count)
-        return workspace.skewed_gradient.skewed_in_zeros(g, n, room, block.skew, block.column_count, used)
+        first = self.joined_prefix - tile.prefix_keys  # the keys behind it stand in one place, with and without it
+        room, keys = self.joined_prefix + block.most_keys, slice(first, first + tile.count)
+        return workspace.skewed_gradient.skewed_in_zeros(g, n, room, block.skew, block.column_count, keys)
 
     def _gradient_skew(self, block: Block, tile: Tile) -> int:
         """The skew of the buffer of the scores' gradient; 0 where nothing needs its column sums."""
@@ -366,14 +368,13 @@ class HankelPlan(Plan):
         elif tile.has_only_prefix_keys:
             self._collect_prefix(d_values, block, d)
         else:
-            prefix, skew = tile.prefix_keys, self._gradient_skew(block, tile)
-            d_prefix = d[..., :prefix]
+            d_prefix, skew = d[..., : tile.prefix_keys], self._gradient_skew(block, tile)
             kept = d_prefix.clone()
-            if prefix:
+            if tile.prefix_keys:
                 self._collect_prefix(d_values, block, kept)
                 d_prefix.zero_()  # in a skewed buffer they stand in columns of the window's entries
             sums = whole(d, skew, block.column_count).sum(dim=2) if skew else d.sum(dim=1, keepdim=True)
-            self._columns(block, tile).add(d_values, sums[..., prefix:])
+            self._columns(block, tile).add(d_values, sums[..., tile.prefix_keys :])
             d_prefix.copy_(kept)
 
     def _collect_prefix(self, d_values: Float[Tensor, "g L"], block: Block, d: Float[Tensor, "g n p"]) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -95,6 +96,12 @@ class Block:
     def count(self) -> int:
         """The number of rows."""
         return len(self.queries)
+
+    @cached_property
+    def most_keys(self) -> int:
+        """The keys of the widest tile that has a window, without those of a prefix."""
+        windows = (tile for tile in self.tiles if not tile.has_only_prefix_keys and tile.keys.step is None)
+        return max((tile.count - tile.prefix_keys for tile in windows), default=0)
 
     @property
     def column_count(self) -> int:

@@ -9,7 +9,8 @@ A tile `x` with n rows and m keys is stored plainly or skewed: row r begins r * 
 
 `x` is a view of the buffer, and `whole(x, ...)` is the buffer with its dots. If the dots are 0, the column sums of the
 scores' gradient are the window's gradient, and a matrix product with `whole` multiplies each row by its own part of a
-matrix.
+matrix. The zeros stay from tile to tile: tiles that differ in their keys are parts of one of all of these, and only
+what the last one left beside the next is cleared.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Buffer:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.store = torch.empty(0, dtype=dtype, device=device)
         self.shape: tuple[int, ...] = ()
-        self.used = slice(0, 0)  # the keys of the last tile in zeros
+        self.filled = slice(0, 0)
 
     def rows(self, g: int, n: int, m: int) -> Float[Tensor, "g n m"]:
         """A plain tile; its contents are undefined."""
@@ -42,19 +43,22 @@ class Buffer:
         return self._view(g, n, m, m + n // columns * skew)
 
     def skewed_in_zeros(
-        self, g: int, n: int, m: int, skew: int, columns: int, used: slice | None = None
-    ) -> Float[Tensor, "g n m_used"]:
-        """A skewed tile with zeros around it, or some consecutive keys of one. Callers keep these zeros, and use no
-        other method of the same buffer."""
-        view, used = self.skewed(g, n, m, skew, columns), used or slice(0, m)
+        self, g: int, n: int, m: int, skew: int, columns: int, keys: slice | None = None
+    ) -> Float[Tensor, "g n _"]:
+        """A skewed tile with zeros around it; or some of its keys, with zeros in the place of the others, too.
+
+        Callers keep these zeros, and use no other method of the same buffer.
+        """
+        view = self.skewed(g, n, m, skew, columns)
+        keys = slice(0, m) if keys is None else keys
         if self.shape != (g, n, m, skew, columns):
             self.store.zero_()
             self.shape = (g, n, m, skew, columns)
-        else:  # what was there beside these keys
-            view[..., self.used.start : used.start].zero_()
-            view[..., max(used.stop, self.used.start) : self.used.stop].zero_()
-        self.used = used
-        return view[..., used]
+        else:  # only the keys of the last tile hold numbers
+            view[..., self.filled.start : keys.start].zero_()
+            view[..., max(keys.stop, self.filled.start) : self.filled.stop].zero_()
+        self.filled = keys
+        return view[..., keys]
 
     def like(self, x: Float[Tensor, "g n m"]) -> Float[Tensor, "g n m"]:
         """A tile that lies as `x` does in its buffer; its contents and what surrounds it are undefined."""
