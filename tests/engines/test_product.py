@@ -101,6 +101,20 @@ def test_what_is_frozen_has_no_gradient_and_changes_none(
         assert torch.equal(gradient, found[1][place])
 
 
+@pytest.mark.parametrize("at_once", [product.AT_ONCE, 1], ids=["one part", "many"])
+@pytest.mark.parametrize("less", [0, 1])
+def test_weights_are_stored_up_to_a_size(less: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is saved for the gradient nothing else has as many numbers."""
+    position, where = bias_of(Sequence(20)), Sequence(20)
+    scores = 2 * 20 * 20
+    monkeypatch.setattr(product, "AT_ONCE", at_once)
+    monkeypatch.setattr(product, "STORED", scores - less)
+    q, saved = torch.randn(1, 2, 20, 8, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (saved.append(x.numel()), x)[1], lambda x: x):
+        relpos.attention(q, q, q, position=position, queries=where, backend="sdpa")
+    assert (max(saved) >= scores) is (less == 0)
+
+
 @pytest.mark.parametrize("where", [Sequence(5), None], ids=["line", "dense"])
 @pytest.mark.parametrize("stored", [product.STORED, 0], ids=["stored", "again"])
 @pytest.mark.parametrize("at_once", [product.AT_ONCE, 1])

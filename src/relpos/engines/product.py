@@ -39,15 +39,15 @@ class _Attend(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, lines: Lines | None, scale: float) -> Tensor:
         dense = bias if lines is None else written_out(bias, lines)[None]
         ctx.scale, ctx.lines = scale, lines
-        parts = list(parts_of(q, k, AT_ONCE))
+        parts, shape = list(parts_of(q, k, AT_ONCE)), torch.Size((*q.shape[:3], k.shape[2]))
+        stores = shape.numel() <= STORED
         out = q.new_empty(*q.shape[:3], v.shape[3])
         stored: Tensor | None
-        if len(parts) == 1:
+        if len(parts) == 1 and stores:
             stored = _weights(q, k, dense, scale)
             _multiply(stored, v, out)
         else:
-            shape = torch.Size((*q.shape[:3], k.shape[2]))
-            stored = q.new_empty(shape) if shape.numel() <= STORED else None
+            stored = q.new_empty(shape) if stores else None
             for part in parts:
                 into = None if stored is None else stored[part]
                 weights = _weights(q[part], k[part], of_part(dense, part), scale, into)
@@ -68,7 +68,7 @@ def _gradients(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     scale, lines, wanted = ctx.scale, ctx.lines, ctx.needs_input_grad[:4]
     found = [x.new_empty(x.shape) if asked else None for x, asked in zip((q, k, v), wanted, strict=False)]
     parts = list(parts_of(q, k, AT_ONCE))
-    if len(parts) == 1:
+    if len(parts) == 1 and stored is not None:
         d_scores = _into(found, q, k, v, stored, scale, d_out)
         d_dense = d_scores if lines is not None else d_scores.sum_to_size(bias.shape)
     else:
