@@ -16,8 +16,9 @@ from torch import Tensor, nn
 import relpos
 from models import Model, models
 from relpos.adapters import retrofitted
-from relpos.adapters.retrofitted import is_swapped, route
-from relpos.core import AxisVectors, DenseBias, LineBias, LineVectors, Terms
+from relpos.adapters.grids import kept_lines
+from relpos.adapters.retrofitted import Retrofitted, is_swapped, route, swap
+from relpos.core import AxisVectors, DenseBias, Grid, LineBias, LineVectors, Terms
 
 FAST_CASES = 8  # of each of its tests, in the fast part
 pytestmark = [
@@ -248,3 +249,11 @@ def test_a_small_difference_shows_beside_a_softmax_in_float32(name: str, monkeyp
     monkeypatch.setattr(retrofitted, "attention", lambda *args, **call: right(*args, **call) * (1 + 1e-8))
     with pytest.raises(RuntimeError, match=r"differs by .*e-\d+ in float64"):
         relpos.retrofit(models()[name].made(torch.float32), border=0)
+
+
+@pytest.mark.parametrize(("side", "stays"), [(8, True), (100, False)])
+def test_lines_of_very_many_cells_are_not_kept(side: int, stays: bool) -> None:
+    module: Any = nn.Linear(1, 1)
+    swap(module, Retrofitted)
+    first, again = (kept_lines(module, Grid(side, side), torch.device("cpu")) for _ in range(2))
+    assert (first is again) is stays
