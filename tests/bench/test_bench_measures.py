@@ -217,7 +217,7 @@ def test_long_cases_have_fewer_rounds() -> None:
 
 
 MEMORY = """
-from relpos.bench.cases import Case
+from relpos.bench.cases import Case, find_cases
 from relpos.bench.measure import memory_of
 case = Case("line", (1024,), "step")
 print(memory_of(case, "sdpa-free", ("auto",), 1), memory_of(case, "sdpa-dense", ("auto",), 1))
@@ -388,3 +388,9 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     save_picture(found, tmp_path / "step.png")
     assert (tmp_path / "step.png").read_bytes()[:4] == b"\x89PNG"
     assert drawable({**found, "entries": found["entries"][:2]}) == ()
+
+
+@pytest.mark.slow
+def test_vectors_that_far_offsets_share_are_summed_as_well_as_the_reference_does() -> None:
+    (case,) = find_cases("shaw-512-float32-step")
+    assert check.faults(case, [engine_peer("streaming")], ["streaming"]) == {}

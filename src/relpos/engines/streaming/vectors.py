@@ -262,7 +262,7 @@ class Vectors:
             own, into = vectors.of_head(vectors.vectors, chunk), vectors.d_of_head(chunk)
             for queries, entries, rows in vectors.strips(chunk, tile):
                 _add_product(d[queries, entries], upstream[queries], own[rows], 1.0)
-                into[rows].addmm_(_summed(weights[queries, entries], rows).mT, upstream[queries])
+                _add_sums(into[rows], _summed(weights[queries, entries], rows), upstream[queries])
 
     def collect(
         self,
@@ -281,7 +281,7 @@ class Vectors:
             for queries, entries, rows in vectors.strips(chunk, tile):
                 sums = _summed(around[queries, entries], rows)
                 d_x[queries].addmm_(sums, own[rows], alpha=vectors.scale)
-                into[rows].addmm_(sums.mT, q[queries], alpha=vectors.scale)
+                _add_sums(into[rows], sums, q[queries], vectors.scale)
             d_q += d_x
             vectors.add_d_bias(d_x, chunk)
         n = d.shape[0]
@@ -296,7 +296,7 @@ class Vectors:
                     sums.copy_(d[:, keys].mT)
                     sums = whole(sums, 1)[0, 0]
                 d_x = torch.mm(sums, own[rows]).mul_(vectors.scale)
-                into[rows].addmm_(sums.mT, k[keys], alpha=vectors.scale)
+                _add_sums(into[rows], sums, k[keys], vectors.scale)
                 if d_k is not None:
                     d_k[keys] += d_x
                 vectors.add_d_bias(d_x, chunk)
@@ -327,6 +327,16 @@ def _add_product(
 def _summed(x: Float[Tensor, "n w"], rows: slice) -> Float[Tensor, "n _"]:
     """x, or its row sums where all columns read one row."""
     return x if rows.stop - rows.start == x.shape[1] else x.sum(dim=1, keepdim=True)
+
+
+def _add_sums(
+    into: Float[Tensor, "w D"], sums: Float[Tensor, "n w"], x: Float[Tensor, "n D"], scale: float = 1
+) -> None:
+    """Add `sums.T @ x`. One row, to which far offsets add by the thousand, is summed in a tree, which rounds less."""
+    if sums.shape[1] == 1:
+        into.add_((sums * x).sum(dim=0), alpha=scale)
+    else:
+        into.addmm_(sums.mT, x, alpha=scale)
 
 
 def _is_one(rows: slice, keys: slice, n: int) -> bool:
