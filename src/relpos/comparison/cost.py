@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from relpos.comparison.memory import PeakMemory
+from relpos.comparison.memory import PeakMemory, keep_freed_memory
 from relpos.comparison.run import warm_up
 from relpos.comparison.settings import ComparisonSettings
 from relpos.core import Mask
@@ -185,8 +185,10 @@ def _unable(error: Exception) -> str:
 def time_steps(
     settings: ComparisonSettings, task: Task, watch: Callable[[str], None] | None = None, procedure: Procedure = OURS
 ) -> list[Cost]:
-    """Time of a training step of everything at every size, without memory. Alone on the machine, on its own threads."""
+    """Time of a training step of everything at every size, without memory. Alone on the machine, on its own threads;
+    freed memory is kept, as the runs keep it."""
     torch.set_num_threads(settings.timing_threads)
+    keep_freed_memory()
     return [
         entry
         for size in sizes(settings, task, procedure)
