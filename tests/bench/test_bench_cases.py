@@ -178,6 +178,16 @@ def test_the_engine_that_is_named_is_the_one_that_runs() -> None:
         assert all(p.requires_grad is (what == "step") for p in inputs.position.parameters())
 
 
+def test_weights_change_before_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, negated = make(Case("line", (9,), "forward")), []
+    (peer,) = (peer for peer in peers_of(inputs.case, ("auto",)) if peer.name == "relpos-changed")
+    work = peer.build(inputs)
+    monkeypatch.setattr(torch.Tensor, "neg_", lambda x: (negated.append(x.shape), x)[1])
+    work()
+    assert inputs.position is not None
+    assert negated == [p.shape for p in inputs.position.parameters() for _ in range(2)]
+
+
 def test_who_runs_what() -> None:
     def names(case: Case) -> list[str]:
         return [peer.name for peer in peers_of(case, ("auto", "streaming"))]

@@ -101,7 +101,7 @@ class Retrofitted(nn.Module):
         assert isinstance(out, Tensor)
         return out
 
-    def kept(self, key: Hashable, device: torch.device, make: Callable[[], T], tokens: int = 0) -> T:
+    def kept(self, key: Hashable, device: torch.device, make: Callable[[], T], tokens: int) -> T:
         """What `make` returns, made once: what follows from shapes and plain settings alone, all in the key.
 
         Args:

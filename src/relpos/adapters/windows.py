@@ -191,8 +191,11 @@ class TimmLogWindow(TimmCosineWindow):
         """The position of one window: the network at one pair an offset."""
         module: Any = self
         pairs: Tensor = module.relative_coordinates_log
-        first = self.kept(("pairs", module.window_size), pairs.device, lambda: _first_pairs(module.window_size, pairs))
-        line = kept_lines(self, Grid(*module.window_size), pairs.device)
+        window = Grid(*module.window_size)
+        first = self.kept(
+            ("pairs", window), pairs.device, lambda: _first_pairs(module.window_size, pairs), 2 * window.count
+        )
+        line = kept_lines(self, window, pairs.device)
         return Terms(LineBias(values(module.meta_mlp(pairs[first]).T), line))
 
 

@@ -52,7 +52,7 @@ class Buffer:
         view = self.skewed(g, n, m, skew, columns)
         keys = slice(0, m) if keys is None else keys
         if self.shape != (g, n, m, skew, columns):
-            self.store.zero_()
+            self.store[: g * view.stride(0)].zero_()
             self.shape = (g, n, m, skew, columns)
         else:  # only the keys of the last tile hold numbers
             view[..., self.filled.start : keys.start].zero_()
