@@ -75,7 +75,9 @@ def picture(results: Mapping[str, Any], what: str) -> Figure:
 
     titles = {entry["peer"]: entry["title"] for entry in results["entries"]}
     titles["relpos-auto"] = "relpos"
-    ratios, extra = curves(results, what)
+    ratios, extra = (
+        {peer: points for peer, points in found.items() if peer in LOOKS} for found in curves(results, what)
+    )  # those of small calls alone would hide the others
     with drawing(ink=INK, size=10.0):
         figure = Figure(figsize=(11.5, 4.6), layout="constrained")
         left, right = figure.subplots(1, 2)
@@ -118,7 +120,7 @@ def _panel(
         if dash:
             drawn[0].set_dashes([float(length) for length in dash])
     ticks = sorted({n for points in lines.values() for n, _ in points})
-    axes.set_xticks(ticks, labels=[f"{n:,}" for n in ticks])
+    axes.set_xticks(ticks, labels=[f"{n:,}" for n in ticks], fontsize=7.5)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(base=10, subs=marks))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
