@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -40,6 +39,14 @@ def test_steps_are_timed_on_the_threads_of_the_settings(monkeypatch: pytest.Monk
     monkeypatch.setattr(cost, "_time_size", lambda *_: [Cost(64, 1, 1, "sdpa", threads=torch.get_num_threads())])
     settings = made(2)
     torch.set_num_threads(1)  # the process that times may have been given others
-    with mock.patch.object(cost, "keep_freed_memory") as kept:
-        assert {entry.threads for entry in cost.time_steps(settings, DIGITS)} == {2}
-    kept.assert_called_once()  # the runs keep it, and a step without is slower than theirs
+    assert {entry.threads for entry in cost.time_steps(settings, DIGITS)} == {2}
+
+
+def test_steps_are_timed_with_freed_memory_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs keep it, and a step without is slower than theirs."""
+    done: list[str] = []
+    monkeypatch.setattr(cost, "keep_freed_memory", lambda: done.append("kept"))
+    monkeypatch.setattr(cost, "_time_size", lambda *_: (done.append("timed"), [])[1])
+    cost.time_steps(made(1), DIGITS)
+    assert done[:2] == ["kept", "timed"]
+    assert done.count("kept") == 1

@@ -105,7 +105,7 @@ def test_a_row_that_sees_nothing_is_blank_and_has_no_gradient() -> None:
     assert all(x.isfinite().all() for x in others)
 
 
-@pytest.mark.parametrize("heads", [pytest.param(1, marks=pytest.mark.slow), HEADS], ids=["shared", "a head"])
+@pytest.mark.parametrize("heads", [1, HEADS], ids=["shared", "a head"])
 @pytest.mark.parametrize("far", [256, 1], ids=["as it is", "turned round"])
 @pytest.mark.parametrize("at_once", [vector_product.AT_ONCE, 1])
 def test_gradcheck_also_twice(at_once: int, far: int, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Whether a peer computes what it is timed at: output and gradients against the reference in float64.
 
-Checked is a small case itself, a larger one shrunk to 512 tokens and two elements in the batch and, of relpos' engines
-and up to 4,096 tokens, one head of it at full length.
+A small case is checked whole; a larger one shrunk to 512 tokens and two elements of the batch and, for relpos' engines
+and up to 4,096 tokens, with one head at full length.
 `auto` is checked by the engine that it takes for the whole case, which may not be the one it takes for a small one. An
 error is green where
 

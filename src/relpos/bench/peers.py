@@ -21,7 +21,7 @@ from relpos.bench.cases import Case
 from relpos.bench.inputs import Inputs, setting
 from relpos.core import LineBias, Sequence, expand
 from relpos.engines import attention, backends, explain
-from relpos.position import decoding
+from relpos.position import Mechanism, decoding
 
 FREE = "sdpa-free"
 """Attention without any position by PyTorch: the limit, and what ratios are against. On a GPU, FlashAttention's."""
@@ -32,6 +32,7 @@ TERMS, DECODING, COLD, CHANGED = "relpos-terms", "relpos-decoding", "relpos-cold
 """Of small cases: SDPA under a dense bias that is there already, in a step a learned one; and ours with terms that are
 there already, inside `relpos.decoding`, with nothing kept of the call before, and with weights changed since then (to
 their negatives and back, which is timed with it)."""
+OF_SMALL_CASES = (READY, TERMS, DECODING, COLD, CHANGED)
 ROOFLINE = "matmul"
 _TILE = 512
 _FLEX_AT_MOST = 8192
@@ -242,31 +243,27 @@ def _decoding(inputs: Inputs) -> Workload:
     return replace(work, forward=forward)
 
 
-def _cold(inputs: Inputs) -> Workload:
+def _after(inputs: Inputs, first: Callable[[Mechanism], None]) -> Workload:
+    """Ours, with something done to a position of its own before each call, which is timed with it."""
     position = copy.deepcopy(inputs.position)
     assert position is not None
     work = engine_peer("auto").build(replace(inputs, position=position))
 
     def forward() -> Tensor:
-        position.__dict__.pop("_kept", None)
+        first(position)
         return work.forward()
 
     return replace(work, forward=forward)
 
 
-def _changed(inputs: Inputs) -> Workload:
-    position = copy.deepcopy(inputs.position)
-    assert position is not None
-    work = engine_peer("auto").build(replace(inputs, position=position))
-    weights = tuple(position.parameters())
+def _forget(position: Mechanism) -> None:
+    position.__dict__.pop("_kept", None)
 
-    def forward() -> Tensor:
-        with torch.no_grad():
-            for weight in weights:
-                weight.neg_().neg_()
-        return work.forward()
 
-    return replace(work, forward=forward)
+@torch.no_grad()
+def _change(position: Mechanism) -> None:
+    for weight in position.parameters():
+        weight.neg_().neg_()
 
 
 def _flex(inputs: Inputs) -> Workload:
@@ -345,8 +342,8 @@ def op_peers(engines: tuple[str, ...]) -> tuple[Peer, ...]:
         Peer(DENSE, "SDPA, gathered bias", _a_bias, _dense, dense_bytes),
         Peer(READY, "SDPA, bias ready", is_small, _ready, dense_bytes, exact=False),
         Peer(TERMS, "relpos, terms ready", _small_forward, _terms, dense_bytes),
-        Peer(COLD, "relpos, nothing kept", is_small, _cold, dense_bytes),
-        Peer(CHANGED, "relpos, weights changed", is_small, _changed, dense_bytes),
+        Peer(COLD, "relpos, nothing kept", is_small, partial(_after, first=_forget), dense_bytes),
+        Peer(CHANGED, "relpos, weights changed", is_small, partial(_after, first=_change), dense_bytes),
         Peer(DECODING, "relpos, decoding", _small_forward, _decoding, dense_bytes),
         Peer(FLEX, "FlexAttention, compiled", _for_flex, _flex, lambda case: 0, compiles=True),
         Peer(ROOFLINE, "matrix products alone", on("cpu"), _products, tiles, exact=False),

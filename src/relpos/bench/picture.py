@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relpos.bench.peers import FREE, FREE_CUDNN, FREE_OURS
+from relpos.bench.peers import FREE, FREE_CUDNN, FREE_OURS, OF_SMALL_CASES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,6 +41,8 @@ def curves(results: Mapping[str, Any], what: str) -> tuple[dict[str, Points], di
         case = results["cases"][entry["case"]]
         usual = case["dtype"] == USUAL[case.get("device", "cpu")] and not case["causal"] and case["batch"] == 1
         usual = usual and case["heads"] == 8 and case["head_dim"] == 64
+        if entry["peer"] in OF_SMALL_CASES:  # which have too few lengths, and hide the others
+            continue
         if not usual or case["layer"] or case["prefix"] or case["position"] != "line" or case["what"] != what:
             continue
         n = case["sizes"][0]
@@ -75,9 +77,7 @@ def picture(results: Mapping[str, Any], what: str) -> Figure:
 
     titles = {entry["peer"]: entry["title"] for entry in results["entries"]}
     titles["relpos-auto"] = "relpos"
-    ratios, extra = (
-        {peer: points for peer, points in found.items() if peer in LOOKS} for found in curves(results, what)
-    )  # those of small calls alone would hide the others
+    ratios, extra = curves(results, what)
     with drawing(ink=INK, size=10.0):
         figure = Figure(figsize=(11.5, 4.6), layout="constrained")
         left, right = figure.subplots(1, 2)

@@ -25,7 +25,7 @@ FEW_BYTES = 2**20
 """Of one entry at most: what is larger costs little to make beside what is done with it."""
 
 TOKEN_BYTES = 128
-"""Of lines and of what is kept on them, for each query and each key."""
+"""About what lines and all that is kept on them take for each query and each key."""
 
 
 class _Kept(dict[Hashable, Any]):

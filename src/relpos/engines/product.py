@@ -69,9 +69,10 @@ def _gradients(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     found = [x.new_empty(x.shape) if asked else None for x, asked in zip((q, k, v), wanted, strict=False)]
     parts = list(parts_of(q, k, AT_ONCE))
     if len(parts) == 1:
-        if stored is None:
-            stored = _weights(q, k, bias if lines is None else written_out(bias, lines)[None], scale)
-        d_scores = _into(found, q, k, v, stored, scale, d_out)
+        weights = stored
+        if weights is None:
+            weights = _weights(q, k, bias if lines is None else written_out(bias, lines)[None], scale)
+        d_scores = _into(found, q, k, v, weights, scale, d_out)
         d_dense = d_scores if lines is not None else d_scores.sum_to_size(bias.shape)
     else:
         dense = bias if lines is None or stored is not None else written_out(bias, lines)[None]

@@ -43,12 +43,12 @@ def rows_and_columns(queries: Ramp, most: int, *, one_column: bool = False) -> t
     rows, columns = queries.sizes[0], math.prod(queries.sizes[1:])
     if one_column or columns <= 1 or rows == 0:
         return min(rows, most), 1
-    at_once = _equal_part(rows, max(math.isqrt(most), -(-most // columns)))
-    return at_once, _equal_part(columns, most // at_once)
+    at_once = _size_of_pieces(rows, max(math.isqrt(most), -(-most // columns)))
+    return at_once, _size_of_pieces(columns, most // at_once)
 
 
-def _equal_part(count: int, most: int) -> int:
-    """So many of `count` at once, at most, that about as many are left for the last time."""
+def _size_of_pieces(count: int, most: int) -> int:
+    """The size of pieces of `count`: as few pieces of at most `most` as there can be, about equal."""
     return -(-count // -(-count // most))
 
 

@@ -9,8 +9,8 @@ A tile `x` with n rows and m keys is stored plainly or skewed: row r begins r * 
 
 `x` is a view of the buffer, and `whole(x, ...)` is the buffer with its dots. If the dots are 0, the column sums of the
 scores' gradient are the window's gradient, and a matrix product with `whole` multiplies each row by its own part of a
-matrix. The zeros stay from tile to tile: tiles that differ in their keys are parts of one of all of these, and only
-what the last one left beside the next is cleared.
+matrix. A buffer keeps its zeros from tile to tile: each tile takes its keys' place in rows that have room for all of a
+block's keys, and only what the tile before wrote outside this place is cleared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Buffer:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.store = torch.empty(0, dtype=dtype, device=device)
         self.shape: tuple[int, ...] = ()
-        self.filled = slice(0, 0)
+        self.filled = slice(0, 0)  # the keys of the last tile in zeros
 
     def rows(self, g: int, n: int, m: int) -> Float[Tensor, "g n m"]:
         """A plain tile; its contents are undefined."""
