@@ -8,7 +8,7 @@ from torch import Tensor
 
 from relpos.core import LineVectors, Mask, Sequence, Terms, lines
 from relpos.engines import attention
-from relpos.engines.streaming import vectors
+from relpos.engines.streaming.vector_term import alike
 
 H, D, ROWS = 2, 4, 9
 SIZES = [(300, 300), (1, 200), (130, 333), (280, 70), (600, 40)]
@@ -49,6 +49,6 @@ def test_far_offsets_that_share_a_vector(n: int, m: int, clip: tuple[float, floa
 
 
 def test_where_all_offsets_begin_and_end_to_be_alike() -> None:
-    assert vectors._alike(torch.tensor([3, 3, 1, 2, 2, 2])) == (2, 3)
-    assert vectors._alike(torch.tensor([3, 1, 2])) == (1, 2)
-    assert vectors._alike(torch.tensor([5, 5])) == (2, 2)
+    assert alike(torch.tensor([3, 3, 1, 2, 2, 2])) == (2, 3)
+    assert alike(torch.tensor([3, 1, 2])) == (1, 2)
+    assert alike(torch.tensor([5, 5])) == (2, 2)

@@ -206,7 +206,7 @@ def vectors(n: int, sides: tuple[str, ...]) -> tuple[Callable[..., Any], list[tu
 @pytest.mark.slow
 @pytest.mark.parametrize("sides", [("query",), ("key",), ("value",), ("query", "key", "value"), ("query", "query")])
 def test_tiles_with_vectors(sides: tuple[str, ...], small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from relpos.engines.streaming import vectors as module
+    from relpos.engines.streaming import key_vectors as module
 
     monkeypatch.setattr(module, "_KEYS_AT_ONCE", 4)
     position, shapes = vectors(19, sides)

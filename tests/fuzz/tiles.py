@@ -25,7 +25,9 @@ STREAMING = {
     "streaming.masks._FEWEST": (2, 3, 4),
     "streaming.masks.ALIGNED": (1, 2, 5, 16),
     "streaming.masks._OFTEN": (1, 2, 4),
-    "streaming.vectors._KEYS_AT_ONCE": (1, 2, 5, 16),
+    "streaming.key_vectors._KEYS_AT_ONCE": (1, 2, 5, 16),
+    "streaming.vector_term._ROWS_AT_ONCE": (1, 2, 5, 16),
+    "streaming.vector_term._LEAST_ALIKE": (1, 2, 4, 9),
     "streaming.regroup._LEAST": (1, 2, 5),
     "dense.PAIRS_AT_ONCE": (1, 10, 60, 300),
 }

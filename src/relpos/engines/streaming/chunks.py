@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from relpos.engines.call import Call
@@ -22,6 +22,11 @@ from relpos.engines.streaming.tiles import Block
 def contiguous_rows(x: Float[Tensor, "*A D"]) -> Float[Tensor, "*A D"]:
     """`x` with a last stride of 1; copied only if it has another."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _rows(x: Float[Tensor, "g N D"], rows: Int[Tensor, " n"]) -> Float[Tensor, "g n D"]:
+    """Some rows; `index_select`, which is faster, copies all others, too, where they are not contiguous."""
+    return x.index_select(1, rows) if x.is_contiguous() else x[:, rows]
 
 
 class CallTensors:
@@ -35,10 +40,10 @@ class CallTensors:
 
     def chunk(self, block: Block, heads: Heads) -> Chunk:
         """A block of rows of some heads."""
-        input_q = self.q[heads.head_slice].index_select(1, block.queries)
+        input_q = _rows(self.q[heads.head_slice], block.queries)
         plain_q = q = input_q.to(self.dtype)
         if self.plain_q is not None:
-            plain_q = self.plain_q[heads.head_slice].index_select(1, block.queries).to(self.dtype)
+            plain_q = _rows(self.plain_q[heads.head_slice], block.queries).to(self.dtype)
         return Chunk(block, heads, input_q, q, plain_q)
 
 
@@ -106,7 +111,7 @@ class Chunk:
 
     def take(self, x: Float[Tensor, "BH N D"]) -> Float[Tensor, "g n D"]:
         """The chunk's rows of a tensor."""
-        return x[self.head_slice].index_select(1, self.block.queries)
+        return _rows(x[self.head_slice], self.block.queries)
 
     def put(self, into: Float[Tensor, "BH N D"], x: Float[Tensor, "g n D"]) -> None:
         """Write the chunk's rows of a tensor."""

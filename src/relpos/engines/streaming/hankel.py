@@ -85,14 +85,13 @@ class HankelPlan(Plan):
             self.query, self.key = layout.query, layout.key
             values = self.line_bias.values.detach().to(self.dtype).expand(self.heads, -1).flip(-1) * unit
             self.reversed_values = values.expand(self.batch, -1, -1).reshape(self.batch * self.heads, -1).contiguous()
-        self.vectors = Vectors(call, self.query.start, unit)
         self.key_columns, self.query_columns = math.prod(self.key.sizes[1:]), math.prod(self.query.sizes[1:])
         self.column_length = self.query.sizes[0]
         self.tile_keys = max(self.key_columns, min(self.keys, keys) // self.key_columns * self.key_columns)
         apart = whole_columns or self.mask is not None  # columns, and the prefix of the keys from the others
         self.block_rows, self.block_columns = rows_and_columns(self.query, rows, one_column=apart)
         self.joined_prefix = 0 if apart else self.key.prefix
-        self.strided_keys = len(self.key.sizes) == 1 and self.key.prefix == 0 and not self.vectors
+        self.strided_keys = len(self.key.sizes) == 1 and self.key.prefix == 0 and not call.terms.of(LineVectors)
         masks_differ = self.mask is not None and self.mask.blocks is not None and self.mask.blocks.layout.shape[0] > 1
         self.by_head = masks_differ and self.device.type == "cpu"
         blocks = [
@@ -100,8 +99,10 @@ class HankelPlan(Plan):
             for block in (self._prefix_blocks() if only_prefix else self._row_blocks())
             for head in (range(self.heads) if self.by_head else (None,))
         ]
+        tiles = [tile for block in blocks for tile in block.tiles]
+        self.by_block = self.by_head or any(tile.mask is not None for tile in tiles)
+        self.vectors = Vectors(call, self.query.start, unit, tiles[-1] if tiles and not self.by_block else None)
         self._blocks, self.heads_at_once = blocks, self._most_heads(blocks)
-        self.by_block = self.by_head or any(tile.mask is not None for block in blocks for tile in block.tiles)
         self.groups = call.groups
         self.own_heads: Sequence[int] = range(self.batch * self.heads)
         # a share has all heads of a key; with vectors in all elements of the batch, since these add to the same sums
@@ -358,8 +359,7 @@ class HankelPlan(Plan):
     ) -> None:
         block = chunk.block
         if self.vectors:
-            d_tile_k = None if d_k is None else d_k.at(chunk.head_slice, tile.keys)[0]
-            self.vectors.collect(d[0], whole(d, skew=1)[0, 0], chunk, tile, d_q[0], d_tile_k)
+            self.vectors.collect(d[0], whole(d, skew=1)[0, 0], chunk, tile, d_q[0], d_k)
         if self.d_reversed_values is None:
             return
         d_values = self.d_reversed_values[chunk.head_slice]

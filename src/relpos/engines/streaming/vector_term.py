@@ -1,0 +1,197 @@
+"""One term of vectors on a line: its vectors entry by entry, their gradient, and which entries a tile reads.
+
+Far offsets often share one row (Shaw's beyond 16, DeBERTa's beyond 512). Such a stretch of the window takes one
+product, with that row alone, and the sums of the stretch take its place in the gradient.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from relpos.core import LineVectors
+from relpos.core.gather import ordered_segment_sum
+from relpos.engines.call import Call
+from relpos.engines.streaming.chunks import Chunk
+from relpos.engines.streaming.tiles import Tile
+
+_ROWS_AT_ONCE = 256
+"""Rows of a product with queries, which read only their own part of the window."""
+_LEAST_ALIKE = 64
+"""The fewest entries that read one row, at an end of a window, that are taken together."""
+
+
+class VectorTerm:
+    """One term and its gradient; entries of the line are in reverse order.
+
+    Args:
+        by_entry: whether `vectors` and their gradient have a row for each entry, instead of the term's own rows and one
+            of zeros.
+
+    Attributes:
+        index: the row of the term that each entry reads, or None for its own.
+        low, high: entries below `low` all read one row, and so do those from `high` on.
+    """
+
+    def __init__(self, term: LineVectors, call: Call, start: int, unit: float, *, by_entry: bool = True) -> None:
+        layout = term.lines.layout
+        assert layout.query is not None
+        assert layout.key is not None
+        self.term, self.heads, self.by_entry = term, call.q.shape[1], by_entry
+        self.scale = call.scale if term.scaled else 1.0
+        self.factor = self.scale * unit
+        dtype = torch.promote_types(call.q.dtype, torch.float32)
+        length, count = term.lines.length, term.vectors.shape[1]
+        vectors = term.vectors.detach().to(dtype)
+        self.index: Int[Tensor, " L"] | None = None
+        self.low, self.high = 0, length
+        if term.index is None:
+            self.vectors = F.pad(vectors[:, :length], (0, 0, 0, max(0, length - count))).flip(1)
+        else:
+            inside = (term.index >= 0) & (term.index < count)
+            self.index = torch.where(inside, term.index, count).long().flip(0)
+            self.vectors = F.pad(vectors, (0, 0, 0, 1))
+            if by_entry:
+                self.vectors = self.vectors.index_select(1, self.index)
+            if self.index.device.type == "cpu":
+                self.low, self.high = alike(self.index)
+        self.bias = None if term.bias is None else term.bias.detach().to(dtype)
+        self.d_vectors: _Sums | None = None
+        self.d_bias: _Sums | None = None
+        self.origin = length - 1 - (layout.query.start - start - layout.key.start + term.lines.origin)
+
+    def expect(self) -> None:
+        """Allocate the gradients."""
+        self.d_vectors, self.d_bias = _Sums(self.vectors), None if self.bias is None else _Sums(self.bias)
+
+    def share(self, heads: Sequence[int]) -> Self:
+        """This term for some heads, in a thread of its own."""
+        term = copy.copy(self)
+        term.d_vectors, term.d_bias = (
+            None if sums is None else sums.share({self._row(sums.whole, head) for head in heads})
+            for sums in (self.d_vectors, self.d_bias)
+        )
+        return term
+
+    def finished(self) -> Float[Tensor, "_ R D"]:
+        """The gradient of the term's own vectors."""
+        assert self.d_vectors is not None
+        d, count = self.d_vectors.total(), self.term.vectors.shape[1]
+        if not self.by_entry:
+            return d[:, :count]
+        if self.index is None:
+            return F.pad(d.flip(1), (0, 0, 0, max(0, count - d.shape[1])))[:, :count]
+        first, last = max(self.low - 1, 0), min(self.high + 1, d.shape[1])
+        d[:, first] += d[:, :first].sum(dim=1)
+        d[:, last - 1] += d[:, last:].sum(dim=1)
+        rows, index = d[:, first:last].transpose(0, 1), self.index[first:last]
+        return ordered_segment_sum(rows, index, count + 1)[:count].transpose(0, 1)
+
+    def _row(self, x: Tensor, head: int) -> int:
+        """The place of one of the B * H heads in a tensor with all query heads, or with one for all of them."""
+        return head % self.heads if x.shape[0] > 1 else 0
+
+    def of_head(self, x: Tensor, chunk: Chunk) -> Tensor:
+        """The part of the chunk's only head in such a tensor."""
+        return x[self._row(x, chunk.head_slice.start)]
+
+    def d_of_head(self, chunk: Chunk) -> Float[Tensor, "L D"]:
+        """What to add the gradient of the chunk's vectors to."""
+        assert self.d_vectors is not None
+        return self.d_vectors.at(self._row(self.vectors, chunk.head_slice.start))
+
+    def parts(self, chunk: Chunk, tile: Tile, rows: slice) -> Iterator[tuple[slice, slice]]:
+        """What some rows of a tile read of its window: parts of it, and for each as many entries of the line, or the
+        first of entries that all read one row."""
+        window = self.origin - (chunk.block.first_coordinate - tile.keys.start)
+        start, stop = window + rows.start, window + rows.stop - 1 + tile.count
+        low, high = (min(max(x, start), stop) for x in (self.low, max(self.low, self.high)))
+        low, high = start if low - start < _LEAST_ALIKE else low, stop if stop - high < _LEAST_ALIKE else high
+        for first, last, one in ((start, low, True), (low, high, False), (high, stop, True)):
+            if last > first:
+                yield slice(first - window, last - window), slice(first, first + 1 if one else last)
+
+    def strips(self, chunk: Chunk, tile: Tile) -> Iterator[tuple[slice, slice, slice]]:
+        """The same for a few rows at a time, which come first."""
+        for start in range(0, chunk.block.count, _ROWS_AT_ONCE):
+            rows = slice(start, min(start + _ROWS_AT_ONCE, chunk.block.count))
+            yield from ((rows, *part) for part in self.parts(chunk, tile, rows))
+
+    def bands(self, chunk: Chunk, tile: Tile, most: int) -> Iterator[tuple[slice, slice]]:
+        """At most so many keys at a time, and the entries that they read: the only one of many keys, or a window.
+
+        Key j and row r read entry j + r of the tile's window.
+        """
+        n, m = chunk.block.count, tile.count
+        start, first, last = self.origin - (chunk.block.first_coordinate - tile.keys.start), 0, m
+        for window, entries in self.parts(chunk, tile, slice(0, n)):
+            if entries.stop - entries.start == 1:
+                keys = slice(window.start, window.stop - n + 1)
+                if keys.stop - keys.start >= _LEAST_ALIKE:
+                    yield keys, entries
+                    first, last = (keys.stop, last) if keys.start == 0 else (first, keys.start)
+        for band in range(first, last, most):
+            stop = min(band + most, last)
+            yield slice(band, stop), slice(start + band, start + stop + n - 1)
+
+    def with_bias(self, x: Float[Tensor, "n D"], chunk: Chunk) -> Float[Tensor, "n D"]:
+        """Queries or keys plus the term's bias."""
+        return x if self.bias is None else x + self.of_head(self.bias, chunk)
+
+    def add_d_bias(self, d_x: Float[Tensor, "n D"], chunk: Chunk) -> None:
+        """Add to the gradient of the bias; `d_x` is that of `with_bias`."""
+        if self.d_bias is not None:
+            self.d_bias.at(self._row(self.d_bias.whole, chunk.head_slice.start)).add_(d_x.sum(dim=0))
+
+
+class _Sums:
+    """Sums for each head, or one for all heads, to which threads add side by side.
+
+    Where several threads add to one row, all but the first have sums of their own, which are added in the end.
+    """
+
+    def __init__(self, like: Float[Tensor, "R ..."]) -> None:
+        self.whole = torch.zeros_like(like)
+        self.taken: set[int] = set()
+        self.own: dict[int, Tensor] = {}
+        self.others: list[dict[int, Tensor]] = []
+
+    def share(self, rows: set[int]) -> _Sums:
+        """The sums of some heads for one thread."""
+        share = copy.copy(self)
+        share.own = {row: torch.zeros_like(self.whole[row]) for row in rows & self.taken}
+        self.taken |= rows
+        self.others.append(share.own)
+        return share
+
+    def at(self, row: int) -> Tensor:
+        """What to add to."""
+        return self.own[row] if row in self.own else self.whole[row]
+
+    def total(self) -> Float[Tensor, "R ..."]:
+        """The sums of all threads."""
+        for own in self.others:
+            while own:
+                row, sums = own.popitem()
+                self.whole[row] += sums
+        return self.whole
+
+
+def alike(index: Int[Tensor, " L"]) -> tuple[int, int]:
+    """Up to which entry all read the row of the first, and from which on that of the last."""
+    first, last = (index != index[0]).nonzero()[:, 0], (index != index[-1]).nonzero()[:, 0]
+    return (int(first[0]), int(last[-1]) + 1) if len(first) else (len(index), len(index))
+
+
+def add_sums(into: Float[Tensor, "w D"], sums: Float[Tensor, "n w"], x: Float[Tensor, "n D"], scale: float = 1) -> None:
+    """Add `sums.T @ x`. One row, to which far offsets add by the thousand, is summed in a tree, which rounds less."""
+    if sums.shape[1] == 1:
+        into.add_((sums * x).sum(dim=0), alpha=scale)
+    else:
+        into.addmm_(sums.mT, x, alpha=scale)
