@@ -53,10 +53,10 @@ class KeyVectors(VectorTerm, ABC):
 
     def add_products(self, score: Float[Tensor, "n m"], chunk: Chunk, tile: Tile) -> None:
         """Add the products with keys to the scores."""
-        for keys, entries in self.bands(chunk, tile, _KEYS_AT_ONCE):
+        for rows, keys, entries in self.bands(chunk, tile, _KEYS_AT_ONCE):
             band = self.buffer.rows(1, entries.stop - entries.start, keys.stop - keys.start)[0]
             self._write(band, entries, slice(tile.keys.start + keys.start, tile.keys.start + keys.stop), chunk)
-            score[:, keys].add_(_diagonals(band, score.shape[0]), alpha=self.factor)
+            score[rows, keys].add_(_diagonals(band, rows.stop - rows.start), alpha=self.factor)
 
     @abstractmethod
     def _write(self, band: Float[Tensor, "w s"], entries: slice, keys: slice, chunk: Chunk) -> None:
@@ -82,16 +82,15 @@ class KeyBands(KeyVectors):
         torch.mm(self.of_head(self.vectors, chunk)[entries], k.mT, out=band)
 
     def collect(self, d: Float[Tensor, "n m"], chunk: Chunk, tile: Tile, d_k: KeyGradient | None) -> None:
-        n = d.shape[0]
         own, into = self.of_head(self.vectors, chunk), self.d_of_head(chunk)
         k = self.with_bias(chunk.heads.plain_k[0, tile.keys], chunk)
         d_tile_k = None if d_k is None else d_k.at(chunk.head_slice, tile.keys)[0]
-        for keys, entries in self.bands(chunk, tile, _KEYS_AT_ONCE):
+        for rows, keys, entries in self.bands(chunk, tile, _KEYS_AT_ONCE):
             if entries.stop - entries.start == 1:
-                sums = d[:, keys].sum(dim=0)[:, None]
+                sums = d[rows, keys].sum(dim=0)[:, None]
             else:
-                sums = self.in_zeros.skewed_in_zeros(1, keys.stop - keys.start, n, 1, 1)
-                sums.copy_(d[:, keys].mT)
+                sums = self.in_zeros.skewed_in_zeros(1, keys.stop - keys.start, rows.stop - rows.start, 1, 1)
+                sums.copy_(d[rows, keys].mT)
                 sums = whole(sums, 1)[0, 0]
             d_x = torch.mm(sums, own[entries]).mul_(self.scale)
             add_sums(into[entries], sums, k[keys], self.scale)
@@ -131,13 +130,13 @@ class KeyProducts(KeyVectors):
         if self.d_products is None:
             self.d_products = torch.zeros_like(self.products)
         into = self.d_products[:, tile.keys]
-        for keys, entries in self.bands(chunk, tile, tile.count):
+        for rows, keys, entries in self.bands(chunk, tile, _KEYS_AT_ONCE):
             index = self.index[entries]
             if len(index) == 1:
-                into[:, keys].index_add_(0, index, d[:, keys].sum(dim=0, keepdim=True))
+                into[:, keys].index_add_(0, index, d[rows, keys].sum(dim=0, keepdim=True))
             else:
-                diagonals = index.as_strided((d.shape[0], keys.stop - keys.start), (1, 1))
-                into[:, keys].scatter_add_(0, diagonals, d[:, keys])
+                diagonals = index.as_strided((rows.stop - rows.start, keys.stop - keys.start), (1, 1))
+                into[:, keys].scatter_add_(0, diagonals, d[rows, keys])
         if tile is self.last_tile:
             self._finish_head(self.d_products, chunk, d_k)
 

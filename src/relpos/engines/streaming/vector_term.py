@@ -123,22 +123,32 @@ class VectorTerm:
             rows = slice(start, min(start + _ROWS_AT_ONCE, chunk.block.count))
             yield from ((rows, *part) for part in self.parts(chunk, tile, rows))
 
-    def bands(self, chunk: Chunk, tile: Tile, most: int) -> Iterator[tuple[slice, slice]]:
-        """At most so many keys at a time, and the entries that they read: the only one of many keys, or a window.
+    def bands(self, chunk: Chunk, tile: Tile, most: int) -> Iterator[tuple[slice, slice, slice]]:
+        """Rows, keys, and the entries that they read: the only one of all, or the window of at most so many keys.
 
-        Key j and row r read entry j + r of the tile's window.
+        Row r and key j read entry r + j of the tile's window.
         """
-        n, m = chunk.block.count, tile.count
-        start, first, last = self.origin - (chunk.block.first_coordinate - tile.keys.start), 0, m
+        n, first, last = chunk.block.count, 0, tile.count
+        start = self.origin - (chunk.block.first_coordinate - tile.keys.start)
         for window, entries in self.parts(chunk, tile, slice(0, n)):
             if entries.stop - entries.start == 1:
                 keys = slice(window.start, window.stop - n + 1)
                 if keys.stop - keys.start >= _LEAST_ALIKE:
-                    yield keys, entries
+                    yield slice(0, n), keys, entries
                     first, last = (keys.stop, last) if keys.start == 0 else (first, keys.start)
         for band in range(first, last, most):
             stop = min(band + most, last)
-            yield slice(band, stop), slice(start + band, start + stop + n - 1)
+            low = min(max(self.low - start - stop + 1, 0), n)  # rows below read one entry for all these keys
+            high = min(max(self.high - start - band, low), n)  # and so do those from here on
+            low, high = 0 if low < _LEAST_ALIKE else low, n if n - high < _LEAST_ALIKE else high
+            for begin, end, one in ((0, low, True), (low, high, False), (high, n, True)):
+                if end > begin:
+                    entry = start + band + begin
+                    yield (
+                        slice(begin, end),
+                        slice(band, stop),
+                        slice(entry, entry + 1 if one else start + end + stop - 1),
+                    )
 
     def with_bias(self, x: Float[Tensor, "n D"], chunk: Chunk) -> Float[Tensor, "n D"]:
         """Queries or keys plus the term's bias."""
