@@ -207,6 +207,14 @@ def test_what_would_not_fit_is_not_tried() -> None:
     assert measure.lacks_room(engine_peer("streaming"), long, 2**30) is None
 
 
+def test_a_bias_that_is_read_as_a_view_needs_no_dense_scores() -> None:
+    (long,) = find_cases("line-16384-float32-forward")
+    sdpa, step = engine_peer("sdpa"), replace(long, what="step")
+    assert sdpa.needs(long) == sdpa.needs(replace(long, causal=True)) == 0
+    assert sdpa.needs(step) == peers.dense_bytes(step) > 2**35
+    assert sdpa.needs(replace(long, batch=512, sizes=(64,))) > 0  # so small that the bias is written out
+
+
 def test_long_cases_have_fewer_rounds() -> None:
     assert measure.rounds_of(Case("line", (8192,)), 7) == (1, 3)
     assert measure.rounds_of(Case("line", (4096,)), 7) == (2, 7)

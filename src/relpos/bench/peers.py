@@ -20,7 +20,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from relpos.bench.cases import Case
 from relpos.bench.inputs import Inputs, setting
 from relpos.core import LineBias, Sequence, expand
-from relpos.engines import attention, backends, explain
+from relpos.engines import attention, backends, explain, view
+from relpos.engines.call import Call
 from relpos.position import Mechanism, decoding
 
 FREE = "sdpa-free"
@@ -115,16 +116,15 @@ def engine_peer(engine: str) -> Peer:
         return _step(inputs, forward, taken(inputs.case, engine))
 
     def needs(case: Case) -> int:
-        return 0 if taken(case, engine) in ("streaming", "triton") else dense_bytes(case)
+        backend = taken(case, engine)
+        return 0 if backend in ("streaming", "triton") or (backend == "sdpa" and _is_viewed(case)) else dense_bytes(case)
 
     return Peer(f"relpos-{engine}", f"relpos {engine}", _product, build, needs)
 
 
 def taken(case: Case, engine: str) -> str | None:
     """The engine that a case takes where `engine` is asked for; None where that one lacks something."""
-    shape = case.batch, case.heads, case.count, case.head_dim
-    k = torch.empty(shape, dtype=getattr(torch, case.dtype), device=case.device)
-    q = k if case.queries is None else k[:, :, -case.queries :]
+    q, k = _blank(case)
     position, tokens, mask = setting(case)
     queries = keys = None if position is None else tokens
     if position is not None and case.queries is not None:
@@ -133,6 +133,23 @@ def taken(case: Case, engine: str) -> str | None:
         return explain(q, k, k, position=position, queries=queries, keys=keys, mask=mask, backend=engine).backend
     except NotImplementedError:
         return None
+
+
+def _blank(case: Case) -> tuple[Tensor, Tensor]:
+    """Queries, and keys or values, of a case's shapes, unwritten."""
+    shape = case.batch, case.heads, case.count, case.head_dim
+    k = torch.empty(shape, dtype=getattr(torch, case.dtype), device=case.device)
+    return k if case.queries is None else k[:, :, -case.queries :], k
+
+
+def _is_viewed(case: Case) -> bool:
+    """Whether `sdpa` reads the bias of a case as a view, and stores none of N x N numbers."""
+    position, tokens, mask = setting(case)
+    if position is None or case.queries is not None:
+        return False
+    q, k = _blank(case)
+    with torch.set_grad_enabled(case.what == "step"):
+        return view.readable(Call(q, k, k, position.terms(tokens, tokens), mask, scale=1.0)) is not None
 
 
 def dense_bytes(case: Case) -> int:
