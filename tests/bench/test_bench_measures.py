@@ -212,7 +212,7 @@ def test_a_bias_that_is_read_as_a_view_needs_no_dense_scores() -> None:
     sdpa, step = engine_peer("sdpa"), replace(long, what="step")
     assert sdpa.needs(long) == sdpa.needs(replace(long, causal=True)) == 0
     assert sdpa.needs(step) == peers.dense_bytes(step) > 2**35
-    assert sdpa.needs(replace(long, batch=512, sizes=(64,))) > 0  # so small that the bias is written out
+    assert sdpa.needs(replace(long, batch=512, sizes=(64,))) > 0  # turning so many queries round would cost more
 
 
 def test_long_cases_have_fewer_rounds() -> None:

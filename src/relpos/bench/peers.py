@@ -117,7 +117,8 @@ def engine_peer(engine: str) -> Peer:
 
     def needs(case: Case) -> int:
         backend = taken(case, engine)
-        return 0 if backend in ("streaming", "triton") or (backend == "sdpa" and _is_viewed(case)) else dense_bytes(case)
+        linear = backend in ("streaming", "triton") or (backend == "sdpa" and _is_viewed(case))
+        return 0 if linear else dense_bytes(case)
 
     return Peer(f"relpos-{engine}", f"relpos {engine}", _product, build, needs)
 

@@ -25,7 +25,7 @@ def contiguous_rows(x: Float[Tensor, "*A D"]) -> Float[Tensor, "*A D"]:
 
 
 def _rows(x: Float[Tensor, "g N D"], rows: Int[Tensor, " n"]) -> Float[Tensor, "g n D"]:
-    """Some rows; `index_select`, which is faster, copies all others, too, where they are not contiguous."""
+    """Some rows; `index_select`, which is faster, first copies the whole tensor where it is not contiguous."""
     return x.index_select(1, rows) if x.is_contiguous() else x[:, rows]
 
 

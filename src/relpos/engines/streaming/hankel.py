@@ -99,11 +99,11 @@ class HankelPlan(Plan):
             for block in (self._prefix_blocks() if only_prefix else self._row_blocks())
             for head in (range(self.heads) if self.by_head else (None,))
         ]
-        tiles = [tile for block in blocks for tile in block.tiles]
-        self.by_block = self.by_head or any(tile.mask is not None for tile in tiles)
-        self.vectors = Vectors(call, self.query.start, unit, tiles[-1] if tiles and not self.by_block else None)
+        tiles = [(tile, block.count * tile.count) for block in blocks for tile in block.tiles]
+        self.by_block = self.by_head or any(tile.mask is not None for tile, _ in tiles)
+        self.vectors = Vectors(call, self.query.start, unit, [] if self.by_block else tiles)
         self._blocks, self.heads_at_once = blocks, self._most_heads(blocks)
-        self.groups = call.groups
+        self.groups = self.heads // (call.k if call.plain_k is None else call.plain_k).shape[1]
         self.own_heads: Sequence[int] = range(self.batch * self.heads)
         # a share has all heads of a key; with vectors in all elements of the batch, since these add to the same sums
         shares = self.heads // self.groups * (1 if self.vectors else self.batch)

@@ -12,13 +12,14 @@ their part of the window are a band, whose diagonals are the scores:
 
 `KeyBands` multiplies each band. Where many offsets share a vector (DeBERTa's buckets), the products of all keys with
 all vectors are fewer than those of the bands: `KeyProducts` computes them once a head, and copies rows of a band from
-there. Its backward adds the scores' gradient up by vector, and multiplies once a head, too.
+there. Its backward adds the scores' gradient up by vector, and multiplies once a head, too. So it wants heads that are
+computed one after another, and memory for R x M numbers, R being at most a constant.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Self
 
 import torch
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from relpos.core import LineVectors
 from relpos.engines.call import Call
-from relpos.engines.streaming.chunks import Chunk, Heads, KeyGradient
+from relpos.engines.streaming.chunks import Chunk, KeyGradient
 from relpos.engines.streaming.tiles import Tile
 from relpos.engines.streaming.vector_term import VectorTerm, add_sums
 from relpos.engines.streaming.workspace import Buffer, whole
@@ -51,16 +52,36 @@ class KeyVectors(VectorTerm, ABC):
     def _make_buffers(self) -> None:
         self.buffer = Buffer(self.vectors.dtype, self.vectors.device)
 
+    def _bands(self, chunk: Chunk, tile: Tile) -> Iterator[tuple[slice, slice, slice, bool]]:
+        """Rows and keys of a tile, the entries of the line that they read, and whether it is one for all of them.
+
+        Row r and key j read the entry r + j behind the start of the tile's window.
+        """
+        n, first, last = chunk.block.count, 0, tile.count
+        for window, entries, one in self.parts(chunk, tile, slice(0, n)):
+            keys = slice(window.start, window.stop - n + 1)
+            if one and keys.stop > keys.start:
+                yield slice(0, n), keys, entries, True
+                first, last = (keys.stop, last) if keys.start == 0 else (first, keys.start)
+        start = self.window_start(chunk, tile)
+        for band in range(first, last, _KEYS_AT_ONCE):
+            stop = min(band + _KEYS_AT_ONCE, last)
+            for begin, end, one in self.cut(0, n, self.low - start - stop + 1, self.high - start - band):
+                entry = start + band + begin
+                entries = slice(entry, entry + 1 if one else start + end + stop - 1)
+                yield slice(begin, end), slice(band, stop), entries, one
+
     def add_products(self, score: Float[Tensor, "n m"], chunk: Chunk, tile: Tile) -> None:
         """Add the products with keys to the scores."""
-        for rows, keys, entries in self.bands(chunk, tile, _KEYS_AT_ONCE):
+        for rows, keys, entries, one in self._bands(chunk, tile):
             band = self.buffer.rows(1, entries.stop - entries.start, keys.stop - keys.start)[0]
             self._write(band, entries, slice(tile.keys.start + keys.start, tile.keys.start + keys.stop), chunk)
-            score[rows, keys].add_(_diagonals(band, rows.stop - rows.start), alpha=self.factor)
+            added = band if one else _diagonals(band, rows.stop - rows.start)
+            score[rows, keys].add_(added, alpha=self.factor)
 
     @abstractmethod
     def _write(self, band: Float[Tensor, "w s"], entries: slice, keys: slice, chunk: Chunk) -> None:
-        """Write the products of some entries and keys."""
+        """Write the products of some entries with some of all keys."""
 
     @abstractmethod
     def collect(self, d: Float[Tensor, "n m"], chunk: Chunk, tile: Tile, d_k: KeyGradient | None) -> None:
@@ -85,8 +106,8 @@ class KeyBands(KeyVectors):
         own, into = self.of_head(self.vectors, chunk), self.d_of_head(chunk)
         k = self.with_bias(chunk.heads.plain_k[0, tile.keys], chunk)
         d_tile_k = None if d_k is None else d_k.at(chunk.head_slice, tile.keys)[0]
-        for rows, keys, entries in self.bands(chunk, tile, _KEYS_AT_ONCE):
-            if entries.stop - entries.start == 1:
+        for rows, keys, entries, one in self._bands(chunk, tile):
+            if one:
                 sums = d[rows, keys].sum(dim=0)[:, None]
             else:
                 sums = self.in_zeros.skewed_in_zeros(1, keys.stop - keys.start, rows.stop - rows.start, 1, 1)
@@ -112,16 +133,17 @@ class KeyProducts(KeyVectors):
 
     def _make_buffers(self) -> None:
         super()._make_buffers()
-        self.heads_of_products: Heads | None = None
-        self.products: Float[Tensor, "R M"] | None = None
-        self.d_products: Float[Tensor, "R M"] | None = None
+        self.head: int | None = None  # whose products these are
+        self.products: Float[Tensor, "_ M"] | None = None
+        self.d_products: Float[Tensor, "_ M"] | None = None
 
     def _write(self, band: Float[Tensor, "w s"], entries: slice, keys: slice, chunk: Chunk) -> None:
         assert self.index is not None
-        if self.products is None or self.heads_of_products is not chunk.heads:
+        head = chunk.head_slice.start
+        if self.products is None or self.head != head:
             k = self.with_bias(chunk.heads.plain_k[0], chunk)
             self.products = torch.mm(self.of_head(self.vectors, chunk), k.mT, out=self.products)
-            self.heads_of_products = chunk.heads
+            self.head = head
         torch.index_select(self.products[:, keys], 0, self.index[entries], out=band)
 
     def collect(self, d: Float[Tensor, "n m"], chunk: Chunk, tile: Tile, d_k: KeyGradient | None) -> None:
@@ -130,9 +152,9 @@ class KeyProducts(KeyVectors):
         if self.d_products is None:
             self.d_products = torch.zeros_like(self.products)
         into = self.d_products[:, tile.keys]
-        for rows, keys, entries in self.bands(chunk, tile, _KEYS_AT_ONCE):
+        for rows, keys, entries, one in self._bands(chunk, tile):
             index = self.index[entries]
-            if len(index) == 1:
+            if one:
                 into[:, keys].index_add_(0, index, d[rows, keys].sum(dim=0, keepdim=True))
             else:
                 diagonals = index.as_strided((rows.stop - rows.start, keys.stop - keys.start), (1, 1))
@@ -140,7 +162,7 @@ class KeyProducts(KeyVectors):
         if tile is self.last_tile:
             self._finish_head(self.d_products, chunk, d_k)
 
-    def _finish_head(self, d_products: Float[Tensor, "R M"], chunk: Chunk, d_k: KeyGradient | None) -> None:
+    def _finish_head(self, d_products: Float[Tensor, "_ M"], chunk: Chunk, d_k: KeyGradient | None) -> None:
         """Multiply what has been added up for a head."""
         k = self.with_bias(chunk.heads.plain_k[0], chunk)
         d_x = torch.mm(d_products.mT, self.of_head(self.vectors, chunk)).mul_(self.scale)
@@ -151,8 +173,6 @@ class KeyProducts(KeyVectors):
         d_products.zero_()
 
 
-def _diagonals(band: Float[Tensor, "w s"], n: int) -> Float[Tensor, "_ s"]:
-    """A view of `band[r + j, j]`; or the only entry of the band, which n rows read alike."""
-    if band.shape[0] == 1:
-        return band
+def _diagonals(band: Float[Tensor, "w s"], n: int) -> Float[Tensor, "n s"]:
+    """A view of `band[r + j, j]`."""
     return band.as_strided((n, band.shape[1]), (band.stride(0), band.stride(0) + 1), band.storage_offset())

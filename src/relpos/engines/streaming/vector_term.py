@@ -35,6 +35,7 @@ class VectorTerm:
             of zeros.
 
     Attributes:
+        vectors: `[1 or H, L, D]`, or `[1 or H, R + 1, D]`.
         index: the row of the term that each entry reads, or None for its own.
         low, high: entries below `low` all read one row, and so do those from `high` on.
     """
@@ -54,8 +55,8 @@ class VectorTerm:
         if term.index is None:
             self.vectors = F.pad(vectors[:, :length], (0, 0, 0, max(0, length - count))).flip(1)
         else:
-            inside = (term.index >= 0) & (term.index < count)
-            self.index = torch.where(inside, term.index, count).long().flip(0)
+            index = term.index.long()  # a narrow one may not hold the number of rows
+            self.index = torch.where((index >= 0) & (index < count), index, count).flip(0)
             self.vectors = F.pad(vectors, (0, 0, 0, 1))
             if by_entry:
                 self.vectors = self.vectors.index_select(1, self.index)
@@ -101,54 +102,39 @@ class VectorTerm:
         """The part of the chunk's only head in such a tensor."""
         return x[self._row(x, chunk.head_slice.start)]
 
-    def d_of_head(self, chunk: Chunk) -> Float[Tensor, "L D"]:
+    def d_of_head(self, chunk: Chunk) -> Float[Tensor, "_ D"]:
         """What to add the gradient of the chunk's vectors to."""
         assert self.d_vectors is not None
         return self.d_vectors.at(self._row(self.vectors, chunk.head_slice.start))
 
-    def parts(self, chunk: Chunk, tile: Tile, rows: slice) -> Iterator[tuple[slice, slice]]:
+    def parts(self, chunk: Chunk, tile: Tile, rows: slice) -> Iterator[tuple[slice, slice, bool]]:
         """What some rows of a tile read of its window: parts of it, and for each as many entries of the line, or the
-        first of entries that all read one row."""
-        window = self.origin - (chunk.block.first_coordinate - tile.keys.start)
+        first of entries that all read one vector, and whether they do."""
+        window = self.window_start(chunk, tile)
         start, stop = window + rows.start, window + rows.stop - 1 + tile.count
-        low, high = (min(max(x, start), stop) for x in (self.low, max(self.low, self.high)))
+        for first, last, one in self.cut(start, stop, self.low, self.high):
+            yield slice(first - window, last - window), slice(first, first + 1 if one else last), one
+
+    def window_start(self, chunk: Chunk, tile: Tile) -> int:
+        """The entry that the first row reads for the tile's first key."""
+        return self.origin - chunk.block.first_coordinate + int(tile.keys.start)
+
+    @staticmethod
+    def cut(start: int, stop: int, low: int, high: int) -> Iterator[tuple[int, int, bool]]:
+        """`start ... stop` cut at two borders, without empty parts, and whether a part lies outside of these; a few
+        that do are left to the others."""
+        low, high = (min(max(x, start), stop) for x in (low, max(low, high)))
         low, high = start if low - start < _LEAST_ALIKE else low, stop if stop - high < _LEAST_ALIKE else high
-        for first, last, one in ((start, low, True), (low, high, False), (high, stop, True)):
+        for first, last, outside in ((start, low, True), (low, high, False), (high, stop, True)):
             if last > first:
-                yield slice(first - window, last - window), slice(first, first + 1 if one else last)
+                yield first, last, outside
 
     def strips(self, chunk: Chunk, tile: Tile) -> Iterator[tuple[slice, slice, slice]]:
-        """The same for a few rows at a time, which come first."""
+        """A few rows at a time, their parts of the window, and the entries of these."""
         for start in range(0, chunk.block.count, _ROWS_AT_ONCE):
             rows = slice(start, min(start + _ROWS_AT_ONCE, chunk.block.count))
-            yield from ((rows, *part) for part in self.parts(chunk, tile, rows))
-
-    def bands(self, chunk: Chunk, tile: Tile, most: int) -> Iterator[tuple[slice, slice, slice]]:
-        """Rows, keys, and the entries that they read: the only one of all, or the window of at most so many keys.
-
-        Row r and key j read entry r + j of the tile's window.
-        """
-        n, first, last = chunk.block.count, 0, tile.count
-        start = self.origin - (chunk.block.first_coordinate - tile.keys.start)
-        for window, entries in self.parts(chunk, tile, slice(0, n)):
-            if entries.stop - entries.start == 1:
-                keys = slice(window.start, window.stop - n + 1)
-                if keys.stop - keys.start >= _LEAST_ALIKE:
-                    yield slice(0, n), keys, entries
-                    first, last = (keys.stop, last) if keys.start == 0 else (first, keys.start)
-        for band in range(first, last, most):
-            stop = min(band + most, last)
-            low = min(max(self.low - start - stop + 1, 0), n)  # rows below read one entry for all these keys
-            high = min(max(self.high - start - band, low), n)  # and so do those from here on
-            low, high = 0 if low < _LEAST_ALIKE else low, n if n - high < _LEAST_ALIKE else high
-            for begin, end, one in ((0, low, True), (low, high, False), (high, n, True)):
-                if end > begin:
-                    entry = start + band + begin
-                    yield (
-                        slice(begin, end),
-                        slice(band, stop),
-                        slice(entry, entry + 1 if one else start + end + stop - 1),
-                    )
+            for window, entries, _ in self.parts(chunk, tile, rows):
+                yield rows, window, entries
 
     def with_bias(self, x: Float[Tensor, "n D"], chunk: Chunk) -> Float[Tensor, "n D"]:
         """Queries or keys plus the term's bias."""

@@ -31,16 +31,19 @@ from relpos.engines.streaming.key_vectors import KeyBands, KeyProducts, KeyVecto
 from relpos.engines.streaming.tiles import Tile
 from relpos.engines.streaming.vector_term import VectorTerm, add_sums
 
+_MOST_VECTORS = 1024
+"""Vectors whose products with all keys of a head are stored: the keys' own memory a few times over."""
+
 
 class Vectors:
     """All vector terms of a call on a sequence whose first query has the line coordinate `start`.
 
     Args:
-        last_tile: the tile after which a head is done; None where heads alternate.
+        tiles: of all blocks of a head, each with the number of its pairs; none where blocks come before heads.
     """
 
-    def __init__(self, call: Call, start: int, unit: float, last_tile: Tile | None) -> None:
-        self.terms = [_made(term, call, start, unit, last_tile) for term in call.terms.of(LineVectors)]
+    def __init__(self, call: Call, start: int, unit: float, tiles: Sequence[tuple[Tile, int]]) -> None:
+        self.terms = [_made(term, call, start, unit, tiles) for term in call.terms.of(LineVectors)]
 
     def expect(self) -> None:
         """Allocate the gradients of all terms."""
@@ -57,7 +60,7 @@ class Vectors:
         return len(self.terms)
 
     def of(self, side: str) -> list[VectorTerm]:
-        """The terms that are multiplied with queries or values: "query" or "value"."""
+        """The terms on one side: "query" or "value"."""
         return [vectors for vectors in self.terms if vectors.term.side == side]
 
     @property
@@ -128,13 +131,14 @@ class Vectors:
             gradients.add(vectors.term.bias, None if vectors.d_bias is None else vectors.d_bias.total())
 
 
-def _made(term: LineVectors, call: Call, start: int, unit: float, last_tile: Tile | None) -> VectorTerm:
-    """The term as it is computed."""
+def _made(term: LineVectors, call: Call, start: int, unit: float, tiles: Sequence[tuple[Tile, int]]) -> VectorTerm:
+    """A term of the kind that computes its side soonest, in memory of O(N)."""
     if term.side != "key":
         return VectorTerm(term, call, start, unit)
-    few = term.index is not None and term.vectors.shape[1] < call.q.shape[2]
-    if few and last_tile is not None and call.q.device.type == "cpu":  # elsewhere sums by vector are in no fixed order
-        return KeyProducts(term, call, start, unit, last_tile)
+    count, pairs = term.vectors.shape[1], sum(pairs for _, pairs in tiles)
+    few = term.index is not None and count <= _MOST_VECTORS and count * call.k.shape[2] < pairs
+    if few and call.q.device.type == "cpu":  # elsewhere sums by vector are in no fixed order
+        return KeyProducts(term, call, start, unit, last_tile=tiles[-1][0])
     return KeyBands(term, call, start, unit)
 
 
