@@ -101,8 +101,9 @@ def test_vectors_learn_where_keys_do_not() -> None:
     _close(inputs.results("streaming"), inputs.results("reference"))
 
 
-def test_inputs_whose_rows_lie_apart() -> None:
-    """As those of a layer, whose heads lie side by side in each token."""
+def test_inputs_whose_rows_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a layer, whose heads lie side by side in each token; in blocks of few rows."""
+    monkeypatch.setattr(planning, "ROWS", 5)
     inputs = Inputs.random(90, 90)
     for name in ("q", "k", "v", "upstream"):
         tokens = getattr(inputs, name)[:1].detach().transpose(1, 2).contiguous()

@@ -24,9 +24,14 @@ def contiguous_rows(x: Float[Tensor, "*A D"]) -> Float[Tensor, "*A D"]:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+_FEW = 8
+"""Rows are few where the tensor has so many times as many."""
+
+
 def _rows(x: Float[Tensor, "g N D"], rows: Int[Tensor, " n"]) -> Float[Tensor, "g n D"]:
     """Some rows; `index_select`, which is faster, first copies the whole tensor where it is not contiguous."""
-    return x.index_select(1, rows) if x.is_contiguous() else x[:, rows]
+    few = _FEW * len(rows) <= x.shape[1]
+    return x[:, rows] if few and not x.is_contiguous() else x.index_select(1, rows)
 
 
 class CallTensors:
