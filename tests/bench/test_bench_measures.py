@@ -393,10 +393,7 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     for change in ({"causal": True}, {"dtype": "bfloat16"}, {"position": "shaw"}, {"layer": True}, {"batch": 2}):
         other = {**found, "cases": {**found["cases"], name: {**found["cases"][name], **change}}}
         assert [n for n, _ in curves(other, "step")[0]["sdpa-free"]] == [n for n in LENGTHS if n != 512]
-    for peer, drawn in (
-        ("relpos-cold", False),
-        ("relpos-triton", True),
-    ):  # an engine without a look of its own is drawn
+    for peer, drawn in (("relpos-cold", False), ("relpos-triton", True)):  # the second without a look of its own
         renamed = [entry if entry["peer"] != "relpos-auto" else {**entry, "peer": peer} for entry in found["entries"]]
         assert (peer in curves({**found, "entries": renamed}, "step")[0]) is drawn
     save_picture(found, tmp_path / "step.png")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -179,6 +179,21 @@ def test_many_small_tiles(beside: str, mask: str, for_all: bool, small_tiles: No
         assert isinstance(out, Tensor)
         found.append([out, *torch.autograd.grad(out, [q, k, v, vectors, bias], upstream)])
     _close(*found)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_shared_keys_in_half_precision(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shared key's gradient is summed over blocks and heads, and rounded once."""
+    monkeypatch.setattr(planning, "ROWS", 5)
+    inputs = Inputs.random(40, 40, dtype)
+    shared = {name: getattr(inputs, name)[:, :1].detach().requires_grad_() for name in ("k", "v")}
+    own, wide = replace(inputs, **shared), {}
+    for name, x in vars(own).items():
+        wide[name] = x.detach().double().requires_grad_(name != "upstream")
+    exact = Inputs(**wide).results("reference")
+    for ours, theirs, true in zip(own.results("streaming"), own.results("reference"), exact, strict=True):
+        error, expected = ((x.double() - true).square().mean().sqrt() for x in (ours, theirs))
+        assert error <= 2 * expected
 
 
 def test_one_key(small_tiles: None) -> None:

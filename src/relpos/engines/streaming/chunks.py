@@ -18,14 +18,13 @@ from torch import Tensor
 from relpos.engines.call import Call
 from relpos.engines.streaming.tiles import Block
 
+_FEW = 8
+"""Rows are few where the tensor has so many times as many."""
+
 
 def contiguous_rows(x: Float[Tensor, "*A D"]) -> Float[Tensor, "*A D"]:
     """`x` with a last stride of 1; copied only if it has another."""
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-_FEW = 8
-"""Rows are few where the tensor has so many times as many."""
 
 
 def _rows(x: Float[Tensor, "g N D"], rows: Int[Tensor, " n"]) -> Float[Tensor, "g n D"]:

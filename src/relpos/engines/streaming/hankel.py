@@ -103,7 +103,7 @@ class HankelPlan(Plan):
         self.by_block = self.by_head or any(tile.mask is not None for tile, _ in tiles)
         self.vectors = Vectors(call, self.query.start, unit, [] if self.by_block else tiles)
         self._blocks, self.heads_at_once = blocks, self._most_heads(blocks)
-        self.groups = self.heads // (call.k if call.plain_k is None else call.plain_k).shape[1]
+        self.groups = self.heads // (call.k if call.plain_k is None else call.plain_k).shape[1]  # sharing a key
         self.own_heads: Sequence[int] = range(self.batch * self.heads)
         # a share has all heads of a key; with vectors in all elements of the batch, since these add to the same sums
         shares = self.heads // self.groups * (1 if self.vectors else self.batch)

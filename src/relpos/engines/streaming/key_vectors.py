@@ -40,8 +40,8 @@ _KEYS_AT_ONCE = 128
 class KeyVectors(VectorTerm, ABC):
     """A term on the key side."""
 
-    def __init__(self, term: LineVectors, call: Call, start: int, unit: float, *, by_entry: bool) -> None:
-        super().__init__(term, call, start, unit, by_entry=by_entry)
+    def __init__(self, term: LineVectors, call: Call, start: int, unit: float) -> None:
+        super().__init__(term, call, start, unit)
         self._make_buffers()
 
     def share(self, heads: Sequence[int]) -> Self:
@@ -91,9 +91,6 @@ class KeyVectors(VectorTerm, ABC):
 class KeyBands(KeyVectors):
     """A term whose vectors are multiplied with a few keys at a time."""
 
-    def __init__(self, term: LineVectors, call: Call, start: int, unit: float) -> None:
-        super().__init__(term, call, start, unit, by_entry=True)
-
     def _make_buffers(self) -> None:
         super()._make_buffers()
         self.in_zeros = Buffer(self.vectors.dtype, self.vectors.device)
@@ -127,8 +124,10 @@ class KeyProducts(KeyVectors):
         last_tile: the tile after which a head is done.
     """
 
+    by_entry = False
+
     def __init__(self, term: LineVectors, call: Call, start: int, unit: float, last_tile: Tile) -> None:
-        super().__init__(term, call, start, unit, by_entry=False)
+        super().__init__(term, call, start, unit)
         self.last_tile = last_tile
 
     def _make_buffers(self) -> None:

@@ -1,4 +1,4 @@
-"""One term of vectors on a line: its vectors entry by entry, their gradient, and which entries a tile reads.
+"""One term of vectors on a line: its vectors, their gradient, and which entries a tile reads.
 
 Far offsets often share one row (Shaw's beyond 16, DeBERTa's beyond 512). Such a stretch of the window takes one
 product, with that row alone, and the sums of the stretch take its place in the gradient.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -30,21 +30,20 @@ _LEAST_ALIKE = 64
 class VectorTerm:
     """One term and its gradient; entries of the line are in reverse order.
 
-    Args:
-        by_entry: whether `vectors` and their gradient have a row for each entry, instead of the term's own rows and one
-            of zeros.
-
     Attributes:
-        vectors: `[1 or H, L, D]`, or `[1 or H, R + 1, D]`.
+        by_entry: whether `vectors` and their gradient have a row for each entry, `[1 or H, L, D]`, instead of the
+            term's own rows and one of zeros, `[1 or H, R + 1, D]`.
         index: the row of the term that each entry reads, or None for its own.
         low, high: entries below `low` all read one row, and so do those from `high` on.
     """
 
-    def __init__(self, term: LineVectors, call: Call, start: int, unit: float, *, by_entry: bool = True) -> None:
+    by_entry: ClassVar[bool] = True
+
+    def __init__(self, term: LineVectors, call: Call, start: int, unit: float) -> None:
         layout = term.lines.layout
         assert layout.query is not None
         assert layout.key is not None
-        self.term, self.heads, self.by_entry = term, call.q.shape[1], by_entry
+        self.term, self.heads = term, call.q.shape[1]
         self.scale = call.scale if term.scaled else 1.0
         self.factor = self.scale * unit
         dtype = torch.promote_types(call.q.dtype, torch.float32)
@@ -58,7 +57,7 @@ class VectorTerm:
             index = term.index.long()  # a narrow one may not hold the number of rows
             self.index = torch.where((index >= 0) & (index < count), index, count).flip(0)
             self.vectors = F.pad(vectors, (0, 0, 0, 1))
-            if by_entry:
+            if self.by_entry:
                 self.vectors = self.vectors.index_select(1, self.index)
             if self.index.device.type == "cpu":
                 self.low, self.high = alike(self.index)

@@ -32,7 +32,7 @@ from relpos.engines.streaming.tiles import Tile
 from relpos.engines.streaming.vector_term import VectorTerm, add_sums
 
 _MOST_VECTORS = 1024
-"""Vectors whose products with all keys of a head are stored: the keys' own memory a few times over."""
+"""The most vectors whose products with all keys of a head are stored: 16 times the memory of keys 64 wide."""
 
 
 class Vectors:
@@ -74,8 +74,8 @@ class Vectors:
         """Add the products with queries to the whole buffer of the scores."""
         for vectors in self.of("query"):
             own, q = vectors.of_head(vectors.vectors, chunk), vectors.with_bias(chunk.plain_q[0], chunk)
-            for queries, entries, rows in vectors.strips(chunk, tile):
-                _add_product(around[queries, entries], q[queries], own[rows], vectors.factor)
+            for queries, window, entries in vectors.strips(chunk, tile):
+                _add_product(around[queries, window], q[queries], own[entries], vectors.factor)
 
     def add_keys(self, score: Float[Tensor, "n m"], chunk: Chunk, tile: Tile) -> None:
         """Add the products with keys to the scores."""
@@ -86,8 +86,8 @@ class Vectors:
         """Add the weighted sum of the vectors to the output; `around` holds the weights, and zeros around them."""
         for vectors in self.of("value"):
             own = vectors.of_head(vectors.vectors, chunk)
-            for queries, entries, rows in vectors.strips(chunk, tile):
-                out[queries].addmm_(_summed(around[queries, entries], rows), own[rows])
+            for queries, window, entries in vectors.strips(chunk, tile):
+                out[queries].addmm_(_summed(around[queries, window], entries), own[entries])
 
     # backward
 
@@ -97,9 +97,9 @@ class Vectors:
         """The backward of `add_outputs`, for whole buffers; the weights are 0 around their tile."""
         for vectors in self.of("value"):
             own, into = vectors.of_head(vectors.vectors, chunk), vectors.d_of_head(chunk)
-            for queries, entries, rows in vectors.strips(chunk, tile):
-                _add_product(d[queries, entries], upstream[queries], own[rows], 1.0)
-                add_sums(into[rows], _summed(weights[queries, entries], rows), upstream[queries])
+            for queries, window, entries in vectors.strips(chunk, tile):
+                _add_product(d[queries, window], upstream[queries], own[entries], 1.0)
+                add_sums(into[entries], _summed(weights[queries, window], entries), upstream[queries])
 
     def collect(
         self,
@@ -115,10 +115,10 @@ class Vectors:
             own, into = vectors.of_head(vectors.vectors, chunk), vectors.d_of_head(chunk)
             q = vectors.with_bias(chunk.plain_q[0], chunk)
             d_x = torch.zeros_like(d_q)
-            for queries, entries, rows in vectors.strips(chunk, tile):
-                sums = _summed(around[queries, entries], rows)
-                d_x[queries].addmm_(sums, own[rows], alpha=vectors.scale)
-                add_sums(into[rows], sums, q[queries], vectors.scale)
+            for queries, window, entries in vectors.strips(chunk, tile):
+                sums = _summed(around[queries, window], entries)
+                d_x[queries].addmm_(sums, own[entries], alpha=vectors.scale)
+                add_sums(into[entries], sums, q[queries], vectors.scale)
             d_q += d_x
             vectors.add_d_bias(d_x, chunk)
         for vectors in self.on_keys:
@@ -132,7 +132,7 @@ class Vectors:
 
 
 def _made(term: LineVectors, call: Call, start: int, unit: float, tiles: Sequence[tuple[Tile, int]]) -> VectorTerm:
-    """A term of the kind that computes its side soonest, in memory of O(N)."""
+    """The term as its side is computed: on keys by the faster of two ways, if that takes memory of O(N)."""
     if term.side != "key":
         return VectorTerm(term, call, start, unit)
     count, pairs = term.vectors.shape[1], sum(pairs for _, pairs in tiles)
@@ -152,6 +152,6 @@ def _add_product(
         into.add_(x @ rows.mT, alpha=factor)
 
 
-def _summed(x: Float[Tensor, "n w"], rows: slice) -> Float[Tensor, "n _"]:
-    """x, or its row sums where all columns read one row."""
-    return x if rows.stop - rows.start == x.shape[1] else x.sum(dim=1, keepdim=True)
+def _summed(x: Float[Tensor, "n w"], entries: slice) -> Float[Tensor, "n _"]:
+    """x, or its row sums where all columns read one entry."""
+    return x if entries.stop - entries.start == x.shape[1] else x.sum(dim=1, keepdim=True)
