@@ -159,11 +159,15 @@ CPU = torch.device("cpu")
 """What devices are compared with: to ask one for its type takes longer, for that makes a string."""
 
 
+_WITHOUT_AUTOCAST = ("meta", "vulkan", "lazy")
+"""Types of devices that raise when asked whether autocast is on. `torch.amp.is_autocast_available` would tell, but
+Dynamo of torch 2.10 and 2.11 cannot trace it."""
+
+
 def _autocast(device: torch.device) -> str | None:
     """The type of a device where autocast is on."""
     kind = "cpu" if device == CPU else device.type
-    available = kind == "cpu" or torch.amp.is_autocast_available(kind)
-    return kind if available and torch.is_autocast_enabled(kind) else None
+    return kind if kind not in _WITHOUT_AUTOCAST and torch.is_autocast_enabled(kind) else None
 
 
 def dtype_under_autocast(x: Tensor) -> torch.dtype:

@@ -234,6 +234,8 @@ class Positions:
 
 
 Coordinates = Sequence | Grid | Positions
+COORDINATES = (Sequence, Grid, Positions)
+"""The same for `isinstance`: Dynamo of torch 2.10 cannot ask about a union that has a name."""
 
 
 def _check_range(values: Shaped[Tensor, "*B N A"], low: tuple[int, ...], high: tuple[int, ...]) -> None:
@@ -249,7 +251,7 @@ def _check_range(values: Shaped[Tensor, "*B N A"], low: tuple[int, ...], high: t
 
 def require_coordinates(x: object, name: str) -> None:
     """Raise unless `x` says where tokens are."""
-    if not isinstance(x, Coordinates):
+    if not isinstance(x, COORDINATES):
         wanted = f"{name} to be coordinates (Sequence, Grid or Positions)"
         fail(
             wanted,

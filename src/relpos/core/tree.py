@@ -64,14 +64,16 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
 def unchecked(cls: type[T], **fields: Any) -> T:
     """A frozen data class of all its fields, where these are known to fit: nothing is checked."""
     made = object.__new__(cls)
-    made.__dict__.update(fields)
+    for name, value in fields.items():  # Dynamo of torch 2.10 and 2.11 cannot trace made.__dict__.update(fields)
+        object.__setattr__(made, name, value)
     return made
 
 
 def changed(node: T, **fields: Any) -> T:
     """A frozen data class with other values in some fields, like `dataclasses.replace`, where the new values are known
     to fit: nothing is checked. What the old one keeps stays behind."""
-    return unchecked(type(node), **(state_of(node) | fields))
+    own = {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}  # type: ignore[arg-type]
+    return unchecked(type(node), **(own | fields))
 
 
 class Movable:

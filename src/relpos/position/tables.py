@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, Grid, Positions
+from relpos.core import Grid, Positions
 from relpos.core.checks import fail, require_number, shape_of
+from relpos.core.coordinates import COORDINATES
 
 
 def require_std(x: object, name: str = "init_std") -> None:
@@ -33,7 +34,7 @@ def require_within(sizes: tuple[int, ...], queries: object, keys: object | None)
     Other coordinates say how far apart tokens are; what `Positions` declare may be more than what occurs.
     """
     sides = [queries] if keys is None else [queries, keys]
-    known = [side for side in sides if isinstance(side, Coordinates) and side.axes == len(sizes)]
+    known = [side for side in sides if isinstance(side, COORDINATES) and side.axes == len(sizes)]
     if len(known) < len(sides) or not any(isinstance(side, Positions) for side in known):
         return
     for axis, (size, needed) in enumerate(zip(sizes, covering(known[0], known[-1]), strict=True)):
