@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from test_published_weights import llama, our_llama, our_swin, our_vit, timm_swin, timm_vit
+from test_published_weights import llama, our_llama, our_swin, our_vit, perturbed, timm_swin, timm_vit
 from torch import Tensor, nn
 
 import relpos
+from position.widened import in_float64
 from relpos.adapters.libraries import imported
 from relpos.models import RotaryChoice
 
@@ -194,16 +195,96 @@ def test_a_llama_folder_builds_its_own_model(folder: Path) -> None:
     assert not model.training
 
 
+FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.6], "long_factor": [1.5, 2.0, 3.0, 5.0]}
+ROTATIONS: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 4.0},
+    "llama3": {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "dynamic": {"factor": 3.0},
+    "yarn": {"factor": 4.0},
+    "yarn: all settings": {"factor": 4.0, "beta_fast": 8.0, "beta_slow": 2.0, "attention_factor": 1.7,
+                           "truncate": False},
+    "yarn: two magnitudes": {"factor": 4.0, "mscale": 2.0, "mscale_all_dim": 0.5},
+    "yarn: a magnitude that counts for nothing": {"factor": 4.0, "mscale": 2.0},
+    "yarn: no factor": {"factor": None},
+    "longrope": FACTORS,
+    "longrope: a factor of its own": {**FACTORS, "factor": 9.0},
+    "longrope: a magnitude": {**FACTORS, "factor": 9.0, "attention_factor": 1.4},
+}  # fmt: skip
+"""By the rope_type, what a configuration has for it. Of `TRAINED` tokens, where it tells that."""
+TRAINED = 16
+
+
+def written(folder: Path, rope: dict[str, Any], *, older: bool = False, **change: Any) -> None:
+    """A rotation into the configuration of a folder, as transformers 5 or as earlier ones write it."""
+    config = json.loads((folder / "config.json").read_text())
+    own = {**rope, "rope_theta": 5000.0}
+    if older:
+        del config["rope_parameters"]
+        config |= {"rope_theta": own.pop("rope_theta"), "rope_scaling": {**own, "type": own.pop("rope_type")}}
+        del config["rope_scaling"]["rope_type"]
+    else:
+        config["rope_parameters"] = own
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+
+
+@pytest.mark.parametrize("written_as", ["now", "before", "beside"])
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_a_llama_folder_turns_as_its_configuration_says(name: str, written_as: str, tmp_path: Path) -> None:
+    """At lengths within and beyond what it was trained on, and then at a short one once more."""
+    torch.manual_seed(0)
+    source = perturbed(llama(), torch.float32)
+    source.save_pretrained(tmp_path)  # type: ignore[operator]
+    library, kind, trained = imported("transformers"), name.split(":")[0], {"original_max_position_embeddings": TRAINED}
+    rope = {"rope_type": kind, **ROTATIONS[name]}
+    told = kind not in ("linear", "dynamic")
+    if written_as == "beside":  # both names, and the length as Phi-3 has it: these go before the others
+        other = {**rope, "rope_theta": 5000.0, **({"original_max_position_embeddings": 8} if told else {})}
+        written(tmp_path, {"rope_type": "default"}, rope_scaling=other, **trained)
+    else:
+        written(tmp_path, {**rope, **(trained if told else {})}, older=written_as == "before")
+    ours = relpos.LanguageModel.from_pretrained(tmp_path).double()
+    plain = our_llama(position=RotaryChoice(5000.0)).double()
+    plain.load_state_dict(ours.state_dict())
+    with in_float64(), torch.no_grad():
+        theirs = library.LlamaForCausalLM(library.LlamaConfig.from_pretrained(tmp_path)).eval()
+        theirs.load_state_dict(source.state_dict())
+        texts = [torch.randint(11, (2, length)) for length in (TRAINED - 7, TRAINED, TRAINED + 1, 40, 64, 80, 9)]
+        wanted = [theirs(text).logits for text in texts]
+    with torch.no_grad():
+        for text, logits in zip(texts, wanted, strict=True):
+            torch.testing.assert_close(ours(text), logits, rtol=1e-9, atol=1e-9)
+        apart = [float((plain(text) - logits).abs().max()) for text, logits in zip(texts, wanted, strict=True)]
+    assert max(apart) > 1e-3, "another rotation is seen"
+    assert relpos.load_weights(ours, tmp_path)  # whose configuration is held against the model
+    ours.save_pretrained(tmp_path / "ours")
+    with torch.no_grad():
+        again = relpos.LanguageModel.from_pretrained(tmp_path / "ours")
+        assert torch.equal(again(texts[-2]), ours(texts[-2]))
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"hidden_act": "gelu"}, "expected a Llama with hidden_act = 'silu'; got 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias = False; got True"),
         ({"head_dim": 16}, "heads as wide as .*; got 16"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "rope_type to be one of"),
+        ({"rope_parameters": {"rope_type": "su", "factor": 2.0}}, r"got 'su'\. .* angles of another"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "ntk"}}, r"got 'ntk'\. .* angles of another"),
+        ({"rope_parameters": {"rope_type": "proportional"}}, r"got 'proportional'\. .* angles of another"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, r"one rotation for all layers; got full_a"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "transformers' Llama; got .*factor"),
+        ({"rope_parameters": {"rope_type": "longrope", **FACTORS, "long_factor": [2.0]}}, "short factors as long"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}},
+            "4 factors, one per pair",
+        ),
         ({"hidden_size": None}, "expected a configuration of transformers' Llama"),
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor = 1\.0; got 0\.5"),
-        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, r"partial_rotary_factor = 1\.0; got"),
+        ({"partial_rotary_factor": 0.0}, r"partial_rotary_factor = 1\.0; got 0\.0"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            r"partial_rotary_factor = 1\.0; got 0\.5\. transformers' own Llama does not compute it",
+        ),
         ({"vocab_size": 2**31}, r"expected weights that fit .* of shape \[11, 32\], not \[2147483648, 32\]"),
         ({"vocab_size": 2**62}, r"whose model can be built; got "),
         ({"num_hidden_layers": 2**31}, r"2147483648 deep, and has \d+ weights"),
@@ -213,5 +294,6 @@ def test_a_llama_folder_builds_its_own_model(folder: Path) -> None:
 def test_a_llama_that_is_not_served_is_named(change: dict[str, Any], says: str, folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **change}))
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=says) as caught:
         relpos.LanguageModel.from_pretrained(folder)
+    assert "Choose one" not in str(caught.value), "who chose another would load other numbers"
