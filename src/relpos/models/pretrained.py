@@ -68,8 +68,8 @@ class PretrainedModel(nn.Module):
     def from_pretrained(cls, folder: str | Path) -> Self:
         """The model of a folder, in evaluation mode, as `save_pretrained`, `relpos train` or transformers wrote it.
 
-        It has the dtype of its weights where they have one. Of transformers Llama is known, and a `LanguageModel` in
-        the default dtype made of it.
+        It has the dtype of its weights where they have one. Of transformers Llama is known, with its rotation's
+        scaling, and a `LanguageModel` in the default dtype made of it.
 
         Raises:
             ValueError: the folder holds no model, one of another class, or one whose files are damaged.

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from typing import Any
 
 from relpos.core.checks import fail, require_choice
+from relpos.models.llama_rotation import llama_rotation
 from relpos.models.positions import RotaryChoice
 from relpos.position import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, NTKScaling, YaRN
-from relpos.position.scaling import RotaryScaling
 
 Arguments = dict[str, Any]
 """Arguments of a model by name, as plain values."""
@@ -70,9 +70,8 @@ def llama_arguments(config: Mapping[str, Any]) -> Arguments:
         ValueError: it asks for something that the model has not.
     """
     width, heads = config["hidden_size"], config["num_attention_heads"]
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rotation = llama_rotation(config)
     wanted = {
-        "partial_rotary_factor": (rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0, 1.0),
         "heads as wide as hidden_size / num_attention_heads": (
             config.get("head_dim") or width // heads,
             width // heads,
@@ -96,23 +95,8 @@ def llama_arguments(config: Mapping[str, Any]) -> Arguments:
         "tie_embeddings": config.get("tie_word_embeddings", False),
         "attn_drop_rate": config.get("attention_dropout") or 0.0,
         "embed_scale": 1.0,
-        "position": _llama_rotation(config),
+        "position": rotation,
     }
-
-
-def _llama_rotation(config: Mapping[str, Any]) -> RotaryChoice:
-    """Its rotation: `rope_parameters` of transformers 5, `rope_theta` and `rope_scaling` before."""
-    rope = config.get("rope_parameters") or {**(config.get("rope_scaling") or {})}
-    base = rope.get("rope_theta", config.get("rope_theta", 10000.0))
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    require_choice(kind, "a Llama's rope_type", ("default", "linear", "llama3"))
-    scaling: RotaryScaling | None = None
-    if kind == "linear":
-        scaling = LinearScaling(rope["factor"])
-    elif kind == "llama3":
-        trained = rope.get("original_max_position_embeddings", config["max_position_embeddings"])
-        scaling = Llama3Scaling(rope["factor"], trained, rope["low_freq_factor"], rope["high_freq_factor"])
-    return RotaryChoice(float(base), scaling)
 
 
 _NOT_IN_SHAPES = (

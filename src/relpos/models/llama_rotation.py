@@ -1,0 +1,84 @@
+"""The rotation that a configuration of transformers' Llama asks for, as ours.
+
+    rope_parameters   transformers 5: "rope_type", "rope_theta" and the settings of that type
+    rope_scaling      before: the same under "type" or "rope_type", with `rope_theta` beside it. Of both it counts
+
+Settings and what they are where left out go by transformers 5 (`modeling_rope_utils`). A type that is not known is
+refused: with another in its place weights load without a word, and turn by angles that they were not trained with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from relpos.core.checks import fail
+from relpos.models.positions import RotaryChoice
+from relpos.position import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, YaRN
+from relpos.position.scaling import RotaryScaling
+
+_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+
+
+def llama_rotation(config: Mapping[str, Any]) -> RotaryChoice:
+    """The rotation of a Llama.
+
+    Raises:
+        ValueError: there is none such here.
+        KeyError: a setting of its type is missing.
+    """
+    rope = _settings(config)
+    return RotaryChoice(float(rope.get("rope_theta", config.get("rope_theta", 10000.0))), _scaling(rope, config))
+
+
+def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is said of the rotation, checked to be of one that Llama has."""
+    rope: Mapping[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if nested := [name for name, value in rope.items() if isinstance(value, Mapping)]:
+        remedy = "relpos.LanguageModel has the same rotation in every layer."
+        fail("a Llama with one rotation for all layers", ", ".join(nested), remedy)
+    part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if part is not None and part != 1:
+        remedy = "transformers' own Llama does not compute it: it turns whole heads all the same, or fails."
+        fail("a Llama with partial_rotary_factor = 1.0", repr(part), remedy)
+    return rope
+
+
+def _scaling(rope: Mapping[str, Any], config: Mapping[str, Any]) -> RotaryScaling | None:
+    kind, longest = rope.get("rope_type", rope.get("type", "default")), config["max_position_embeddings"]
+    told = rope.get("original_max_position_embeddings", longest)
+    trained = config.get("original_max_position_embeddings", told)
+    match kind:
+        case "default":
+            return None
+        case "linear":
+            return LinearScaling(rope["factor"])
+        case "dynamic":  # grows from the longest text, whatever is said of the original one
+            return DynamicNTK(rope["factor"], longest)
+        case "llama3":
+            return Llama3Scaling(rope["factor"], trained, rope["low_freq_factor"], rope["high_freq_factor"])
+        case "yarn":
+            factor = _factor(rope["factor"], longest, trained)
+            fast, slow = rope.get("beta_fast") or 32.0, rope.get("beta_slow") or 1.0
+            return YaRN(factor, trained, fast, slow, _magnitude(rope, factor), bool(rope.get("truncate", True)))
+        case "longrope":
+            factor = _factor(rope.get("factor"), longest, trained)
+            short, long = tuple(rope["short_factor"]), tuple(rope["long_factor"])
+            return LongRoPE(short, long, trained, factor, rope.get("attention_factor"))
+    remedy = "relpos.LanguageModel has no other, and weights turned by the angles of another would compute nonsense."
+    fail(f"a Llama whose rope_type is {', '.join(_TYPES[:-1])} or {_TYPES[-1]}", repr(kind), remedy)
+
+
+def _factor(own: Any, longest: int, trained: int) -> Any:
+    """The factor that is said, or the longest context over the trained one."""
+    return longest / trained if own is None else own
+
+
+def _magnitude(rope: Mapping[str, Any], factor: float) -> Any:
+    """YaRN's, where it is not the usual one: as said, or of DeepSeek's two numbers, which count together alone."""
+    above, below = rope.get("mscale"), rope.get("mscale_all_dim")
+    if rope.get("attention_factor") is not None or not (above and below):
+        return rope.get("attention_factor")
+    grown = math.log(factor) if factor > 1 else 0.0
+    return (0.1 * above * grown + 1.0) / (0.1 * below * grown + 1.0)
