@@ -14,9 +14,11 @@ import torch
 from torch import nn
 
 from relpos.adapters import interface
+from relpos.adapters.replacement.above import Above
 from relpos.adapters.replacement.finding import require_known_source, stacks_of
-from relpos.adapters.replacement.placed import Placed, Placement, ReplacedPositions, is_growing, put_in_front
-from relpos.adapters.replacement.stacks import CHILD, Given, Stack
+from relpos.adapters.replacement.frozen import Notice
+from relpos.adapters.replacement.placed import CHILD, Placed, Placement, ReplacedPositions, is_growing, put_in_front
+from relpos.adapters.replacement.stacks import Given, Stack
 from relpos.adapters.reporting import OwnPosition, ReplacementReport
 from relpos.adapters.retrofitting import undone_on_error, without_retrofit
 from relpos.core import Coordinates, Sequence, require_coordinates
@@ -46,6 +48,9 @@ def replace_position(
     moved and trained with it. To load what was saved, replace in a fresh model and call `load_state_dict`. Prefix
     tokens, grids, causal and padding masks, caches and grouped heads are read from the model.
 
+    PEFT freezes all that it is not told of: with `modules_to_save=["positions"]` in its configuration they are trained,
+    saved and loaded with an adapter. In training, a position that learns and is frozen at its start is warned of, once.
+
     Args:
         model: changed in place; `relpos.restore` undoes it. Of one that is retrofitted the retrofit is restored first,
             and the report says so; `relpos.retrofit` may follow, and leaves what was replaced.
@@ -55,7 +60,7 @@ def replace_position(
             For a text, the longest one, where that is not what the model's configuration says.
         causal: for the same modules, whether a query sees only what comes before it. Masks stay arguments of calls.
         shared: one mechanism for all layers of a stack, or one a layer.
-        trainable: False freezes what the mechanisms own.
+        trainable: False freezes what the mechanisms own, and no warning says so.
         init_std: standard deviation that learned positions start from. At 0 tables start as nothing, so that a model
             with trained weights first computes what it would without position.
         force: also serve a version of the library whose source was not run.
@@ -103,11 +108,16 @@ def replace_position(
         if not force:
             require_known_source(model)
         built = [_built(stack, position, shared, trainable, init_std) for stack in stacks]
+        notice = Notice(Above(model))
         with undone_on_error(model):
             for stack, positions in zip(stacks, built, strict=True):
                 _put_in(stack, positions)
+                positions.begin(notice)
     layers = tuple(map(_layers_of, stacks))
-    return ReplacementReport(type(model).__name__, _name_of(position, stacks), rows, layers, shared, False, restored)
+    learns = any(x.requires_grad for positions in built for x in positions.parameters())
+    adapted = any(type(module).__module__.startswith("peft.") for module in model.modules())
+    name = _name_of(position, stacks)
+    return ReplacementReport(type(model).__name__, name, rows, layers, shared, False, restored, learns, adapted)
 
 
 def _layers_of(stack: Stack) -> str:
@@ -181,12 +191,13 @@ def _put_in(stack: Stack, positions: ReplacedPositions) -> None:
     names = (name for own in stack.own for name in own.parameters)
     positions.frozen = tuple(name for name in names if stack.holder.get_parameter(name).requires_grad)
     stack.holder.add_module(CHILD, positions)
+    holder = Above(stack.holder)
     for name in positions.frozen:
         stack.holder.get_parameter(name).requires_grad_(False)
     for number, layer in enumerate(stack.layers):
-        put_in_front(layer, stack.mixin, Placement(positions, number, stack.site.queries))
+        put_in_front(layer, stack.mixin, Placement(positions, number, stack.site.queries, holder))
     for module, mixin in stack.tokens:
-        put_in_front(module, mixin, Placement(positions, 0, stack.site.queries))
+        put_in_front(module, mixin, Placement(positions, 0, stack.site.queries, holder))
     config = _config_of(stack)
     if config is not None:
         interface.switch(config)

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from relpos.adapters.kinds import replaced_classes
+from relpos.adapters.replacement.frozen import PEFT
 from relpos.adapters.retrofitted import NEVER
 from relpos.adapters.verification import Verdict
 
@@ -91,6 +92,8 @@ class ReplacementReport:
         shared: whether one mechanism serves all layers of a stack.
         kept: whether its own position was kept, "own", and nothing was changed.
         restored: modules that `relpos.retrofit` had changed, and that are as published again or replaced.
+        learns: whether the mechanisms have parameters that are trained.
+        adapted: whether adapters of PEFT were in the model before.
     """
 
     model: str
@@ -100,6 +103,8 @@ class ReplacementReport:
     shared: bool
     kept: bool
     restored: tuple[str, ...] = ()
+    learns: bool = False
+    adapted: bool = False
 
     def __str__(self) -> str:
         lines = [self.model]
@@ -115,6 +120,10 @@ class ReplacementReport:
             lines.append("  off       nothing: it knew nothing of position itself")
         count = "one for all" if self.shared else "one a layer"
         lines += [f"  position  {self.position}, {count}: {layers}" for layers in self.layers]
+        if self.learns and self.adapted:
+            lines.append(f"  adapters  PEFT's were here first, and are saved without it: replace, then adapt, {PEFT}")
+        elif self.learns:
+            lines.append(f"  adapters  PEFT freezes it at its start, unless told {PEFT}")
         return "\n".join(lines)
 
 

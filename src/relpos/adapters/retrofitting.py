@@ -18,7 +18,7 @@ from relpos.adapters import interface
 from relpos.adapters.kinds import PositionKind, Replaced, path_of, refused_classes, replaced_classes
 from relpos.adapters.libraries import require_importable, strange
 from relpos.adapters.replacement.placed import Placed, is_retrofitted
-from relpos.adapters.replacement.stacks import holders, take_out
+from relpos.adapters.replacement.stacks import holders, require_unwrapped, take_out
 from relpos.adapters.reporting import Left, RetrofitReport, Swapped
 from relpos.adapters.retrofitted import NEVER, is_swapped, published_class, route, swap, swap_again, unswap
 from relpos.adapters.verification import Verdict, verify_model
@@ -108,6 +108,7 @@ def restore(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         fail("a model, an nn.Module", shape_of(model), "Pass the model itself.")
     _require_own_forward(model)
+    require_unwrapped(model)
     for module in model.modules():
         if is_swapped(module):
             unswap(module)

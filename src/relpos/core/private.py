@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ _SOFTMAX_BACKWARD = (
 )
 _BFLOAT16 = "mkldnn::_is_mkldnn_bf16_supported() -> bool _0"
 
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _peek: Callable[[], Any] = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
 
@@ -56,6 +58,21 @@ def multiplies_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 on this CPU. Where nobody tells, False: float32 copies are multiplied."""
     asked = _operator(_BFLOAT16)
     return asked is not None and bool(asked())
+
+
+def asked_while_tracing(function: F) -> F:
+    """Mark a function that a compiler calls while it makes a graph, and takes the answer of for a constant.
+
+    As `torch.compiler.assume_constant_result`, which imports the compiler to set this attribute. Where it has another
+    name the function is traced like any other.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def writes(x: Tensor) -> int:
+    """How often a tensor was written to in place, as autograd counts."""
+    return x._version
 
 
 def inside_transform() -> bool:

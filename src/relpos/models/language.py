@@ -30,7 +30,7 @@ from relpos.layers import KeyValueCache
 from relpos.layers.block import MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
 from relpos.models.attending import AttentionChoice, pattern
-from relpos.models.positions import PositionChoice, canonical
+from relpos.models.positions import PositionChoice, canonical, in_use
 from relpos.models.sampling import require_sampling, sample
 from relpos.models.transformer import Transformer
 from relpos.position.mechanism import AS_IS
@@ -144,7 +144,8 @@ class LanguageModel(Transformer):
             pairs = pairs.to(tokens.device)
             mask = pairs if mask is None else pairs & mask
         x = self.token_embed(tokens) * self.embed_scale
-        return self.pos_drop(self.positions.embed(x, queries)), self.positions.terms(queries, keys), mask
+        positions = in_use(self.positions)
+        return self.pos_drop(positions.embed(x, queries)), positions.terms(queries, keys), mask
 
     def _packed(self, segments: Int[Tensor, "B N"]) -> Positions:
         """Where the tokens of packed documents are, each of at most the context."""

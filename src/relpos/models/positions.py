@@ -7,9 +7,9 @@ is one table for all layers, or one per layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -47,7 +47,51 @@ class RotaryChoice:
         return RotaryEmbedding(site.head_dim, base=self.base, scaling=self.scaling, trained_length=trained)
 
 
-class LayerPositions(nn.ModuleList):
+class ModuleSequence(nn.Module):
+    """Modules in order, named by their numbers, as `nn.ModuleList` has them.
+
+    It is none: PEFT takes no list for one of its `modules_to_save`, for want of a forward. `in_use` says which it is
+    that a model reads.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        super().__init__()
+        for number, module in enumerate(modules):
+            self.add_module(str(number), module)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(list(self._modules.values()))  # type: ignore[arg-type]  # none of them is None
+
+    def __getitem__(self, number: int) -> nn.Module:
+        return list(self)[number]
+
+    def __setitem__(self, number: int, module: nn.Module) -> None:
+        setattr(self, list(self._modules)[number], module)
+
+    def forward(self) -> Self:
+        """Itself."""
+        return self
+
+
+def in_use(modules: nn.Module) -> Any:
+    """The sequence that a model reads: itself, or that of the adapter which is active in PEFT's wrapper around it.
+
+    Raises:
+        ValueError: the wrapper was asked for several adapters at once.
+    """
+    if isinstance(modules, ModuleSequence):
+        return modules
+    try:
+        return modules()
+    except TypeError:  # it would share a batch out among adapters
+        remedy = "Call the model for the rows of each adapter on their own."
+        fail("one adapter for all rows, which share their position", "adapter_names", remedy)
+
+
+class LayerPositions(ModuleSequence):
     """The mechanisms of a model: one sum for all layers, or one per layer, of which the first also acts on tokens.
 
     Args:

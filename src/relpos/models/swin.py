@@ -33,7 +33,7 @@ from relpos.layers import PatchEmbedding
 from relpos.layers.block import BlockConfig
 from relpos.layers.norms import norm_layer
 from relpos.layers.patch import pair
-from relpos.models.positions import LayerPositions, PositionChoice, builder, canonical
+from relpos.models.positions import LayerPositions, ModuleSequence, PositionChoice, builder, canonical, in_use
 from relpos.models.pretrained import PretrainedModel
 from relpos.patterns import join, partition
 from relpos.position import Mechanism, Site, Sum
@@ -142,7 +142,7 @@ class SwinTransformer(PretrainedModel):
             )  # fmt: skip
 
         self.token_position = mechanisms(self.coordinates, configs[0], 1, acts_on_tokens)
-        self.positions = nn.ModuleList(
+        self.positions = ModuleSequence(
             mechanisms(window, config, depth, acts_in_attention)
             for window, config, depth in zip(self.windows, configs, depths, strict=True)
         )
@@ -172,15 +172,15 @@ class SwinTransformer(PretrainedModel):
 
     def growth(self) -> tuple[str, ...]:
         """The rules by which its mechanisms extrapolate to other windows, as `Sum` has them."""
-        return Sum(one for own in (self.token_position, self.positions[0]) for one in own.sums()[:1]).growth  # type: ignore[operator]
+        return Sum(one for own in (self.token_position, in_use(self.positions)[0]) for one in own.sums()[:1]).growth
 
     def forward_features(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B rows columns E"]:
         """Normed tokens after the last stage, on their grid."""
         # Under autocast the convolution gives half precision; the tokens that blocks add to keep that of the weights.
         x = self.patch_embed(images).to(self.patch_embed.proj.weight.dtype)
         grid = self.patch_embed.grid((images.shape[2], images.shape[3]))
-        x = self.pos_drop(self.token_position.embed(self.patch_norm(x), grid)).unflatten(1, grid.sizes)
-        for stage, positions, window in zip(self.stages, self.positions, self.windows, strict=True):
+        x = self.pos_drop(in_use(self.token_position).embed(self.patch_norm(x), grid)).unflatten(1, grid.sizes)
+        for stage, positions, window in zip(self.stages, in_use(self.positions), self.windows, strict=True):
             x = stage(x, positions.terms, window)
         features: Tensor = self.norm(x)
         return features
@@ -213,7 +213,7 @@ class SwinTransformer(PretrainedModel):
         if window_size is not None:
             model.window_size = pair(window_size, "window_size")
         model.token_position = _grown(model.token_position, grid, rule)
-        model.positions = nn.ModuleList(
+        model.positions = ModuleSequence(
             _grown(positions, window, rule)  # type: ignore[arg-type]
             for positions, window in zip(model.positions, model.windows, strict=True)
         )

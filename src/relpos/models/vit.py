@@ -22,7 +22,7 @@ from relpos.layers import PatchEmbedding
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
 from relpos.layers.patch import pair
 from relpos.models.attending import AttentionChoice, pattern
-from relpos.models.positions import PositionChoice, canonical
+from relpos.models.positions import PositionChoice, canonical, in_use
 from relpos.models.transformer import Transformer
 
 
@@ -150,7 +150,8 @@ class VisionTransformer(Transformer):
             x = torch.cat([self.prefix_tokens.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
         mask = pattern(self.attention, coordinates)
         mask = None if mask is None else mask.to(x.device)
-        return self.pos_drop(self.positions.embed(x, coordinates)), self.positions.terms(coordinates), mask
+        positions = in_use(self.positions)
+        return self.pos_drop(positions.embed(x, coordinates)), positions.terms(coordinates), mask
 
     def forward_features(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N E"]:
         """Tokens after the last block, normed unless `fc_norm` norms them pooled, prefix first."""

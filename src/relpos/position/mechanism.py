@@ -40,6 +40,7 @@ from relpos.core.checks import (
 from relpos.core.kept import TOKEN_BYTES, share, state_of
 from relpos.position.held import Held
 from relpos.position.tables import require_std
+from relpos.position.trainable import Trainable
 from relpos.position.twins import twin
 from relpos.position.written import WrittenOut
 
@@ -91,7 +92,7 @@ AS_IS = "as is"
 """The growth rule of mechanisms that are defined at any coordinates and need nothing."""
 
 
-class Mechanism(WrittenOut):
+class Mechanism(WrittenOut, Trainable):
     """Base of all position mechanisms. On its own it says nothing.
 
     `terms(queries, keys)` is what it says in attention, `embed(x, coordinates)` what it adds to tokens. `a + b` is a
@@ -151,16 +152,6 @@ class Mechanism(WrittenOut):
             self, (queries, keys, device), device, lambda: lines(*self._as_seen(queries, keys), device=device),
             lambda: TOKEN_BYTES * (queries.count + (queries if keys is None else keys).count),
         )  # fmt: skip
-
-    @property
-    def trainable(self) -> bool:
-        """Whether any parameter takes a gradient. Set it to freeze all of them, or to let all of them learn."""
-        return any(parameter.requires_grad for parameter in self.parameters())
-
-    @trainable.setter
-    def trainable(self, value: bool) -> None:
-        require_flag(value, "trainable")
-        self.requires_grad_(value)
 
     @property
     def growth(self) -> tuple[str, ...]:

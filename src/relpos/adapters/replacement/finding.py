@@ -16,7 +16,8 @@ from torch import nn
 
 from relpos.adapters.kinds import path_of
 from relpos.adapters.libraries import strange
-from relpos.adapters.replacement.stacks import CHILD, Given, Stack
+from relpos.adapters.replacement.placed import CHILD
+from relpos.adapters.replacement.stacks import Given, Stack
 from relpos.core.checks import fail
 
 Finder = Callable[[str, Any, Given], Iterator[Stack]]

@@ -1,7 +1,8 @@
 """A module of another library whose own position is off, and where it asks a mechanism instead.
 
 The mechanisms of a stack are one child, `positions`, of the module that holds the stack: their parameters are saved,
-moved and trained with it. Each layer keeps a `Placement`: where its tokens are, and which mechanism is its own.
+moved and trained with it. Each layer keeps a `Placement`: where its tokens are, and which mechanism is its own. It asks
+the holder for that child at every call, for PEFT puts another in its place.
 
     tokens    place.embed(x)                     absolute mechanisms, before the first layer
     scores    place.terms(queries, keys)         all others, in `Placed.attend_placed`
@@ -10,17 +11,23 @@ moved and trained with it. Each layer keeps a `Placement`: where its tokens are,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from relpos.adapters.interface import mask_of
+from relpos.adapters.replacement.above import Above
+from relpos.adapters.replacement.frozen import Notice, Writes, frozen_unmeant
 from relpos.adapters.retrofitted import Retrofitted, is_swapped, route, swap
 from relpos.core import Coordinates, DenseBias, Mask, Positions, Sequence, Term, Terms
 from relpos.core.checks import fail
-from relpos.models.positions import LayerPositions
-from relpos.position.mechanism import AS_IS, acts_on_tokens
+from relpos.core.private import asked_while_tracing
+from relpos.models.positions import LayerPositions, in_use
+from relpos.position.mechanism import AS_IS, Mechanism, acts_on_tokens
+
+CHILD = "positions"
+"""What the mechanisms are called in the module that holds a stack."""
 
 _FAR = 2**24
 """A position beyond all, for mechanisms that are defined anywhere."""
@@ -35,6 +42,34 @@ class ReplacedPositions(LayerPositions):
 
     sharing: ClassVar[str] = "shared"
     frozen: tuple[str, ...] = ()
+    frozen_by_name: bool = False
+    _notice: Notice | None = None
+    _start: Writes | None = None
+
+    def begin(self, notice: Notice) -> None:
+        """Say that from here on they are trained."""
+        self._notice, self._start = notice, Writes(self)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """As of any module; who asks this one, and not the model, means it."""
+        self.frozen_by_name = not requires_grad
+        return super().requires_grad_(requires_grad)
+
+    @asked_while_tracing
+    def notice(self, trained: bool) -> None:
+        """Warn, once a model, where it is trained and these are frozen at their start without being meant to."""
+        if self._notice is None or self._notice.said or self._start is None or not frozen_unmeant(self):
+            return
+        if self._start.none_since(self):
+            self._notice.give(trained=trained)
+
+    def __getstate__(self) -> dict[str, Any]:
+        at_start = self._start is not None and self._start.none_since(self)
+        return {**self.__dict__, "_start": at_start}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._start = Writes(self) if state.get("_start") else None
 
 
 @dataclass
@@ -46,11 +81,31 @@ class Placement:
         layer: the number of its layer in the stack.
         coordinates: what the mechanisms were built for. A sequence without prefix also stands for shorter ones, and for
             the last queries of keys that a cache holds.
+        holder: the module whose child they are. PEFT puts a wrapper in their place there.
     """
 
     positions: ReplacedPositions
     layer: int
     coordinates: Coordinates
+    holder: Above = Above(None)
+
+    @property
+    def child(self) -> nn.Module:
+        """The mechanisms, or what wraps them now."""
+        holder = self.holder()
+        child = None if holder is None else holder._modules.get(CHILD)
+        return self.positions if child is None else child
+
+    def sums(self) -> list[Mechanism]:
+        """The mechanisms that are in use."""
+        found: list[Mechanism] = in_use(self.child).sums()
+        return found
+
+    def notice(self, q: Tensor) -> None:
+        """Warn of mechanisms that are frozen at their start, in a call in training mode."""
+        child = self.child if self.layer == 0 else None
+        if isinstance(child, ReplacedPositions):
+            child.notice(q.requires_grad)
 
     def terms(self, queries: int, keys: int) -> Terms:
         """The position of the last `queries` tokens among `keys`.
@@ -58,7 +113,7 @@ class Placement:
         Raises:
             ValueError: another number of tokens than the coordinates have.
         """
-        sums = self.positions.sums()
+        sums = self.sums()
         mechanism = sums[self.layer % len(sums)]
         if not is_growing(self.coordinates):
             self._require_all(queries)
@@ -77,7 +132,7 @@ class Placement:
         Raises:
             ValueError: another number of tokens than the coordinates have, or a position beyond the last.
         """
-        first = self.positions.sums()[0]
+        first = self.sums()[0]
         if not acts_on_tokens(first):
             return x
         if not is_growing(self.coordinates):
@@ -129,6 +184,8 @@ class Placed(Retrofitted):
                 that are added to scores.
             scale: the model's own; the mechanism may have one where that is 1/sqrt(D).
         """
+        if self.training and torch.is_grad_enabled():
+            self.place.notice(q)
         terms, allowed = self.terms_and_mask(q.shape[2], k.shape[2], mask, causal=causal)
         scale = None if scale is None or scale == q.shape[-1] ** -0.5 else scale
         return self.attend(q, k, v, position=terms, mask=allowed, scale=scale, dropout=dropout)

@@ -8,14 +8,11 @@ from typing import Any
 from torch import nn
 
 from relpos.adapters.kinds import path_of
-from relpos.adapters.replacement.placed import Placed, ReplacedPositions
+from relpos.adapters.replacement.placed import CHILD, Placed, ReplacedPositions
 from relpos.adapters.retrofitted import is_swapped, published_class
 from relpos.core import Coordinates, Grid, Sequence
 from relpos.core.checks import fail
 from relpos.position import Site
-
-CHILD = "positions"
-"""What the mechanisms are called in the module that holds a stack."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,22 @@ def require_class(module: Any, path: str) -> Any:
 
 def holders(model: nn.Module) -> list[nn.Module]:
     """The modules of a model that hold mechanisms which `replace_position` has put there."""
-    return [one for one in model.modules() if isinstance(one._modules.get(CHILD), ReplacedPositions)]
+    return [one for one in model.modules() if _has_positions(one)]
+
+
+def _has_positions(holder: nn.Module) -> bool:
+    """Whether a module's child is what `replace_position` made, or wraps that."""
+    child = holder._modules.get(CHILD)
+    return child is not None and any(isinstance(one, ReplacedPositions) for one in child.modules())
+
+
+def require_unwrapped(model: nn.Module) -> None:
+    """Raise where something, such as an adapter of PEFT, has been put around the mechanisms."""
+    for holder in holders(model):
+        child = holder._modules[CHILD]
+        if not isinstance(child, ReplacedPositions):
+            remedy = "Take the adapter off first: model.merge_and_unload() or model.unload() of PEFT."
+            fail("positions that nothing is put around", type(child).__name__, remedy)
 
 
 def take_out(model: nn.Module) -> None:
