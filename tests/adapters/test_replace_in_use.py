@@ -190,7 +190,13 @@ def test_pickled_models_run_in_a_process_that_has_not_heard_of_them(tmp_path: Pa
 
 
 COMPILED = """
+import warnings
+from functools import partial
+import relpos
+from relpos.adapters.libraries import imported
 from replaced_models import FAMILIES
+
+LORA = {"timm ViT": "qkv", "Llama": "q_proj", "PyTorch": "linear1"}
 
 def slopes(model, out):
     model.zero_grad()
@@ -212,9 +218,27 @@ def compare(family):
         assert float((x - wanted.get(name, 0)).abs().max()) <= 1e-4 * largest, name
     assert sum(torch._dynamo.utils.counters["stats"].values()) > 0
 
+def beside_lora(family, target):
+    # wrapped by PEFT it compiles; frozen at its start it warns while it is compiled, once
+    peft, compiled = imported("peft"), partial(torch.compile, fullgraph=True, backend="eager")
+    wrapped = peft.LoraConfig(target_modules=[target], modules_to_save=["positions"])
+    model = peft.get_peft_model(family.replaced(), wrapped).float().eval()
+    torch.testing.assert_close(family.called(compiled(model)), family.called(model), rtol=1e-4, atol=1e-4)
+    model = family.published()
+    relpos.replace_position(model, family.position, **family.options)
+    model = peft.get_peft_model(model, peft.LoraConfig(target_modules=[target])).float().train()
+    step = compiled(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            family.called(step)
+    assert sum("frozen at its start" in str(one.message) for one in caught) == 1, [str(one.message) for one in caught]
+
 for name, family in FAMILIES.items():
     try:
         compare(family)
+        if name in LORA:
+            beside_lora(family, LORA[name])
         print("ok", name)
     except Exception as error:
         print("FAILED", name, repr(error)[-800:])

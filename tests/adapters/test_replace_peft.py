@@ -332,11 +332,3 @@ def test_who_means_it_is_not_warned(name: str) -> None:
         return
     model = adapted(model, "v_proj", modules_to_save=None).double()
     assert not warned(lambda: loss(model, lambda one: one(input_ids=tokens(2, 6)).logits).backward())
-
-
-@pytest.mark.slow
-def test_a_compiled_step_warns_too() -> None:
-    model = adapted(bare(FAMILIES["PyTorch"]), "linear1", modules_to_save=None).double().train()
-    step = torch.compile(model, backend="eager", fullgraph=True)
-    with pytest.warns(RuntimeWarning, match=FROZEN):
-        FAMILIES["PyTorch"].called(step)
