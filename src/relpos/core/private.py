@@ -60,21 +60,6 @@ def multiplies_bfloat16() -> bool:
     return asked is not None and bool(asked())
 
 
-def asked_while_tracing(function: F) -> F:
-    """Mark a function that a compiler calls while it makes a graph, and takes the answer of for a constant.
-
-    As `torch.compiler.assume_constant_result`, which imports the compiler to set this attribute. Where it has another
-    name the function is traced like any other.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
-def writes(x: Tensor) -> int:
-    """How often a tensor was written to in place, as autograd counts."""
-    return x._version
-
-
 def inside_transform() -> bool:
     """Whether a transform of `torch.func` is being applied. Where nobody tells, False: an operator of ours raises
     under every one but forward mode, which `inside_forward_mode` knows."""
@@ -102,3 +87,18 @@ def inside_forward_mode() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def asked_while_tracing(function: F) -> F:
+    """Mark a function that a compiler calls while it makes a graph, and takes the answer of for a constant.
+
+    As `torch.compiler.assume_constant_result`, which imports the compiler to set this attribute. Where it has another
+    name the function is traced like any other.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def writes(x: Tensor) -> int:
+    """How often a tensor was written to in place, as autograd counts."""
+    return x._version
