@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from replaced_models import FAMILIES, Family
 from test_replace_text import gpt2, llama
+from test_replace_vit import deit
 from torch import Tensor
 
 import relpos
@@ -25,8 +27,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
 ]
 TARGETS = {
-    "timm ViT": "qkv", "ViT": "q_proj", "BEiT": "proj", "Swin": "qkv", "BERT": "query", "GPT-2": "c_attn",
-    "Llama": "v_proj", "T5": "q", "PyTorch": "linear1",
+    "timm ViT": "qkv", "DeiT": "qkv", "ViT": "q_proj", "BEiT": "proj", "Swin": "qkv", "BERT": "query",
+    "GPT-2": "c_attn", "Llama": "v_proj", "T5": "q", "PyTorch": "linear1",
 }  # fmt: skip
 FROZEN = r"position of \w+ learns, and is frozen at its start.*modules_to_save=\[\"positions\"\].*trainable=False"
 
@@ -65,9 +67,12 @@ def tables(model: Any, part: str) -> dict[str, Tensor]:
     return {name: x.detach().clone() for name, x in model.named_parameters() if "positions." in name and part in name}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+ALL = {**FAMILIES, "DeiT": replace(FAMILIES["timm ViT"], build=deit)}
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_positions_are_trained_saved_loaded_switched_and_merged(name: str, tmp_path: Path) -> None:
-    family, peft = FAMILIES[name], imported("peft")
+    family, peft = ALL[name], imported("peft")
     base = family.replaced()
     start = family.called(base).detach()
     model = adapted(base, TARGETS[name]).double()
