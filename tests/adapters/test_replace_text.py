@@ -285,7 +285,7 @@ def test_what_the_mechanism_was_not_built_for_is_one_line() -> None:
     relpos.replace_position(model, "learned")
     with pytest.raises(ValueError, match="positions 0 to 31, as the mechanism was built for; got position 32"):
         model(tokens(1, 33))
-    with pytest.raises(ValueError, match='cache_implementation="dynamic"'):
+    with pytest.raises(ValueError, match=r'cache_implementation="dynamic"; .* would put the model'):
         model.generate(IDS, max_new_tokens=3, cache_implementation="static")
     relpos.restore(model)
     relpos.replace_position(model, "learned", coordinates=Sequence(64))
@@ -293,7 +293,9 @@ def test_what_the_mechanism_was_not_built_for_is_one_line() -> None:
     relpos.restore(model)
     relpos.replace_position(model, "sinusoidal_1d")
     assert model(tokens(1, 40)).logits.shape == (1, 40, 90)
-    with pytest.raises(ValueError, match=r"output_attentions=False .* Call relpos\.restore\(model\) first"):
+    with pytest.raises(
+        ValueError, match=r"output_attentions=False .* Leave it out; .* put the model's own position back"
+    ):
         model(IDS, output_attentions=True)
 
 

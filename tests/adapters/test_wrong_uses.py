@@ -16,6 +16,8 @@ from models import models, tokens
 from relpos.adapters import interface, libraries
 from relpos.adapters.libraries import imported
 from relpos.adapters.retrofitted import is_swapped
+from relpos.adapters.retrofitting import _require_agreement
+from relpos.adapters.verification import Verdict
 
 pytestmark = pytest.mark.usefixtures("timm")
 
@@ -200,6 +202,16 @@ def test_what_cannot_be_run_is_no_difference() -> None:
     with pytest.raises(RuntimeError, match=r"it could not be run, RuntimeError.*restored\. verify=False retrofits it"):
         relpos.retrofit(model)
     relpos.retrofit(model, verify=False)
+
+
+def test_a_difference_is_not_to_be_passed_over() -> None:
+    """Where one module could not be run, and another came out wrong, `verify=False` is no remedy."""
+    found = [Verdict("first", "T5", fault="it could not be run", ran=False), Verdict("second", "T5", fault="it is off")]
+    with pytest.raises(RuntimeError, match=r"it could not be run; .*it is off") as caught:
+        _require_agreement(found)
+    assert "verify=False" not in str(caught.value)
+    with pytest.raises(RuntimeError, match="verify=False retrofits it unverified"):
+        _require_agreement(found[:1])
 
 
 def test_part_of_what_is_verified() -> None:

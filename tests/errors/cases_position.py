@@ -93,7 +93,7 @@ CASES: list[Case] = [
      "beyond to be one of 'raise', 'clip'", "str 'wrap'", "Choose one of them for beyond."),
     ("RelativePositionBias: init_std str", ValueError,
      lambda: RelativePositionBias(4, seq_len=6, init_std="0.1"),
-     "init_std to be a number of at least 0", "str '0.1'", "Pass 0.0 to start from zeros."),
+     "init_std to be a number of at least 0", "str '0.1'", "Pass init_std as a Python number."),
     ("RelativePositionBias: init_std negative", ValueError,
      lambda: RelativePositionBias(4, seq_len=6, init_std=-1.0),
      "init_std to be a number of at least 0", "float -1.0", "Pass 0.0 to start from zeros."),
@@ -253,7 +253,7 @@ CASES: list[Case] = [
          LearnedPositionEmbedding(8, seq_len=6).embed(torch.zeros(2, 6, 8), Positions(torch.rand(6), low=0, high=1))
      ),
      "integer coordinates",
-     "Positions(values of shape (6, 1), low=(0,),", "A position between two has no learned vector;"),
+     "Positions(values of shape (6, 1), low=(0,),", "Between two there is no learned vector: number"),
     ("LearnedPositionEmbedding: embed position batch", ValueError,
      lambda: (
          LearnedPositionEmbedding(8, seq_len=6).embed(torch.zeros(2, 6, 8), places(3, 6))

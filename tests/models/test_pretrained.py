@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -139,7 +140,9 @@ def test_all_files_or_none(fails_at: int, tmp_path: Path, monkeypatch: pytest.Mo
 )
 def test_a_position_without_a_name_is_not_saved(position: Any, tmp_path: Path) -> None:
     model = LanguageModel(**LM, position=position)
-    with pytest.raises(ValueError, match=r"expected a position by name to save; got the function <lambda>\. Build"):
+    with pytest.raises(
+        ValueError, match=r"expected a position by name to save; got the function <lambda>\. Save model\.state"
+    ):
         model.save_pretrained(tmp_path / "m")
     assert not (tmp_path / "m").exists()
 
@@ -186,7 +189,10 @@ def test_a_model_of_another_class(tmp_path: Path) -> None:
         ({"grown": [3]}, r"whose model can be built; got"),
         ({"position": {"RotaryChoice": {"base": 1e4, "scaling": {"open": {}}}}}, r"scaling to be one of"),
         ({"position": {"function": "f"}}, r"expected a position by name or a RotaryChoice"),
+        ({"model": {"attention": "global"}}, r"attention to be one of .*; got str 'global'\)\. Save it anew"),
+        ({"model": {"mlp_ratio": "4"}}, r"mlp_ratio to be a number above 0; got str '4'\)\. Save it anew"),
         ({"position": 3}, r"whose model can be built; got"),
+        ({"position": {"RotaryChoice": {"base": 1e4, "scaling": {"YaRM": {"factor": 4}}}}}, r"got str 'YaRM'\)\. Save"),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("unchecked")
@@ -198,6 +204,7 @@ def test_a_damaged_configuration_is_named(change: dict[str, Any], says: str, tmp
         VisionTransformer.from_pretrained(tmp_path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert not re.search("Choose|Did you mean", str(caught.value)), "the file says what the weights were trained with"
 
 
 # The hub
