@@ -29,6 +29,9 @@ from relpos.core.checks import fail
 from relpos.core.densify import written_out
 from relpos.engines import attention
 
+RETROFIT, REPLACED = "relpos.retrofit", "relpos.replace_position"
+"""The calls after which a model has our functions."""
+
 SERVED = ("sdpa", "eager")
 PREFIX = "relpos_"
 """Of the names that our functions are registered under."""
@@ -153,14 +156,14 @@ def _attention(
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function of a switched configuration. With `by_token` a mask `[B, 1, 1, M]` is one of ours."""
-    refuse_recorded_weights()
+    placed = getattr(module, "attend_placed", None)  # whose position was replaced
+    refuse_recorded_weights(RETROFIT if placed is None else REPLACED)
     queries, keys = query.shape[2], key.shape[2]
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if by_token and attention_mask is not None and attention_mask.dim() == 4:
         attention_mask = attention_mask[:, 0, 0]  # a layer that reads its mask was given one with four dimensions
     if attention_mask is not None and attention_mask.dim() == 4:
         causal = False  # such a mask says all
-    placed = getattr(module, "attend_placed", None)  # whose position was replaced
     if placed is not None:
         out = placed(query, key, value, attention_mask, causal=causal, scale=scaling, dropout=dropout)
         return out.transpose(1, 2), None
@@ -190,7 +193,7 @@ def _attention(
         assert position_bias is not None
         warnings.warn(
             f"a mask of shape {tuple(attention_mask.shape)} came to a retrofitted layer: its bias is written out as "  # type: ignore[union-attr]
-            "N x M numbers, as published. Pass the mask as [batch, tokens] to save them.",
+            "N x M numbers, as published. A mask of tokens alone, [batch, tokens], saves them.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -282,24 +285,26 @@ def weights_are_recorded() -> bool:
     return collector is not None and any("attentions" in key for key in collector)
 
 
-def refuse_recorded_weights() -> None:
-    """Raise where the caller of a model waits for attention weights."""
-    refuse_weights(weights_are_recorded())
+def refuse_recorded_weights(call: str = RETROFIT) -> None:
+    """Raise where the caller of a model waits for attention weights, after one of our calls."""
+    refuse_weights(weights_are_recorded(), call)
 
 
-def refuse_weights(asked: bool | None) -> None:
-    """Raise where attention weights are asked for, `output_attentions=True`."""
+def refuse_weights(asked: bool | None, call: str = RETROFIT) -> None:
+    """Raise where attention weights are asked for, `output_attentions=True`, after one of our calls."""
     if asked:
-        fail(
-            "output_attentions=False after relpos.retrofit or relpos.replace_position, which make no weights",
-            "True",
-            "Call relpos.restore(model) first.",
-        )
+        remedy = "Call relpos.restore(model) first." if call == RETROFIT else f"Leave it out; {_LOST}"
+        fail(f"output_attentions=False after {call}, which makes no weights", "True", remedy)
 
 
 def refuse_static(cache: Any, call: str) -> None:
     """Raise on a cache that has its full length from the beginning, after one of our calls."""
     if getattr(cache, "is_compileable", False):
         own = getattr(cache, "self_attention_cache", cache)  # a decoder that attends to an encoder has two
-        remedy = 'Generate with cache_implementation="dynamic", or call relpos.restore(model) first.'
+        more = ", or call relpos.restore(model) first." if call == RETROFIT else f"; {_LOST}"
+        remedy = f'Generate with cache_implementation="dynamic"{more}'
         fail(f"a cache that grows, after {call}", f"a static one ({type(own).__name__})", remedy)
+
+
+_LOST = "relpos.restore(model) would put the model's own position back."
+"""Why it is no remedy after a replacement, as it is after a retrofit, which computes the same numbers."""

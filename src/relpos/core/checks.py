@@ -15,7 +15,16 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 def fail(expected: str, came: str, remedy: str) -> NoReturn:
     """Raise a `ValueError` that names what was expected, what came, and the remedy."""
-    raise ValueError(f"expected {expected}; got {came}. {remedy}")
+    error: Any = ValueError(f"expected {expected}; got {came}. {remedy}")
+    error.fault = f"expected {expected}; got {came}"
+    raise error
+
+
+def without_remedy(error: Exception) -> Exception:
+    """The same error for who reads a file. What a caller is told to do, such as to choose another name, would change
+    what the file says of its weights."""
+    fault = getattr(error, "fault", None)
+    return error if fault is None else ValueError(fault)
 
 
 def shape_of(x: object) -> str:
@@ -92,11 +101,21 @@ def require_flag(x: object, name: str, remedy: str = "Pass one of them.") -> Non
         fail(f"{name} to be True or False", shape_of(x), remedy)
 
 
-def require_choice(x: object, name: str, choices: tuple[str, ...]) -> None:
-    """Raise unless `x` is one of the names in `choices`."""
+NO_OTHER = "There is no other here: weights that were trained with one compute something else under these."
+"""In place of "Choose one of them", where weights of another fit into the same shapes."""
+
+
+def require_choice(x: object, name: str, choices: tuple[str, ...], remedy: str = "") -> None:
+    """Raise unless `x` is one of the names in `choices`.
+
+    Args:
+        remedy: what to do, where trained weights say which it is; "Choose one of them" would be harm there, and so
+            would be a name that is not very near.
+    """
     if x not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
-        remedy = f"Choose one of them for {name}. {_nearest(x, choices)}"
+        near = _nearest(x.lower() if remedy and isinstance(x, str) else x, choices, 0.8 if remedy else 0.5)
+        remedy = f"{remedy or f'Choose one of them for {name}.'} {near}"
         fail(f"{name} to be one of {listed}", shape_of(x), remedy.strip())
 
 
@@ -109,26 +128,40 @@ def require_name(name: object, known: Iterable[str], what: str, aliases: Iterabl
         fail(f"{what} among {', '.join(names)}", came, _nearest(name, [*names, *aliases]) or "Choose one of them.")
 
 
-def _nearest(name: object, known: Sequence[str]) -> str:
+def _nearest(name: object, known: Sequence[str], cutoff: float = 0.5) -> str:
     """The question whether the nearest of the known names was meant, or nothing where none is near."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5) if isinstance(name, str) else []
+    near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff) if isinstance(name, str) else []
     return f"Did you mean {near[0]!r}?" if near else ""
 
 
 def require_probability(x: object, name: str) -> None:
     """Raise unless `x` is a number in [0, 1)."""
-    if not isinstance(x, int | float) or isinstance(x, bool) or not 0.0 <= x < 1.0:
-        fail(f"{name} to be a number in [0, 1)", shape_of(x), f"Pass {name}=0.0 to switch it off.")
+    if not _is_number(x) or not 0.0 <= x < 1.0:  # type: ignore[operator]
+        remedy = f"Pass {name}=0.0 to switch it off." if _is_number(x) else _AS_NUMBER.format(name)
+        fail(f"{name} to be a number in [0, 1)", shape_of(x), remedy)
 
 
 _LARGEST = sys.float_info.max  # a whole number above it is no float any more
 
 
 def require_number(x: object, name: str, bound: Literal["above 0", "of at least 0"], remedy: str) -> None:
-    """Raise unless `x` is a finite number within the bound (a bool is none)."""
-    number = isinstance(x, int | float) and not isinstance(x, bool) and -_LARGEST <= x <= _LARGEST
-    if not number or x < 0 or (x == 0 and bound == "above 0"):  # type: ignore[operator]
+    """Raise unless `x` is a finite number within the bound (a bool is none).
+
+    Args:
+        remedy: of a number out of the bound. What is no number, such as a tensor with one, is to be made one: another
+            number in its place would be wrong.
+    """
+    if not _is_number(x):
+        fail(f"{name} to be a number {bound}", shape_of(x), _AS_NUMBER.format(name))
+    if not -_LARGEST <= x <= _LARGEST or x < 0 or (x == 0 and bound == "above 0"):  # type: ignore[operator]
         fail(f"{name} to be a number {bound}", shape_of(x), remedy)
+
+
+_AS_NUMBER = "Pass {} as a Python number."
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool)
 
 
 def require_floating(x: object, name: str, *, dims: int) -> None:

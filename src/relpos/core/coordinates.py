@@ -192,7 +192,7 @@ class Positions:
         if not isinstance(values, Tensor) or values.dtype == torch.bool or values.is_complex():
             fail("Positions to hold a tensor of numbers", shape_of(values), "Pass an integer tensor.")
         if values.is_floating_point():
-            require_wide(values, "Positions values", "Half precision rounds 1995 to 1992.")
+            require_wide(values, "Positions values", "Half precision rounds 1995 to 1992: count them in wider numbers.")
         if one_axis:
             values = values[..., None]
         if values.dim() not in (2, 3) or values.shape[-1] != len(lows):

@@ -181,7 +181,11 @@ def _check(index: object, rows: int) -> None:
     known = None if 0 in index.shape else at_hand(index, lambda x: torch.stack(x.aminmax()))
     if known is not None and (known[0] < 0 or known[1] >= rows):
         wanted = f"row numbers from 0 to {rows - 1} in the index"
-        fail(wanted, f"{known[0]} to {known[1]}", "Clamp it, or give the others a row of their own.")
+        fail(
+            wanted,
+            f"{known[0]} to {known[1]}",
+            "Give the others a row of their own.",
+        )
 
 
 def segment_sum(values: Float[Tensor, "*IC"], index: Int[Tensor, "*I"], rows: int) -> Float[Tensor, " {rows} *C"]:

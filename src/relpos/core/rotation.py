@@ -32,6 +32,15 @@ from relpos.core.kept import may_keep
 RotationLayout = Literal["half", "interleaved"]
 
 
+def require_layout(layout: object) -> None:
+    """Raise unless it is the name of a layout. Weights fit one alone, and load under either."""
+    remedy = (
+        "'half' pairs p with p + P (Hugging Face's Llama, GPT-NeoX), 'interleaved' 2p with 2p + 1 (RoFormer, Meta's "
+        "Llama, timm): weights want the one that they were trained with."
+    )
+    require_choice(layout, "layout", ("half", "interleaved"), remedy)
+
+
 def _fits(angles: Tensor, shape: tuple[int, int, int], most: int) -> bool:
     batch, heads, n = shape
     fits = broadcasts(angles.shape[0], batch) and broadcasts(angles.shape[1], heads)
@@ -53,7 +62,7 @@ def cosines(
     magnitude: float | Float[Tensor, "#B #H N P"] = 1.0,
 ) -> tuple[Float[Tensor, "#B #H N P"], Float[Tensor, "#B #H N P"]]:
     """Cosines and sines times the magnitude, in x's dtype or float32; arguments and errors as in `rotate`."""
-    require_choice(layout, "layout", ("half", "interleaved"))
+    require_layout(layout)
     require_floating(x, "x", dims=4)
     batch, heads, n, width = x.shape
     if not isinstance(angles, Tensor) or angles.dim() != 4 or not _fits(angles, (batch, heads, n), width // 2):
@@ -75,7 +84,11 @@ def cosines(
     else:
         require_number(magnitude, "magnitude", "above 0", "Leave it out for 1.")
     if angles.dtype not in (torch.float32, torch.float64):
-        fail("angles in float32 or float64", shape_of(angles), "Half precision rounds 1995 to 1992; use float32.")
+        fail(
+            "angles in float32 or float64",
+            shape_of(angles),
+            "Half precision has rounded 1995 to 1992: compute them in float32.",
+        )
     wide = torch.promote_types(x.dtype, torch.float32)
     return (angles.cos() * magnitude).to(wide), (angles.sin() * magnitude).to(wide)
 

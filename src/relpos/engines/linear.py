@@ -29,6 +29,7 @@ from torch import Tensor
 
 from relpos.core import Rotation, Term, Terms, content
 from relpos.core.checks import (
+    NO_OTHER,
     fail,
     require_choice,
     require_device,
@@ -123,7 +124,7 @@ def _check(
         )
     if not k.shape[1] or q.shape[1] % k.shape[1]:
         fail("query heads to be a multiple of key heads", f"{q.shape[1]} and {k.shape[1]}", "Change one of them.")
-    require_choice(feature_map, "feature_map", get_args(FeatureMap))
+    require_choice(feature_map, "feature_map", get_args(FeatureMap), NO_OTHER)
     require_int(chunk, "chunk", at_least=1)
     if not causal:
         if decay is not None:
@@ -133,7 +134,11 @@ def _check(
         came = f"{q.shape[2]} and {k.shape[2]}"
         fail("as many queries as keys in a causal call", came, "Attend within one sequence.")
     if feature_map == "softmax":
-        fail("a feature map of each token alone in a causal call", "'softmax'", "It sums over all tokens; use 'elu'.")
+        fail(
+            "a feature map of each token alone in a causal call",
+            "'softmax'",
+            "It sums over all tokens; train with 'elu'.",
+        )
     if decay is not None:
         fits = isinstance(decay, Tensor) and decay.is_floating_point() and tuple(decay.shape) == (q.shape[1],)
         if not fits:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from relpos.core import Coordinates, DenseBias, LineBias, Mask, MaskLike, Rotation, Sequence, Term, Terms, content
 from relpos.core.checks import (
+    NO_OTHER,
     fail,
     require_choice,
     require_flag,
@@ -138,7 +139,7 @@ class MultiHeadAttention(SelfAttention):
             dim, num_heads, num_kv_heads, qkv_bias=qkv_bias, proj_bias=proj_bias, qk_norm=qk_norm, norm_eps=norm_eps,
             position=position, width_name="dim",
         )  # fmt: skip
-        require_choice(kind, "kind", get_args(AttentionKind))
+        require_choice(kind, "kind", get_args(AttentionKind), NO_OTHER)
         if self.scale is not None and kind != "softmax":
             fail('kind="softmax" beside qk_norm="cosine"', repr(kind), "The others have a scale of their own.")
         require_probability(attn_drop, "attn_drop")
@@ -213,7 +214,8 @@ class MultiHeadAttention(SelfAttention):
         return flash_attention(q, k, v, bias=biases[0] if biases else None, causal=causal)
 
     def _lacks(self, expected: str, came: str) -> NoReturn:
-        raise NotImplementedError(f"expected {expected}; got {came}, which kind={self.kind!r} lacks. Use 'softmax'.")
+        remedy = "Leave it out, or build and train the layer with kind='softmax'."
+        raise NotImplementedError(f"expected {expected}; got {came}, which kind={self.kind!r} lacks. {remedy}")
 
     def _terms(
         self, n: int, m: int, position: Terms | Term | None, coordinates: Coordinates | None

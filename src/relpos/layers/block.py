@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, MaskLike, Term, Terms
-from relpos.core.checks import require_choice, require_flag, require_number, require_tokens
+from relpos.core.checks import NO_OTHER, require_choice, require_flag, require_number, require_tokens
 from relpos.layers.attention import AttentionKind, MultiHeadAttention
 from relpos.layers.cache import LayerCache
 from relpos.layers.mlp import GatedMlp, Mlp, gated_width
@@ -58,7 +58,7 @@ class BlockConfig:
     def __post_init__(self) -> None:
         require_flag(self.post_norm, "post_norm")
         require_number(self.mlp_ratio, "mlp_ratio", "above 0", "It is the MLP's hidden width over dim.")
-        require_choice(self.mlp, "mlp", get_args(MlpChoice))
+        require_choice(self.mlp, "mlp", get_args(MlpChoice), NO_OTHER)
 
     @classmethod
     def of_model(cls, given: Mapping[str, Any], **others: Any) -> BlockConfig:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.core.checks import fail, require_choice, require_flag, require_int, require_number, require_tokens
+from relpos.core.checks import NO_OTHER, fail, require_choice, require_flag, require_int, require_number, require_tokens
 
 NormChoice = Literal["layernorm", "rmsnorm", "groupnorm"]
 HeadNormChoice = Literal["layernorm", "rmsnorm", "cosine"]
@@ -27,7 +27,7 @@ def norm_layer(norm: NormChoice, dim: int, eps: float | None = None) -> nn.Layer
     Args:
         eps: added to the variance; None for 1e-5 of "layernorm", as PyTorch has it, and 1e-6 of the others.
     """
-    require_choice(norm, "norm", get_args(NormChoice))
+    require_choice(norm, "norm", get_args(NormChoice), NO_OTHER)
     if eps is None:
         eps = 1e-5 if norm == "layernorm" else 1e-6
     require_number(eps, "norm_eps", "above 0", "It keeps a norm from dividing by 0.")
@@ -112,7 +112,7 @@ class QueryKeyNorm(nn.Module):
         self, head_dim: int, norm: Literal["layernorm", "rmsnorm"] = "rmsnorm", eps: float | None = None
     ) -> None:
         super().__init__()
-        require_choice(norm, "norm", ("layernorm", "rmsnorm"))
+        require_choice(norm, "norm", ("layernorm", "rmsnorm"), NO_OTHER)
         self.query, self.key = norm_layer(norm, head_dim, eps), norm_layer(norm, head_dim, eps)
 
     def forward(

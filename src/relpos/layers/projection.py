@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Sequence, Terms
-from relpos.core.checks import fail, require_choice, require_flag, require_int, require_tokens, shape_of
+from relpos.core.checks import NO_OTHER, fail, require_choice, require_flag, require_int, require_tokens, shape_of
 from relpos.layers.norms import CosineScale, HeadNormChoice, QueryKeyNorm
 from relpos.position import Mechanism
 from relpos.position.mechanism import is_mechanism
@@ -57,7 +57,7 @@ class SelfAttention(nn.Module):
             fail("position to be a mechanism", shape_of(position), "Build it first, e.g. RotaryEmbedding(head_dim).")
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, width // num_heads
         if qk_norm is not None:
-            require_choice(qk_norm, "qk_norm", get_args(HeadNormChoice))
+            require_choice(qk_norm, "qk_norm", get_args(HeadNormChoice), NO_OTHER)
         cosine = qk_norm == "cosine"
         self.qkv = nn.Linear(width, (num_heads + 2 * num_kv_heads) * self.head_dim, bias=qkv_bias and not cosine)
         self.q_bias = self.v_bias = None

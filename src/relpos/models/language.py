@@ -177,7 +177,7 @@ class LanguageModel(Transformer):
             if pattern(self.attention, Sequence(1)) is not None:
                 raise NotImplementedError(
                     f"expected attention that sees every token before beside a cache; got {self.attention!r}. "
-                    'Read the whole input at once, or build the model with attention="full".'
+                    'Read the whole input at once; a model that is trained with attention="full" takes a cache.'
                 )
         if segments is not None:
             if cache is not None:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from relpos.core.checks import fail
+from relpos.core.checks import fail, without_remedy
 from relpos.models.positions import RotaryChoice
 from relpos.position import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, YaRN
 from relpos.position.scaling import RotaryScaling
@@ -29,7 +29,16 @@ def llama_rotation(config: Mapping[str, Any]) -> RotaryChoice:
         KeyError: a setting of its type is missing.
     """
     rope = _settings(config)
-    return RotaryChoice(float(rope.get("rope_theta", config.get("rope_theta", 10000.0))), _scaling(rope, config))
+    base = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in _TYPES:
+        remedy = "relpos.LanguageModel has no other: weights that turn by the angles of another compute nonsense."
+        fail(f"a Llama whose rope_type is {', '.join(_TYPES[:-1])} or {_TYPES[-1]}", repr(kind), remedy)
+    try:
+        return RotaryChoice(base, _scaling(kind, rope, config))
+    except ValueError as error:
+        came, remedy = f"{kind!r} ({without_remedy(error)})", "relpos.LanguageModel has no other."
+        raise ValueError(f"expected a rotation whose settings are known here; got {came}. {remedy}") from None
 
 
 def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -45,13 +54,11 @@ def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return rope
 
 
-def _scaling(rope: Mapping[str, Any], config: Mapping[str, Any]) -> RotaryScaling | None:
-    kind, longest = rope.get("rope_type", rope.get("type", "default")), config["max_position_embeddings"]
+def _scaling(kind: str, rope: Mapping[str, Any], config: Mapping[str, Any]) -> RotaryScaling | None:
+    longest = config["max_position_embeddings"]
     told = rope.get("original_max_position_embeddings", longest)
     trained = config.get("original_max_position_embeddings", told)
     match kind:
-        case "default":
-            return None
         case "linear":
             return LinearScaling(rope["factor"])
         case "dynamic":  # grows from the longest text, whatever is said of the original one
@@ -66,8 +73,7 @@ def _scaling(rope: Mapping[str, Any], config: Mapping[str, Any]) -> RotaryScalin
             factor = _factor(rope.get("factor"), longest, trained)
             short, long = tuple(rope["short_factor"]), tuple(rope["long_factor"])
             return LongRoPE(short, long, trained, factor, rope.get("attention_factor"))
-    remedy = "relpos.LanguageModel has no other, and weights turned by the angles of another would compute nonsense."
-    fail(f"a Llama whose rope_type is {', '.join(_TYPES[:-1])} or {_TYPES[-1]}", repr(kind), remedy)
+    return None
 
 
 def _factor(own: Any, longest: int, trained: int) -> Any:

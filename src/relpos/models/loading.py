@@ -124,7 +124,8 @@ def _require_same(model: nn.Module, source: Path) -> None:
             theirs = {**config.get("model", {}), **({"position": config["position"]} if "position" in config else {})}
         differ = unlike(own, theirs)
     except (FileError, KeyError, TypeError, AttributeError) as error:
-        fail("a config.json that can be read", f"{path}: {line_of(error)}", "Pass a state dict, which has none.")
+        remedy = "Copy it anew: it says what the shapes of weights do not, such as a rotation's base."
+        fail("a config.json that can be read", f"{path}: {line_of(error)}", remedy)
     if differ:
         remedy = "Build the model with their settings; nothing was loaded."
         fail(f"the settings of this {type(model).__name__}", f"{path}, which has {'; '.join(differ)}", remedy)

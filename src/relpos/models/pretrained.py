@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as dumped
 from torch import nn
 
-from relpos.core.checks import fail, require_flag, shape_of
+from relpos.core.checks import fail, require_flag, shape_of, without_remedy
 from relpos.files.manifest import require_sound
 from relpos.files.reading import MIB, FileError, fail_to_read, read_json
 from relpos.files.writing import write_json, write_whole
@@ -139,7 +139,8 @@ def save_folder(
     position = arguments.pop("position")
     if isinstance(position, dict) and "function" in position:
         came = f"the function {position['function']}"
-        fail("a position by name to save", came, "Build the model with a preset's name or a RotaryChoice.")
+        remedy = "Save model.state_dict(), for a model built with that function; a preset or a RotaryChoice has a name."
+        fail("a position by name to save", came, remedy)
     if card is None:
         numbers = sum(parameter.numel() for parameter in model.parameters())
         name = shown_as or folder.resolve().name
@@ -279,7 +280,7 @@ def _built(config: dict[str, Any], weights: int, path: Path, device: str, remedy
         depths = arguments.get("depths", arguments.get("depth", 0))
         depth = sum(depths) if isinstance(depths, tuple) else depths
     except Exception as error:  # damage may stand anywhere
-        fail_to_read(expected, path, line_of(error), remedy)
+        fail_to_read(expected, path, line_of(without_remedy(error)), remedy)
     if isinstance(depth, int) and depth > weights:  # a block has several; without a look it is built for ever
         fail_to_read(expected, path, f"its model is {depth} deep, and has {weights} weights", remedy)
     try:
@@ -290,6 +291,6 @@ def _built(config: dict[str, Any], weights: int, path: Path, device: str, remedy
     except MemoryError:
         raise
     except Exception as error:  # damage may stand in any argument, and end anywhere
-        fail_to_read(expected, path, line_of(error), remedy)
+        fail_to_read(expected, path, line_of(without_remedy(error)), remedy)
     assert isinstance(model, PretrainedModel)
     return model

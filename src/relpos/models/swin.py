@@ -28,7 +28,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Grid, Terms
-from relpos.core.checks import fail, require_choice, require_flag, require_int, require_probability, shape_of
+from relpos.core.checks import NO_OTHER, fail, require_choice, require_flag, require_int, require_probability, shape_of
 from relpos.layers import PatchEmbedding
 from relpos.layers.block import BlockConfig
 from relpos.layers.norms import norm_layer
@@ -105,7 +105,7 @@ class SwinTransformer(PretrainedModel):
         _require_stages(depths, num_heads)
         if version not in (1, 2) or isinstance(version, bool):
             fail("version to be 1 or 2", shape_of(version), "They differ in norms, attention and position.")
-        require_choice(global_pool, "global_pool", ("avg", "max"))
+        require_choice(global_pool, "global_pool", ("avg", "max"), NO_OTHER)
         require_int(num_classes, "num_classes", at_least=0)
         require_probability(drop_rate, "drop_rate")
         require_probability(pos_drop_rate, "pos_drop_rate")

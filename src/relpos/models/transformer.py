@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Mask, Terms
-from relpos.core.checks import require_choice, require_int, require_probability
+from relpos.core.checks import NO_OTHER, require_choice, require_int, require_probability
 from relpos.layers import KeyValueCache, TransformerBlock
 from relpos.layers.block import BlockConfig
 from relpos.models.attending import ATTENTIONS, AttentionChoice, kind_of
@@ -40,7 +40,7 @@ class Transformer(PretrainedModel):
     def __init__(self, given: Mapping[str, Any], **block: Any) -> None:
         super().__init__(given)
         require_int(given["depth"], "depth", at_least=1)
-        require_choice(given["attention"], "attention", ATTENTIONS)
+        require_choice(given["attention"], "attention", ATTENTIONS, NO_OTHER)
         require_probability(given["drop_rate"], "drop_rate")
         require_probability(given["pos_drop_rate"], "pos_drop_rate")
         self.block_config = BlockConfig.of_model(given, kind=kind_of(given["attention"]), **block)

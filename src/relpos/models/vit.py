@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Grid, Mask, Terms
-from relpos.core.checks import fail, require_choice, require_flag, require_int
+from relpos.core.checks import NO_OTHER, fail, require_choice, require_flag, require_int
 from relpos.layers import PatchEmbedding
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
 from relpos.layers.patch import pair
@@ -106,7 +106,7 @@ class VisionTransformer(Transformer):
         position = canonical(position, axes=2)
         given = dict(locals())
         super().__init__(given, layer_scale=init_values)
-        require_choice(global_pool, "global_pool", ("token", "avg", "max"))
+        require_choice(global_pool, "global_pool", ("token", "avg", "max"), NO_OTHER)
         require_flag(class_token, "class_token")
         require_int(num_classes, "num_classes", at_least=0)
         require_int(reg_tokens, "reg_tokens", at_least=0)

@@ -30,7 +30,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Offsets, at_least_float32, constant
-from relpos.core.checks import fail, require_choice, require_flag, require_int
+from relpos.core.checks import NO_OTHER, fail, require_choice, require_flag, require_int
 from relpos.position.mechanism import AS_IS, Site
 from relpos.position.offset_bias import OffsetBias
 from relpos.position.preset import Preset
@@ -102,7 +102,7 @@ class ALiBi(OffsetBias):
         self, num_heads: int, *, distance: Distance = "euclidean", learned: bool = False, num_axes: int = 2
     ) -> None:
         super().__init__()
-        require_choice(distance, "distance", get_args(Distance))
+        require_choice(distance, "distance", get_args(Distance), NO_OTHER)
         require_flag(learned, "learned")
         require_int(num_axes, "num_axes", at_least=1)
         if distance == "axes" and not learned:

@@ -45,7 +45,7 @@ from relpos.core import (
     lookup,
     require_coordinates,
 )
-from relpos.core.checks import fail, require_choice, require_int, require_number
+from relpos.core.checks import NO_OTHER, fail, require_choice, require_int, require_number
 from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
 from relpos.position.tables import require_std, start_table
@@ -107,7 +107,7 @@ class ImageRelativePosition(Mechanism):
         require_int(num_heads, "num_heads", at_least=1)
         if head_dim is not None:
             require_int(head_dim, "head_dim", at_least=1)
-        require_choice(method, "method", get_args(Method))
+        require_choice(method, "method", get_args(Method), f"{NO_OTHER} 'cross' is rows and columns, added.")
         require_number(ratio, "ratio", "above 0", "The authors have 1.9 for products and 20 for distances.")
         require_std(init_std)
         self.method: Method = method

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Offsets, at_least_float32
-from relpos.core.checks import require_choice, require_int
+from relpos.core.checks import NO_OTHER, require_choice, require_int
 from relpos.position.alibi import alibi_slopes
 from relpos.position.mechanism import AS_IS, Site
 from relpos.position.offset_bias import OffsetBias
@@ -62,7 +62,7 @@ class Kerple(OffsetBias):
     def __init__(self, num_heads: int, kernel: Literal["log", "power"] = "log") -> None:
         super().__init__()
         require_int(num_heads, "num_heads", at_least=1)
-        require_choice(kernel, "kernel", ("log", "power"))
+        require_choice(kernel, "kernel", ("log", "power"), NO_OTHER)
         self.num_heads, self.kernel = num_heads, kernel
         slopes = torch.tensor([math.log(slope) for slope in alibi_slopes(num_heads)])
         self.log_r1 = nn.Parameter(torch.zeros(num_heads) if kernel == "log" else slopes)

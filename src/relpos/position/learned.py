@@ -137,7 +137,11 @@ class LearnedPositionEmbedding(Mechanism):
         prefix, rest = self.pos_embed[:, : self.prefix], self.pos_embed[:, self.prefix :]
         if isinstance(places, Positions):
             if places.values.is_floating_point():
-                fail("integer coordinates", repr(places), "A position between two has no learned vector; round them.")
+                fail(
+                    "integer coordinates",
+                    repr(places),
+                    "Between two there is no learned vector: number the tokens.",
+                )
             tokens = places.tokens(self.device)[..., 0].long()
             chosen = lookup(rest[0], tokens if tokens.dim() == 2 else tokens[None])
             return torch.cat([prefix.expand(chosen.shape[0], -1, -1), chosen], dim=1)

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from relpos.core import Coordinates, Rotation, Terms, constant, require_coordinates
 from relpos.core.checks import fail, require_choice, require_int, require_number, shape_of
+from relpos.core.rotation import require_layout
 from relpos.position.angles import frequencies, places
 from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
@@ -83,9 +84,10 @@ class MultimodalRotary(Mechanism):
         if not 1 <= sum(sections) <= head_dim // 2:
             wanted = f"sections of 1 to {head_dim // 2} pairs together"
             fail(wanted, f"{tuple(sections)}, {sum(sections)} pairs", "Two dimensions are a pair.")
-        require_choice(order, "order", ("blocked", "interleaved"))
-        require_number(base, "base", "above 0", "Qwen2-VL's is 1000000.")
-        require_choice(layout, "layout", ("half", "interleaved"))
+        whose = "Qwen2-VL's is 'blocked', Qwen3-VL's 'interleaved': weights want the one that they were trained with."
+        require_choice(order, "order", ("blocked", "interleaved"), whose)
+        require_number(base, "base", "above 0", "A checkpoint says its own, rope_theta; Qwen2-VL's is 1000000.")
+        require_layout(layout)
         self.head_dim, self.sections, self.base = head_dim, tuple(sections), base
         self.order: Order = order
         self.layout: Literal["half", "interleaved"] = layout

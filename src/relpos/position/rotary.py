@@ -44,6 +44,7 @@ from relpos.core import (
 )
 from relpos.core.checks import fail, require_choice, require_int, require_number, shape_of
 from relpos.core.kept import FEW_BYTES
+from relpos.core.rotation import require_layout
 from relpos.core.terms.of_content import fixed
 from relpos.position.angles import frequencies, places
 from relpos.position.mechanism import AS_IS, Mechanism, Site
@@ -122,8 +123,8 @@ class RotaryEmbedding(Mechanism):
         super().__init__()
         require_int(axes, "axes", at_least=1)
         require_int(head_dim, "head_dim", at_least=2 * axes)
-        require_number(base, "base", "above 0", "RoFormer's is 10000.")
-        require_choice(layout, "layout", ("half", "interleaved"))
+        require_number(base, "base", "above 0", "A checkpoint says its own, rope_theta; RoFormer's is 10000.")
+        require_layout(layout)
         rotary_dim = head_dim - head_dim % (2 * axes) if rotary_dim is None else rotary_dim
         require_int(rotary_dim, "rotary_dim", at_least=2 * axes)
         if rotary_dim % (2 * axes) or rotary_dim > head_dim:
@@ -131,7 +132,7 @@ class RotaryEmbedding(Mechanism):
             fail(wanted, str(rotary_dim), "Every axis turns pairs of dimensions.")
         self.head_dim, self.axes, self.base, self.rotary_dim = head_dim, axes, base, rotary_dim
         self.layout: Literal["half", "interleaved"] = layout
-        require_choice(beyond, "beyond", RULES)
+        require_choice(beyond, "beyond", RULES, "A checkpoint's own is scaling=, such as scaling=LongRoPE(...).")
         if trained_length is not None:
             require_int(trained_length, "trained_length", at_least=1)
             if axes > 1 or scaling is not None:

@@ -24,7 +24,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Rotation, Terms, at_least_float32, require_coordinates
-from relpos.core.checks import fail, require_choice, require_int, require_number
+from relpos.core.checks import fail, require_int, require_number
+from relpos.core.rotation import require_layout
 from relpos.position.angles import frequencies, places
 from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
@@ -75,7 +76,7 @@ class RotaryMixed(Mechanism):
         if head_dim % 4:
             fail("head_dim to be a multiple of 4", str(head_dim), "Half the pairs start at a right angle to the rest.")
         require_number(base, "base", "above 0", "The published one is 10.")
-        require_choice(layout, "layout", ("half", "interleaved"))
+        require_layout(layout)
         self.num_heads, self.head_dim, self.base = num_heads, head_dim, base
         self.layout: Literal["half", "interleaved"] = layout
         sizes = torch.tensor(frequencies(head_dim // 4, base))

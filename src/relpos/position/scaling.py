@@ -184,10 +184,10 @@ class YaRN:
         _require_factor(self.factor)
         require_int(self.trained_length, "trained_length", at_least=1)
         for name in ("beta_fast", "beta_slow"):
-            require_number(getattr(self, name), name, "above 0", "The published ones are 32 and 1.")
+            require_number(getattr(self, name), name, "above 0", "A checkpoint says its own; published are 32 and 1.")
         if self.beta_slow >= self.beta_fast:
             came = f"{self.beta_slow} and {self.beta_fast}"
-            fail("beta_slow below beta_fast", came, "The published ones are 1 and 32.")
+            fail("beta_slow below beta_fast", came, "A checkpoint says its own; published are 1 and 32.")
         _require_magnitude(self.magnitude)
         require_flag(self.truncate, "truncate")
 
@@ -303,9 +303,9 @@ class Llama3Scaling:
         _require_factor(self.factor)
         require_int(self.trained_length, "trained_length", at_least=1)
         for name in ("low", "high"):
-            require_number(getattr(self, name), name, "above 0", "Llama 3.1 has 1 and 4.")
+            require_number(getattr(self, name), name, "above 0", "A checkpoint says its own; Llama 3.1 has 1 and 4.")
         if self.low >= self.high:
-            fail("low below high", f"{self.low} and {self.high}", "Llama 3.1 has 1 and 4.")
+            fail("low below high", f"{self.low} and {self.high}", "A checkpoint says its own; Llama 3.1 has 1 and 4.")
 
     def __call__(self, base: float, pairs: int, length: int) -> Scaled:
         """The frequency of each pair, and the magnitude."""

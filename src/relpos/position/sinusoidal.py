@@ -68,7 +68,11 @@ class SinusoidalPositionEmbedding(Mechanism):
         require_int(embed_dim, "embed_dim", at_least=1)
         require_int(axes, "axes", at_least=1)
         require_number(base, "base", "above 0", "The published one is 10000.")
-        require_choice(layout, "layout", ("interleaved", "half", "grouped"))
+        whose = (
+            "Vaswani's is 'interleaved', that of MoCo v3 and MAE 'half', Marian's and timm's 'grouped': weights want "
+            "the one that they were trained with."
+        )
+        require_choice(layout, "layout", ("interleaved", "half", "grouped"), whose)
         if embed_dim % (2 * axes):
             fail(
                 f"embed_dim to be a multiple of {2 * axes}", str(embed_dim), "Every axis has pairs of sine and cosine."

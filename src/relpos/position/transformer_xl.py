@@ -76,7 +76,10 @@ class TransformerXLPosition(Mechanism):
         require_int(embed_dim, "embed_dim", at_least=2)
         if embed_dim % 2:
             fail("an even embed_dim", str(embed_dim), "There is a sine and a cosine of every frequency.")
-        require_choice(layout, "layout", ("grouped", "interleaved"))
+        whose = (
+            "The authors' is 'grouped', Conformer's 'interleaved': weights want the one that they were trained with."
+        )
+        require_choice(layout, "layout", ("grouped", "interleaved"), whose)
         require_number(base, "base", "above 0", "The published one is 10000.")
         require_std(init_std)
         self.layout: WaveLayout = layout

@@ -138,7 +138,7 @@ class XPos(RotaryEmbedding):
             fail(
                 f"positions at most {most} from the centre, {centre}",
                 f"positions from {low} to {high}",
-                "Farther off scores overflow: take a larger scale_base, or attend to a shorter stretch.",
+                "Farther off scores overflow: attend to a shorter stretch, or train with a larger scale_base.",
             )
 
 

@@ -50,7 +50,7 @@ def require_known_source(model: nn.Module) -> None:
     for path in sorted({path_of(type(module)) for module in model.modules()} & reads().keys()):
         reason = strange(path, reads()[path], switches=switches(path))
         if reason:
-            remedy = "Install that version, or pass force=True and compare its outputs with relpos.restore(model)."
+            remedy = "Install that version, or pass force=True: under a position like its own, outputs must not change."
             fail("a library whose source was run", reason, remedy)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.adapters.interface import refuse_static
+from relpos.adapters.interface import REPLACED, refuse_static
 from relpos.adapters.replacement.placed import Placed
 
 
@@ -20,7 +20,7 @@ class PlacedInterfaceAttention(Placed):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The published forward."""
-        refuse_static(kwargs.get("past_key_values"), "relpos.replace_position")
+        refuse_static(kwargs.get("past_key_values"), REPLACED)
         return super().forward(*args, **kwargs)
 
 

@@ -50,7 +50,11 @@ class PlacedMultiheadAttention(Placed):
         module: Any = self
         if not query.shape == key.shape == value.shape:
             came = f"queries {tuple(query.shape)} and keys {tuple(key.shape)}"
-            fail("the same tokens as queries, keys and values", came, "Call relpos.restore(model) for cross-attention.")
+            fail(
+                "the same tokens as queries, keys and values",
+                came,
+                "Replace in the encoder alone.",
+            )
         batched, first = query.dim() == 3, module.batch_first
         inputs = [x if batched else x[None] for x in (query, key, value)]
         inputs = [x.transpose(0, 1) if batched and not first else x for x in inputs]

@@ -13,7 +13,6 @@ from torch import Tensor
 from relpos.core.algebra import Single, Term, Terms
 from relpos.core.checks import (
     fail,
-    require_choice,
     require_floating,
     require_int,
     require_number,
@@ -22,7 +21,7 @@ from relpos.core.checks import (
     shape_of,
 )
 from relpos.core.kept import keep, may_keep
-from relpos.core.rotation import RotationLayout, require_width, turn
+from relpos.core.rotation import RotationLayout, require_layout, require_width, turn
 from relpos.core.rotation import rotate as plain_rotate
 from relpos.core.terms.fitting import check_device, check_shape, heads_first
 from relpos.core.tree import changed, register, static
@@ -65,7 +64,7 @@ class Rotation(Single):
     width: int | None = static(default=None)
 
     def __post_init__(self) -> None:
-        require_choice(self.layout, "layout", ("half", "interleaved"))
+        require_layout(self.layout)
         require_number(self.magnitude, "Rotation magnitude", "above 0", "Leave it out for 1.")
         for name in ("query", "key", "query_magnitude", "key_magnitude"):
             x = getattr(self, name)
