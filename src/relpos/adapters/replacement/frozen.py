@@ -6,8 +6,8 @@ PEFT freezes all that it is not told of. A table that starts from 0 then stays s
     at its start nothing was ever written into them: neither by an optimizer nor from a file
     trained      a call in training mode, with gradients that reach something
 
-Who freezes a position by name has meant it: `trainable=False`, `mechanism.trainable = False`, `requires_grad_(False)`
-of a mechanism or of `positions`.
+Who freezes a position by name has meant it: `trainable=False`, `mechanism.trainable = False`, or
+`positions.requires_grad_(False)`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def frozen_unmeant(module: nn.Module) -> bool:
 
 def _not_by_name(module: nn.Module) -> Iterator[bool]:
     """Whether each parameter takes a gradient, without those that were frozen by name."""
-    if not getattr(module, "frozen_by_name", False):
+    if not getattr(module, "_frozen_by_name", False):
         yield from (x.requires_grad for x in module._parameters.values() if x is not None)
         for part in module.children():
             yield from _not_by_name(part)

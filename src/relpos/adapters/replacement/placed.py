@@ -42,7 +42,7 @@ class ReplacedPositions(LayerPositions):
 
     sharing: ClassVar[str] = "shared"
     frozen: tuple[str, ...] = ()
-    frozen_by_name: bool = False
+    _frozen_by_name = False
     _notice: Notice | None = None
     _start: Writes | None = None
 
@@ -52,7 +52,7 @@ class ReplacedPositions(LayerPositions):
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """As of any module; who asks this one, and not the model, means it."""
-        self.frozen_by_name = not requires_grad
+        self._frozen_by_name = not requires_grad
         return super().requires_grad_(requires_grad)
 
     @asked_while_tracing
