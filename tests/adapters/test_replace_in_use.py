@@ -224,6 +224,7 @@ for name, family in FAMILIES.items():
 """
 
 
+@pytest.mark.traced
 @pytest.mark.slow
 def test_models_compile_as_one_graph() -> None:
     """Outputs and gradients are those without the compiler; `fullgraph` raises where a graph breaks. All in one

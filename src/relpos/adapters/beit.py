@@ -47,8 +47,8 @@ class BeitBias(_Beit):
         """`[1, H, 2 R - 1, 2 C + 2]`, or `[1, H, N, N]` as published."""
         module: Any = self
         tokens = window_size[0] * window_size[1] + 1
-        # Interpolated to the size that it has, the dense bias stays as it is. Where transformers exports, or believes so
-        # (compiled by torch 2.10 and 2.11), it makes a mask of all pairs of none, which is added to the dense bias.
+        # Interpolated to the size that it has, the dense bias stays as it is. Where transformers exports, or thinks so
+        # (compiled by torch 2.10 and 2.11), it makes a mask where none is given, and adds it to the dense bias.
         dense = torch.compiler.is_exporting() or (interpolate_pos_encoding and dim_size != tokens)
         if dense or not self.takes(tokens, tokens):
             published: Tensor = super().forward(window_size, interpolate_pos_encoding, dim_size)

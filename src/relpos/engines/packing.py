@@ -50,7 +50,7 @@ def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
     if isinstance(node, float | torch.SymFloat):
         return node.__float__()  # one number, where a compiler makes symbols of numbers
     if isinstance(node, int | torch.SymInt):
-        numbers.append(node)
+        numbers.append(node)  # type: ignore[arg-type]  # a symbol is one
         return ("int", len(numbers) - 1)
     parts = (getattr(node, field.name) for field in fields(node))
     return (type(node).__name__, *(_take_apart(part, tensors, numbers) for part in parts))
