@@ -126,6 +126,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         parity.write(pathlib.Path(path), [f"{name} {importlib.metadata.version(name)}" for name in names])
 
 
+pytest_plugins = ["times"]
+
 # Helpers of the tests that assert: pytest explains their failures like those of a test.
 pytest.register_assert_rewrite("parity", "conformance.suite")
 
