@@ -1,4 +1,4 @@
-"""What each test costs: seconds of the processor, those of the processes that it starts among them, and not of the clock,
+"""What each test costs: seconds of the processor, those of the processes that it starts among them. Not of the clock,
 which a busy machine stretches. A plugin of pytest; `scripts/test_times` prints what it writes.
 
     python -m pytest --times FILE
