@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from relpos.adapters import interface
+from relpos.adapters import interface, switching
 from relpos.adapters.replacement.finding import require_known_source, stacks_of
 from relpos.adapters.replacement.placed import Placed, Placement, ReplacedPositions, is_growing, put_in_front
 from relpos.adapters.replacement.stacks import CHILD, Given, Stack
 from relpos.adapters.reporting import OwnPosition, ReplacementReport
+from relpos.adapters.retrofitted import route
 from relpos.adapters.retrofitting import undone_on_error, without_retrofit
 from relpos.core import Coordinates, Sequence, require_coordinates
 from relpos.core.checks import fail, require_flag, shape_of
@@ -106,6 +107,7 @@ def replace_position(
         with undone_on_error(model):
             for stack, positions in zip(stacks, built, strict=True):
                 _put_in(stack, positions)
+            switching.follow(model)
     layers = tuple(map(_layers_of, stacks))
     return ReplacementReport(type(model).__name__, _name_of(position, stacks), rows, layers, shared, False, restored)
 
@@ -190,3 +192,5 @@ def _put_in(stack: Stack, positions: ReplacedPositions) -> None:
     config = _config_of(stack)
     if config is not None:
         interface.switch(config)
+        for layer in stack.layers:
+            route(layer).switched = True
