@@ -191,7 +191,6 @@ def test_attention_weights_of_a_compiled_model() -> None:
     compiled: Any = torch.compile(model, fullgraph=True, backend="eager")
     got = compiled(tokens(1, 9), output_attentions=True)
     assert all(torch.equal(x, y) for x, y in zip(got.attentions, wanted.attentions, strict=True))
-    torch.testing.assert_close(compiled(tokens(1, 9))[0], wanted[0], rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
