@@ -69,6 +69,7 @@ import gc  # noqa: E402
 import importlib.metadata  # noqa: E402
 import pathlib  # noqa: E402
 import random  # noqa: E402
+import warnings  # noqa: E402
 import zlib  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
 from types import ModuleType  # noqa: E402
@@ -125,6 +126,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         parity.write(pathlib.Path(path), [f"{name} {importlib.metadata.version(name)}" for name in names])
 
 
+pytest_plugins = ["times"]
+
 # Helpers of the tests that assert: pytest explains their failures like those of a test.
 pytest.register_assert_rewrite("parity", "conformance.suite")
 
@@ -149,6 +152,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         share = FAST_SHARE if of_a_suite else getattr(getattr(item, "module", None), "FAST_SHARE", 1)
         if zlib.crc32(item.nodeid.encode()) % share:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _gpu_started() -> None:
+    """What PyTorch warns of once a process on a GPU, it says here, and not to the test that happens to be first."""
+    if torch.cuda.is_available():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module("torch._inductor.compile_fx")
+            one = torch.ones(16, 16, device="cuda", requires_grad=True)
+            (one @ one).sum().backward()  # in the thread of the backward, too
 
 
 @pytest.fixture(autouse=True)

@@ -147,7 +147,8 @@ def test_planted_faults_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Placed, "attend_placed", None)
         nothing = states(model)
-        patch.delattr(PlacedT5Attention, "forward")
+        for kind in (type(model.decoder.block[0].layer[0].SelfAttention), PlacedT5Attention):
+            patch.delattr(kind, "forward")
         for wrong in (nothing, states(model)):
             assert not torch.allclose(wrong, wanted, rtol=1e-3, atol=1e-3)
         assert not torch.allclose(nothing, states(model), rtol=1e-3, atol=1e-3), "the second has its own bias"

@@ -297,6 +297,10 @@ def test_what_the_mechanism_was_not_built_for_is_one_line() -> None:
         ValueError, match=r"output_attentions=False .* Leave it out; .* put the model's own position back"
     ):
         model(IDS, output_attentions=True)
+    model = llama()
+    relpos.replace_position(model, "alibi")
+    with pytest.raises(ValueError, match=r"got flex_attention\. Leave it; relpos\.restore\(model\) would put the mod"):
+        model.set_attn_implementation("flex_attention")
 
 
 def test_the_report_names_what_is_off() -> None:

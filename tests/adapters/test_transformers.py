@@ -200,6 +200,7 @@ for name in {names!r}:
 """
 
 
+@pytest.mark.traced
 @pytest.mark.slow
 def test_models_compile_as_one_graph() -> None:
     here = [str(Path(__file__).parent), *(path for path in sys.path if path)]

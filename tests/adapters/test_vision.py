@@ -58,13 +58,6 @@ def test_attention_weights_of_eager_models_are_the_published_ones() -> None:
         torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_attention_weights_of_data2vec_are_refused() -> None:
-    model = models()["data2vec-vision"].made(torch.float32)
-    relpos.retrofit(model, border=0, verify=False)
-    with pytest.raises(ValueError, match="output_attentions=False"):
-        model(images(2, 32), output_attentions=True)
-
-
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore:Using a non-tuple sequence", "ignore:torch.searchsorted")  # timm's
 @pytest.mark.parametrize("name", ["timm swin_transformer", "timm beit"])

@@ -144,6 +144,7 @@ def test_what_inference_mode_made_can_be_trained_with() -> None:
         assert own.grad is not None
 
 
+@pytest.mark.traced
 def test_nothing_is_kept_of_fake_tensors_or_a_transform() -> None:
     bias = relpos.T5Bias(2)
     q = torch.randn(1, 2, 6, 8)
@@ -204,6 +205,7 @@ for position in (relpos.RotaryEmbedding(16), relpos.T5Bias(2), relpos.RelativePo
 """
 
 
+@pytest.mark.traced
 @pytest.mark.slow
 def test_a_compiled_graph_knows_nothing_of_what_is_kept() -> None:
     """No length at which something else is kept makes it compile again. A process, for types are not checked there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,14 @@ def test_the_script_holds_every_term() -> None:
     assert set.union(*(kinds(name) for name in TERMS)) == every
 
 
+@pytest.mark.traced
+@pytest.mark.slow
+def test_what_importing_inductor_warns_of_is_no_error() -> None:
+    """Torch 2.10 and 2.11 use what they have deprecated; on a GPU the compiler is imported within tests."""
+    importlib.import_module("torch._inductor.compile_fx")
+
+
+@pytest.mark.traced
 @pytest.mark.slow
 def test_inductor() -> None:
     """In a process of its own, without the shape checks."""

@@ -182,6 +182,7 @@ def test_explain_says_that_it_is_dense_and_what_is_not(pairs: Tensor, said: str)
     assert not explain(q, k, v, mask="causal").notes
 
 
+@pytest.mark.traced
 @pytest.mark.slow
 def test_compiled_without_graph_breaks() -> None:
     """In a process where types are not checked, which a compiler does not read."""

@@ -1,7 +1,8 @@
 """What only a GPU can show: real sizes, the same bits twice, captured graphs, 65,536 tokens, a clean sanitizer.
 
-    python -m pytest -m gpu
+    python -m pytest -m gpu -n 8 --dist worksteal
 
+The cheapest and most telling come first, and eight processes compile side by side.
 The other tests run Triton's kernels there too, on small calls (`relpos.testing.devices`).
 """
 
@@ -58,11 +59,37 @@ REAL = (
 )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", REAL, ids=lambda case: case.name)
-def test_real_sizes_against_the_definition(case: Case, dtype: Any) -> None:
-    """Output and gradients by the rule of the benchmark, which is that of the tests."""
-    assert faults(replace(case, dtype=dtype), [engine_peer("triton")], ["triton"]) == {}
+def of_auto(**given: Any) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """A call that `auto` takes Triton's kernels for, if it may."""
+    line = lines(Sequence(600), device=torch.device("cuda"))
+    values = torch.randn(4, line.length, device="cuda", requires_grad=True)
+    return [torch.randn(1, 4, 600, 64, device="cuda") for _ in range(3)], {"position": LineBias(values, line), **given}
+
+
+@pytest.fixture
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_agreed", "_faults"):
+        monkeypatch.setattr(verdicts, name, {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_auto_takes_the_kernels_once_they_agree(nothing_known: None, dtype: torch.dtype) -> None:
+    tensors, given = of_auto()
+    before = torch.get_rng_state(), torch.cuda.get_rng_state()
+    assert explain(*(x.to(dtype) for x in tensors), **given).backend == "triton"
+    assert len(verdicts._agreed) == 1
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.equal(torch.cuda.get_rng_state(), before[1])
+
+
+def test_autocast_is_a_cast() -> None:
+    bias = RelativePositionBias(4, seq_len=512, init_std=0.5).cuda()
+    q = torch.randn(1, 4, 512, 64, device="cuda")
+    given: dict[str, Any] = {"position": bias, "queries": Sequence(512), "backend": "triton"}
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        cast = attention(q, q, q, **given)
+    half = q.bfloat16()
+    assert torch.equal(cast, attention(half, half, half, **given))
 
 
 def test_many_windows_against_the_definition() -> None:
@@ -78,6 +105,13 @@ def test_many_windows_against_the_definition() -> None:
         (gradient,) = torch.autograd.grad(output, values, upstream.to(device, torch.float64))
         found.append(gradient.cpu())
     torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", REAL, ids=lambda case: case.name)
+def test_real_sizes_against_the_definition(case: Case, dtype: Any) -> None:
+    """Output and gradients by the rule of the benchmark, which is that of the tests."""
+    assert faults(replace(case, dtype=dtype), [engine_peer("triton")], ["triton"]) == {}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -98,6 +132,31 @@ def test_two_runs_give_the_same_bits(mask: Mask | None, dtype: torch.dtype) -> N
     assert all(torch.equal(a, b) for a, b in zip(first, once(), strict=True))
 
 
+def test_auto_passes_over_kernels_that_forget_the_mask(nothing_known: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = importlib.import_module("relpos.engines.triton.spans")
+    right = spans.allowed
+    monkeypatch.setattr(spans, "allowed", lambda mask, *rest: right(None, *rest))
+    tensors, given = of_auto(mask=Mask.causal())
+    with pytest.warns(RuntimeWarning, match="'triton' failed its check"):
+        output = attention(*tensors, **given)
+    torch.testing.assert_close(output, attention(*tensors, **given, backend="reference"), rtol=1e-3, atol=1e-4)
+    assert "failed its check against the reference on cuda:0" in explain(*tensors, **given).passed_over["triton"]
+
+
+def test_nothing_is_checked_while_a_graph_is_captured(nothing_known: None) -> None:
+    tensors, given = of_auto()
+    attention(*tensors, **given, backend="sdpa")
+    torch.cuda.synchronize()
+    said = []
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        said.append(explain(*tensors, **given))
+        tensors[0] + 1  # a graph of nothing warns
+    assert "nothing is run under the capture of a CUDA graph" in said[0].passed_over["triton"]
+    assert not verdicts._agreed
+    assert explain(*tensors, **given).backend == "triton"
+
+
 def step(length: int, dtype: torch.dtype, position: Mechanism | None = None) -> tuple[list[torch.Tensor], Any]:
     """The leaves of a training step, and what computes their gradients."""
     bias = (RelativePositionBias(8, seq_len=length, init_std=0.5) if position is None else position).cuda()
@@ -110,15 +169,6 @@ def step(length: int, dtype: torch.dtype, position: Mechanism | None = None) -> 
         return [output.detach(), *torch.autograd.grad(output, leaves, torch.ones_like(output))]
 
     return leaves, gradients
-
-
-def test_a_step_of_65536_tokens_in_linear_memory() -> None:
-    _, gradients = step(65_536, torch.bfloat16)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    found = gradients()
-    assert all(bool(x.isfinite().all()) for x in found)
-    assert torch.cuda.max_memory_allocated() - before < 2**30, "one head's scores would be 8 GiB"
 
 
 @pytest.mark.parametrize(
@@ -153,6 +203,15 @@ def test_a_captured_graph_gives_the_same_bits(position: Mechanism) -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, gradients(), strict=True))
 
 
+def test_a_step_of_65536_tokens_in_linear_memory() -> None:
+    _, gradients = step(65_536, torch.bfloat16)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = gradients()
+    assert all(bool(x.isfinite().all()) for x in found)
+    assert torch.cuda.max_memory_allocated() - before < 2**30, "one head's scores would be 8 GiB"
+
+
 @pytest.mark.filterwarnings("ignore")  # of the compiler itself
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 def test_compiled_in_one_graph(mode: str | None, unchecked: None) -> None:
@@ -172,34 +231,6 @@ def test_compiled_in_one_graph(mode: str | None, unchecked: None) -> None:
             strict=True,
         ):
             torch.testing.assert_close(a, b)
-
-
-def test_autocast_is_a_cast() -> None:
-    bias = RelativePositionBias(4, seq_len=512, init_std=0.5).cuda()
-    q = torch.randn(1, 4, 512, 64, device="cuda")
-    given: dict[str, Any] = {"position": bias, "queries": Sequence(512), "backend": "triton"}
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        cast = attention(q, q, q, **given)
-    half = q.bfloat16()
-    assert torch.equal(cast, attention(half, half, half, **given))
-
-
-@pytest.mark.parametrize("mask", [None, *(name for name in MASKS if MASKS[name].blocks is None)])
-def test_flex_compiled_is_what_the_definition_says(mask: str | None, unchecked: None) -> None:
-    torch._dynamo.reset()  # a function that it compiled in eight ways it would not compile again
-    line = lines(Sequence(N))
-    leaves = [*(torch.randn(B, H, N, 16) for _ in range(3)), torch.randn(H, line.length)]
-    found = []
-    for backend in ("flex", "reference"):
-        own = [x.cuda().requires_grad_() for x in leaves]
-        output = attention(
-            *own[:3], position=LineBias(own[3], line.to("cuda")), backend=backend,
-            mask=None if mask is None else MASKS[mask].to("cuda"),
-        )  # fmt: skip
-        assert isinstance(output, torch.Tensor)
-        found.append([output, *torch.autograd.grad(output.square().sum(), own)])
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("backend", ["triton", "flex"])
@@ -222,52 +253,22 @@ def test_what_is_hidden_may_hold_anything(mask: str, backend: str, unchecked: No
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-def of_auto(**given: Any) -> tuple[list[torch.Tensor], dict[str, Any]]:
-    """A call that `auto` takes Triton's kernels for, if it may."""
-    line = lines(Sequence(600), device=torch.device("cuda"))
-    values = torch.randn(4, line.length, device="cuda", requires_grad=True)
-    return [torch.randn(1, 4, 600, 64, device="cuda") for _ in range(3)], {"position": LineBias(values, line), **given}
-
-
-@pytest.fixture
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_agreed", "_faults"):
-        monkeypatch.setattr(verdicts, name, {})
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_auto_takes_the_kernels_once_they_agree(nothing_known: None, dtype: torch.dtype) -> None:
-    tensors, given = of_auto()
-    before = torch.get_rng_state(), torch.cuda.get_rng_state()
-    assert explain(*(x.to(dtype) for x in tensors), **given).backend == "triton"
-    assert len(verdicts._agreed) == 1
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert torch.equal(torch.cuda.get_rng_state(), before[1])
-
-
-def test_auto_passes_over_kernels_that_forget_the_mask(nothing_known: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    spans = importlib.import_module("relpos.engines.triton.spans")
-    right = spans.allowed
-    monkeypatch.setattr(spans, "allowed", lambda mask, *rest: right(None, *rest))
-    tensors, given = of_auto(mask=Mask.causal())
-    with pytest.warns(RuntimeWarning, match="'triton' failed its check"):
-        output = attention(*tensors, **given)
-    torch.testing.assert_close(output, attention(*tensors, **given, backend="reference"), rtol=1e-3, atol=1e-4)
-    assert "failed its check against the reference on cuda:0" in explain(*tensors, **given).passed_over["triton"]
-
-
-def test_nothing_is_checked_while_a_graph_is_captured(nothing_known: None) -> None:
-    tensors, given = of_auto()
-    attention(*tensors, **given, backend="sdpa")
-    torch.cuda.synchronize()
-    said = []
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        said.append(explain(*tensors, **given))
-        tensors[0] + 1  # a graph of nothing warns
-    assert "nothing is run under the capture of a CUDA graph" in said[0].passed_over["triton"]
-    assert not verdicts._agreed
-    assert explain(*tensors, **given).backend == "triton"
+@pytest.mark.parametrize("mask", [None, *(name for name in MASKS if MASKS[name].blocks is None)])
+def test_flex_compiled_is_what_the_definition_says(mask: str | None, unchecked: None) -> None:
+    torch._dynamo.reset()  # a function that it compiled in eight ways it would not compile again
+    line = lines(Sequence(N))
+    leaves = [*(torch.randn(B, H, N, 16) for _ in range(3)), torch.randn(H, line.length)]
+    found = []
+    for backend in ("flex", "reference"):
+        own = [x.cuda().requires_grad_() for x in leaves]
+        output = attention(
+            *own[:3], position=LineBias(own[3], line.to("cuda")), backend=backend,
+            mask=None if mask is None else MASKS[mask].to("cuda"),
+        )  # fmt: skip
+        assert isinstance(output, torch.Tensor)
+        found.append([output, *torch.autograd.grad(output.square().sum(), own)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")  # of FlexAttention's compiler

@@ -594,6 +594,7 @@ def packed(dtype: torch.dtype = torch.float64) -> Iterator[Packed]:
         yield [x.requires_grad_() if x.is_floating_point() else x for x in tensors], *rest
 
 
+@pytest.mark.traced
 def test_operators_pass_opcheck() -> None:
     for call in packed():
         torch.library.opcheck(torch.ops.relpos.streaming.default, call)

@@ -304,6 +304,7 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         attention(q, q, q, backend="triton")
 
 
+@pytest.mark.traced
 def test_operators_are_sound(small_tiles: None) -> None:
     position, shapes = biased(Sequence(N))
     q, k, v = (torch.randn(1, 2, N, D, requires_grad=True, device=HERE) for _ in range(3))
@@ -326,6 +327,7 @@ def test_every_kernel_runs_in_the_smallest_calls() -> None:
     assert "every kernel has run" in done.stdout
 
 
+@pytest.mark.traced
 @pytest.mark.slow
 def test_kernels_compile_for_hopper() -> None:
     """By the compiler itself, in a process of its own without the interpreter."""

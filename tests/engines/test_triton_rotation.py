@@ -58,6 +58,7 @@ def test_learned_angles_get_their_gradient() -> None:
     assert found.abs().min() > 0
 
 
+@pytest.mark.traced
 def test_the_operator_is_sound() -> None:
     x = torch.randn(B, H, N, D, device=HERE, requires_grad=True)
     cos, sin = torch.randn(2, 1, 1, N, 4, device=HERE)

@@ -263,6 +263,7 @@ def test_nothing_is_run_under_transforms(gated: list[Any], monkeypatch: pytest.M
     assert not gated
 
 
+@pytest.mark.traced
 @pytest.mark.slow
 def test_compiled_functions_take_it_once_it_is_known() -> None:
     """In a process of its own, without the shape checks."""

@@ -110,6 +110,7 @@ class Exported(torch.nn.Module):
         return found
 
 
+@pytest.mark.traced
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 def test_an_exported_program_is_written_and_read() -> None:
     torch.manual_seed(0)
@@ -142,8 +143,8 @@ print(counter.frame_count)
 """
 
 
+@pytest.mark.traced
 @pytest.mark.slow
-@pytest.mark.skipif(torch.__version__ < "2.11", reason="PyTorch 2.10 does not trace through autocast's query")
 @pytest.mark.parametrize(
     ("backend", "dynamic", "graphs"), [("auto", None, 2), ("streaming", None, 2), ("streaming", True, 1)]
 )

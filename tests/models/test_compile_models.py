@@ -12,6 +12,7 @@ from compile_models import CASES
 SCRIPT = Path(__file__).with_name("compile_models.py")
 
 
+@pytest.mark.traced
 @pytest.mark.slow
 def test_models_compile() -> None:
     """In a process of its own, without the shape checks."""

@@ -114,6 +114,7 @@ class OptimizerLaws:
         for a, b in zip(first, second, strict=True):
             torch.testing.assert_close(a, b)
 
+    @pytest.mark.traced
     def test_compiled_in_one_graph(self, unchecked: None) -> None:
         model = self.model()
         optimizer = self.build(model.parameters(), lr=torch.tensor(0.02))

@@ -197,6 +197,7 @@ def test_gradients_by_a_transform(make: Callable[[], Mechanism]) -> None:
     torch.testing.assert_close(both[1], total({name: x[1] for name, x in several.items()}))
 
 
+@pytest.mark.traced
 @pytest.mark.slow
 def test_in_a_compiled_graph() -> None:
     """In a process of its own, without the shape checks."""

@@ -133,6 +133,7 @@ def test_what_is_made_of_a_rotation_keeps_the_width() -> None:
         assert made.width == 8
 
 
+@pytest.mark.traced
 def test_an_exported_layer_turns_as_it_did() -> None:
     layer = MultiHeadAttention(16, 2, position=RotaryEmbedding(8)).eval()
     x = torch.randn(1, 6, 16)

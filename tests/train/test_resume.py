@@ -138,6 +138,7 @@ def test_parts_of_a_batch_have_its_gradient() -> None:
         assert float((four[name] - x).abs().max()) < 1e-3 * max(1.0, float(x.abs().max())), name
 
 
+@pytest.mark.traced
 def test_blocks_are_compiled_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(type(self).__name__))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -22,10 +23,10 @@ from relpos.adapters.grids import (
     terms_of_table,
     with_extras,
 )
-from relpos.adapters.interface import MASKS, refuse_weights, weights_are_recorded
+from relpos.adapters.interface import MASKS, weights_are_recorded
 from relpos.adapters.kinds import PositionKind, Replaced, Verified
 from relpos.adapters.random_inputs import RandomInputs
-from relpos.adapters.retrofitted import Retrofitted, is_swapped
+from relpos.adapters.retrofitted import Retrofitted, is_swapped, paused
 from relpos.adapters.windows import projected_with_biases
 
 
@@ -46,8 +47,10 @@ class BeitBias(_Beit):
         """`[1, H, 2 R - 1, 2 C + 2]`, or `[1, H, N, N]` as published."""
         module: Any = self
         tokens = window_size[0] * window_size[1] + 1
-        # interpolated to the size that it has, the dense bias stays as it is
-        if not self.takes(tokens, tokens) or (interpolate_pos_encoding and dim_size != tokens):
+        # Interpolated to the size that it has, the dense bias stays as it is. Where transformers exports, or thinks so
+        # (compiled by torch 2.10 and 2.11), it makes a mask where none is given, and adds it to the dense bias.
+        dense = torch.compiler.is_exporting() or (interpolate_pos_encoding and dim_size != tokens)
+        if dense or not self.takes(tokens, tokens):
             published: Tensor = super().forward(window_size, interpolate_pos_encoding, dim_size)
             return published
         old, table = module.window_size, module.relative_position_bias_table
@@ -138,10 +141,12 @@ class Data2VecAttention(_Beit):
         """Attention between all tokens `[B, N, E]`; the bias is one for all layers, handed on."""
         module: Any = self
         image, tokens = relative_position_bias, hidden_states.shape[1]
-        shared = image is None or is_image(image, tokens)
-        if not (self.takes(tokens, tokens) and shared and (image is not None or module.has_relative_position_bias)):
-            return super().forward(hidden_states, output_attentions, image, interpolate_pos_encoding, resolution)
-        refuse_weights(output_attentions)
+        by_image = image is not None and is_image(image, tokens)
+        known = by_image or (image is None and module.has_relative_position_bias)
+        if output_attentions or not (known and self.takes(tokens, tokens)):
+            dense = dense_of_image(image, tokens) if image is not None and by_image else image
+            with paused(module):  # its own table says so, too
+                return super().forward(hidden_states, output_attentions, dense, interpolate_pos_encoding, resolution)
         if module.has_relative_position_bias:
             assert resolution is not None
             patch = module.config.patch_size

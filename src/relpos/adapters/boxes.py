@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.adapters.interface import published_mask, refuse_recorded_weights
+from relpos.adapters.interface import published_mask
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
@@ -98,7 +98,6 @@ class LayoutLMv3SelfAttention(Retrofitted):
         **kwargs: Any,
     ) -> Any:
         """Attention by relpos where the encoder handed on all that is added, else as published."""
-        refuse_recorded_weights()
         batch, tokens = hidden_states.shape[:2]
         if rel_pos is not None or attention_mask is None:
             mask = published_mask("eager", attention_mask, hidden_states[:, None], tokens)

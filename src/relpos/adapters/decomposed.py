@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos.adapters.interface import refuse_recorded_weights, refuse_weights
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import NEVER, Retrofitted
@@ -66,12 +65,10 @@ class SamAttention(DecomposedAttention):
     drops = True
 
     def forward(self, hidden_states: Tensor, output_attentions: Any = None) -> Any:
-        """Attention of a window, or of the whole image."""
-        refuse_weights(output_attentions)
-        refuse_recorded_weights()
+        """Attention of a window, or of the whole image; with attention weights as published."""
         tokens = hidden_states.shape[1] * hidden_states.shape[2]
-        if not self.takes(tokens, tokens):
-            return super().forward(hidden_states)
+        if output_attentions or not self.takes(tokens, tokens):
+            return super().forward(hidden_states, output_attentions)
         dropout = float(self.dropout) if self.drops and self.training else 0.0
         out = self.on_a_grid(hidden_states, self.num_attention_heads, dropout)
         return self.proj(out), None
@@ -93,11 +90,10 @@ class VitDetAttention(DecomposedAttention):
     """`VitDetAttention`."""
 
     def forward(self, hidden_state: Tensor, output_attentions: Any = False) -> Any:
-        """Attention of a window, or of the whole image."""
-        refuse_weights(output_attentions)
+        """Attention of a window, or of the whole image; with attention weights as published."""
         tokens = hidden_state.shape[1] * hidden_state.shape[2]
-        if not self.takes(tokens, tokens):
-            return super().forward(hidden_state)
+        if output_attentions or not self.takes(tokens, tokens):
+            return super().forward(hidden_state, output_attentions)
         out = self.on_a_grid(hidden_state, self.num_heads, 0.0)
         return (self.proj(out),)
 

@@ -8,7 +8,8 @@ hands on
     mask                [B, 1, 1, N], a number a token
     relative position   [2 N - 1], a number an offset, i - j from 1 - N on
 
-and a layer attends with relpos where it is given these; anything else is dense, and runs as published. A padded query
+and a layer attends with relpos where it is given these; anything else is dense, and runs as published. So does a call
+that asks for attention weights, for which a layer writes these out. A padded query
 sees the real tokens, and not all alike as published.
 """
 
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.adapters.interface import mask_of, refuse_recorded_weights, refuse_weights
+from relpos.adapters.interface import mask_of
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
@@ -36,10 +37,11 @@ class DisentangledEncoder(Retrofitted):
     def get_attention_mask(self, attention_mask: Tensor) -> Tensor:
         """The mask as the layers take it."""
         tokens = attention_mask.shape[-1]
-        if attention_mask.dim() != 2 or not self.takes(tokens, tokens):
-            published: Tensor = super().get_attention_mask(attention_mask)  # type: ignore[misc]
-            return published
-        return attention_mask[:, None, None]
+        if attention_mask.dim() == 2 and self.takes(tokens, tokens):
+            return attention_mask[:, None, None]
+        published: Tensor = super().get_attention_mask(attention_mask)  # type: ignore[misc]
+        # one of the caller's does not look like ours
+        return published.expand(-1, -1, tokens, -1) if _is_by_token(published) else published
 
     def get_rel_pos(self, hidden_states: Any, query_states: Any = None, relative_pos: Any = None) -> Any:
         """The relative position of each offset."""
@@ -65,11 +67,10 @@ class DisentangledAttention(Retrofitted):
         rel_embeddings: Any = None,
     ) -> Any:
         """The published forward, or relpos where the encoder has left all for it."""
-        refuse_weights(output_attentions)
-        if query_states is not None or not _is_for_relpos(attention_mask, relative_pos):
+        if output_attentions or query_states is not None or not _is_for_relpos(attention_mask, relative_pos):
             return super().forward(
                 hidden_states,
-                attention_mask,
+                _dense_mask(attention_mask),
                 output_attentions,
                 query_states=query_states,
                 relative_pos=_dense(relative_pos),
@@ -167,11 +168,10 @@ class SpeechDisentangledAttention(DisentangledAttention):
         **more: Any,
     ) -> Any:
         """The published forward, or relpos where the encoder has left all for it."""
-        refuse_recorded_weights()
         if query_states is not None or not _is_for_relpos(attention_mask, relative_pos):
             return super(DisentangledAttention, self).forward(
                 hidden_states,
-                attention_mask,
+                _dense_mask(attention_mask),
                 query_states=query_states,
                 relative_pos=_dense(relative_pos),
                 rel_embeddings=rel_embeddings,
@@ -182,8 +182,16 @@ class SpeechDisentangledAttention(DisentangledAttention):
 
 def _is_for_relpos(mask: Tensor, relative_pos: Any) -> bool:
     """Whether the encoder has left mask and positions at a number a token and an offset."""
-    by_token = mask.dim() == 4 and mask.shape[1] == mask.shape[2] == 1
-    return by_token and isinstance(relative_pos, Tensor) and relative_pos.dim() == 1
+    return _is_by_token(mask) and isinstance(relative_pos, Tensor) and relative_pos.dim() == 1
+
+
+def _is_by_token(mask: Tensor) -> bool:
+    return mask.dim() == 4 and mask.shape[1] == mask.shape[2] == 1
+
+
+def _dense_mask(mask: Tensor) -> Tensor:
+    """A mask as published, `[B, 1, N, N]`, where a layer has to run so."""
+    return mask.mT * mask if _is_by_token(mask) else mask
 
 
 def _dense(relative_pos: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.adapters.interface import dense_by_offset, is_by_offset, mask_of, weights_are_recorded
+from relpos.adapters.interface import dense_by_offset, is_by_offset, mask_of
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
@@ -42,7 +42,7 @@ class GatedAttention(Retrofitted):
         tokens = hidden_states.shape[1]
         handed_on = position_bias is not None and is_by_offset(position_bias, tokens, tokens)
         plain = attention_mask is None or attention_mask.dim() == 2
-        known = (position_bias is None or handed_on) and plain and not weights_are_recorded()
+        known = (position_bias is None or handed_on) and plain
         if not (known and self.takes(tokens, tokens)):
             if handed_on:
                 assert position_bias is not None

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.adapters.interface import mask_of, weights_are_recorded
+from relpos.adapters.interface import mask_of
 from relpos.adapters.kinds import PositionKind, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, rows_of
@@ -64,7 +64,8 @@ class Granite5Attention(Retrofitted):
         """`(output, None)`."""
         module: Any = self
         size, tokens = module.context_size, hidden_states.shape[1]
-        if weights_are_recorded() or not self.takes(size, size):
+        by_token = attention_mask is None or attention_mask.dim() == 2
+        if not (by_token and self.takes(size, size)):
             return super().forward(hidden_states, position_embeddings, attention_mask, **kwargs)
         padded = torch.nn.functional.pad(hidden_states, (0, 0, 0, -tokens % size))
         linears = module.q_proj, module.k_proj, module.v_proj

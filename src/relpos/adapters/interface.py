@@ -29,12 +29,12 @@ from relpos.core.checks import fail
 from relpos.core.densify import written_out
 from relpos.engines import attention
 
-RETROFIT, REPLACED = "relpos.retrofit", "relpos.replace_position"
-"""The calls after which a model has our functions."""
-
 SERVED = ("sdpa", "eager")
 PREFIX = "relpos_"
 """Of the names that our functions are registered under."""
+
+SELECTS = "_attn_implementation_internal"
+"""The attribute of a configuration that selects the functions."""
 
 _MASKING = "transformers.masking_utils."
 MASKS = tuple(_MASKING + name for name in ("create_bidirectional_mask", "_preprocess_mask_arguments"))
@@ -66,11 +66,15 @@ _SWITCHED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def switch(config: Any) -> None:
-    """Let the models of a configuration use our functions, in front of those they had."""
+    """Let the models of a configuration use our functions, in front of those they had.
+
+    Not where it asks for attention weights in every call, all of which run as published: the library takes such a
+    configuration for a wrong one where it names anything but "eager".
+    """
     register()
     _SWITCHED[id(config)] = config
-    if is_switched(config):
-        return  # copied from one that was
+    if is_switched(config) or getattr(config, "output_attentions", False):
+        return  # or copied from one that was
     # the property's setter would change sub-configurations too
     config._attn_implementation_internal = PREFIX + implementation(config)
 
@@ -127,6 +131,7 @@ def _mask(
     )
 
     plain = mask_function in (causal_mask_function, bidirectional_mask_function)
+    plain = plain and (attention_mask is None or attention_mask.dim() == 2)  # any other is the caller's
     at_end = isinstance(q_offset, int) and q_offset + q_length == kv_length + kv_offset
     if not plain or (mask_function is causal_mask_function and not at_end):
         published: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS[own](
@@ -157,7 +162,6 @@ def _attention(
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function of a switched configuration. With `by_token` a mask `[B, 1, 1, M]` is one of ours."""
     placed = getattr(module, "attend_placed", None)  # whose position was replaced
-    refuse_recorded_weights(RETROFIT if placed is None else REPLACED)
     queries, keys = query.shape[2], key.shape[2]
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if by_token and attention_mask is not None and attention_mask.dim() == 4:
@@ -165,17 +169,16 @@ def _attention(
     if attention_mask is not None and attention_mask.dim() == 4:
         causal = False  # such a mask says all
     if placed is not None:
+        refuse_weights(weights_are_recorded())  # nothing is published of a position that was replaced
         out = placed(query, key, value, attention_mask, causal=causal, scale=scaling, dropout=dropout)
         return out.transpose(1, 2), None
     by_offset = position_bias is not None and is_by_offset(position_bias, queries, keys)
-    if by_offset and (attention_mask is None or attention_mask.dim() == 2 or is_by_key(attention_mask)):
+    own_mask = attention_mask is None or attention_mask.dim() == 2
+    if by_offset and (own_mask or is_added_by_key(attention_mask)):
         assert position_bias is not None
         bias = Terms(by_offset_term(position_bias, queries, keys))
-        if attention_mask is not None and attention_mask.dim() == 4:
-            if attention_mask.dtype == torch.bool:
-                attention_mask = attention_mask[:, 0, 0]
-            else:  # numbers that are added, not all of them 0 or the least there is
-                bias, attention_mask = bias + DenseBias(attention_mask.to(position_bias.dtype)), None
+        if attention_mask is not None and not own_mask:  # not all of its numbers are 0 or the least there is
+            bias, attention_mask = bias + DenseBias(attention_mask.to(position_bias.dtype)), None
         attend: Any = getattr(module, "attend", attention)  # a retrofitted module counts
         out = attend(
             query,
@@ -188,7 +191,8 @@ def _attention(
         )
         return out.transpose(1, 2), None
     if position_bias is not None and position_bias.shape[2:] == (1, 1):
-        position_bias = None  # the same number everywhere is no bias
+        # the same number everywhere is no bias; but published functions read a caller's mask by whether there is one
+        position_bias = None if own_mask else position_bias.expand(-1, -1, queries, keys)
     if by_offset:
         assert position_bias is not None
         warnings.warn(
@@ -258,9 +262,10 @@ def is_by_offset(bias: Tensor, queries: int, keys: int) -> bool:
     return bias.dim() == 4 and queries > 1 and bias.shape[2] == 1 and bias.shape[3] == queries + keys - 1
 
 
-def is_by_key(mask: Tensor) -> bool:
-    """Whether a mask of four dimensions says one thing a key, for all queries."""
-    return mask.dim() == 4 and mask.shape[1:3] == (1, 1)
+def is_added_by_key(mask: Any) -> bool:
+    """Whether a mask, `[B, 1, 1, M]`, is a number of each key that is added, for all queries (Switch's own). What a
+    boolean one means depends on the implementation: eager attention adds it, too."""
+    return isinstance(mask, Tensor) and mask.is_floating_point() and mask.dim() == 4 and mask.shape[1:3] == (1, 1)
 
 
 def by_offset_term(bias: Tensor, queries: int, keys: int) -> LineBias:
@@ -276,35 +281,32 @@ def dense_by_offset(bias: Tensor, queries: int, keys: int) -> Tensor:
 
 
 def weights_are_recorded() -> bool:
-    """Whether the caller of a model waits for attention weights, which hooks record."""
-    if torch.compiler.is_compiling():
+    """Whether the caller of a model of transformers waits for attention weights, which hooks record."""
+    library = sys.modules.get("transformers.utils.output_capturing")
+    if library is None:
         return False
-    from transformers.utils import output_capturing
-
-    collector = output_capturing._active_collector.get()  # type: ignore[no-untyped-call]
+    variable = library._active_collector
+    if torch.compiler.is_compiling():  # Dynamo cannot read a context's variable; the library keeps another for it
+        collector = variable.global_var if variable.compiling else None
+    else:
+        collector = variable.get()
     return collector is not None and any("attentions" in key for key in collector)
 
 
-def refuse_recorded_weights(call: str = RETROFIT) -> None:
-    """Raise where the caller of a model waits for attention weights, after one of our calls."""
-    refuse_weights(weights_are_recorded(), call)
-
-
-def refuse_weights(asked: bool | None, call: str = RETROFIT) -> None:
-    """Raise where attention weights are asked for, `output_attentions=True`, after one of our calls."""
+def refuse_weights(asked: bool | None) -> None:
+    """Raise where a model whose position was replaced is asked for attention weights, `output_attentions=True`."""
     if asked:
-        remedy = "Call relpos.restore(model) first." if call == RETROFIT else f"Leave it out; {_LOST}"
-        fail(f"output_attentions=False after {call}, which makes no weights", "True", remedy)
+        wanted = "output_attentions=False after relpos.replace_position, which makes no weights"
+        fail(wanted, "True", f"Leave it out; {LOST}")
 
 
-def refuse_static(cache: Any, call: str) -> None:
-    """Raise on a cache that has its full length from the beginning, after one of our calls."""
+def refuse_static(cache: Any) -> None:
+    """Raise where a model whose position was replaced has a cache of its full length from the beginning."""
     if getattr(cache, "is_compileable", False):
         own = getattr(cache, "self_attention_cache", cache)  # a decoder that attends to an encoder has two
-        more = ", or call relpos.restore(model) first." if call == RETROFIT else f"; {_LOST}"
-        remedy = f'Generate with cache_implementation="dynamic"{more}'
-        fail(f"a cache that grows, after {call}", f"a static one ({type(own).__name__})", remedy)
+        wanted, came = "a cache that grows, after relpos.replace_position", f"a static one ({type(own).__name__})"
+        fail(wanted, came, f'Generate with cache_implementation="dynamic"; {LOST}')
 
 
-_LOST = "relpos.restore(model) would put the model's own position back."
-"""Why it is no remedy after a replacement, as it is after a retrofit, which computes the same numbers."""
+LOST = "relpos.restore(model) would put the model's own position back."
+"""Why that is no remedy after a replacement, as it is after a retrofit, which computes the same numbers."""

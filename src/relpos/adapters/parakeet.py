@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.adapters.interface import MASKS, mask_of, weights_are_recorded
+from relpos.adapters.interface import MASKS, mask_of
 from relpos.adapters.kinds import PositionKind, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, is_swapped
@@ -41,7 +41,8 @@ class ParakeetAttention(Retrofitted):
         tokens = hidden_states.shape[1]
         mask = _mask_handed_on(attention_mask, tokens)
         served = attention_mask is None or mask is not None
-        if not (served and _alike(self, position_embeddings) and _is_offline(kwargs) and self.takes(tokens, tokens)):
+        cached = kwargs.get("past_key_values") is not None
+        if cached or not (served and _alike(self, position_embeddings) and self.takes(tokens, tokens)):
             if mask is not None:
                 attention_mask = mask.dense(tokens, tokens, hidden_states.device)
             return super().forward(hidden_states, position_embeddings, attention_mask, **kwargs)
@@ -75,11 +76,6 @@ def _mask_handed_on(mask: Tensor | None, tokens: int) -> Mask | None:
 def _alike(module: Any, positions: Tensor) -> bool:
     """Whether the elements of a batch have the same sinusoids. Dropout differs between them."""
     return positions.shape[0] == 1 or not (module.training and module.config.dropout_positions)
-
-
-def _is_offline(kwargs: dict[str, Any]) -> bool:
-    """Whether a call has no cache, and nobody waits for attention weights."""
-    return kwargs.get("past_key_values") is None and not weights_are_recorded()
 
 
 class ParakeetEncoder(Retrofitted):
@@ -118,7 +114,8 @@ def _encode_parakeet(
     hidden_states = self.subsampling(input_features, attention_mask) * self.input_scale
     positions = self.encode_positions(hidden_states)
     tokens = hidden_states.shape[1]
-    own = self.takes(tokens, tokens) and _alike(self, positions) and _is_offline(kwargs)
+    cached = kwargs.get("past_key_values") is not None
+    own = not cached and self.takes(tokens, tokens) and _alike(self, positions)
     if own:  # one set for the batch
         positions = positions[:1].expand_as(positions)
     hidden_states = nn.functional.dropout(hidden_states, p=self.dropout, training=self.training)
@@ -169,7 +166,7 @@ def _encode_nemotron(
     hidden_states = self.subsampling(input_features, attention_mask) * self.input_scale
     tokens, device = hidden_states.shape[1], hidden_states.device
     positions = self.encode_positions(hidden_states)
-    own = self.takes(tokens, tokens) and _alike(self, positions) and _is_offline(kwargs)
+    own = self.takes(tokens, tokens) and _alike(self, positions)
     if own:  # one set for the batch
         positions = positions[:1].expand_as(positions)
     output_mask = None

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from relpos.adapters import interface
+from relpos.adapters import interface, switching
 from relpos.adapters.replacement.above import Above
 from relpos.adapters.replacement.finding import require_known_source, stacks_of
 from relpos.adapters.replacement.frozen import Notice
 from relpos.adapters.replacement.placed import CHILD, Placed, Placement, ReplacedPositions, is_growing, put_in_front
 from relpos.adapters.replacement.stacks import Given, Stack
 from relpos.adapters.reporting import OwnPosition, ReplacementReport
+from relpos.adapters.retrofitted import route
 from relpos.adapters.retrofitting import undone_on_error, without_retrofit
 from relpos.core import Coordinates, Sequence, require_coordinates
 from relpos.core.checks import fail, require_flag, shape_of
@@ -113,6 +114,7 @@ def replace_position(
             for stack, positions in zip(stacks, built, strict=True):
                 _put_in(stack, positions)
                 positions.begin(notice)
+            switching.follow(model)
     layers = tuple(map(_layers_of, stacks))
     learns = any(x.requires_grad for positions in built for x in positions.parameters())
     adapted = any(type(module).__module__.startswith("peft.") for module in model.modules())
@@ -201,3 +203,5 @@ def _put_in(stack: Stack, positions: ReplacedPositions) -> None:
     config = _config_of(stack)
     if config is not None:
         interface.switch(config)
+        for layer in stack.layers:
+            route(layer).switched = True

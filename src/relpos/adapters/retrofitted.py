@@ -9,13 +9,18 @@ and `save_pretrained`. `restored` gives the class back.
             if not self.takes(queries, keys):
                 return super().compute_bias(...)     the published method
             ...                                      relpos
+
+What is handed on to a layer in relpos's form can be written out as published, so that each module decides for itself,
+and a call that runs as published whatever its size needs no more than `runs_as_published`.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
@@ -43,12 +48,16 @@ class Route:
         border: tokens, the geometric mean of queries and keys; None for the mixin's own, measured border.
         forced: take every call of more than one query, as a verification does.
         taken: calls that relpos computed while forced.
+        switched: whether the module's `config` selects the attention function, and ours is in front of it.
+        paused: how many calls are under way within `paused`.
         mechanism: what the mixin's `mechanism` made for the module; it reads the module's own weights by `terms_from`.
     """
 
     border: int | None = None
     forced: bool = False
     taken: int = 0
+    switched: bool = False
+    paused: int = 0
     mechanism: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -80,7 +89,7 @@ class Retrofitted(nn.Module):
     def takes(self, queries: int, keys: int) -> bool:
         """Whether relpos computes a call of this many tokens. One query is always left to the published method."""
         route: Route = self.__dict__[_ROUTE]
-        if queries < 2 or keys < 2:
+        if queries < 2 or keys < 2 or route.paused or runs_as_published():
             return False
         if route.forced:
             return True
@@ -115,10 +124,45 @@ class Retrofitted(nn.Module):
         return _empty, (mixin, published), *reduced[2:]
 
 
+def runs_as_published() -> bool:
+    """Whether the call under way runs as published, whatever its size: its caller waits for attention weights."""
+    return interface.weights_are_recorded()
+
+
+class paused:
+    """Let the retrofitted modules within a module run as published, where it calls them without the reason."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.routes = [route(one) for one in module.modules() if is_swapped(one)]
+
+    def __enter__(self) -> None:
+        for one in self.routes:
+            one.paused += 1
+
+    def __exit__(self, *error: object) -> None:
+        for one in self.routes:
+            one.paused -= 1
+
+
 @cache
 def _swapped_class(mixin: Any, published: Any) -> type[nn.Module]:
     names = {name: getattr(published, name) for name in ("__module__", "__qualname__", "__doc__")}
+    if mixin.forward is not nn.Module.forward and _hides_names(mixin.forward):
+        names["forward"] = _with_signature(mixin.forward, published.forward)
     return type(published.__name__, (mixin, published), names)
+
+
+def _hides_names(forward: Any) -> bool:
+    """Whether a forward hands on arguments that it does not name."""
+    return any(one.kind is one.VAR_KEYWORD for one in inspect.signature(forward).parameters.values())
+
+
+def _with_signature(own: FunctionType, published: Any) -> FunctionType:
+    """A forward that takes what the published one takes, for those who ask: `Trainer` leaves out what is not named."""
+    copied = FunctionType(own.__code__, own.__globals__, own.__name__, own.__defaults__, own.__closure__)
+    copied.__kwdefaults__, copied.__doc__ = own.__kwdefaults__, own.__doc__
+    copied.__signature__ = inspect.signature(published)  # type: ignore[attr-defined]
+    return copied
 
 
 def _empty(mixin: Any, published: Any) -> nn.Module:

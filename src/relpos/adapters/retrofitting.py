@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from relpos.adapters import interface
+from relpos.adapters import interface, switching
 from relpos.adapters.kinds import PositionKind, Replaced, path_of, refused_classes, replaced_classes
 from relpos.adapters.libraries import require_importable, strange
 from relpos.adapters.replacement.placed import Placed, is_retrofitted
@@ -37,7 +37,8 @@ def retrofit(
 
     Outputs and gradients are the published ones up to rounding, without N x N numbers. Weights, their names, hooks,
     configuration files and the random state stay. Calls below a measured number of tokens run as published, as does a
-    single query of a cached decoder. Dropout inside attention draws other numbers of the same probability.
+    single query of a cached decoder, and a call with attention weights, a static cache or a mask of pairs. Dropout
+    inside attention draws other numbers of the same probability.
 
     Args:
         model: changed in place; `relpos.restore` undoes it. Retrofitting it again is an error. What
@@ -75,8 +76,11 @@ def retrofit(
     if verify or force:
         _require_whole(model)
     chosen = [(name, module, replaced) for name, module, _, replaced in found]
+    if getattr(getattr(model, "config", None), "output_attentions", False):
+        left += [Left(name, path_of(type(module)), _ALWAYS_ASKED) for name, module, _, _ in found]
     with undone_on_error(model):
         _swap(found, border)
+        switching.follow(model)
         verdicts = verify_model(model, progress) if verify or force else []
         if not verdicts and (verify or force):
             kinds = sorted({path_of(published_class(module)).rpartition(".")[2] for _, module, _, _ in found})
@@ -113,6 +117,7 @@ def restore(model: nn.Module) -> None:
         if is_swapped(module):
             unswap(module)
             interface.switch_back(getattr(module, "config", None))
+    switching.follow(model)
     take_out(model)
 
 
@@ -188,9 +193,6 @@ def _require_served(
         if kind.switches and interface.is_shared(getattr(module, "config", None)):
             came = "one that shares its configuration with a retrofitted model"
             fail("a model with a configuration of its own", came, "Build it with copy.deepcopy(config).")
-    config = getattr(model, "config", None)
-    if getattr(config, "output_attentions", False):
-        fail("a model that returns no attention weights", "config.output_attentions=True", "Set it to False.")
     for path in sorted({path_of(type(module)) for _, module, _, _ in found}):
         kind, replaced = replaced_classes()[path]
         reason = strange(path, replaced.reads, switches=kind.switches)
@@ -203,6 +205,7 @@ def _require_served(
 
 
 _SEE = "docs/retrofit.md lists what is served."
+_ALWAYS_ASKED = "config.output_attentions=True: all calls run as published; set it to False and retrofit anew"
 
 
 def _require_whole(model: nn.Module) -> None:
@@ -221,6 +224,7 @@ def _swap(found: list[tuple[str, nn.Module, PositionKind, Replaced]], border: in
     for _, module, kind, replaced in found:
         swap(module, replaced.mixin, border)
         if kind.switches and hasattr(module, "config"):
+            route(module).switched = True
             configs[id(module.config)] = module.config
     for config in configs.values():
         interface.switch(config)
@@ -237,6 +241,7 @@ def undone_on_error(model: nn.Module) -> Iterator[None]:
             if is_swapped(module) and id(module) not in before:
                 unswap(module)
                 interface.switch_back(getattr(module, "config", None))
+        switching.follow(model)
         if not held:
             take_out(model)
         raise
@@ -256,6 +261,7 @@ def without_retrofit(model: nn.Module) -> Iterator[tuple[str, ...]]:
             swap_again(module, kind, own)
         for config in configs:
             interface.switch(config)
+        switching.follow(model)
         raise
 
 

@@ -75,7 +75,8 @@ class SeamlessEncoder(Retrofitted):
 
     def _apply_chunk_attention(self, attention_mask: Tensor | None, hidden_states: Tensor) -> Tensor | None:
         tokens = hidden_states.shape[1]
-        whole = tokens <= self.config.speech_encoder_chunk_size
+        by_token = attention_mask is None or attention_mask.dim() == 2
+        whole = by_token and tokens <= self.config.speech_encoder_chunk_size
         if whole and self.takes(tokens, tokens):
             return attention_mask
         published: Tensor = super()._apply_chunk_attention(attention_mask, hidden_states)  # type: ignore[misc]
@@ -105,6 +106,8 @@ class MaskedByKeys(Retrofitted):
         named = self.config._attn_implementation is not None  # a VITS encoder built by itself: the library drops masks
         if mask is not None and mask.dim() == 2 and named and not args and not asked and self.takes(tokens, tokens):
             kwargs["attention_mask"] = mask[:, None, None].bool()
+        elif mask is not None and _by_key(mask, tokens):
+            kwargs["attention_mask"] = mask.to(hidden_states.dtype)  # the caller's, which layers add, is none of ours
         return super().forward(hidden_states, *args, **kwargs)
 
 

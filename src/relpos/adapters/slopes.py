@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from relpos.adapters import interface
-from relpos.adapters.interface import mask_of, published_mask, refuse_weights
+from relpos.adapters.interface import mask_of, published_mask
 from relpos.adapters.kinds import PositionKind, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted, published_class
@@ -49,23 +49,28 @@ class AlibiModel(Retrofitted):
         past_key_values: Any = None,
         attention_mask: Any = None,
         inputs_embeds: Any = None,
+        use_cache: Any = None,
+        output_attentions: Any = None,
         **more: Any,
     ) -> Any:
         """The published forward."""
-        refuse_weights(more.get("output_attentions"))
         tokens = inputs_embeds if input_ids is None else input_ids
+        asked = self.config.output_attentions if output_attentions is None else output_attentions
         if tokens is not None:
-            attention_mask = self.handed_on(attention_mask, tokens, past_key_values)
-        return super().forward(input_ids, past_key_values, attention_mask, inputs_embeds, **more)
+            attention_mask = self.handed_on(attention_mask, tokens, past_key_values, asked)
+        return super().forward(
+            input_ids, past_key_values, attention_mask, inputs_embeds, use_cache, output_attentions, **more
+        )
 
-    def handed_on(self, mask: Tensor | None, tokens: Tensor, cache: Any) -> Tensor | None:
-        """The mask with which the layers attend by relpos, or that of the caller."""
+    def handed_on(self, mask: Tensor | None, tokens: Tensor, cache: Any, asked: bool) -> Tensor | None:
+        """The mask with which the layers attend by relpos, or that of the caller, who may have asked for weights."""
         queries = tokens.shape[1]
         keys = queries + (0 if cache is None else cache.get_seq_length())
         if mask is not None and mask.dim() == 4:
-            return mask if mask.shape[2] != 1 else mask.expand(-1, -1, queries, -1)
+            return self.of_caller(mask, queries, keys)
         if (
-            getattr(cache, "is_compileable", False)
+            asked
+            or getattr(cache, "is_compileable", False)
             or not getattr(self.config, "is_causal", True)
             or not self.takes(queries, keys)
             or (mask is not None and mask.shape != (tokens.shape[0], keys))
@@ -75,9 +80,18 @@ class AlibiModel(Retrofitted):
             return torch.zeros(1, 1, keys, 1, dtype=torch.bool, device=tokens.device)
         return ~mask.bool()[:, None, None].to(tokens.device)
 
+    def of_caller(self, mask: Tensor, queries: int, keys: int) -> Tensor:
+        """A caller's mask of four dimensions, which does not look like ours: one of several queries has no 1 behind."""
+        sides = (new if old == 1 else -1 for old, new in zip(mask.shape[2:], (queries, keys), strict=True))
+        return mask.expand(-1, -1, *sides)
+
 
 class BloomModel(AlibiModel):
-    """`BloomModel`."""
+    """`BloomModel`, which refuses masks of four dimensions."""
+
+    def of_caller(self, mask: Tensor, queries: int, keys: int) -> Tensor:
+        self._published(mask, self.num_heads, torch.float32)  # raises; it would not look at the heads of ours, either
+        return mask
 
     def build_alibi_tensor(self, attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
         """A number a key, or the slopes alone, `[H, 1, 1]`, where nothing is padded nor rounded."""
@@ -206,11 +220,11 @@ class MptAttention(AlibiAttention):
 class MptModel(AlibiModel):
     """`MptModel`, whose biases reach back for `max_seq_len` keys."""
 
-    def handed_on(self, mask: Tensor | None, tokens: Tensor, cache: Any) -> Tensor | None:
+    def handed_on(self, mask: Tensor | None, tokens: Tensor, cache: Any, asked: bool) -> Tensor | None:
         keys = tokens.shape[1] + (0 if cache is None else cache.get_seq_length())
         if keys > self.config.max_seq_len:
             return mask  # fails, as published
-        return super().handed_on(mask, tokens, cache)
+        return super().handed_on(mask, tokens, cache, asked)
 
 
 class FalconModel(Retrofitted):
@@ -222,12 +236,7 @@ class FalconModel(Retrofitted):
     def mechanism(self) -> None:
         """None; but Falcon finds the class of its layers by what the configuration selects, and there is none."""
         classes = sys.modules[published_class(self).__module__].FALCON_ATTENTION_CLASSES
-        classes.update({interface.PREFIX + own: _not_built for own in interface.SERVED})
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The published forward."""
-        refuse_weights(kwargs.get("output_attentions"))
-        return super().forward(*args, **kwargs)
+        classes.update({interface.PREFIX + own: _built for own in interface.SERVED})
 
 
 class FalconAttention(Retrofitted):
@@ -237,7 +246,14 @@ class FalconAttention(Retrofitted):
     training_border = FalconModel.training_border
 
     def forward(
-        self, hidden_states: Tensor, alibi: Tensor, attention_mask: Any, *args: Any, layer_past: Any = None, **more: Any
+        self,
+        hidden_states: Tensor,
+        alibi: Tensor,
+        attention_mask: Any,
+        *args: Any,
+        layer_past: Any = None,
+        output_attentions: bool = False,
+        **more: Any,
     ) -> Any:
         """Attention with relpos, or as published on what the published model hands on."""
         batch, queries, _ = hidden_states.shape
@@ -245,13 +261,14 @@ class FalconAttention(Retrofitted):
         own = str(self.config._attn_implementation_internal).removeprefix("relpos_")
         alibi = alibi.view(batch, self.num_heads, 1, keys)
         bias = alibi / math.sqrt(self.head_dim)
-        ours = by_key and self.takes(queries, keys)
+        ours = by_key and not output_attentions and self.takes(queries, keys)
         if by_key and not ours:
             dense = published_mask("eager", attention_mask, hidden_states[:, None], keys, causal=True)
             least = torch.finfo(hidden_states.dtype).min
             attention_mask = bias if dense is None else bias.masked_fill(dense < -1, least)
-        if own != "sdpa" and not ours:
-            return super().forward(hidden_states, alibi, attention_mask, *args, layer_past=layer_past, **more)
+        if not ours and (output_attentions or own != "sdpa"):
+            more |= {"layer_past": layer_past, "output_attentions": output_attentions}
+            return super().forward(hidden_states, alibi, attention_mask, *args, **more)
         fused = self._split_heads(self.query_key_value(hidden_states))
         q, k, v = (x.transpose(1, 2) for x in fused)
         if layer_past is not None:
@@ -269,10 +286,14 @@ class FalconAttention(Retrofitted):
         return self.dense(out), None
 
 
-def _not_built(*_: Any, **__: Any) -> NoReturn:
-    """In the place of a layer's class."""
-    remedy = "Copy the configuration before relpos.retrofit, or load it anew."
-    fail("a configuration of no retrofitted model", "that of one", remedy)
+def _built(config: Any, *args: Any, **kwargs: Any) -> nn.Module:
+    """In the place of a layer's class: a layer as published, of a configuration that was copied from a switched one."""
+    if interface.is_shared(config):
+        fail("a configuration of no retrofitted model", "that of one", "Build it with copy.deepcopy(config).")
+    interface.switch_back(config)
+    classes = sys.modules[class_path("falcon", "").rpartition(".")[0]].FALCON_ATTENTION_CLASSES
+    layer: nn.Module = classes[interface.implementation(config)](config, *args, **kwargs)
+    return layer
 
 
 def _is_for_relpos(mask: Any, queries: int) -> bool:

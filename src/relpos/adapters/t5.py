@@ -20,12 +20,10 @@ from relpos.adapters.interface import (
     is_switched,
     mask_of,
     published_mask,
-    refuse_static,
-    refuse_weights,
 )
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
-from relpos.adapters.retrofitted import Retrofitted, is_swapped, rows_of
+from relpos.adapters.retrofitted import Retrofitted, is_swapped, paused, rows_of
 from relpos.core import LineBias, Sequence, Terms
 from relpos.position import T5Bias
 
@@ -70,9 +68,11 @@ class T5Attention(Retrofitted):
         """The published forward, without its N x M zeros where there is no position."""
         names = ("mask", "key_value_states", "position_bias", "past_key_values")
         kwargs = dict(zip(names, args, strict=False)) | kwargs
-        _refuse(kwargs)
         if kwargs.get("position_bias") is None and not self.has_relative_attention_bias:
             kwargs["position_bias"] = hidden_states.new_zeros(1, self.n_heads, 1, 1)
+        if kwargs.get("output_attentions"):
+            with paused(self):
+                return super().forward(hidden_states, **kwargs)
         return super().forward(hidden_states, **kwargs)
 
 
@@ -89,11 +89,6 @@ class Pix2StructTextAttention(T5Attention):
 class UMT5Attention(T5Attention):
     """Every layer has a table of its own, and none takes the bias of another."""
 
-    @property
-    def has_relative_attention_bias(self) -> bool:
-        """True, so that `compute_bias` is asked everywhere, and makes no N x M zeros."""
-        return True
-
     def compute_bias(self, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0) -> Tensor:
         """The bias; one zero where the layer attends to other tokens."""
         if "relative_attention_bias" not in self._modules:
@@ -102,17 +97,13 @@ class UMT5Attention(T5Attention):
         return super().compute_bias(query_length, key_length, device, past_seen_tokens)
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """The published forward."""
-        names = ("encoder_hidden_states", "past_key_values", "attention_mask")
-        kwargs = dict(zip(names, args, strict=False)) | kwargs
-        _refuse(kwargs)
-        return super(T5Attention, self).forward(hidden_states, **kwargs)
-
-
-def _refuse(kwargs: dict[str, Any]) -> None:
-    """Raise one line on what is not served."""
-    refuse_weights(kwargs.get("output_attentions"))
-    refuse_static(kwargs.get("past_key_values"), "relpos.retrofit")
+        """The published forward; where there is no position, `compute_bias` is asked in place of N x M zeros."""
+        module: Any = self
+        own, module.has_relative_attention_bias = module.has_relative_attention_bias, True
+        try:
+            return super(T5Attention, self).forward(hidden_states, *args, **kwargs)
+        finally:
+            module.has_relative_attention_bias = own
 
 
 class MPNetEncoder(Retrofitted):
@@ -151,13 +142,15 @@ class MPNetSelfAttention(Retrofitted):
         output_attentions: bool = False,
         **kwargs: Any,
     ) -> tuple[Tensor, ...]:
-        """Attention by relpos where the bias is by offset, else as published."""
-        refuse_weights(output_attentions)
+        """Attention by relpos where the bias is by offset and the mask by token, else as published."""
         batch, tokens = hidden_states.shape[:2]
         by_token = attention_mask is None or attention_mask.dim() == 2
-        if position_bias is None or not by_token or not is_by_offset(position_bias, tokens, tokens):
+        by_offset = position_bias is not None and is_by_offset(position_bias, tokens, tokens)
+        if output_attentions or position_bias is None or not (by_token and by_offset):
             mask = published_mask("eager", attention_mask, hidden_states[:, None], tokens)
-            published: tuple[Tensor, ...] = super().forward(hidden_states, mask, position_bias)
+            if position_bias is not None and by_offset:
+                position_bias = dense_by_offset(position_bias, tokens, tokens).to(hidden_states.dtype)
+            published: tuple[Tensor, ...] = super().forward(hidden_states, mask, position_bias, output_attentions)
             return published
         q, k, v = (
             part(hidden_states).view(batch, tokens, self.num_attention_heads, -1).transpose(1, 2)

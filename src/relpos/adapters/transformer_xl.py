@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos.adapters.interface import mask_of, refuse_recorded_weights
+from relpos.adapters.interface import mask_of
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified, class_path
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
@@ -48,14 +48,14 @@ class ConformerAttention(Retrofitted):
     """The attention of wav2vec 2.0's Conformer and its copies, served by the attention interface."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """`(output, None)`; calls that are too short, or whose mask is not one number a key, as published."""
+        """`(output, None)`; as published where the call is too short, the mask is not one number a key or weights are
+        asked for."""
         tokens = hidden_states.shape[1]
         relative = args[0] if args else kwargs.get("relative_position_embeddings")
         plain = attention_mask is None or attention_mask.dim() == 2
         missing = self.position_embeddings_type == "relative" and relative is None  # the library has an error for that
         if missing or not (plain and self.takes(tokens, tokens)):
             return super().forward(hidden_states, attention_mask, *args, **kwargs)
-        refuse_recorded_weights()
         module: Any = self
         linears = module.linear_q, module.linear_k, module.linear_v
         q, k, v = (by_head(linear(hidden_states), module.head_size) for linear in linears)

@@ -176,8 +176,13 @@ def _copy(module: nn.Module, verified: Verified, dtype: torch.dtype, *, publishe
         one._forward_hooks.clear()
         one._forward_pre_hooks.clear()
         one._backward_hooks.clear()
+        config: Any = getattr(one, "config", None)
+        if getattr(config, "output_attentions", False):
+            config.output_attentions = False  # a call that returns weights runs as published
         if not is_swapped(one):
             continue
+        if route(one).switched:
+            interface.switch(config)
         if published:
             unswap(one)
         else:

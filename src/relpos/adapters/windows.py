@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from relpos.adapters.grids import kept_lines, terms_of_table, values
-from relpos.adapters.interface import weights_are_recorded
 from relpos.adapters.kinds import PositionKind, Refused, Replaced, Verified
 from relpos.adapters.random_inputs import RandomInputs
 from relpos.adapters.retrofitted import Retrofitted
@@ -58,7 +57,7 @@ class SwinAttention(Window):
         """Attention within windows `[B * windows, N, E]`."""
         own: Any = self.relative_position_bias
         tokens = hidden_states.shape[1]
-        if weights_are_recorded() or not self.takes_window(tokens, own.window_size):
+        if not self.takes_window(tokens, own.window_size):
             return super().forward(hidden_states, attention_mask, **kwargs)
         module: Any = self
         shape = (*hidden_states.shape[:-1], -1, module.head_dim)

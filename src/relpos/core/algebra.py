@@ -127,7 +127,7 @@ class Terms(Movable):
         return len(self.items)
 
     def __add__(self, other: Term | Terms) -> Terms:
-        return Terms(*self, *(other if isinstance(other, Terms) else (other,)))
+        return Terms(*self.items, *(other.items if isinstance(other, Terms) else (other,)))
 
     def of(self, kind: type[T]) -> tuple[T, ...]:
         """The terms of one kind, in order."""

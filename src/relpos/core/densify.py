@@ -12,12 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from relpos.core.gather import at_least_float32, lookup, segment_sum
 from relpos.core.kept import keep, may_keep
-from relpos.core.line import Layout, Lines, Ramp
+from relpos.core.line import Lines, Ramp
 
 _FEW_PAIRS = 2**13
 """Up to which the sum of pairs one after another is faster, and hardly less exact than that along diagonals."""
@@ -26,29 +27,33 @@ _FEW_PAIRS = 2**13
 def sum_over_offsets(x: Float[Tensor, "*C n m"]) -> Float[Tensor, "*C d"]:
     """`out[i - j + m - 1] = sum of x[i, j]`: the sums along the n + m - 1 diagonals."""
     n, m = x.shape[-2:]
-    wide = x.new_zeros(*x.shape[:-1], n + m)
-    wide[..., :m] = x.flip(-1)
+    wide = F.pad(x.flip(-1), (0, n))  # and no slice written to: with sizes that are symbols torch 2.10 loses it
     skewed = wide.flatten(-2)[..., : n * (n + m - 1)]
     return torch.unflatten(skewed, -1, (n, n + m - 1)).sum(dim=-2)
 
 
 def _gradient(
-    gradient: Float[Tensor, "H N M"], query: Tensor, key: Tensor, origin: int, length: int, layout: Layout
+    gradient: Float[Tensor, "H N M"],
+    query: Tensor,
+    key: Tensor,
+    origin: int,
+    length: int,
+    lowest: int,
+    rows: int,
+    columns: int,
+    query_sizes: tuple[int, ...],
+    key_sizes: tuple[int, ...],
 ) -> Float[Tensor, "H L"]:
-    """d(values) for regular lines."""
-    assert layout.query is not None
-    assert layout.key is not None
+    """d(values) for regular lines. What follows the tensors is `_about(lines)`."""
     wide = at_least_float32(gradient)
     result = wide.new_zeros(wide.shape[0], length)
-    rows, columns = layout.query.prefix, layout.key.prefix
     cells = wide[:, rows:, columns:]
     if cells.numel():
-        sums = cells.unflatten(2, layout.key.sizes).unflatten(1, layout.query.sizes)
-        axes = len(layout.spans)
+        sums = cells.unflatten(2, key_sizes).unflatten(1, query_sizes)
+        axes = len(query_sizes)
         for axis in range(axes):
             sums = sum_over_offsets(sums.movedim((1, 1 + axes - axis), (-2, -1)))
         sums = sums.flatten(1)
-        lowest = layout.query.start - (layout.key.start + layout.key.extent) + origin  # above 0 in a part of the lines
         result[:, lowest : lowest + sums.shape[1]] = sums
     if rows and cells.shape[2]:
         result[:, query[0] - key[columns:] + origin] = wide[:, :rows, columns:].sum(dim=1)
@@ -59,22 +64,38 @@ def _gradient(
     return result.to(gradient.dtype)
 
 
+def _about(lines: Lines) -> tuple[int, int, int, int, int, tuple[int, ...], tuple[int, ...]]:
+    """What `_gradient` has to know of regular lines."""
+    query, key = lines.layout.query, lines.layout.key
+    assert query is not None
+    assert key is not None
+    lowest = query.start - (key.start + key.extent) + lines.origin  # above 0 in a part of the lines
+    return lines.origin, lines.length, lowest, query.prefix, key.prefix, query.sizes, key.sizes
+
+
 class _Expand(torch.autograd.Function):
+    """`values` at every pair. The sizes of both sides come as shapes of tensors without elements, and all else as one
+    integer each, since Dynamo of torch 2.10 mixes up symbols that are inside of anything."""
+
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(values: Tensor, query: Tensor, key: Tensor, origin: int, length: int, layout: Layout) -> Tensor:
+    def forward(
+        values: Tensor, query: Tensor, key: Tensor, query_shape: Tensor, key_shape: Tensor,
+        origin: int, length: int, lowest: int, rows: int, columns: int,
+    ) -> Tensor:  # fmt: skip
         return values[:, query[:, None] - key[None, :] + origin]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, query, key, *ctx.plain = inputs
-        ctx.save_for_backward(query, key)
+        ctx.save_for_backward(*inputs[1:5])
+        ctx.integers = inputs[5:]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, key = ctx.saved_tensors
-        return _gradient(gradients[0], query, key, *ctx.plain), None, None, None, None, None
+        query, key, *shapes = ctx.saved_tensors
+        sizes = [x.shape[1:] for x in shapes]
+        return _gradient(gradients[0], query, key, *ctx.integers, *sizes), *(None for _ in range(9))
 
 
 class _Read(torch.autograd.Function):
@@ -151,7 +172,7 @@ def contract(gradient: Float[Tensor, "*B H N M"], lines: Lines) -> Float[Tensor,
         wide, index = at_least_float32(whole).reshape(whole.shape[0], pairs), lines.index().view(1, -1)
         sums = wide.new_zeros(whole.shape[0], lines.length).scatter_add_(1, index.expand_as(wide), wide)
         return sums.to(gradient.dtype)
-    return _gradient(whole, lines.query, lines.key, lines.origin, lines.length, lines.layout)
+    return _gradient(whole, lines.query, lines.key, *_about(lines))
 
 
 def expand(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "*B H N M"]:
@@ -164,5 +185,7 @@ def expand(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "*B H N 
         read: Tensor = _Read.apply(values, lines)  # type: ignore[no-untyped-call]
         return read
     key = lines.key.clone() if lines.key is lines.query else lines.key  # torch.compile takes no tensor twice
-    result: Tensor = _Expand.apply(values, lines.query, key, lines.origin, lines.length, lines.layout)  # type: ignore[no-untyped-call]
+    *integers, query_sizes, key_sizes = _about(lines)
+    shapes = (values.new_empty(0, *sizes) for sizes in (query_sizes, key_sizes))
+    result: Tensor = _Expand.apply(values, lines.query, key, *shapes, *integers)  # type: ignore[no-untyped-call]
     return result

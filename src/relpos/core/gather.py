@@ -47,7 +47,9 @@ def _sorted(index: Int[Tensor, " I"], rows: int) -> tuple[Int[Tensor, " I"], Int
 
 def _sum_sorted(values: Float[Tensor, " I *C"], order: Tensor, begins: Tensor) -> Float[Tensor, " R *C"]:
     wide = at_least_float32(values)[order].contiguous()
-    return torch.segment_reduce(wide, "sum", offsets=begins, initial=0, unsafe=True).to(values.dtype)
+    sums = torch.segment_reduce(wide, "sum", offsets=begins, initial=0, unsafe=True)
+    # `.to` of its own dtype would be the same tensor under two names, whose gradient Dynamo of torch 2.11 loses.
+    return sums if sums.dtype == values.dtype else sums.to(values.dtype)
 
 
 class Rows:

@@ -8,12 +8,14 @@ raises an error of its own later.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.nn.utils import stateless
 
 _FLASH = (
     "aten::_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value, float dropout_p=0., "
@@ -58,6 +60,15 @@ def multiplies_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 on this CPU. Where nobody tells, False: float32 copies are multiplied."""
     asked = _operator(_BFLOAT16)
     return asked is not None and bool(asked())
+
+
+_swap: Callable[..., AbstractContextManager[Any]] | None = getattr(stateless, "_reparametrize_module", None)
+
+
+def with_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> AbstractContextManager[Any] | None:
+    """A scope in which a module has these tensors for its parameters: that of `torch.func.functional_call`, which calls
+    `forward` alone. Where PyTorch has it no more, None."""
+    return None if _swap is None else _swap(module, tensors, tie_weights=True)
 
 
 def inside_transform() -> bool:

@@ -72,8 +72,13 @@ def unchecked(cls: type[T], **fields: Any) -> T:
 def changed(node: T, **fields: Any) -> T:
     """A frozen data class with other values in some fields, like `dataclasses.replace`, where the new values are known
     to fit: nothing is checked. What the old one keeps stays behind."""
-    own = {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}  # type: ignore[arg-type]
-    return unchecked(type(node), **(own | fields))
+    return unchecked(type(node), **(fields_of(node) | fields))
+
+
+def fields_of(node: Any) -> dict[str, Any]:
+    """The fields of a data class by name. Not `vars`, which Dynamo of torch 2.10 and 2.11 cannot trace, and which has
+    what is kept there, too."""
+    return {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
 
 
 class Movable:

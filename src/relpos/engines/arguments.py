@@ -18,6 +18,7 @@ from relpos.core.checks import (
     shape_of,
 )
 from relpos.core.terms.fitting import check_device, check_heads
+from relpos.core.tree import fields_of
 from relpos.engines.call import Call
 from relpos.engines.familiar import Familiar, familiar_of
 
@@ -150,7 +151,7 @@ def _resolve_terms(
 
 def _check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:
     mask.check(q.shape[2], k.shape[2])
-    for name, x in vars(mask).items():
+    for name, x in fields_of(mask).items():
         if not isinstance(x, Tensor):
             continue
         check_device(x, f"Mask {name}", q)

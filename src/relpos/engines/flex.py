@@ -18,6 +18,7 @@ from torch import Tensor
 
 from relpos.core import LineBias, LineVectors, Mask, QueryBias, Rotation, Scale, Sinks, Softcap, at_least_float32
 from relpos.core.pairs import Compared
+from relpos.core.tree import fields_of
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 from relpos.engines.operators import lacks_transform
@@ -84,7 +85,7 @@ def attend(call: Call, flex: Any, create_block_mask: Any) -> tuple[Float[Tensor,
 
     block_mask = None
     if call.mask is not None:
-        tensors = (x for x in vars(call.mask).values() if isinstance(x, Tensor))
+        tensors = (x for x in fields_of(call.mask).values() if isinstance(x, Tensor))
         batch = call.q.shape[0] if any(x.dim() == 2 for x in tensors) else None
         heads = None if call.mask.blocks is None else call.q.shape[1]
         device: Any = call.q.device

@@ -9,7 +9,7 @@ be symbols. Rotations and query biases are applied before.
 from __future__ import annotations
 
 import ast
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
@@ -45,15 +45,15 @@ def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
         return ("Tensor", len(tensors) - 1)
     if isinstance(node, tuple):
         return ("tuple", *(_take_apart(x, tensors, numbers) for x in node))
-    if is_dataclass(node):
-        parts = (getattr(node, field.name) for field in fields(node))
-        return (type(node).__name__, *(_take_apart(part, tensors, numbers) for part in parts))
     if node is None or isinstance(node, str | bool):
         return node
     if isinstance(node, float | torch.SymFloat):
         return node.__float__()  # one number, where a compiler makes symbols of numbers
-    numbers.append(node)
-    return ("int", len(numbers) - 1)
+    if isinstance(node, int | torch.SymInt):
+        numbers.append(node)  # type: ignore[arg-type]  # a symbol is one
+        return ("int", len(numbers) - 1)
+    parts = (getattr(node, field.name) for field in fields(node))
+    return (type(node).__name__, *(_take_apart(part, tensors, numbers) for part in parts))
 
 
 def unpack(tensors: list[Tensor], numbers: list[int], structure: str) -> Call:

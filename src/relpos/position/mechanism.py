@@ -38,10 +38,11 @@ from relpos.core.checks import (
     shape_of,
 )
 from relpos.core.kept import TOKEN_BYTES, share, state_of
+from relpos.core.private import with_tensors
 from relpos.position.held import Held
 from relpos.position.tables import require_std
 from relpos.position.trainable import Trainable
-from relpos.position.twins import twin
+from relpos.position.twins import checked, twin
 from relpos.position.written import WrittenOut
 
 
@@ -192,6 +193,11 @@ class Mechanism(WrittenOut, Trainable):
             >>> table = torch.zeros(169, 8, requires_grad=True)
             >>> terms = bias.terms_from({"relative_position_bias_table": table}, relpos.Grid(7, 7))
         """
+        if torch.compiler.is_compiling():  # Dynamo of torch 2.10 and 2.11 cannot read the attributes that a twin shares
+            swapped = with_tensors(self, checked(self, tensors))
+            if swapped is not None:
+                with swapped:
+                    return self.terms(queries, keys)
         return _twin_of(self, tensors).terms(queries, keys)
 
     def forward(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from relpos.core import Grid, Positions
+from relpos.core import Coordinates, Grid, Positions
 from relpos.core.checks import fail, require_number, shape_of
 from relpos.core.coordinates import COORDINATES
 

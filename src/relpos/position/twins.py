@@ -30,6 +30,13 @@ def twin(module: M, tensors: Mapping[str, Tensor]) -> M:
         ValueError: no such name, or no tensor of the same shape and device that is floating point where that is. A
             module on the meta device takes tensors of any device.
     """
+    given = checked(module, tensors)
+    named = dict(module.named_parameters()) | dict(module.named_buffers())
+    return _twin(module, {id(named[name]): x for name, x in given.items()})
+
+
+def checked(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that can replace a module's, and where they are if it is on the meta device; raise as `twin` does."""
     named = dict(module.named_parameters()) | _persistent_buffers(module)
     if not isinstance(tensors, Mapping):
         remedy = 'Write {"name": tensor}, with the names of named_parameters().'
@@ -40,11 +47,11 @@ def twin(module: M, tensors: Mapping[str, Tensor]) -> M:
             fail(f"no tensors for {own}, which has no parameters", repr(name), "Pass an empty dictionary.")
         require_name(name, named, f"the name of a parameter of {own}")
         _require_fit(x, f"{name} of {own}", named[name])
-    given = {id(named[name]): x for name, x in tensors.items()}
     device = next((x.device for name, x in tensors.items() if named[name].is_meta), None)
-    if device is not None:  # what only says where the module is
-        given |= {id(x): torch.empty(0, device=device) for x in module.buffers() if x.is_meta and not x.numel()}
-    return _twin(module, given)
+    if device is None:
+        return dict(tensors)
+    places = (name for name, x in module.named_buffers() if x.is_meta and not x.numel())  # what only says where it is
+    return dict(tensors) | {name: torch.empty(0, device=device) for name in places}
 
 
 def _persistent_buffers(module: nn.Module) -> dict[str, Tensor]:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.adapters.interface import REPLACED, refuse_static
+from relpos.adapters.interface import implementation, is_switched, refuse_static
 from relpos.adapters.replacement.placed import Placed
+from relpos.core.checks import fail
 
 
 class PlacedInterfaceAttention(Placed):
@@ -20,7 +21,10 @@ class PlacedInterfaceAttention(Placed):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The published forward."""
-        refuse_static(kwargs.get("past_key_values"), REPLACED)
+        if not is_switched(self.config):  # the published function would attend without any position
+            remedy = "Set it by model.set_attn_implementation of the model whose position was replaced."
+            fail("a configuration that selects relpos's attention", implementation(self.config), remedy)
+        refuse_static(kwargs.get("past_key_values"))
         return super().forward(*args, **kwargs)
 
 
