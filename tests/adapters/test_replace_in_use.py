@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import pickle
 import subprocess
@@ -17,6 +18,7 @@ import torch
 from replaced import gradients
 from replaced_models import FAMILIES, Family
 from safetensors.torch import load_file
+from test_replace_windows import beit_of_all
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -266,3 +268,29 @@ def test_gradients_of_two_processes_are_those_of_one(tmp_path: Path) -> None:
         for name, (apart, learned) in found.items():
             assert apart < 1e-9, name
             assert learned, name
+
+
+def _given_weights(model: nn.Module, like: nn.Module) -> None:
+    """A model that was built on meta, with the weights of another: assigned, and what its library does not save."""
+    model.load_state_dict(like.state_dict(), assign=True)
+    for one, other in zip(model.modules(), like.modules(), strict=True):
+        for name in one._non_persistent_buffers_set - {"_here"}:
+            one._buffers[name] = other._buffers[name]
+
+
+@pytest.mark.parametrize("position", [None, "alibi"], ids=["weights", "no weights"])
+@pytest.mark.parametrize("name", [*FAMILIES, "BEiT, embedded"])
+@torch.no_grad()
+def test_built_on_meta_before(name: str, position: str | None) -> None:
+    family = FAMILIES[name] if name in FAMILIES else dataclasses.replace(FAMILIES["BEiT"], build=beit_of_all)
+    options = {"init_std": 0.5, **family.options}
+    own = family.published()
+    with torch.device("meta"):
+        made = family.published()
+    for model in (own, made):
+        relpos.replace_position(model, position or family.position, **options)
+    _given_weights(made, own)
+    assert torch.equal(family.called(made), family.called(own))
+    made.to("cpu")
+    relpos.restore(made)
+    assert torch.equal(family.called(made), family.called(family.published()))

@@ -168,6 +168,23 @@ def test_weights_on_the_meta_device() -> None:
     _refused(model, r"shared\.weight on the meta device.*verify=False")
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask:UserWarning")
+@pytest.mark.parametrize("name", models())
+@torch.no_grad()
+def test_built_on_meta_and_given_weights_after_the_retrofit(name: str) -> None:
+    model = models()[name]
+    own = model.made()
+    wanted = model.called(own)
+    made = model.made().to("meta")
+    relpos.retrofit(made, border=0, verify=False)
+    made.load_state_dict(own.state_dict(), assign=True)
+    for one, other in zip(made.modules(), own.modules(), strict=True):  # what its library does not save
+        one._buffers.update({key: other._buffers[key] for key in one._non_persistent_buffers_set})
+    for out, theirs in zip(model.called(made), wanted, strict=True):
+        torch.testing.assert_close(out, theirs, rtol=0, atol=max(model.exact, 1e-6) * float(theirs.abs().max()))
+
+
 def test_what_cannot_be_run_is_no_difference() -> None:
     from torch.nn.utils import prune
 
