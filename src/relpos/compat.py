@@ -60,6 +60,7 @@ class RotaryPositionalEmbedding(nn.Module):
         if length > self.max_seq_len:
             fail(f"at most max_seq_len={self.max_seq_len} tokens", str(length), "Build it with a larger one.")
         heads = x if x.dim() == 4 else x[:, None]
+        self.rotary.settle(x.device)
         turned = rotate(heads, self.rotary.angles(Sequence(length)), layout="half")
         return turned if x.dim() == 4 else turned[:, 0]
 
@@ -99,5 +100,6 @@ class ALiBiPositionalEmbedding(nn.Module):
             fail(wanted, shape_of(attention_scores), "For a cache, pass relpos.ALiBi to relpos.attention.")
         if keys > self.max_seq_len:
             fail(f"at most max_seq_len={self.max_seq_len} tokens", str(keys), "Build it with a larger one.")
+        self.alibi.settle(attention_scores.device)
         (term,) = self.alibi.terms(Sequence(keys)).of(LineBias)
         return (attention_scores + expand(term.values, term.lines)).to(attention_scores.dtype)

@@ -185,7 +185,13 @@ def require_wide(x: Tensor, name: str, why: str) -> None:
 def require_device(x: Tensor, name: str, device: torch.device, remedy: str) -> None:
     """Raise unless `x` is on `device`."""
     if x.device != device:
-        fail(f"{name} on {device}", str(x.device), remedy)
+        on_meta = x.is_meta or device.type == "meta"
+        fail(f"{name} on {device}", str(x.device), f"{remedy} {_WITHOUT_NUMBERS}" if on_meta else remedy)
+
+
+_WITHOUT_NUMBERS = (
+    "Parameters on meta have no numbers yet and cannot be moved; load_state_dict(weights, assign=True) gives them some."
+)
 
 
 CPU = torch.device("cpu")

@@ -131,6 +131,9 @@ def _resolve_terms(
                 _check_fit(q, k, v)  # which says better what is wrong where these do not fit each other
                 remedy = "Coordinates count the prefix too; where keys differ from queries, pass keys=."
                 fail(f"{name} coordinates for {count} tokens", f"{coordinates!r} with {coordinates.count}", remedy)
+        settle = getattr(position, "settle", None)
+        if settle is not None:
+            settle(q.device)
         terms = make(queries, keys)
         if not isinstance(terms, Terms):
             made = f"{shape_of(terms)} from {type(position).__name__}"

@@ -32,6 +32,7 @@ from relpos.layers.cache import LayerCache
 from relpos.layers.norms import HeadNormChoice
 from relpos.layers.projection import SelfAttention
 from relpos.position import Mechanism
+from relpos.position.located import settle
 from relpos.position.mechanism import acts_in_attention, acts_on_tokens, parts_of
 
 AttentionKind = Literal["softmax", "linear", "flash"]
@@ -230,6 +231,7 @@ class MultiHeadAttention(SelfAttention):
         if coordinates is not None and m > n:
             fail("no coordinates beside a cache that holds tokens", repr(coordinates), "A cache is a plain sequence.")
         queries = Sequence(n, start=m - n) if coordinates is None else coordinates
+        settle(self.position, self.qkv.weight.device)
         own = self.position.terms(queries, Sequence(m) if m > n else None)
         return own if position is None else own + position
 

@@ -18,6 +18,7 @@ from relpos.core import Coordinates, Sequence, Terms
 from relpos.core.checks import NO_OTHER, fail, require_choice, require_flag, require_int, require_tokens, shape_of
 from relpos.layers.norms import CosineScale, HeadNormChoice, QueryKeyNorm
 from relpos.position import Mechanism
+from relpos.position.located import settle
 from relpos.position.mechanism import is_mechanism
 
 
@@ -78,6 +79,7 @@ class SelfAttention(nn.Module):
         q, k, v = self._heads(x)
         position = None
         if self.position is not None:
+            settle(self.position, x.device)
             position = self.position.terms(Sequence(x.shape[1]) if coordinates is None else coordinates)
         return self._joined(self._attend(q, k, v, position))
 

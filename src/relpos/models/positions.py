@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from relpos.core import Coordinates, Terms
 from relpos.core.checks import fail, require_flag, shape_of
 from relpos.position import Mechanism, RotaryEmbedding, Site, Sum, find
+from relpos.position.located import settle
 from relpos.position.mechanism import acts_in_attention, acts_on_tokens, grow_part, growth_of, is_mechanism, parts_of
 from relpos.position.rotary import site_length
 from relpos.position.scaling import RotaryScaling
@@ -141,7 +142,8 @@ class LayerPositions(ModuleSequence):
         return [Sum(part for part in parts_of(position) if acts_in_attention(part)) for position in self.sums()]
 
     def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
-        """Tokens with their absolute position added."""
+        """Tokens with their absolute position added. It comes before `terms`, which are not told where tokens are."""
+        settle(self, x.device)
         first = self.sums()[0]
         return first.embed(x, coordinates) if acts_on_tokens(first) else x
 

@@ -37,6 +37,7 @@ from relpos.models.positions import LayerPositions, ModuleSequence, PositionChoi
 from relpos.models.pretrained import PretrainedModel
 from relpos.patterns import join, partition
 from relpos.position import Mechanism, Site, Sum
+from relpos.position.located import settle
 from relpos.position.mechanism import acts_in_attention, acts_on_tokens, parts_of
 from relpos.position.tables import require_std
 
@@ -181,6 +182,7 @@ class SwinTransformer(PretrainedModel):
         grid = self.patch_embed.grid((images.shape[2], images.shape[3]))
         x = self.pos_drop(in_use(self.token_position).embed(self.patch_norm(x), grid)).unflatten(1, grid.sizes)
         for stage, positions, window in zip(self.stages, in_use(self.positions), self.windows, strict=True):
+            settle(positions, x.device)
             x = stage(x, positions.terms, window)
         features: Tensor = self.norm(x)
         return features

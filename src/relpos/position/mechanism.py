@@ -40,6 +40,7 @@ from relpos.core.checks import (
 from relpos.core.kept import TOKEN_BYTES, share, state_of
 from relpos.core.private import with_tensors
 from relpos.position.held import Held
+from relpos.position.located import META, Located, settle
 from relpos.position.tables import require_std
 from relpos.position.trainable import Trainable
 from relpos.position.twins import checked, twin
@@ -93,7 +94,7 @@ AS_IS = "as is"
 """The growth rule of mechanisms that are defined at any coordinates and need nothing."""
 
 
-class Mechanism(WrittenOut, Trainable):
+class Mechanism(Located, WrittenOut, Trainable):
     """Base of all position mechanisms. On its own it says nothing.
 
     `terms(queries, keys)` is what it says in attention, `embed(x, coordinates)` what it adds to tokens. `a + b` is a
@@ -106,21 +107,10 @@ class Mechanism(WrittenOut, Trainable):
         >>> both.trainable = False  # freezes T5's table
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("_here", torch.empty(0), persistent=False)  # moves with .to(device)
-
     _repr_html_: ClassVar[Callable[[Mechanism], str | None] | None] = None
     """How notebooks draw it: `relpos` sets what does, so that nothing here knows of drawing."""
 
     _held: Held | None = None  # within `relpos.decoding`, what was made of its weights
-
-    @property
-    def device(self) -> torch.device:
-        """The device its terms are built on."""
-        here = self._buffers["_here"]  # an attribute is looked for in two other places first
-        assert isinstance(here, Tensor)
-        return here.device
 
     def _raster_lines(self, queries: Coordinates, keys: Coordinates | None) -> Lines:
         """The lines as a one-axis mechanism sees the tokens, checked."""
@@ -137,8 +127,7 @@ class Mechanism(WrittenOut, Trainable):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         self.__dict__.pop("_kept", None)  # it may be on another device from now on
-        applied: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        return applied
+        return super()._apply(fn, recurse)
 
     def _as_seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
         """The coordinates as it sees them; raises where it cannot serve them."""
@@ -266,7 +255,9 @@ def _twin_of(mechanism: Mechanism, tensors: Mapping[str, Tensor]) -> Mechanism:
             share(part)
     other = twin(mechanism, tensors)
     structural = tensors.keys() <= dict(mechanism.named_parameters()).keys()
+    device = next((x.device for x in tensors.values() if not x.is_meta), META)
     for part in _mechanisms_in(other):
+        part.settle(device)
         part.__dict__.pop("_held", None)
         if not structural:  # what is kept may follow from a buffer
             part.__dict__.pop("_kept", None)
@@ -336,8 +327,14 @@ class Sum(Mechanism):
 
     @property
     def device(self) -> torch.device:
-        """The device of its parts."""
-        return next((part.device for part in self.parts() if hasattr(part, "device")), super().device)
+        """The device of its parts, the first that is not to be settled yet."""
+        found = [part.device for part in self.parts() if hasattr(part, "device")]
+        return next((one for one in found if one != META), found[0] if found else super().device)
+
+    def settle(self, device: torch.device) -> None:
+        super().settle(device)
+        for part in self.mechanisms:
+            settle(part, device)
 
     @property
     def growth(self) -> tuple[str, ...]:

@@ -85,6 +85,8 @@ class SinusoidalPositionEmbedding(Mechanism):
 
     def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
         """Tokens with the sinusoids of their position added."""
+        if isinstance(x, Tensor):
+            self.settle(x.device)
         return add_to_tokens(x, self.vectors(coordinates), coordinates)
 
     def vectors(self, coordinates: Coordinates) -> Float[Tensor, "_ N E"]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from relpos.core.checks import fail, require_device, require_name, shape_of
@@ -47,11 +46,7 @@ def checked(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
             fail(f"no tensors for {own}, which has no parameters", repr(name), "Pass an empty dictionary.")
         require_name(name, named, f"the name of a parameter of {own}")
         _require_fit(x, f"{name} of {own}", named[name])
-    device = next((x.device for name, x in tensors.items() if named[name].is_meta), None)
-    if device is None:
-        return dict(tensors)
-    places = (name for name, x in module.named_buffers() if x.is_meta and not x.numel())  # what only says where it is
-    return dict(tensors) | {name: torch.empty(0, device=device) for name in places}
+    return dict(tensors)
 
 
 def _persistent_buffers(module: nn.Module) -> dict[str, Tensor]:

@@ -42,9 +42,7 @@ class PlacedBeit(Placed):
     @property
     def pos_embed(self) -> Tensor:
         """What is added to tokens, `[1, N, E]`, in place of its own."""
-        module: Any = self
-        like: Tensor = module.cls_token
-        return self.place.embed(like.new_zeros(1, self.place.coordinates.count, like.shape[2]))
+        return self.added_for("pos_embed")
 
 
 def _beit(name: str, model: Any, given: Given) -> Iterator[Stack]:

@@ -24,6 +24,7 @@ from relpos.core import Coordinates, DenseBias, Mask, Positions, Sequence, Term,
 from relpos.core.checks import fail
 from relpos.core.private import asked_while_tracing
 from relpos.models.positions import LayerPositions, in_use
+from relpos.position.located import settle
 from relpos.position.mechanism import AS_IS, Mechanism, acts_on_tokens
 
 CHILD = "positions"
@@ -132,6 +133,7 @@ class Placement:
         Raises:
             ValueError: another number of tokens than the coordinates have, or a position beyond the last.
         """
+        settle(self.child, x.device)
         first = self.sums()[0]
         if not acts_on_tokens(first):
             return x
@@ -166,6 +168,14 @@ class Placed(Retrofitted):
         found: Placement = self.made
         return found
 
+    def added_for(self, name: str) -> Tensor:
+        """What is added to tokens, `[1, N, E]`, in place of the module's own parameter of this name."""
+        own: Tensor | None = self._parameters.get(name)
+        if own is not None and own.is_meta and self.place.sums()[0].device == own.device:
+            return own  # `load_state_dict(assign=True)` asks on its way
+        like: Tensor = self.cls_token
+        return self.place.embed(like.new_zeros(1, self.place.coordinates.count, like.shape[2]))
+
     def attend_placed(
         self,
         q: Tensor,
@@ -186,6 +196,7 @@ class Placed(Retrofitted):
         """
         if self.training and torch.is_grad_enabled():
             self.place.notice(q)
+        settle(self.place.child, q.device)
         terms, allowed = self.terms_and_mask(q.shape[2], k.shape[2], mask, causal=causal)
         scale = None if scale is None or scale == q.shape[-1] ** -0.5 else scale
         return self.attend(q, k, v, position=terms, mask=allowed, scale=scale, dropout=dropout)

@@ -71,9 +71,7 @@ class PlacedViTEmbeddings(Placed):
     @property
     def position_embeddings(self) -> Tensor:
         """What is added to tokens, `[1, N, E]`, in place of its own."""
-        module: Any = self
-        like: Tensor = module.cls_token
-        return self.place.embed(like.new_zeros(1, self.place.coordinates.count, like.shape[2]))
+        return self.added_for("position_embeddings")
 
     def interpolate_pos_encoding(self, embeddings: Tensor, height: int, width: int) -> Tensor:
         """The same: nothing is interpolated, and so there is one size."""
