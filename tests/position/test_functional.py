@@ -32,6 +32,7 @@ from relpos import (
 )
 from relpos.core import Coordinates, Offsets, keep
 from relpos.position import FIREBias, Sum
+from relpos.position.saved import with_settings
 
 SCRIPT = Path(__file__).with_name("compile_functional.py")
 GRID = Grid(3, 4)
@@ -46,7 +47,7 @@ def others(mechanism: nn.Module, seed: int = 5) -> dict[str, Tensor]:
 
 def loaded(mechanism: Mechanism, tensors: dict[str, Tensor]) -> Mechanism:
     twin = copy.deepcopy(mechanism)
-    twin.load_state_dict({name: x.detach() for name, x in tensors.items()})
+    twin.load_state_dict(with_settings(twin, {name: x.detach() for name, x in tensors.items()}))
     return twin
 
 

@@ -29,6 +29,7 @@ from relpos import (
     attention,
     rotate,
 )
+from relpos.position.saved import with_settings
 
 pytestmark = pytest.mark.usefixtures("timm")  # transformers imports torchvision as timm does; see there
 
@@ -74,7 +75,7 @@ def test_t5_attention(decoder: bool, backend: str, dtype: torch.dtype) -> None:
         block = model("t5").T5Attention(settings, has_relative_attention_bias=True, layer_idx=0, is_causal=decoder)
         theirs = random(block, dtype)(x, mask=before(n, dtype) if decoder else None)[0]
     own = T5Bias(3, bidirectional=not decoder).to(dtype)
-    own.load_state_dict({"relative_attention_bias": block.relative_attention_bias.weight})
+    own.load_state_dict(with_settings(own, {"relative_attention_bias": block.relative_attention_bias.weight}))
     q, k, v = (heads(layer(x), 3) for layer in (block.q, block.k, block.v))
     mask = Mask.causal() if decoder else None
     attended = attention(q, k, v, position=own, queries=Sequence(n), mask=mask, backend=backend)
@@ -96,7 +97,7 @@ def test_t5_decodes_with_a_cache() -> None:
         config("t5", d_model=12, d_kv=4, num_heads=3, is_decoder=True), has_relative_attention_bias=True, layer_idx=0
     )
     own = T5Bias(3, bidirectional=False)
-    own.load_state_dict({"relative_attention_bias": block.relative_attention_bias.weight})
+    own.load_state_dict(with_settings(own, {"relative_attention_bias": block.relative_attention_bias.weight}))
     (line,) = own.terms(Sequence(1, start=199), Sequence(200)).of(LineBias)
     theirs = block.compute_bias(1, 200, past_seen_tokens=199)
     assert torch.equal(line.values[:, line.lines.index()], theirs[0])

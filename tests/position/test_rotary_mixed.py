@@ -16,6 +16,7 @@ from conformance.suite import LibrarySuite
 from position.widened import in_float64
 from relpos import Grid, RotaryMixed, Rotation, Sequence, Site, attention, rotate
 from relpos.core import Coordinates
+from relpos.position.saved import with_settings
 from relpos.testing import oracle
 
 
@@ -88,7 +89,7 @@ def test_parity_with_timm(timm: Any, shape: tuple[int, int], dtype: torch.dtype)
         embed = module.get_embed(list(shape)) if dtype == torch.float32 else _again(module, shape)
 
         own = RotaryMixed(3, 8).to(dtype)
-        own.load_state_dict({"frequencies": module.freqs[:, layer].flip(0)})
+        own.load_state_dict(with_settings(own, {"frequencies": module.freqs[:, layer].flip(0)}))
         output = attention(q, k, v, position=own, queries=Grid(*shape))
         assert isinstance(output, Tensor)
         found = parity.with_gradients(output, {**leaves, "freqs": own.frequencies}, upstream)

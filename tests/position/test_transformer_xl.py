@@ -15,6 +15,7 @@ from position.published import DTYPES, config, heads, largest_tensor, model, ran
 from relpos import Grid, Mask, Sequence, Site, TransformerXLPosition, attention
 from relpos.core import Coordinates
 from relpos.position.angles import frequencies, turned, waves
+from relpos.position.saved import with_settings
 from relpos.testing import SuiteCase, oracle
 
 
@@ -113,7 +114,8 @@ def test_parity_with_conformer(timm: Any, backend: str, dtype: torch.dtype) -> N
     block = random(published.Wav2Vec2ConformerSelfAttention(settings), dtype)
     x = tokens(2, n, 12, dtype=dtype)
     own = TransformerXLPosition(3, 4, 12, layout="interleaved").to(dtype)
-    own.load_state_dict({"u": block.pos_bias_u, "v": block.pos_bias_v, "projection.weight": block.linear_pos.weight})
+    learned = {"u": block.pos_bias_u, "v": block.pos_bias_v, "projection.weight": block.linear_pos.weight}
+    own.load_state_dict(with_settings(own, learned))
     exact = sinusoid(range(n - 1, -n, -1), "interleaved")
     table = published.Wav2Vec2ConformerRelPositionalEmbedding(settings)(x.detach().float())
     torch.testing.assert_close(table[0].double(), exact, rtol=0, atol=2e-6)

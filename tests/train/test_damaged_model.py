@@ -159,9 +159,9 @@ def test_show_draws_no_model_of_any_size(
     argument: str, asked: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     task = find_task("text" if argument == "context" else "digits")
-    recipe, position = (ON_TEXT, "rotary_1d") if argument == "context" else (ON_IMAGES, "alibi_axes")
+    recipe, position = (ON_TEXT, "alibi") if argument == "context" else (ON_IMAGES, "alibi_axes")
     save(tmp_path, recipe.build(task, position), task=task, position=position, recipe=recipe, about={})
-    edited(tmp_path, lambda config: config["model"].update({argument: asked}))  # no weight depends on it
+    edited(tmp_path, lambda config: config["model"].update({argument: asked}))  # no weight nor setting does
     with pytest.raises(SystemExit) as caught:
         main(["show", "--weights", str(tmp_path), "--out", str(tmp_path / "x.png")])
     assert caught.value.code == 2

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from relpos.core.checks import fail, shape_of
 from relpos.files.manifest import require_sound
 from relpos.files.reading import MIB, FileError, read_json
-from relpos.models.published import Translation, Weights, translated
+from relpos.models.published import OWN, Translation, Weights, translated
 from relpos.models.settings import as_json, llama_arguments, unlike
+from relpos.position.saved import is_settings, require_settings
 
 _NAMED, _LETTERS = 3, 300
 """Faults that a message names, and the letters of each."""
@@ -88,12 +89,13 @@ def load_weights(model: nn.Module, source: str | Path | Mapping[str, Tensor]) ->
     theirs = source if isinstance(source, Mapping) else read_weights(Path(source))
     if not theirs or not all(isinstance(name, str) and isinstance(x, Tensor) for name, x in theirs.items()):
         fail("a state dict of names and tensors", shape_of(source), "Pass model.state_dict(), a file or a folder.")
-    if not isinstance(source, Mapping):
-        _require_same(model, Path(source))
-    wanted = model.state_dict()
+    told = not isinstance(source, Mapping) and _require_same(model, Path(source))
+    wanted = {name: x for name, x in model.state_dict().items() if not is_settings(name)}
     if any(x.is_meta for x in wanted.values()):
         fail(f"a {type(model).__name__} that has memory", "one on the device meta", "Build it on a real device.")
     found = fitting(model, theirs)
+    if found.family == OWN:
+        require_settings(model, theirs, known=told)
     with torch.no_grad():
         for name, tensor in wanted.items():
             tensor.copy_(found.tensors[name])
@@ -110,12 +112,16 @@ def fitting(model: nn.Module, theirs: Weights) -> Translation:
     return found
 
 
-def _require_same(model: nn.Module, source: Path) -> None:
-    """Raise where the configuration beside weights says that their model computes something else."""
+def _require_same(model: nn.Module, source: Path) -> bool:
+    """Raise where the configuration beside weights says that their model computes something else.
+
+    Returns:
+        Whether there is one of relpos that says all of its mechanisms.
+    """
     folder = source.parent if source.name in _FILES and not source.is_dir() else source
     path, own = folder / "config.json", getattr(model, "arguments", None)
     if own is None or not path.is_file():
-        return
+        return False
     try:
         config = read_json(path, _CONFIG_AT_MOST)
         if config.get("model_type") == "llama":
@@ -129,6 +135,7 @@ def _require_same(model: nn.Module, source: Path) -> None:
     if differ:
         remedy = "Build the model with their settings; nothing was loaded."
         fail(f"the settings of this {type(model).__name__}", f"{path}, which has {'; '.join(differ)}", remedy)
+    return "position" in config and config.get("grown", []) == list(getattr(model, "grown", ()))
 
 
 def header_of(tensors: Weights) -> Header:
@@ -138,9 +145,9 @@ def header_of(tensors: Weights) -> Header:
 
 def misfits(wanted: Header, given: Header, unknown: Iterable[str] = ()) -> str:
     """Why tensors are not those wanted, the first reasons in a few words each; nothing where they fit."""
-    wrong = [f"lacks {name}" for name in wanted if name not in given]
+    wrong = [f"lacks {name}" for name in wanted if name not in given and not is_settings(name)]
     wrong += [f"has {name}" for name in (*(name for name in given if name not in wanted), *sorted(unknown))]
-    for name in wanted.keys() & given.keys():
+    for name in (name for name in wanted.keys() & given.keys() if not is_settings(name)):  # loading compares settings
         (shape, dtype), (came, other) = wanted[name], given[name]
         if came != shape:
             wrong.append(f"has {name} of shape {list(came)}, not {list(shape)}")

@@ -26,6 +26,7 @@ from relpos.files.writing import write_json, write_whole
 from relpos.models.card import model_card
 from relpos.models.loading import Header, fitting, header_of, line_of, load_weights, misfits, read_weights
 from relpos.models.settings import Arguments, as_arguments, as_json, llama_arguments
+from relpos.position.saved import is_settings, with_settings
 from relpos.version import __version__
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
@@ -178,7 +179,12 @@ def _require_loadable(model: PretrainedModel, config: dict[str, Any]) -> None:
     """Raise where a model is no longer what the configuration builds."""
     state = model.state_dict()
     built = _built(config, len(state), Path(CONFIG), "meta").state_dict()
-    if wrong := misfits(header_of(built), header_of(state)):
+    changed = (
+        f"has {model.get_submodule(name.rpartition('.')[0])} for {name.rpartition('.')[0]}"
+        for name, x in state.items()
+        if is_settings(name) and not torch.equal(x, built.get(name, x[:0]))
+    )
+    if wrong := misfits(header_of(built), header_of(state)) or next(changed, ""):
         remedy = "Build it with arguments that say so, or save model.state_dict()."
         fail(f"a {type(model).__name__} as it was built, to save", f"one that {wrong}", remedy)
 
@@ -203,7 +209,10 @@ def load_folder(folder: Path) -> tuple[PretrainedModel, dict[str, Any]]:
     kinds = {x.dtype for x in weights.values() if x.is_floating_point()}
     if len(kinds) == 1 and kinds < _DTYPES:
         model.to(kinds.pop())
-    model.load_state_dict(weights)
+    try:
+        model.load_state_dict(with_settings(model, weights))  # a configuration says them, too
+    except ValueError as error:
+        fail_to_read(f"the weights of the model in {CONFIG}", folder / WEIGHTS, line_of(error), _REMEDY)
     return model.eval(), config
 
 

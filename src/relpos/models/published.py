@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from relpos.position.saved import is_settings
+
 Weights = Mapping[str, Tensor]
 
 
@@ -42,8 +44,12 @@ class Translation:
         return {source for sources in self.sources.values() for source in sources} | self.left.keys()
 
 
+OWN = "relpos"
+"""The family of what has our names already."""
+
+
 def _own(model: nn.Module, theirs: Weights) -> Translation:
-    return Translation("relpos", dict(theirs), {name: (name,) for name in theirs})
+    return Translation(OWN, dict(theirs), {name: (name,) for name in theirs})
 
 
 def _named(patterns: Mapping[str, str], name: str) -> str:
@@ -157,7 +163,8 @@ _FAMILIES: dict[str, Callable[[Any, Weights], Translation]] = {
 def translated(model: nn.Module, theirs: Weights) -> Translation:
     """Whatever weights are given, by our names: ours are as they are."""
     ours = r"positions\.|token_position\.|token_embed\.|prefix_tokens$|stages\."
-    if theirs.keys() >= model.state_dict().keys() or any(re.match(ours, name) for name in theirs):
+    own = {name for name in model.state_dict() if not is_settings(name)}
+    if theirs.keys() >= own or any(re.match(ours, name) for name in theirs):
         return _own(model, theirs)
     family = next((_FAMILIES[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in _FAMILIES), _own)
     return family(model, theirs)

@@ -34,6 +34,7 @@ from relpos.core.checks import NO_OTHER, fail, require_choice, require_flag, req
 from relpos.position.mechanism import AS_IS, Site
 from relpos.position.offset_bias import OffsetBias
 from relpos.position.preset import Preset
+from relpos.position.saved import Settings, plain
 
 Distance = Literal["euclidean", "manhattan", "axes"]
 
@@ -96,6 +97,7 @@ class ALiBi(OffsetBias):
     """
 
     growth = (AS_IS,)
+    saved_settings = ("distance",)
     axes: ClassVar[int | None] = None
 
     def __init__(
@@ -117,6 +119,10 @@ class ALiBi(OffsetBias):
     def from_site(cls, site: Site, distance: Distance = "euclidean", learned: bool = False) -> Self:
         axes = {"num_axes": site.queries.axes} if distance == "axes" else {}
         return cls(site.num_heads, distance=distance, learned=learned, **axes)
+
+    def _settings_here(self) -> Settings:
+        slopes = {} if self.learned else {"slopes": plain(self.slopes)}
+        return {**super()._settings_here(), **slopes}
 
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
         steps = offsets.axes.double().abs()

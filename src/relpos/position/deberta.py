@@ -81,6 +81,7 @@ class DisentangledPosition(Mechanism):
     """
 
     growth = (AS_IS,)
+    saved_settings = ("num_heads", "max_distance")
 
     def __init__(
         self,

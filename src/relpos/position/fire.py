@@ -64,6 +64,7 @@ class FIREBias(Mechanism):
     """
 
     growth = (AS_IS,)
+    saved_settings = ("threshold",)
 
     def __init__(self, num_heads: int, *, hidden_dim: int = 32, c: float = 0.1, threshold: float = 512.0) -> None:
         super().__init__()

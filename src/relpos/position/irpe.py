@@ -93,6 +93,7 @@ class ImageRelativePosition(Mechanism):
     """
 
     growth = (AS_IS,)
+    saved_settings = ("method", "ratio")
 
     def __init__(
         self,

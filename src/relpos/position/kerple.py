@@ -58,6 +58,7 @@ class Kerple(OffsetBias):
     """
 
     growth = (AS_IS,)
+    saved_settings = ("kernel",)
 
     def __init__(self, num_heads: int, kernel: Literal["log", "power"] = "log") -> None:
         super().__init__()

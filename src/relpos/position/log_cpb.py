@@ -57,6 +57,7 @@ class LogContinuousBias(OffsetBias):
     """
 
     growth = (AS_IS,)
+    saved_settings = ("window_size",)
     axes: ClassVar[int | None] = None
 
     def __init__(self, num_heads: int, window_size: tuple[int, ...], *, hidden_dim: int = 512) -> None:

@@ -40,7 +40,8 @@ from relpos.core.checks import (
 from relpos.core.kept import TOKEN_BYTES, share, state_of
 from relpos.core.private import with_tensors
 from relpos.position.held import Held
-from relpos.position.located import META, Located, settle
+from relpos.position.located import META, settle
+from relpos.position.saved import SavesSettings
 from relpos.position.tables import require_std
 from relpos.position.trainable import Trainable
 from relpos.position.twins import checked, twin
@@ -94,7 +95,7 @@ AS_IS = "as is"
 """The growth rule of mechanisms that are defined at any coordinates and need nothing."""
 
 
-class Mechanism(Located, WrittenOut, Trainable):
+class Mechanism(SavesSettings, WrittenOut, Trainable):
     """Base of all position mechanisms. On its own it says nothing.
 
     `terms(queries, keys)` is what it says in attention, `embed(x, coordinates)` what it adds to tokens. `a + b` is a

@@ -65,6 +65,7 @@ class MultimodalRotary(Mechanism):
     """
 
     growth = (AS_IS,)
+    saved_settings = ("sections", "order", "base", "layout")
 
     def __init__(
         self,

@@ -40,6 +40,7 @@ from relpos.core import (
 from relpos.core.checks import fail, require_choice, require_int, shape_of
 from relpos.position.mechanism import Site
 from relpos.position.preset import Preset
+from relpos.position.saved import ENTRY, Settings, plain
 from relpos.position.table_bias import TableBias
 from relpos.position.tables import covering, geometric_places, read_between, require_std, require_within, start_table
 
@@ -131,6 +132,7 @@ class RelativePositionBias(TableBias):
 
     growth = ("interpolated", "clipped")
     _answers_for_prefix = True
+    _expects_entry = False  # weights of Swin and BEiT, which have none, fit as they are
     axes: ClassVar[int | None] = None
 
     def __init__(
@@ -213,7 +215,19 @@ class RelativePositionBias(TableBias):
             else Grid(*self.sizes, prefix=self.prefix)
         )
 
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *arguments: object) -> None:
+    def _settings_here(self) -> Settings:
+        return {} if self.bias_type == "1d" else {"window_size": plain(self.sizes)}
+
+    def _has_entry(self) -> bool:
+        """A table of a square window has the names and shapes that are published, and its shape tells which."""
+        return self.bias_type == "2d" and len(set(self.sizes)) > 1
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._has_entry():
+            destination[prefix + ENTRY] = self._encoded()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *arguments: Any) -> None:
         state_dict.pop(f"{prefix}relative_position_index", None)  # Swin and BEiT checkpoints carry it; ours is computed
         table = state_dict.get(f"{prefix}relative_position_bias_table")
         if table is not None and table.shape != self.relative_position_bias_table.shape:

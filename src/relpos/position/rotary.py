@@ -23,7 +23,7 @@ stays turned by the frequencies it was written with.
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from jaxtyping import Float
@@ -49,6 +49,7 @@ from relpos.core.terms.of_content import fixed
 from relpos.position.angles import frequencies, places
 from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
+from relpos.position.saved import Settings, plain
 from relpos.position.scaling import (
     OF_FEW_LISTS,
     DynamicNTK,
@@ -108,6 +109,8 @@ class RotaryEmbedding(Mechanism):
         torch.Size([1, 8, 1, 64])
     """
 
+    saved_settings: ClassVar[tuple[str, ...]] = ("axes", "base", "layout", "rotary_dim", "scaling", "trained_length")
+
     def __init__(
         self,
         head_dim: int,
@@ -159,6 +162,27 @@ class RotaryEmbedding(Mechanism):
         if self.scaling is not None and self.trained_length is not None:  # it has grown, which no constructor says
             own |= {"trained_length": None, "beyond": AS_IS}
         return own
+
+    def _differing(self, own: Settings, saved: Settings) -> list[str]:
+        unknown = None in (own.get("trained_length"), saved.get("trained_length"))  # which changes nothing by itself
+        return [one for one in super()._differing(own, saved) if not (one == "trained_length" and unknown)]
+
+    def _remedy(self, saved: Settings, names: list[str]) -> str:
+        if names == ["trained_length"]:
+            return f"Build the model for {saved[names[0]]} tokens, load, then grow it from there."
+        if names != ["scaling"] or self.trained_length is None:
+            return super()._remedy(saved, names)
+        wanted = saved["scaling"]
+        if wanted is None:
+            return "Load them into the model as it was built, then grow it."
+        numbers = next(iter(wanted.values()))
+        factor = numbers.get("factor", 1) if isinstance(numbers, dict) else 1
+        length = max(1, round(self.trained_length * factor))
+        for rule in RULES[1:]:  # one of which may be how it came to be
+            if plain(self.grow(Sequence(length), rule).scaling) == wanted:
+                before = "" if self.scaling is None else "Build the model as it was before it was grown. "
+                return f"{before}Call model.grow({length}, {rule!r}) before loading."
+        return super()._remedy(saved, names)
 
     @property
     def growth(self) -> tuple[str, ...]:

@@ -61,6 +61,7 @@ class RotaryMixed(Mechanism):
     """
 
     growth = (AS_IS,)
+    saved_settings = ("layout",)
 
     def __init__(
         self,

@@ -50,6 +50,7 @@ class Sandwich(OffsetBias):
     """
 
     growth = (AS_IS,)
+    saved_settings = ("num_heads", "width", "base")
 
     def __init__(self, num_heads: int, *, width: int = 128, base: float = 10000.0) -> None:
         super().__init__()

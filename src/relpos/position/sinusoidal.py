@@ -55,6 +55,7 @@ class SinusoidalPositionEmbedding(Mechanism):
     """
 
     growth = (AS_IS,)
+    saved_settings = ("axes", "base", "layout")
 
     def __init__(
         self,

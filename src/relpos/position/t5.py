@@ -82,6 +82,7 @@ class T5Bias(TableBias):
     """
 
     growth = (AS_IS,)
+    saved_settings = ("max_distance", "bidirectional", "scaled")
 
     def __init__(
         self,

@@ -59,6 +59,7 @@ class TransformerXLPosition(Mechanism):
     """
 
     growth = (AS_IS,)
+    saved_settings = ("layout", "base")
 
     def __init__(
         self,

@@ -80,6 +80,8 @@ class TUPEPosition(Mechanism):
         torch.Size([1, 4, 16, 16])
     """
 
+    saved_settings = ("num_heads",)
+
     def __init__(
         self,
         num_heads: int,

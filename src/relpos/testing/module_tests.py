@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from relpos.core import Terms
 from relpos.position import Preset, Site, find
+from relpos.position.saved import is_settings
 from relpos.testing.base import SuiteBase
 from relpos.testing.calls import BATCH, WIDTH, attend_under, gradients_of, make_inputs
 from relpos.testing.cases import SuiteCase
@@ -31,7 +32,7 @@ class ModuleTests(SuiteBase):
         return {**super().asked(), "test_preset": cls.preset is not None and bool(cls().fitting("test_preset"))}
 
     def test_state_dict_round_trip(self, case: SuiteCase) -> None:
-        """Loaded into another, its state makes that one the same; the state is its parameters."""
+        """Loaded into another, its state makes that one the same; it is parameters and declared settings."""
         mechanism = self.made(case)
         torch.manual_seed(99)
         other = self.at(case.queries, case.keys, case.heads)
@@ -43,8 +44,9 @@ class ModuleTests(SuiteBase):
             for each in (mechanism, other)
         )
         assert torch.equal(first, second), "attention differs after the state dict was loaded into a second module"
-        assert {name for name, _ in mechanism.named_parameters()} == set(mechanism.state_dict()), (
-            "what is no parameter is computed, not stored"
+        weights = {name for name in mechanism.state_dict() if not is_settings(name)}
+        assert {name for name, _ in mechanism.named_parameters()} == weights, (
+            "what is no parameter is computed, or named in saved_settings"
         )
 
     def test_the_same_on_every_run(self, case: SuiteCase) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from relpos.core.checks import fail
+from relpos.position.saved import is_settings
 from relpos.train.snapshots import Snapshot
 
 
@@ -81,11 +82,12 @@ def restore_state(
         ValueError: the model is another.
     """
     own, found = model.state_dict(), snapshot.tensors["model"]
+    own = {name: x for name, x in own.items() if name in found or not is_settings(name)}  # of before there were any
     wrong = sorted(own.keys() ^ found.keys())
     weights: dict[str, Tensor] = {}
     for name, like in own.items() if not wrong else ():
         x = found[name]
-        if x.shape == like.shape:
+        if x.shape == like.shape or is_settings(name):  # which loading compares
             weights[name] = _as(x, like)
         else:
             wrong.append(name)

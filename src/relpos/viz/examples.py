@@ -17,6 +17,7 @@ from torch import Tensor
 from relpos.core import Grid, Sequence
 from relpos.position import Mechanism, Site, find
 from relpos.position.mechanism import AS_IS, acts_in_attention, acts_on_tokens
+from relpos.position.saved import with_settings
 
 FILE = "examples.safetensors"
 HEADS, HEAD_DIM, SEED = 4, 16, 0
@@ -58,7 +59,7 @@ def trained(name: str, site: Site | None = None, *, axes: int | None = None) -> 
     mechanism = start(name, axes)
     if site is not None and AS_IS not in mechanism.growth and not _within(site, own):
         return None
-    mechanism.load_state_dict(state)
+    mechanism.load_state_dict(with_settings(mechanism, state))  # which its name says
     return mechanism if site is None or _serves(mechanism, site) else None
 
 
