@@ -17,7 +17,7 @@ def test_two_ranks_in_half_precision(tmp_path: pathlib.Path) -> None:
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         cast = {name: found.pop(name) for name in ("across: bias", "across: rotation", "model: blocks cast")}
         assert found == dict.fromkeys(found, True)
-        assert len(found) == 5
+        assert len(found) == 7
         for name, message in cast.items():
             assert "\n" not in message
             assert "float32 or float64; got" in message, name

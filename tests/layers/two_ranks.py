@@ -11,8 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from relpos import (
     ALiBi,
@@ -99,6 +101,24 @@ def run(rank: int, folder: str) -> None:
             found[f"model: {name}"] = said(partial(sharded, images))
         else:
             found[f"model: {name}"] = alike(sharded, whole, images)
+
+    for name in ("to_empty", "assign"):
+        torch.manual_seed(5)
+        whole = model()
+        with torch.device("meta"):
+            sharded = model()
+        fully_shard(sharded, mesh=mesh)
+        if name == "to_empty":
+            options = StateDictOptions(full_state_dict=True)
+            set_model_state_dict(sharded.to_empty(device="cpu"), whole.state_dict(), options=options)
+        else:
+            likes = sharded.state_dict()
+            parts = {
+                key: distribute_tensor(x, mesh, likes[key].placements) if isinstance(likes[key], DTensor) else x
+                for key, x in whole.state_dict().items()
+            }
+            sharded.load_state_dict(parts, assign=True)
+        found[f"meta: {name}"] = bool(torch.allclose(sharded(images), whole(images), atol=1e-6))
 
     (pathlib.Path(folder) / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -190,7 +190,7 @@ def require_device(x: Tensor, name: str, device: torch.device, remedy: str) -> N
 
 
 _WITHOUT_NUMBERS = (
-    "Parameters on meta have no numbers yet and cannot be moved; load_state_dict(weights, assign=True) gives them some."
+    "Parameters on meta have no numbers, and .to(device) cannot move them: use load_state_dict(weights, assign=True)."
 )
 
 

@@ -102,7 +102,8 @@ class SavesSettings(Located):
         landed = self._buffers.get(ENTRY)
         if landed is not None:
             self._buffers[ENTRY] = None
-            self._require_saved(landed, "")
+            if not landed.is_meta:  # it is on a disk
+                self._require_saved(landed, "")
 
     def settle(self, device: torch.device) -> None:
         if self._buffers.get(ENTRY) is not None:
