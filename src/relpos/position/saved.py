@@ -71,7 +71,7 @@ class SavesSettings(Located):
         """What to do about settings of these names that were saved otherwise."""
         return "Build it with the saved settings, then load."
 
-    def _encoded(self) -> Tensor:
+    def _encoded(self) -> torch.Tensor:  # a name that modules of mechanisms know, where it becomes theirs
         """The settings as a state dict holds them, bytes: it calls this `get_extra_state`."""
         self._check_landed()
         return encoded(self._settings_here())
