@@ -279,6 +279,12 @@ def test_settings_that_cannot_be_read(state: Tensor, says: str) -> None:
         RotaryEmbedding(8).set_extra_state({"base": 1})
 
 
+def test_terms_from_a_state_dict() -> None:
+    own, other = relpos.T5Bias(2), relpos.T5Bias(2)
+    found = other.terms_from(own.state_dict(), Sequence(4)).items[0].values  # type: ignore[attr-defined]
+    assert torch.equal(found, own.terms(Sequence(4)).items[0].values)  # type: ignore[attr-defined]
+
+
 # a person's own
 
 

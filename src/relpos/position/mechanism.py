@@ -41,7 +41,7 @@ from relpos.core.kept import TOKEN_BYTES, share, state_of
 from relpos.core.private import with_tensors
 from relpos.position.held import Held
 from relpos.position.located import META, settle
-from relpos.position.saved import SavesSettings
+from relpos.position.saved import SavesSettings, is_settings
 from relpos.position.tables import require_std
 from relpos.position.trainable import Trainable
 from relpos.position.twins import checked, twin
@@ -251,6 +251,8 @@ class Mechanism(SavesSettings, WrittenOut, Trainable):
 
 def _twin_of(mechanism: Mechanism, tensors: Mapping[str, Tensor]) -> Mechanism:
     """The mechanism with these tensors. It shares what is kept, which follows from shapes, and not what is held."""
+    if isinstance(tensors, Mapping):  # a state dict has settings too
+        tensors = {name: x for name, x in tensors.items() if not is_settings(str(name))}
     if may_keep(mechanism.device):
         for part in _mechanisms_in(mechanism):
             share(part)

@@ -108,7 +108,8 @@ class SavesSettings(Located):
     def settle(self, device: torch.device) -> None:
         if self._buffers.get(ENTRY) is not None:
             self._check_landed()
-        super().settle(device)
+        if self._buffers["_here"] is None:  # as `super` asks, which takes time
+            super().settle(device)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         self._check_landed()
