@@ -301,8 +301,11 @@ class Own(relpos.OffsetBias):
         return -self.slope[:, None] * offsets.axes[:, 0].abs() ** self.power
 
 
-class Undeclared(Own):
-    saved_settings = ()
+class Derived(Own):
+    """With one more."""
+
+    saved_settings = ("more",)
+    more = 3
 
 
 class Its(relpos.OffsetBias):
@@ -324,6 +327,9 @@ def test_a_persons_own_mechanism() -> None:
     with pytest.raises(ValueError, match=r"^expected weights of Own saved with power=1; got power=0\.5\. Build it"):
         Own(1.0).load_state_dict(Own(0.5).state_dict())
     Own(1.0).load_state_dict(Own(1.0).state_dict())
+    with pytest.raises(ValueError, match=r"saved with power=1, more=3; got power=0\.5, more=None"):
+        Derived(1.0).load_state_dict(Own(0.5).state_dict())
+    Derived(1.0).load_state_dict(Derived(1.0).state_dict())
     its = Its()
     its.load_state_dict(Its().state_dict())
     assert its.kept == {"kept": 3}

@@ -39,7 +39,7 @@ class SavesSettings(Located):
     saved_settings: ClassVar[tuple[str, ...]] = ()
     """Names of attributes that decide what it says and that no parameter tells: numbers, texts, flags, tuples of them.
 
-    A subclass writes `saved_settings = ("power",)`.
+    A subclass writes `saved_settings = ("power",)`, and has those of its bases, too.
     """
 
     _expects_entry: ClassVar[bool] = True
@@ -52,6 +52,8 @@ class SavesSettings(Located):
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
+        each = [vars(one).get("saved_settings", ()) for one in reversed(cls.__mro__)]
+        cls.saved_settings = tuple(dict.fromkeys(name for own in each for name in own))
         if cls.saved_settings and cls.get_extra_state is nn.Module.get_extra_state:
             cls.get_extra_state = SavesSettings._encoded  # type: ignore[method-assign, assignment]  # PyTorch asks classes
 

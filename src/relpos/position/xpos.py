@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from jaxtyping import Float
@@ -68,7 +68,7 @@ class XPos(RotaryEmbedding):
     """
 
     growth = (AS_IS,)
-    saved_settings: ClassVar[tuple[str, ...]] = (*RotaryEmbedding.saved_settings, "scale_base", "gamma", "centre")
+    saved_settings = ("scale_base", "gamma", "centre")
 
     def __init__(
         self,
