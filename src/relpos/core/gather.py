@@ -19,7 +19,20 @@ from relpos.core.private import inside_transform
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """`x` itself in float32 or float64, else a float32 copy: learned tables are computed with in float32."""
+    """`x` itself in float32 or float64, else a float32 copy: what is learned is computed with in float32 or wider.
+
+    In a model in half precision a mechanism's own arithmetic then loses nothing, and in float64, in which gradients
+    are checked, nothing is rounded to float32 as it would be by `x.float()`.
+
+    Args:
+        x: of any floating dtype, a parameter for the most part; the gradient comes in its own.
+
+    Examples:
+        >>> relpos.at_least_float32(torch.tensor([0.5], dtype=torch.bfloat16)).dtype
+        torch.float32
+        >>> relpos.at_least_float32(torch.tensor([0.5], dtype=torch.float64)).dtype
+        torch.float64
+    """
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
