@@ -27,12 +27,17 @@ def at_least_float32(x: Tensor) -> Tensor:
     Args:
         x: of any floating dtype, a parameter for the most part; the gradient comes in its own.
 
+    Raises:
+        ValueError: `x` is no tensor.
+
     Examples:
         >>> relpos.at_least_float32(torch.tensor([0.5], dtype=torch.bfloat16)).dtype
         torch.float32
         >>> relpos.at_least_float32(torch.tensor([0.5], dtype=torch.float64)).dtype
         torch.float64
     """
+    if not isinstance(x, Tensor):
+        fail("a tensor of a parameter's numbers", shape_of(x), "Pass the parameter itself.")
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
