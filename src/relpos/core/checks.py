@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from relpos_command.visible import visible
+
 
 def fail(expected: str, came: str, remedy: str) -> NoReturn:
     """Raise a `ValueError` that names what was expected, what came, and the remedy."""
-    raise ValueError(f"expected {expected}; got {came}. {remedy}")
+    raise ValueError(visible(f"expected {expected}; got {came}. {remedy}", keep="\n"))
 
 
 def shape_of(x: object) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from relpos.core.checks import fail
+from relpos_command.visible import visible
 
 MIB = 2**20
 DEEPEST = 100
@@ -101,19 +102,14 @@ def read_json(path: Path, at_most: int) -> Any:
     return parse_json(read_file(path, at_most))
 
 
-def printable(name: str) -> str:
-    """A file's name with control characters, and bytes that are no UTF-8, as escapes."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in name)
-
-
 def require_utf8(path: Path, what: str) -> None:
     """Raise unless a path can stand on a page. `what` has its article."""
     try:
         str(path).encode("utf-8")
     except UnicodeEncodeError:
-        fail(f"{what} with a name in UTF-8", printable(str(path)), "Rename it.")
+        fail(f"{what} with a name in UTF-8", visible(str(path)), "Rename it.")
 
 
 def fail_to_read(expected: str, path: Path, why: object, remedy: str) -> NoReturn:
     """Raise a `ValueError` that names the file, what is wrong with it, and the remedy."""
-    fail(expected, f"{printable(str(path))} ({why})", remedy)
+    fail(expected, f"{visible(str(path))} ({why})", remedy)

@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from relpos_command.visible import visible
+
 PART = ".relpos-"
 """How the name of a file begins that is not whole yet; it ends in .part."""
 _OLD = 3600.0
@@ -27,7 +29,7 @@ class WriteError(OSError):
     """A file cannot be written; the message names it, why, and what it needs."""
 
     def __init__(self, message: str, number: int | None) -> None:
-        super().__init__(message)
+        super().__init__(visible(message))
         self.errno = number
 
     def __str__(self) -> str:

@@ -16,6 +16,7 @@ from relpos.files.manifest import require_sound
 from relpos.files.reading import MIB, FileError, read_json
 from relpos.models.published import Translation, Weights, translated
 from relpos.models.settings import as_json, llama_arguments, unlike
+from relpos_command.visible import visible
 
 _NAMED, _LETTERS = 3, 300
 """Faults that a message names, and the letters of each."""
@@ -51,7 +52,7 @@ class LoadReport:
         if same := len(self.fitted) - len(renamed):
             lines.append(f"  fitted  {same} more by their own names")
         lines += [f"  left    {name}: {why}" for name, why in self.left.items()]
-        return "\n".join(lines)
+        return visible("\n".join(lines), keep="\n")
 
 
 def load_weights(model: nn.Module, source: str | Path | Mapping[str, Tensor]) -> LoadReport:
