@@ -46,6 +46,7 @@ from relpos.core import (
     require_coordinates,
 )
 from relpos.core.checks import fail, require_choice, require_int, require_number
+from relpos.core.private import real_numbers
 from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
 from relpos.position.tables import require_std, start_table
@@ -112,7 +113,8 @@ class ImageRelativePosition(Mechanism):
         require_std(init_std)
         self.method: Method = method
         self.num_heads, self.head_dim, self.ratio, self.init_std = num_heads, head_dim, ratio, init_std
-        self._edges = _edges(ratio)
+        with real_numbers():
+            self._edges = _edges(ratio)
         self.table = nn.Parameter(torch.empty(num_heads, self.buckets + 1, *([] if head_dim is None else [head_dim])))
         start_table(self.table, init_std)
 
