@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from relpos.core.checks import require_choice, require_name
+from relpos.core.checks import require_choice, require_int, require_name
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,8 @@ def test_a_choice_that_is_nearly_right_is_offered() -> None:
         match=r"to be one of 'fast', 'exact'; got str 'exakt'\. Choose one of them for mode\. Did you mean 'exact'\?",
     ):
         require_choice("exakt", "mode", ("fast", "exact"))
+
+
+def test_an_integer_of_thousands_of_digits_is_named_without_them() -> None:
+    with pytest.raises(ValueError, match=r"length to be an integer of at most 64 bits; got int of 16610 bits\. Pass"):
+        require_int(10**5000, "length", at_least=1)

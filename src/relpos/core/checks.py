@@ -28,7 +28,11 @@ def shape_of(x: object) -> str:
         return "None"
     if isinstance(x, type):
         return f"the class {x.__name__}"
-    text, kind = " ".join(repr(x).split()), type(x).__name__
+    kind = type(x).__name__
+    try:
+        text = " ".join(repr(x).split())
+    except ValueError:  # Python writes no integer of thousands of digits
+        return f"{kind} of {x.bit_length()} bits" if isinstance(x, int) else f"{kind} with an integer too long to write"
     text = text if len(text) <= 100 else text[:97] + "..."
     return text if text.startswith(f"{kind}(") else f"{kind} {text}"
 
@@ -73,6 +77,14 @@ def require_int(x: object, name: str, *, at_least: int) -> None:
         small = isinstance(x, int) and not isinstance(x, bool)
         remedy = f"Its smallest value is {at_least}." if small else f"Pass {name} as a Python int."
         fail(f"{name} to be an integer of at least {at_least}", shape_of(x), remedy)
+    require_fits(x, name)
+
+
+def require_fits(x: object, name: str) -> None:
+    """Raise where an integer has more than the 64 bits that PyTorch gives it; not while a graph is traced, where a size
+    may be a symbol and the question would bound it."""
+    if isinstance(x, int) and not torch.compiler.is_compiling() and not -(2**63) <= x < 2**63:
+        fail(f"{name} to be an integer of at most 64 bits", shape_of(x), f"Pass a smaller number for {name}.")
 
 
 def consecutive(part: slice, count: int | None) -> tuple[int, int] | None:
