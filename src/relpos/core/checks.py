@@ -23,7 +23,11 @@ def fail(expected: str, came: str, remedy: str) -> NoReturn:
 def shape_of(x: object) -> str:
     """A short description of an argument for a message: shape and dtype of a tensor, type and value of the rest."""
     if isinstance(x, Tensor):
-        return f"a tensor of shape {tuple(x.shape)} and dtype {str(x.dtype).removeprefix('torch.')}"
+        dtype = str(x.dtype).removeprefix("torch.")
+        if x.is_nested:
+            return f"a nested tensor of dtype {dtype}"  # and no shape
+        layout = "" if x.layout is torch.strided else f"{str(x.layout).removeprefix('torch.').strip('_')} "
+        return f"a {layout}tensor of shape {tuple(x.shape)} and dtype {dtype}"
     if x is None:
         return "None"
     if isinstance(x, type):
@@ -59,6 +63,26 @@ def require_tensor(x: object, name: str, *, dims: int | tuple[int, ...]) -> None
     if not isinstance(x, Tensor) or x.dim() not in allowed:
         words = " or ".join(str(d) for d in allowed)
         fail(f"{name} to be a tensor with {words} dimensions", shape_of(x), f"Reshape {name} before the call.")
+    if not is_dense(x):
+        fail(f"{name} to be a dense tensor", shape_of(x), "Convert it: x.to_dense(), or x.to_padded_tensor(0.0).")
+
+
+def is_dense(x: Tensor) -> bool:
+    """Whether a tensor has a number at every index: it is neither sparse nor nested, nor in a layout of one library."""
+    return x.layout is torch.strided and not x.is_nested
+
+
+COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""The dtypes that are computed with. PyTorch has others of floating point (8 bits), which few of its operators take."""
+
+
+def require_computed(x: Tensor, name: str, remedy: str) -> None:
+    """Raise unless a tensor is in one of the dtypes that are computed with."""
+    if x.dtype in COMPUTED:
+        return
+    if x.is_floating_point():
+        fail(f"{name} in float32, float64, bfloat16 or float16", shape_of(x), remedy)
+    fail(f"{name} to be floating point", shape_of(x), remedy)
 
 
 def require_pairs(x: object, name: str, dims: tuple[int, ...]) -> None:
@@ -149,8 +173,7 @@ def require_floating(x: object, name: str, *, dims: int) -> None:
     """Raise unless `x` is a floating-point tensor of `dims` dimensions."""
     require_tensor(x, name, dims=dims)
     assert isinstance(x, Tensor)
-    if not x.is_floating_point():
-        fail(f"{name} to be floating point", shape_of(x), "Convert it with .float().")
+    require_computed(x, name, "Convert it with .float().")
 
 
 def require_wide(x: Tensor, name: str, why: str) -> None:
@@ -207,8 +230,14 @@ def require_like(x: Tensor, name: str, weight: Tensor) -> None:
         fail(wanted, shape_of(x), "Convert one of them with .to(dtype), or use torch.autocast.")
 
 
-def require_tokens(x: object, width: int, weight: Tensor) -> None:
-    """Raise unless `x` holds floating-point tokens `[B, N, width]` that can meet a layer's `weight`."""
-    if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width or not x.is_floating_point():
+def require_tokens(x: object, width: int, weight: Tensor, *, jagged: bool = False) -> None:
+    """Raise unless `x` holds floating-point tokens `[B, N, width]` that can meet a layer's `weight`.
+
+    Args:
+        jagged: whether each element of the batch may have a length of its own, for layers that see one token at a time.
+    """
+    tensor = isinstance(x, Tensor) and (is_dense(x) or (jagged and x.layout is torch.jagged))
+    if not tensor or x.dim() != 3 or x.shape[2] != width or not x.is_floating_point():  # type: ignore[attr-defined]
         fail(f"floating-point tokens of shape [B, N, {width}]", shape_of(x), "Layout is [batch, tokens, width].")
+    assert isinstance(x, Tensor)
     require_like(x, "tokens", weight)

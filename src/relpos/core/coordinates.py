@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from relpos.core.checks import fail, require_fits, require_int, require_wide, shape_of
+from relpos.core.checks import fail, is_dense, require_fits, require_int, require_wide, shape_of
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,8 @@ class Positions:
             fail(wanted, f"low={low!r}, high={high!r}", "Give the range of coordinates that can occur.")
         for bound in (*lows, *highs):
             require_fits(bound, "low and high of Positions")
-        if not isinstance(values, Tensor) or values.dtype == torch.bool or values.is_complex():
+        numbers = isinstance(values, Tensor) and is_dense(values)
+        if not numbers or values.dtype == torch.bool or values.is_complex():
             fail("Positions to hold a tensor of numbers", shape_of(values), "Pass an integer tensor.")
         if values.is_floating_point():
             require_wide(values, "Positions values", "Half precision rounds 1995 to 1992.")

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from relpos.core.checks import at_hand, fail, require_device, shape_of
+from relpos.core.checks import at_hand, fail, is_dense, require_device, shape_of
 from relpos.core.private import inside_transform
 
 
@@ -88,8 +88,8 @@ class Rows:
             return _sorted(self.index, self.rows)
 
 
-_MASKS = (torch.bool, torch.uint8)
-"""What PyTorch takes for a mask, and not for numbers."""
+_WHOLE = (torch.int64, torch.int32)
+"""What PyTorch reads rows by. Others are masks, or no numbers of rows."""
 
 
 class _Lookup(torch.autograd.Function):
@@ -172,7 +172,8 @@ def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Ten
         tensor([[2., 2.],
                 [1., 1.]])
     """
-    if not isinstance(table, Tensor) or not table.is_floating_point() or table.dim() == 0:
+    tabular = isinstance(table, Tensor) and is_dense(table) and table.is_floating_point()
+    if not tabular or table.dim() == 0:
         fail("a floating-point table [R, ...]", shape_of(table), "Convert it with .float(); rows come first.")
     _check(index, table.shape[0])
     require_device(index, "the index", table.device, "Move it to the table's device.")
@@ -194,7 +195,7 @@ def read(table: Float[Tensor, "R H"], rows: Rows) -> Float[Tensor, "H L"]:
 
 
 def _check(index: object, rows: int) -> None:
-    if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype in _MASKS:
+    if not isinstance(index, Tensor) or not is_dense(index) or index.dtype not in _WHOLE:
         fail("an integer tensor as index", shape_of(index), "Convert it with .long().")
     known = None if 0 in index.shape else at_hand(index, lambda x: torch.stack(x.aminmax()))
     if known is not None and (known[0] < 0 or known[1] >= rows):

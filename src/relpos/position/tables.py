@@ -58,6 +58,7 @@ def start_table(table: nn.Parameter, std: float) -> None:
     if std == 0:
         table.zero_()
     elif not is_fake(table):  # to cut PyTorch looks at what it drew
+        std = float(std)  # an integer may be too long for PyTorch
         cut = max(2.0, 2 * std)
         nn.init.trunc_normal_(table, std=std, a=-cut, b=cut)
 
