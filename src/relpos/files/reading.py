@@ -7,6 +7,7 @@ a thousand brackets. Each is met with a `FileError` whose message says what the 
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -15,7 +16,7 @@ import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
-from relpos.core.checks import fail
+from relpos.core.checks import fail, shape_of
 from relpos_command.visible import visible
 
 MIB = 2**20
@@ -100,6 +101,24 @@ def parse_json(text: bytes) -> Any:
 def read_json(path: Path, at_most: int) -> Any:
     """What a JSON file says; errors as `read_file` and `parse_json` have them."""
     return parse_json(read_file(path, at_most))
+
+
+def path_of(x: object, what: str) -> Path:
+    """The path that somebody gave, whether there is something or not. `what` has its article.
+
+    Raises:
+        ValueError: it is no path, or one that no system can have.
+    """
+    remedy = "Pass a path as text, or a pathlib.Path."
+    given = os.fspath(x) if isinstance(x, str | os.PathLike) else None
+    if not isinstance(given, str) or "\0" in given:
+        fail(what, shape_of(x), remedy)
+    try:
+        os.stat(given or ".")
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            fail(what, f"{given}: {error.strerror}", "Choose another.")
+    return Path(given)
 
 
 def require_utf8(path: Path, what: str) -> None:

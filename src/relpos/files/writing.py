@@ -76,6 +76,20 @@ def _of_full_disk(path: Path, why: str, size: int | None) -> str:
     return f"expected to write {path}; got {full}. Remove some files."
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder to write in, and those above it, where they are not there.
+
+    Raises:
+        UnwritableError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RecursionError) as error:  # RecursionError: more folders in one another than Python goes down
+        why = (error.strerror if isinstance(error, OSError) else None) or "too many folders in one another"
+        message = f"expected a folder that can be made; got {folder}: {why}. Choose another."
+        raise UnwritableError(message, getattr(error, "errno", None)) from error
+
+
 def write_whole(path: Path, content: str | bytes, *, new: bool = False) -> None:
     """Write a file so that at every moment the old or the new one is there, whole.
 
