@@ -96,21 +96,23 @@ class _Lookup(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(table: Tensor, index: Tensor) -> Tensor:
+    def forward(table: Tensor, index: Tensor, checked: bool) -> Tensor:
         return table[index]
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        table, index = inputs
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
+        table, index, ctx.checked = inputs
         ctx.save_for_backward(index)
         ctx.rows = table.shape[0]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (index,) = ctx.saved_tensors
         (gradient,) = gradients
         flat = gradient.reshape(index.numel(), *gradient.shape[index.dim() :])
-        return _SegmentSum.apply(flat, index.flatten(), ctx.rows), None  # type: ignore[no-untyped-call]
+        if not ctx.checked:  # -1 has read the last row
+            index = torch.where(index < 0, index + ctx.rows, index)
+        return _SegmentSum.apply(flat, index.flatten(), ctx.rows), None, None  # type: ignore[no-untyped-call]
 
 
 class _SegmentSum(torch.autograd.Function):
@@ -129,7 +131,7 @@ class _SegmentSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (index,) = ctx.saved_tensors
-        return _Lookup.apply(gradients[0], index), None, None  # type: ignore[no-untyped-call]
+        return _Lookup.apply(gradients[0], index, True), None, None  # type: ignore[no-untyped-call]
 
 
 class _ReadRows(torch.autograd.Function):
@@ -157,7 +159,7 @@ def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Ten
     Args:
         table: `[R, ...]`, floating point.
         index: integers in 0 ... R - 1, any shape. On CPU others are refused; elsewhere they are not looked at, because
-            the device would be waited for, nor in a compiled graph: -1 then reads the last row.
+            the device would be waited for, nor in a compiled graph or under vmap: -1 then reads the last row.
 
     Returns:
         The index's shape, then the shape of a row.
@@ -175,9 +177,9 @@ def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Ten
     tabular = isinstance(table, Tensor) and is_dense(table) and table.is_floating_point()
     if not tabular or table.dim() == 0:
         fail("a floating-point table [R, ...]", shape_of(table), "Convert it with .float(); rows come first.")
-    _check(index, table.shape[0])
+    checked = _check(index, table.shape[0])
     require_device(index, "the index", table.device, "Move it to the table's device.")
-    result: Tensor = _Lookup.apply(table, index)  # type: ignore[no-untyped-call]
+    result: Tensor = _Lookup.apply(table, index, checked)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -194,13 +196,15 @@ def read(table: Float[Tensor, "R H"], rows: Rows) -> Float[Tensor, "H L"]:
     return result.T
 
 
-def _check(index: object, rows: int) -> None:
+def _check(index: object, rows: int) -> bool:
+    """Raise unless an index names rows of a table; whether its numbers could be looked at."""
     if not isinstance(index, Tensor) or not is_dense(index) or index.dtype not in _WHOLE:
         fail("an integer tensor as index", shape_of(index), "Convert it with .long().")
     known = None if 0 in index.shape else at_hand(index, lambda x: torch.stack(x.aminmax()))
     if known is not None and (known[0] < 0 or known[1] >= rows):
         wanted = f"row numbers from 0 to {rows - 1} in the index"
         fail(wanted, f"{known[0]} to {known[1]}", "Clamp it, or give the others a row of their own.")
+    return known is not None or 0 in index.shape
 
 
 def segment_sum(values: Float[Tensor, "*IC"], index: Int[Tensor, "*I"], rows: int) -> Float[Tensor, " {rows} *C"]:
