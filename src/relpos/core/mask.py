@@ -26,16 +26,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from relpos.core.blocks import Blocks
-from relpos.core.checks import (
-    broadcasts,
-    consecutive,
-    fail,
-    require_fits,
-    require_int,
-    require_pairs,
-    require_tensor,
-    shape_of,
-)
+from relpos.core.checks import broadcasts, consecutive, fail, require_int, require_pairs, require_tensor, shape_of
 from relpos.core.pairs import Compared
 from relpos.core.tree import Movable, register, static
 
@@ -113,7 +104,7 @@ class Mask(Movable):
             if field.name in ("left", "right", "limit"):
                 if not isinstance(x, int) or isinstance(x, bool):
                     fail(f"Mask {field.name} to be an integer", shape_of(x), "Leave it out for no bound on that side.")
-                require_fits(x, f"Mask {field.name}")
+                require_int(x, f"Mask {field.name}", at_least=-(2**63))
             elif field.name == "allowed":
                 require_pairs(x, "Mask allowed", (4,))
             elif field.name == "blocks":
