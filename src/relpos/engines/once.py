@@ -16,10 +16,11 @@ from relpos.core.private import inside_transform, is_batched
 
 def once(output: Tensor) -> Tensor:
     """The output of `scaled_dot_product_attention`; a second derivative through a fused kernel is refused by name."""
-    node = output.grad_fn
-    if node is None or torch.compiler.is_compiling() or inside_transform():
+    if not output.requires_grad or torch.compiler.is_compiling() or inside_transform():
         return output
-    if node.name().startswith("ScaledDotProduct"):  # PyTorch's math path is of operations that have all derivatives
+    node = output.grad_fn
+    # PyTorch's math path is of operations that have all derivatives.
+    if node is not None and node.name().startswith("ScaledDotProduct"):
         node.register_hook(_guarded)
     return output
 
