@@ -31,6 +31,7 @@ from relpos.core import (
     Sinks,
     Softcap,
     Terms,
+    at_least_float32,
     lines,
     lookup,
     rotate,
@@ -104,6 +105,7 @@ from relpos.position import (
 from relpos.version import __version__ as __version__
 
 if typing.TYPE_CHECKING:
+    from relpos import testing as testing
     from relpos.comparing import ComparisonResult, compare
 
 __all__ = [
@@ -182,6 +184,7 @@ __all__ = [
     "XPos",
     "YaRN",
     "alibi_slopes",
+    "at_least_float32",
     "attention",
     "attention_weights",
     "backends",
@@ -219,7 +222,9 @@ Mechanism._repr_html_ = _drawn
 
 
 def __getattr__(name: str) -> typing.Any:
-    """Of the comparison, which needs libraries that nothing else does, what is asked for."""
+    """What is imported when it is asked for: the comparison and the conformance suite need libraries of their own."""
     if name in ("ComparisonResult", "compare"):
         return getattr(importlib.import_module("relpos.comparing"), name)
+    if name == "testing":
+        return importlib.import_module("relpos.testing")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from relpos_command.options import VERBS
+from relpos_command.visible import visible
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
@@ -40,7 +41,7 @@ def fail(message: str, code: int, *, process: int | None = None) -> NoReturn:
     """
     if process is None and int(os.environ.get("RANK", "0")) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise SystemExit(code)
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    lines = [visible(line.strip()) for line in message.split("\n") if line.strip()]
     whole = f"relpos: error: {'' if process is None else f'process {process}: '}{' '.join(lines) or 'no message'}"
     if sys.stderr.isatty():
         width = max(1, shutil.get_terminal_size().columns)

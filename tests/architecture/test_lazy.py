@@ -61,6 +61,11 @@ def test_import_relpos_loads_no_part_that_only_the_command_needs(loaded: dict[st
     }
 
 
+def test_the_suite_is_there_when_asked_for_and_not_before(loaded: dict[str, set[str]]) -> None:
+    assert not {"pytest", "relpos.testing"} & loaded["relpos"]
+    assert told_by("import relpos", "relpos.testing.MechanismSuite.__name__") == "MechanismSuite"
+
+
 def test_help_and_a_wrong_option_load_neither_torch_nor_relpos() -> None:
     calls = [[], ["--help"], ["compar"], *([verb, "--help"] for verb in VERBS), *([verb, "--optoin"] for verb in VERBS)]
     calls += [["compare", "--seeds", "x"], ["train", "--optimizer", "sgd"], ["list", "position"]]

@@ -22,8 +22,8 @@ TRAIN = ["train", "--position", "none", "--steps", "1", "--device", "cpu", "--ou
 
 
 def fail_with(number: int, monkeypatch: Patch, *, after: int = 0) -> None:
-    """From the write after so many on, every one fails."""
-    real, calls = os.fsync, []
+    """From the write after so many on, every one fails, and nothing is free."""
+    real, usage, calls = os.fsync, shutil.disk_usage, []
 
     def failing(descriptor: int) -> None:
         calls.append(descriptor)
@@ -31,7 +31,12 @@ def fail_with(number: int, monkeypatch: Patch, *, after: int = 0) -> None:
             raise OSError(number, os.strerror(number))
         real(descriptor)
 
+    def free(folder: Path) -> Any:
+        found = usage(folder)
+        return found._replace(free=0) if len(calls) > after else found
+
     monkeypatch.setattr(os, "fsync", failing)
+    monkeypatch.setattr(shutil, "disk_usage", free)
 
 
 def line(typed: list[str], capsys: Captured) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ import work
 
 from relpos.comparison import workers
 from relpos.comparison.workers import Event, WorkerError, WorkerTask, run_tasks
+from relpos.files.writing import WriteError
 
 
 @pytest.mark.slow
@@ -59,6 +61,15 @@ def test_a_failure_raises_with_its_traceback() -> None:
     assert message.startswith("bad failed:\n")
     assert "return number / 0" in message, "the line that failed"
     assert "ZeroDivisionError: division by zero" in message
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_is_one_line_of_the_file_and_no_bug(tmp_path: Path) -> None:
+    with pytest.raises(WriteError) as caught:
+        list(run_tasks([WorkerTask("bad", work.run_out_of_space, (tmp_path,))], 1))
+    said = f"expected to write {tmp_path / 'losses.jsonl'}; got No space left on device. Free some space."
+    assert str(caught.value) == said
+    assert caught.value.errno == errno.ENOSPC
 
 
 def test_a_process_that_vanishes_is_noticed() -> None:

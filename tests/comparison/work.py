@@ -9,6 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from relpos.comparison.training import TrainingLog
+from relpos.train import Progress
+
 
 def double(number: int) -> int:
     return 2 * number
@@ -22,6 +25,14 @@ def count(upto: int, report: Callable[[Any], None]) -> str:
 
 def process_id(folder: Path) -> int:
     return os.getpid()
+
+
+def run_out_of_space(folder: Path) -> None:
+    """As on a full disk, in the line of losses of a run."""
+    log = TrainingLog(folder)
+    log._file.close()
+    log._file = open("/dev/full", "w", buffering=1)  # noqa: SIM115
+    log.add(Progress(1, 2, 0.5, 0.1))
 
 
 def divide(number: int) -> float:

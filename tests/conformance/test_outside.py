@@ -20,8 +20,7 @@ PACKAGE = {
 import torch
 from torch import nn
 
-from relpos import OffsetBias
-from relpos.core import at_least_float32
+from relpos import OffsetBias, at_least_float32
 
 
 class BehindBias(OffsetBias):

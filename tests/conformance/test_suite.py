@@ -106,3 +106,34 @@ def test_places_of_the_oracle_are_those_of_the_coordinates() -> None:
             places = oracle.places(side)
             assert places[: side.prefix] == [None] * side.prefix
             assert [list(place) for place in places[side.prefix :] if place] == side.tokens().tolist()
+
+
+class OfSlope(relpos.OffsetBias):
+    """Falls with the distance, by slopes that are computed with as they are, or by `.float()`."""
+
+    def __init__(self, heads: int, rounded: bool) -> None:
+        super().__init__()
+        self.slope, self.rounded = torch.nn.Parameter(torch.rand(heads)), rounded
+
+    def bias(self, offsets: relpos.core.Offsets) -> torch.Tensor:
+        slope = self.slope.float() if self.rounded else self.slope
+        return -slope[:, None] * offsets.axes[:, 0].abs().to(slope.dtype)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("rounded", "test", "said"),
+    [
+        (True, "test_float64_is_not_rounded", r"relpos\.at_least_float32\(slope\).*not from slope\.float\(\)"),
+        (False, "test_structure_survives_a_cast", r"relpos\.at_least_float32\(parameter\)"),
+    ],
+)
+def test_a_failed_cast_names_what_to_compute_with(rounded: bool, test: str, said: str) -> None:
+    class Suite(MechanismSuite):
+        axes = (1,)
+
+        def build(self, site: relpos.Site) -> relpos.Mechanism:
+            return OfSlope(site.num_heads, rounded)
+
+    with pytest.raises(AssertionError, match=said):
+        getattr(Suite(), test)(CASES[1])

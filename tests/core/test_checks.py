@@ -11,6 +11,7 @@ import torch
 from relpos.core.checks import (
     fail,
     require_choice,
+    require_int,
     require_name,
     require_number,
     require_probability,
@@ -84,3 +85,8 @@ def test_an_error_without_its_remedy() -> None:
     assert str(without_remedy(caught.value)) == "expected a; got b"
     other = ValueError("expected a; got b. Do c.")
     assert without_remedy(other) is other
+
+
+def test_an_integer_of_thousands_of_digits_is_named_without_them() -> None:
+    with pytest.raises(ValueError, match=r"length to be an integer of at most 64 bits; got int of 16610 bits\. Pass"):
+        require_int(10**5000, "length", at_least=1)

@@ -103,6 +103,18 @@ def test_rows_are_not_counted_from_the_end() -> None:
     assert lookup(torch.randn(0, 2), torch.zeros(0, 3, dtype=torch.long)).shape == (0, 3, 2)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:torch.searchsorted")  # of vmap itself
+def test_rows_counted_from_the_end_where_nobody_looks_have_their_gradient() -> None:
+    """Under vmap, as in a compiled graph and on a GPU, -1 reads the last row: its gradient goes there, too."""
+    table, index = torch.randn(5, 2, dtype=torch.float64, requires_grad=True), torch.tensor([[1, -1], [-5, 2]])
+    upstream = torch.randn(2, 2, 2, dtype=torch.float64)
+    (wanted,) = torch.autograd.grad(table[index], table, upstream)
+    (found,) = torch.autograd.grad(torch.vmap(lambda i: lookup(table, i))(index), table, upstream)
+    torch.testing.assert_close(found, wanted)
+    weighed = torch.func.grad(lambda t: (torch.vmap(lambda i: lookup(t, i))(index) * upstream).sum())(table.detach())
+    torch.testing.assert_close(weighed, wanted)
+
+
 def test_numbers_are_not_asked_for_where_they_cannot_be_had() -> None:
     """On fake tensors and on a device that would wait; `attention/compile_terms.py` compiles it."""
     table, index = torch.randn(5, 2), torch.tensor([0, 3])

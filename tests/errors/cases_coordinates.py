@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from ingredients import ANGLES, LINE, META, Case, places, x
 
-from relpos import Blocks, Grid, Lines, Mask, Positions, Sequence, lines, lookup, rotate
+from relpos import Blocks, Grid, Lines, Mask, Positions, Sequence, at_least_float32, lines, lookup, rotate
 
 # fmt: off
 CASES: list[Case] = [
@@ -121,6 +121,9 @@ CASES: list[Case] = [
     ("Lines: narrow empty", ValueError,
      lambda: LINE.narrow(slice(6, 9), slice(None)),
      "a slice of consecutive tokens, at least one", "slice(6, 9, None)", "Use slice(start, stop) inside the length."),
+    ("at_least_float32: number", ValueError,
+     lambda: at_least_float32(0.5),
+     "a tensor of a parameter's numbers", "float 0.5", "Pass the parameter itself."),
     ("lookup: int table", ValueError,
      lambda: lookup(torch.arange(3), torch.arange(3)),
      "a floating-point table [R, ...]",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
+import shutil
 import stat
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,12 +53,39 @@ def test_a_full_disk_is_one_line_with_the_file_and_what_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(WriteError, match=r"No space left on device") as caught:
-        write_whole(tmp_path / "results.json", "x" * 3 * 2**20)
-    message = str(caught.value)
-    assert message.startswith(f"expected 3.0 MiB free for {tmp_path / 'results.json'}; got ")
-    assert "\n" not in message
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**20))
+    path = tmp_path / "results.json"
+    with pytest.raises(WriteError) as caught:
+        write_whole(path, "x" * 3 * 2**20)
+    said = f"expected 3.0 MiB free for {path}; got 1.0 MiB (No space left on device). Free some space."
+    assert str(caught.value) == said
     assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_disk_that_takes_no_more_files_is_not_said_to_lack_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**30))
+    with pytest.raises(WriteError) as caught:
+        write_whole(tmp_path / "x", "text")
+    assert str(caught.value) == (
+        f"expected to write {tmp_path / 'x'}; got No space left on device, with 1.0 GiB free: the disk takes no more "
+        "files, or a quota is used up. Remove some files."
+    )
+
+
+def test_a_folder_that_is_gone_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody says how much is free there."""
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(shutil, "disk_usage", full)
+    with pytest.raises(WriteError, match=r"expected to write .*x; got No space left on device\. Free some space\."):
+        write_whole(tmp_path / "x", "text")
+
+
+def test_an_error_of_writing_travels_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(WriteError("expected; got. Do.", errno.ENOSPC)))
+    assert (str(error), error.errno, type(error)) == ("expected; got. Do.", errno.ENOSPC, WriteError)
 
 
 def test_another_failure_names_the_file_too(tmp_path: Path) -> None:

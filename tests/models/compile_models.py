@@ -18,7 +18,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from relpos import LanguageModel, RelativePositionBias, Sequence, SwinTransformer, VisionTransformer, attention
+from relpos import (
+    KeyValueCache,
+    LanguageModel,
+    Mask,
+    RelativePositionBias,
+    Sequence,
+    SwinTransformer,
+    VisionTransformer,
+    attention,
+)
 
 CASES = {
     "image, learned+relative_2d": ("learned+relative_2d", True),
@@ -34,6 +43,9 @@ compiled in `tests/engines/compile_terms.py`."""
 
 
 DYNAMIC_ATTENTION = "attention, any shape"
+DECODING = "a token at a time"
+GRAPHS = 3
+"""What decoding compiles, however many tokens: without a cache, with the first length, and with any length."""
 
 
 def outcome(model: torch.nn.Module, run: torch.nn.Module, given: Tensor) -> list[Tensor]:
@@ -88,13 +100,51 @@ def attention_of_any_shape() -> None:
         torch.testing.assert_close(ours, wanted)
 
 
+class OwnDecoder(torch.nn.Module):
+    """A layer of a person's own with a cache: attention under a causal mask whose order says where new tokens stand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.position = torch.nn.Linear(8, 24), RelativePositionBias(2, seq_len=20, init_std=0.5)
+
+    def forward(self, x: Tensor, cache: KeyValueCache) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        k, v = cache.layers[0].extend(k, v)
+        n, m = q.shape[2], k.shape[2]
+        order = torch.arange(m)
+        mask = Mask.causal(order[m - n :], order)
+        queries, keys = Sequence(n, start=m - n), Sequence(m)
+        return attention(q, k, v, position=self.position, queries=queries, keys=keys, mask=mask)
+
+
+def decoding_a_token_at_a_time() -> None:
+    """A constant number of graphs for 20 tokens, in a model and in a layer of a person's own."""
+    text = LanguageModel(7, 32, embed_dim=8, depth=1, num_heads=2, num_kv_heads=1, position="t5").eval()
+    inputs = {"own": torch.randn(20, 1, 1, 8), "text": torch.randint(7, (20, 1, 1))}
+    for model, kind in ((OwnDecoder(), "own"), (text, "text")):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        compiled = torch.compile(model, backend="eager")
+        caches = KeyValueCache(1), KeyValueCache(1)
+        with torch.no_grad():
+            for x in inputs[kind]:
+                ours, wanted = (run(x, cache=cache) for run, cache in zip((compiled, model), caches, strict=True))
+                torch.testing.assert_close(ours, wanted)
+        counted = torch._dynamo.utils.counters
+        assert not counted["graph_break"], counted["graph_break"]
+        assert counted["stats"]["unique_graphs"] <= GRAPHS, f"{counted['stats']['unique_graphs']} graphs, {kind}"
+
+
+ALONE = {DYNAMIC_ATTENTION: attention_of_any_shape, DECODING: decoding_a_token_at_a_time}
+
+
 def main() -> int:
     torch.set_num_threads(1)
     failed = 0
-    for name in sys.argv[1:] or [*CASES, DYNAMIC_ATTENTION]:
+    for name in sys.argv[1:] or [*CASES, *ALONE]:
         began = time.monotonic()
         try:
-            attention_of_any_shape() if name == DYNAMIC_ATTENTION else compare(name)
+            ALONE[name]() if name in ALONE else compare(name)
             print(f"ok      {name} ({time.monotonic() - began:.1f} s)", flush=True)
         except Exception as error:
             failed += 1

@@ -210,6 +210,30 @@ def test_a_damaged_configuration_is_named(change: dict[str, Any], says: str, tmp
 # The hub
 
 
+IMPOSSIBLE: dict[str, Any] = {
+    "in a file": lambda folder: folder / "file" / "model",
+    "a long name": lambda folder: str(folder / ("n" * 300)),
+    "a byte 0": lambda folder: f"{folder}/a\0b",
+    "links in a circle": lambda folder: folder / "circle" / "model",
+    "below a device": lambda folder: Path("/dev/null/model"),
+    "thousands deep": lambda folder: Path(folder, *"x" * 1900),
+    "bytes": lambda folder: bytes(folder),
+    "a number": lambda folder: 3,
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("path", IMPOSSIBLE)
+def test_a_path_that_cannot_be_is_one_line(path: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    model, given = LanguageModel(**LM), IMPOSSIBLE[path](tmp_path)
+    reading = (LanguageModel.from_pretrained, lambda where: relpos.load_weights(model, where))
+    for call, kinds in ((model.save_pretrained, (ValueError, WriteError)), *((one, (ValueError,)) for one in reading)):
+        with pytest.raises(kinds, match=r"\Aexpected .+; got .+\. .+\Z"):
+            call(given)
+
+
 class Hub(ModuleType):
     """What of huggingface_hub is called, and with what."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
+import io
 import json
 import os
 import random
@@ -107,57 +109,113 @@ def test_every_damage_is_found(seed: int, store: SnapshotStore) -> None:
     _assert_read(store.path(3), 3)
 
 
-def _count_of_writes(monkeypatch: pytest.MonkeyPatch, fails_at: int, number: int) -> Callable[[], int]:
-    """Every call that reaches the disk fails from one on, as on a full disk."""
-    count = 0
-    first_open, first_rename, first_fsync, first_mkdir = Path.open, os.rename, os.fsync, Path.mkdir
+class _OnFullDisk:
+    """A file whose writes, flushes, ends and cuts reach a disk that may be full; of what is written half is there."""
 
-    def full(right: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self, file: Any, reach: Callable[[str], None]) -> None:
+        self._file, self._reach = file, reach
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> _OnFullDisk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, data: Any) -> Any:
+        try:
+            self._reach("write")
+        except OSError:
+            self._file.write(data[: len(data) // 2])
+            raise
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._reach("flush")
+        self._file.flush()
+
+    def truncate(self, *size: int) -> Any:
+        self._reach("truncate")
+        return self._file.truncate(*size)
+
+    def close(self) -> None:
+        closed = self._file.closed
+        self._file.close()
+        if not closed:
+            self._reach("close")
+
+
+def _count_of_writes(monkeypatch: pytest.MonkeyPatch, fails_at: int, number: int, *, once: bool = False) -> list[str]:
+    """Every call that reaches the disk fails from one on, as on a full disk, or that one alone; their names so far."""
+    calls: list[str] = []
+
+    def reach(name: str) -> None:
+        calls.append(name)
+        if len(calls) == fails_at or (len(calls) > fails_at and not once):
+            raise OSError(number, os.strerror(number))
+
+    def full(name: str, right: Callable[..., Any]) -> Callable[..., Any]:
         def called(*args: Any, **more: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count >= fails_at:
-                raise OSError(number, os.strerror(number))
+            reach(name)
             return right(*args, **more)
 
         return called
 
-    def opened(path: Path, mode: str = "r", *args: Any, **more: Any) -> Any:
-        return full(first_open)(path, mode, *args, **more) if "x" in mode or "w" in mode else first_open(path, mode)
+    first_open = io.open
 
-    monkeypatch.setattr(Path, "open", opened)
-    monkeypatch.setattr(Path, "mkdir", full(first_mkdir))
-    monkeypatch.setattr(os, "rename", full(first_rename))
-    monkeypatch.setattr(os, "fsync", full(first_fsync))
-    return lambda: count
+    def opened(file: Any, mode: str = "r", *args: Any, **more: Any) -> Any:
+        if not set("xwa+") & set(mode):
+            return first_open(file, mode, *args, **more)
+        reach("open")
+        return _OnFullDisk(first_open(file, mode, *args, **more), reach)
+
+    for name in ("mkdir", "rename", "replace", "link", "symlink", "truncate", "ftruncate", "fsync", "write"):
+        monkeypatch.setattr(os, name, full(name, getattr(os, name)))
+    for name in ("copyfile", "copy", "copy2", "move"):
+        monkeypatch.setattr(shutil, name, full(name, getattr(shutil, name)))
+    monkeypatch.setattr(io, "open", opened)  # of pathlib
+    monkeypatch.setattr(builtins, "open", opened)
+    return calls
 
 
-def _fill_disk_at_every_write(store: SnapshotStore, folder: Path, made: Callable[[], Snapshot]) -> int:
-    """Write a checkpoint with a disk that is full at the first, second, ... call, until none is; how many there are."""
+def _fill_disk_at_every_write(
+    store: SnapshotStore, folder: Path, made: Callable[[], Snapshot], number: int = errno.ENOSPC, *, once: bool = False
+) -> list[str]:
+    """Write a checkpoint with a disk that is full at the first, second, ... call, until none is; which there are."""
     for at in range(1, 100):
         said: list[str] = []
         checkpointing = Checkpointing(folder, 1, tell=said.append)
         with pytest.MonkeyPatch.context() as patch:
-            count = _count_of_writes(patch, at, errno.ENOSPC)
+            calls = _count_of_writes(patch, at, number, once=once)
             written = checkpointing.write(9, made())
-            calls = count()
         assert not list(store.folder.glob("*.tmp")), at
-        if written:
+        if written and len(calls) < at:
             return calls
-        assert len(said) == 1
-        assert "no checkpoint of step 9: expected" in said[0]
-        assert said[0].endswith("Training goes on.")
-        assert "\n" not in said[0]
         newest, _ = store.newest()
         assert newest is not None
         _assert_read(newest, 9 if newest == store.path(9) else 6)
+        if written:  # it was done another way, or what failed removes an older one
+            assert newest == store.path(9)
+            assert not said
+        else:
+            assert len(said) == 1
+            assert "no checkpoint of step 9: expected" in said[0]
+            assert os.strerror(number) in said[0]
+            assert said[0].endswith("Training goes on.")
+            assert "\n" not in said[0]
+        _assert_read(store.path(6), 6)
         shutil.rmtree(store.path(9), ignore_errors=True)
     raise AssertionError("it was never written")
 
 
-def test_a_full_disk_at_every_write(store: SnapshotStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+def test_a_full_disk_at_every_write(number: int, once: bool, store: SnapshotStore, tmp_path: Path) -> None:
     """Those that were there stay, and one line says why the run has no newer one."""
-    assert _fill_disk_at_every_write(store, tmp_path, lambda: _snapshot(9)) > 12  # folder, files, manifest, names
+    calls = _fill_disk_at_every_write(store, tmp_path, lambda: _snapshot(9), number, once=once)
+    assert {"mkdir", "open", "write", "flush", "close", "fsync", "replace", "link", "rename"} <= set(calls)
 
 
 def test_what_a_killed_writer_left_is_in_nobodys_way(store: SnapshotStore) -> None:
@@ -273,7 +331,8 @@ def test_parts_are_written_and_read(store: SnapshotStore) -> None:
 
 @pytest.mark.usefixtures("alone_in_a_group")
 def test_a_full_disk_at_every_write_of_parts(store: SnapshotStore, tmp_path: Path) -> None:
-    assert _fill_disk_at_every_write(store, tmp_path, lambda: _in_parts(_snapshot(9))) > 10
+    calls = _fill_disk_at_every_write(store, tmp_path, lambda: _in_parts(_snapshot(9)))
+    assert calls.count("open") == 4, "the parts, the random states, the state and the manifest"
 
 
 def _write_parts(folder: Path, x: torch.Tensor, cuts: list[int]) -> None:

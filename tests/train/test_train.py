@@ -8,8 +8,10 @@ import json
 import math
 import os
 import re
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -257,6 +259,7 @@ def test_a_save_that_fails_leaves_nothing(
 
     with monkeypatch.context() as context:
         context.setattr(os, "fsync", failing)
+        context.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
         with pytest.raises((WriteError, KeyboardInterrupt)) as caught:
             save_to(tmp_path)
     if isinstance(caught.value, WriteError):

@@ -9,6 +9,7 @@ from relpos.adapters.kinds import replaced_classes
 from relpos.adapters.replacement.frozen import PEFT
 from relpos.adapters.retrofitted import NEVER
 from relpos.adapters.verification import Verdict
+from relpos_command.visible import visible
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class RetrofitReport:
         lines += [f"  verified  {verdict}" for verdict in self.verified]
         if not self.verified:
             lines.append("  verified  nothing: verify=False")
-        return "\n".join(lines)
+        return visible("\n".join(lines), keep="\n")
 
     def _from(self, path: str) -> str:
         if self.border is not None:
@@ -112,7 +113,8 @@ class ReplacementReport:
             said = "the model keeps what it knows of position itself, and nothing was changed"
             lines.append(f"  position  {self.position}: {said}")
             kept = [f"{one.name}: {one.what}" for one in self.own] or ["nothing: it knows nothing of position itself"]
-            return "\n".join([*lines, *(f"  kept      {one}" for one in kept)])
+            lines += [f"  kept      {one}" for one in kept]
+            return visible("\n".join(lines), keep="\n")
         if self.restored:
             lines.append(f"  restored  {len(self.restored)} retrofitted modules, from {self.restored[0]}")
         lines += [f"  off       {one.name}: {one.what}" for one in self.own]
@@ -124,7 +126,7 @@ class ReplacementReport:
             lines.append(f"  adapters  PEFT's were here first, and are saved without it: replace, then adapt, {PEFT}")
         elif self.learns:
             lines.append(f"  adapters  PEFT freezes it at its start, unless told {PEFT}")
-        return "\n".join(lines)
+        return visible("\n".join(lines), keep="\n")
 
 
 def _short(path: str) -> str:

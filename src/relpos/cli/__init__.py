@@ -59,7 +59,7 @@ def carry_out(call: CommandLine, loaded: Callable[[], object] = lambda: None) ->
 
 def _ends(message: str) -> str:
     """The first line and the last."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    lines = [line.strip() for line in message.split("\n") if line.strip()]
     return " ".join(lines[:1] + lines[1:][-1:])
 
 

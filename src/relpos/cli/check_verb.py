@@ -13,12 +13,13 @@ LIBRARIES = ("relpos.bench.engines",)
 def run(arguments: Namespace) -> None:
     """Carry the verb out. Raises `SystemExit(1)` where an engine differs."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
     from relpos.bench.engines import check, count, engines, render
+    from relpos.cli.bars import Description
 
     asked = engines(arguments.engines)
-    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), Description(), TimeElapsedColumn())
     rows = []
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:  # the table alone may be piped
         bar = bars.add_task("", total=count(asked))

@@ -20,9 +20,11 @@ def run(arguments: Namespace) -> None:
     """Carry the verb out."""
     import torch
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
+    from rich.text import Text
 
     from relpos.bench.retrofits import compare_retrofit
+    from relpos.cli.bars import Description
     from relpos.core.checks import fail
 
     if arguments.train and arguments.forward:
@@ -31,7 +33,7 @@ def run(arguments: Namespace) -> None:
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     console = Console()
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), Description(), TimeElapsedColumn())
     shown = Console(stderr=True)  # the table alone may be piped
     with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bars:
         bar = bars.add_task(f"load {arguments.model}")
@@ -50,7 +52,7 @@ def run(arguments: Namespace) -> None:
             if "The model is restored" in str(error):
                 raise ValueError(str(error)) from error
             raise
-    console.print(str(report), highlight=False, markup=False, soft_wrap=True)
+    console.print(Text(str(report)), soft_wrap=True)
     console.print()
     console.print(_table(timings, forward=arguments.forward))
     console.print(_pays(timings), highlight=False, soft_wrap=True)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from relpos_command.visible import visible
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -35,12 +37,19 @@ def wrapped(text: str, console: Console, *, first: str = "", indent: str = "") -
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line."""
-    console.print(wrapped(text, console), markup=False, highlight=False, soft_wrap=True)
+    """Print a line; names in it are shown as they are, and command the terminal nothing."""
+    _print(console, wrapped(visible(text), console))
+
+
+def _print(console: Console, text: str) -> None:
+    from rich.text import Text
+
+    console.print(Text(text), soft_wrap=True)  # in a string rich finds markup, emoji by name and numbers
 
 
 def say_list(console: Console, entries: Mapping[str, Iterable[str]]) -> None:
     """Names in a column with a line each beside them, more lines below; on a narrow terminal all lines below."""
+    entries = {visible(name): [visible(line) for line in lines] for name, lines in entries.items()}
     width = max(map(len, entries)) + 2
     beside = not console.is_terminal or console.width >= width + 30
     indent = " " * (width if beside else 2)
@@ -51,7 +60,7 @@ def say_list(console: Console, entries: Mapping[str, Iterable[str]]) -> None:
             say(console, name)
         for line in lines:
             text = wrapped(line, console, first=first, indent=indent)
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            _print(console, text)
             first = indent
 
 
@@ -101,16 +110,16 @@ def watching(tasks: Iterable[WorkerTask], console: Console) -> Iterator[Callable
     Yields:
         What is to be told of every event.
     """
-    from rich.progress import BarColumn, Progress, TextColumn
-    from rich.table import Column
+    from rich.progress import BarColumn, Progress
+
+    from relpos.cli.bars import Description
 
     work = Work(tasks)
     if not work.weights:  # nothing is left to do, and no line says so for an instant
         yield lambda event: None
         return
-    text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=False))
     bar = [BarColumn(bar_width=24)] if console.width >= WITH_A_BAR else []
-    with Progress(*bar, text, console=console, transient=True) as bars:
+    with Progress(*bar, Description(), console=console, transient=True) as bars:
         overall = bars.add_task(str(work), total=max(1, len(work.weights)))
         live: dict[str, Any] = {}
 

@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from relpos.cli.saying import say
+
 if TYPE_CHECKING:
     from jsonargparse import Namespace
 
@@ -61,7 +63,7 @@ def run(arguments: Namespace) -> None:
     out = free_file(_numbered(Path(f"show-{name}.png"))) if out is None else out
     save_picture(picture(title, note, strips), out)
     what = f"{name}, {_tokens_in_words(view.tokens)}" + ("" if view.query is None else f", {view.chosen_name}")
-    Console().print(f"Drew {what}: {out}", highlight=False, soft_wrap=True, markup=False)
+    say(Console(), f"Drew {what}: {out}")
 
 
 def _untrained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
@@ -221,12 +223,7 @@ def _page(arguments: Namespace) -> None:
             came = f"{path}, whose {left[0][0]} cannot be drawn: {left[0][1]}"
         fail(f"weights with a learned position ({', '.join(KNOWN)}, ...)", came, "Absolute positions are not drawn.")
     write_whole(out, weights_page(name, found, left, version=__version__))
-    Console().print(
-        f"Drew {len(found)} parameter{'s' if len(found) > 1 else ''} of {name}: {out}",
-        highlight=False,
-        soft_wrap=True,
-        markup=False,
-    )
+    say(Console(), f"Drew {len(found)} parameter{'s' if len(found) > 1 else ''} of {name}: {out}")
 
 
 def _model_folder(path: Path) -> Path:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from relpos_command.visible import visible
+
 if TYPE_CHECKING:
     from relpos.data import Task
     from relpos.models.pretrained import PretrainedModel
@@ -51,7 +53,7 @@ def card_of_run(
         f"## Recipe\n\n{_table('number', asdict(recipe))}",
         f"## Run\n\n{_table('what', {name: about[name] for name in about if not name.startswith('validation_')})}",
     ]
-    return "\n\n".join(paragraphs) + "\n", ({PICTURE: drawn} if drawn else {})
+    return visible("\n\n".join(paragraphs) + "\n", keep="\n"), ({PICTURE: drawn} if drawn else {})
 
 
 def _table(name: str, rows: Mapping[str, Any]) -> str:

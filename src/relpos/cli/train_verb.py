@@ -30,9 +30,9 @@ def run(arguments: Namespace) -> None:
     """Carry the verb out."""
     import torch
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.table import Column
+    from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
+    from relpos.cli.bars import Description
     from relpos.comparing.call import note_on_batch
     from relpos.core.checks import fail, require_choice, require_int
     from relpos.files.writing import require_writable
@@ -109,8 +109,8 @@ def run(arguments: Namespace) -> None:
     )
 
     bar = [BarColumn()] if console.width >= WITH_A_BAR else []
-    text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=False))
-    with Progress(*bar, text, TimeRemainingColumn(), console=console, transient=True, disable=not is_main()) as bars:
+    columns = (*bar, Description(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not is_main()) as bars:
         shown = bars.add_task(position, total=recipe.steps)
 
         def watch(step: StepProgress) -> None:

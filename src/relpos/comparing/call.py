@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from relpos.comparison import (
     require_asked,
     require_usable,
 )
-from relpos.core.checks import fail, require_choice, require_flag
+from relpos.core.checks import fail, require_choice, require_flag, shape_of
 from relpos.data import ImageTask, Task, find_data, notes
 from relpos.files.writing import require_writable
 from relpos.report import write_report
@@ -118,9 +119,13 @@ def compare(
     require_flag(quick, "quick")
     require_flag(rotate, "rotate")
     procedure = _procedure(model, step, evaluate, better)
-    asked = (_names(positions), seeds, steps, device, precision)
-    chosen = None if choices is None else tuple(choices)
+    asked = (_names(positions, "positions"), seeds, steps, device, precision)
+    chosen = _names(choices, "choices")
     require_asked(*asked, what=what, choices=chosen, procedure=procedure)
+    if recipe is not None and not isinstance(recipe, Mapping):
+        fail("recipe to be a dict of fields", shape_of(recipe), 'Pass for example recipe={"weight_decay": 0.1}.')
+    if out is not None and not isinstance(out, str | os.PathLike):
+        fail("out to be the path of a folder", shape_of(out), "Leave it out for one under runs/.")
     folder = None if out is None else Path(out)
     if folder is None:  # before many images are read
         require_writable(Path("runs"))
@@ -184,10 +189,13 @@ def _procedure(model: object, step: object, evaluate: object, better: Literal["h
     return Procedure(*own, "lower" if better is None else better)
 
 
-def _names(positions: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    if positions is None or isinstance(positions, str):
-        return None if positions is None else (positions,)
-    return tuple(positions)
+def _names(asked: object, what: str) -> tuple[str, ...] | None:
+    """One name or several; None where they are left out."""
+    if asked is None or isinstance(asked, str):
+        return None if asked is None else (asked,)
+    if not isinstance(asked, Iterable):
+        fail(f"{what} to be names", shape_of(asked), f'Pass {what}=["NAME", ...], or leave it out.')
+    return tuple(asked)
 
 
 def _sizes(

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from relpos.comparison.workers import Event, WorkerTask
 from relpos.data import Watch
+from relpos_command.visible import visible
 
 
 class Display:
@@ -21,7 +22,7 @@ class Display:
 
     def say(self, line: str) -> None:
         """Show a line."""
-        self._write(line)
+        self._write(visible(line))
 
     @contextmanager
     def reading(self) -> Iterator[Watch | None]:

@@ -12,6 +12,7 @@ from torch import nn
 from relpos.comparison import Comparison
 from relpos.report import advise, decided, render_terminal
 from relpos.results import Results
+from relpos_command.visible import visible
 
 _WIDTH = 112
 
@@ -87,7 +88,7 @@ class ComparisonResult:
         return ResultTable(console.file.getvalue().rstrip())
 
     def __repr__(self) -> str:
-        return f"{self.table()}\nPage: {self.page}"
+        return f"{self.table()}\nPage: {visible(str(self.page))}"
 
     def _repr_html_(self) -> str:
         """The picture of what is reached against its cost, the advice and the table, for notebooks."""

@@ -15,7 +15,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from relpos.core.checks import fail, shape_of
-from relpos.files.writing import write_whole
+from relpos.files.writing import named, write_whole
 from relpos.position.saved import is_settings
 from relpos.train import Progress
 
@@ -31,24 +31,28 @@ class TrainingLog:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / _LOSSES).open("w", encoding="utf-8", buffering=1)  # a line at a time
-        self._board = _board(folder)
+        self._path = folder / _LOSSES
+        with named(self._path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("w", encoding="utf-8", buffering=1)  # a line at a time
+            self._board = _board(folder)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
+        with named(self._path):
+            self._file.close()
+            if self._board is not None:
+                self._board.close()
 
     def add(self, progress: Progress) -> None:
         """Write a step down."""
         entry = {"step": progress.step, "loss": progress.loss, "rate": progress.rate}
         if progress.validation is not None:
             entry["validation"] = progress.validation
-        self._file.write(json.dumps(entry) + "\n")
+        with named(self._path):
+            self._file.write(json.dumps(entry) + "\n")
         if self._board is not None:
             for name in entry.keys() - {"step"}:
                 self._board.add_scalar(name, entry[name], progress.step)

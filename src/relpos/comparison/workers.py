@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from relpos.files.writing import WriteError
+
 RemoteFunction = Callable[..., Any]
 
 
@@ -73,6 +75,8 @@ def _work(task: WorkerTask, connection: Connection, gpu: int | None = None) -> N
         connection.send(("finished", result))
     except (BrokenPipeError, ConnectionResetError):  # nobody listens any more
         return
+    except WriteError as error:  # a full disk is no bug, and its one line needs no traceback
+        connection.send(("unwritten", error))
     except BaseException:
         connection.send(("failed", traceback.format_exc()))
 
@@ -168,6 +172,7 @@ def run_tasks(tasks: Sequence[WorkerTask], at_once: int, *, a_gpu_each: bool = F
 
     Raises:
         WorkerError: a task failed; the others are stopped.
+        WriteError: it could not write its files; likewise.
     """
     if not tasks:
         return
@@ -196,6 +201,8 @@ def run_tasks(tasks: Sequence[WorkerTask], at_once: int, *, a_gpu_each: bool = F
                 except EOFError:
                     process.join()
                     kind, value = "failed", f"the process ended with code {process.exitcode} and said nothing"
+                if kind == "unwritten":
+                    raise value
                 if kind == "failed":
                     raise WorkerError(f"{task.name} failed:\n{value}")
                 if kind == "finished":

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from relpos_command.visible import visible
+
 
 def fail(expected: str, came: str, remedy: str) -> NoReturn:
     """Raise a `ValueError` that names what was expected, what came, and the remedy."""
-    error: Any = ValueError(f"expected {expected}; got {came}. {remedy}")
-    error.fault = f"expected {expected}; got {came}"
+    error: Any = ValueError(visible(f"expected {expected}; got {came}. {remedy}", keep="\n"))
+    error.fault = visible(f"expected {expected}; got {came}", keep="\n")
     raise error
 
 
@@ -30,12 +32,20 @@ def without_remedy(error: Exception) -> Exception:
 def shape_of(x: object) -> str:
     """A short description of an argument for a message: shape and dtype of a tensor, type and value of the rest."""
     if isinstance(x, Tensor):
-        return f"a tensor of shape {tuple(x.shape)} and dtype {str(x.dtype).removeprefix('torch.')}"
+        dtype = str(x.dtype).removeprefix("torch.")
+        if x.is_nested:
+            return f"a nested tensor of dtype {dtype}"  # and no shape
+        layout = "" if x.layout is torch.strided else f"{str(x.layout).removeprefix('torch.').strip('_')} "
+        return f"a {layout}tensor of shape {tuple(x.shape)} and dtype {dtype}"
     if x is None:
         return "None"
     if isinstance(x, type):
         return f"the class {x.__name__}"
-    text, kind = " ".join(repr(x).split()), type(x).__name__
+    kind = type(x).__name__
+    try:
+        text = " ".join(repr(x).split())
+    except ValueError:  # Python writes no integer of thousands of digits
+        return f"{kind} of {x.bit_length()} bits" if isinstance(x, int) else f"{kind} with an integer too long to write"
     text = text if len(text) <= 100 else text[:97] + "..."
     return text if text.startswith(f"{kind}(") else f"{kind} {text}"
 
@@ -62,6 +72,26 @@ def require_tensor(x: object, name: str, *, dims: int | tuple[int, ...]) -> None
     if not isinstance(x, Tensor) or x.dim() not in allowed:
         words = " or ".join(str(d) for d in allowed)
         fail(f"{name} to be a tensor with {words} dimensions", shape_of(x), f"Reshape {name} before the call.")
+    if not is_dense(x):
+        fail(f"{name} to be a dense tensor", shape_of(x), "Convert it: x.to_dense(), or x.to_padded_tensor(0.0).")
+
+
+def is_dense(x: Tensor) -> bool:
+    """Whether a tensor has a number at every index: it is neither sparse nor nested, nor in a layout of one library."""
+    return x.layout is torch.strided and not x.is_nested
+
+
+COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""The dtypes that are computed with. PyTorch has others of floating point (8 bits), which few of its operators take."""
+
+
+def require_computed(x: Tensor, name: str, remedy: str) -> None:
+    """Raise unless a tensor is in one of the dtypes that are computed with."""
+    if x.dtype in COMPUTED:
+        return
+    if x.is_floating_point():
+        fail(f"{name} in float32, float64, bfloat16 or float16", shape_of(x), remedy)
+    fail(f"{name} to be floating point", shape_of(x), remedy)
 
 
 def require_pairs(x: object, name: str, dims: tuple[int, ...]) -> None:
@@ -80,6 +110,14 @@ def require_int(x: object, name: str, *, at_least: int) -> None:
         small = isinstance(x, int) and not isinstance(x, bool)
         remedy = f"Its smallest value is {at_least}." if small else f"Pass {name} as a Python int."
         fail(f"{name} to be an integer of at least {at_least}", shape_of(x), remedy)
+    require_fits(x, name)
+
+
+def require_fits(x: object, name: str) -> None:
+    """Raise where an integer has more than the 64 bits that PyTorch gives it; not while a graph is traced, where a size
+    may be a symbol and the question would bound it."""
+    if isinstance(x, int) and not torch.compiler.is_compiling() and not -(2**63) <= x < 2**63:
+        fail(f"{name} to be an integer of at most 64 bits", shape_of(x), f"Pass a smaller number for {name}.")
 
 
 def consecutive(part: slice, count: int | None) -> tuple[int, int] | None:
@@ -168,8 +206,7 @@ def require_floating(x: object, name: str, *, dims: int) -> None:
     """Raise unless `x` is a floating-point tensor of `dims` dimensions."""
     require_tensor(x, name, dims=dims)
     assert isinstance(x, Tensor)
-    if not x.is_floating_point():
-        fail(f"{name} to be floating point", shape_of(x), "Convert it with .float().")
+    require_computed(x, name, "Convert it with .float().")
 
 
 def require_wide(x: Tensor, name: str, why: str) -> None:
@@ -232,8 +269,14 @@ def require_like(x: Tensor, name: str, weight: Tensor) -> None:
         fail(wanted, shape_of(x), "Convert one of them with .to(dtype), or use torch.autocast.")
 
 
-def require_tokens(x: object, width: int, weight: Tensor) -> None:
-    """Raise unless `x` holds floating-point tokens `[B, N, width]` that can meet a layer's `weight`."""
-    if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width or not x.is_floating_point():
+def require_tokens(x: object, width: int, weight: Tensor, *, jagged: bool = False) -> None:
+    """Raise unless `x` holds floating-point tokens `[B, N, width]` that can meet a layer's `weight`.
+
+    Args:
+        jagged: whether each element of the batch may have a length of its own, for layers that see one token at a time.
+    """
+    tensor = isinstance(x, Tensor) and (is_dense(x) or (jagged and x.layout is torch.jagged))
+    if not tensor or x.dim() != 3 or x.shape[2] != width or not x.is_floating_point():  # type: ignore[attr-defined]
         fail(f"floating-point tokens of shape [B, N, {width}]", shape_of(x), "Layout is [batch, tokens, width].")
+    assert isinstance(x, Tensor)
     require_like(x, "tokens", weight)

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from relpos.core.checks import fail, require_int, require_wide, shape_of
+from relpos.core.checks import fail, is_dense, require_fits, require_int, require_wide, shape_of
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Sequence:
         require_int(self.length, "Sequence length", at_least=0 if self.prefix else 1)
         if not isinstance(self.start, int) or isinstance(self.start, bool):
             fail("Sequence start to be an integer", shape_of(self.start), "Pass the first token's position as an int.")
+        require_fits(self.start, "Sequence start")
 
     @property
     def axes(self) -> int:
@@ -189,7 +190,10 @@ class Positions:
         if not whole or len(lows) != len(highs) or any(a > b for a, b in zip(lows, highs, strict=True)):
             wanted = "low and high to have one integer per axis with low <= high"
             fail(wanted, f"low={low!r}, high={high!r}", "Give the range of coordinates that can occur.")
-        if not isinstance(values, Tensor) or values.dtype == torch.bool or values.is_complex():
+        for bound in (*lows, *highs):
+            require_fits(bound, "low and high of Positions")
+        numbers = isinstance(values, Tensor) and is_dense(values)
+        if not numbers or values.dtype == torch.bool or values.is_complex():
             fail("Positions to hold a tensor of numbers", shape_of(values), "Pass an integer tensor.")
         if values.is_floating_point():
             require_wide(values, "Positions values", "Half precision rounds 1995 to 1992: count them in wider numbers.")

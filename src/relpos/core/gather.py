@@ -14,12 +14,30 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from relpos.core.checks import at_hand, fail, require_device, shape_of
+from relpos.core.checks import at_hand, fail, is_dense, require_device, shape_of
 from relpos.core.private import inside_transform
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """`x` itself in float32 or float64, else a float32 copy: learned tables are computed with in float32."""
+    """`x` itself in float32 or float64, else a float32 copy: what is learned is computed with in float32 or wider.
+
+    In a model in half precision a mechanism's own arithmetic then loses nothing, and in float64, in which gradients
+    are checked, nothing is rounded to float32 as it would be by `x.float()`.
+
+    Args:
+        x: of any floating dtype, a parameter for the most part; the gradient comes in its own.
+
+    Raises:
+        ValueError: `x` is no tensor.
+
+    Examples:
+        >>> relpos.at_least_float32(torch.tensor([0.5], dtype=torch.bfloat16)).dtype
+        torch.float32
+        >>> relpos.at_least_float32(torch.tensor([0.5], dtype=torch.float64)).dtype
+        torch.float64
+    """
+    if not isinstance(x, Tensor):
+        fail("a tensor of a parameter's numbers", shape_of(x), "Pass the parameter itself.")
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
@@ -72,29 +90,31 @@ class Rows:
             return _sorted(self.index, self.rows)
 
 
-_MASKS = (torch.bool, torch.uint8)
-"""What PyTorch takes for a mask, and not for numbers."""
+_WHOLE = (torch.int64, torch.int32)
+"""What PyTorch reads rows by. Others are masks, or no numbers of rows."""
 
 
 class _Lookup(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(table: Tensor, index: Tensor) -> Tensor:
+    def forward(table: Tensor, index: Tensor, checked: bool) -> Tensor:
         return table[index]
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        table, index = inputs
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
+        table, index, ctx.checked = inputs
         ctx.save_for_backward(index)
         ctx.rows = table.shape[0]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (index,) = ctx.saved_tensors
         (gradient,) = gradients
         flat = gradient.reshape(index.numel(), *gradient.shape[index.dim() :])
-        return _SegmentSum.apply(flat, index.flatten(), ctx.rows), None  # type: ignore[no-untyped-call]
+        if not ctx.checked:  # -1 has read the last row
+            index = torch.where(index < 0, index + ctx.rows, index)
+        return _SegmentSum.apply(flat, index.flatten(), ctx.rows), None, None  # type: ignore[no-untyped-call]
 
 
 class _SegmentSum(torch.autograd.Function):
@@ -113,7 +133,7 @@ class _SegmentSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (index,) = ctx.saved_tensors
-        return _Lookup.apply(gradients[0], index), None, None  # type: ignore[no-untyped-call]
+        return _Lookup.apply(gradients[0], index, True), None, None  # type: ignore[no-untyped-call]
 
 
 class _ReadRows(torch.autograd.Function):
@@ -141,7 +161,7 @@ def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Ten
     Args:
         table: `[R, ...]`, floating point.
         index: integers in 0 ... R - 1, any shape. On CPU others are refused; elsewhere they are not looked at, because
-            the device would be waited for, nor in a compiled graph: -1 then reads the last row.
+            the device would be waited for, nor in a compiled graph or under vmap: -1 then reads the last row.
 
     Returns:
         The index's shape, then the shape of a row.
@@ -156,11 +176,12 @@ def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Ten
         tensor([[2., 2.],
                 [1., 1.]])
     """
-    if not isinstance(table, Tensor) or not table.is_floating_point() or table.dim() == 0:
+    tabular = isinstance(table, Tensor) and is_dense(table) and table.is_floating_point()
+    if not tabular or table.dim() == 0:
         fail("a floating-point table [R, ...]", shape_of(table), "Convert it with .float(); rows come first.")
-    _check(index, table.shape[0])
+    checked = _check(index, table.shape[0])
     require_device(index, "the index", table.device, "Move it to the table's device.")
-    result: Tensor = _Lookup.apply(table, index)  # type: ignore[no-untyped-call]
+    result: Tensor = _Lookup.apply(table, index, checked)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -177,8 +198,9 @@ def read(table: Float[Tensor, "R H"], rows: Rows) -> Float[Tensor, "H L"]:
     return result.T
 
 
-def _check(index: object, rows: int) -> None:
-    if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype in _MASKS:
+def _check(index: object, rows: int) -> bool:
+    """Raise unless an index names rows of a table; whether its numbers could be looked at."""
+    if not isinstance(index, Tensor) or not is_dense(index) or index.dtype not in _WHOLE:
         fail("an integer tensor as index", shape_of(index), "Convert it with .long().")
     known = None if 0 in index.shape else at_hand(index, lambda x: torch.stack(x.aminmax()))
     if known is not None and (known[0] < 0 or known[1] >= rows):
@@ -188,6 +210,7 @@ def _check(index: object, rows: int) -> None:
             f"{known[0]} to {known[1]}",
             "Give the others a row of their own.",
         )
+    return known is not None or 0 in index.shape
 
 
 def segment_sum(values: Float[Tensor, "*IC"], index: Int[Tensor, "*I"], rows: int) -> Float[Tensor, " {rows} *C"]:

@@ -7,8 +7,9 @@ raises an error of its own later.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, TypeVar
 
@@ -85,6 +86,21 @@ def is_batched(x: Tensor) -> bool:
     tells, False: what does not know such tensors raises."""
     keys = getattr(torch._C, "_dispatch_keys", None)
     return keys is not None and "Batched" in str(keys(x))  # PyTorch gives this key no name in Python
+
+
+def is_fake(x: Tensor) -> bool:
+    """Whether a tensor has a shape and no numbers, as all have under `FakeTensorMode`. Where nobody tells, False: who
+    asks for its numbers gets PyTorch's error."""
+    kind = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
+    return isinstance(x, kind)
+
+
+def real_numbers() -> AbstractContextManager[Any]:
+    """While this lasts, tensors that are made have numbers, under `FakeTensorMode` too: for constants that are computed
+    once and read as Python numbers."""
+    unset = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "unset_fake_temporarily", nullcontext)
+    context: AbstractContextManager[Any] = unset()
+    return context
 
 
 def inside_forward_mode() -> bool:

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from relpos.core.checks import fail
 from relpos.data.task import Split
-from relpos.files.reading import printable, require_utf8
+from relpos.files.reading import require_utf8
+from relpos_command.visible import visible
 
 SPLITS: dict[str, Split] = {
     "train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test",
@@ -158,7 +159,7 @@ def list_folder(folder: Path, endings: Iterable[str]) -> Listing:
         images=tuple(images),
         classes=tuple(classes["train"]),
         taken=tuple(split for split in SHARES if split not in splits),
-        ignored=tuple(printable(path.relative_to(folder).as_posix()) for path in ignored),
+        ignored=tuple(visible(path.relative_to(folder).as_posix()) for path in ignored),
     )
 
 

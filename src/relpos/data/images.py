@@ -20,7 +20,7 @@ from relpos.core.checks import fail, require_choice, require_flag, require_int
 from relpos.data.canvas import CanvasTask, Level
 from relpos.data.folder import SHARES, Found, Listing, assign, list_folder
 from relpos.data.task import Split, Watch
-from relpos.files.reading import printable
+from relpos_command.visible import visible
 
 IMAGE_SIZE = (64, 64)
 PATCH = (8, 8)
@@ -81,7 +81,7 @@ class ImageFolder(CanvasTask):
         decoded = decode_all(paths, self.picture_size, watch, max_pixels=max_pixels)
         pairs = list(zip(listing.images, decoded, strict=True))
         self.skipped = tuple(
-            {"path": printable(image.path), "reason": one} for image, one in pairs if isinstance(one, str)
+            {"path": visible(image.path), "reason": one} for image, one in pairs if isinstance(one, str)
         )
         if self.skipped and bad_images == "error":
             _refuse(folder, self.skipped)

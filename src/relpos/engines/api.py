@@ -14,6 +14,7 @@ from typing import Literal, overload
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from relpos.core import Coordinates, MaskLike
 from relpos.core.checks import require_name, without_autocast
@@ -264,7 +265,8 @@ def attention(
             return familiar.repeat(call)
     engine = _choose(call, backend, {}) if familiar is None else _engine_of(call, familiar)
     with without_autocast(q.device):
-        output, lse = call.of_nothing() if call.is_empty else engine.run(without_hidden(call.seeded()))
+        nothing = call.is_empty or (call.q.is_meta and backend == "auto" and not is_in_torch_dispatch_mode())
+        output, lse = call.of_nothing() if nothing else engine.run(without_hidden(call.seeded()))
     if not return_lse:
         return output
     assert lse is not None, "an engine without it says so"

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from relpos.core import Coordinates, Mask, MaskLike, Scale, Term, Terms, require_sides
 from relpos.core.checks import (
+    COMPUTED,
     broadcasts,
     dtype_under_autocast,
     fail,
+    require_computed,
     require_flag,
     require_number,
     require_probability,
@@ -77,8 +79,8 @@ def prepare(
 
 def _check_tensor(x: Tensor, name: str) -> None:
     require_tensor(x, name, dims=4)
-    if not x.is_floating_point():
-        fail(f"{name} to be floating point", shape_of(x), f"Convert {name}, e.g. {name}.float().")
+    if x.dtype not in COMPUTED:
+        require_computed(x, name, f"Convert {name}, e.g. {name}.float().")
 
 
 def _check_fit(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -105,7 +105,7 @@ class Call:
         return replace(self, q=q, k=k, v=v, plain_q=plain_q, plain_k=plain_k, terms=terms)
 
     def of_nothing(self) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
-        """Output and log-sum-exp where `is_empty`: zeros, to which gradients lead all the same."""
+        """Output and log-sum-exp where `is_empty`, or on meta: zeros, to which gradients lead all the same."""
         leaves = (self.q, self.k, self.v, *pytree.tree_leaves(self.terms))
         learned = (x for x in leaves if isinstance(x, Tensor) and x.is_floating_point())
         nothing = sum(x.reshape(-1)[:0].sum() for x in learned)

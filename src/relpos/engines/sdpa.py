@@ -27,6 +27,7 @@ from relpos.core import LineBias, LineVectors, QueryBias, Rotation, Sinks, Softc
 from relpos.engines import dense, product, vector_product, view
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
+from relpos.engines.once import once
 from relpos.engines.operators import FORWARD_MODE, lacks_transform
 
 _UNDER_A_MASK = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -73,7 +74,8 @@ class DenseSDPA(Engine):
         if (short := self.repeat(call)) is not None:
             return short(_turned(call)), None
         square = call.mask is not None and call.q.shape[2] == call.k.shape[2]
-        causal = square and call.mask is not None and call.mask.is_plain_causal and not _adds(call)
+        plain = call.mask is not None and call.mask.is_plain_causal and not _adds(call)
+        causal = True if square and plain else False  # noqa: SIM210 - decided now, where sizes are symbolic
         bias = blank = None
         if not causal:
             bias, blank = _mask(call)
@@ -101,6 +103,7 @@ class DenseSDPA(Engine):
                 scale=call.scale,
                 enable_gqa=grouped,
             )
+        output = once(output)
         return (output if blank is None else output.masked_fill(blank, 0)), None
 
 
@@ -120,9 +123,10 @@ def _under_constant(call: Call) -> Float[Tensor, "B H N V"]:
     bias = densify.written_out(line.values, line.lines)
     wide = torch.promote_types(call.q.dtype, torch.float32)
     bias = (bias if bias.dtype == wide else bias.to(wide))[None]
-    return F.scaled_dot_product_attention(
+    output = F.scaled_dot_product_attention(
         call.q, call.k, call.v, attn_mask=bias, scale=call.scale, enable_gqa=call.groups > 1
     )
+    return once(output)
 
 
 def _under_learned(call: Call) -> Float[Tensor, "B H N V"]:

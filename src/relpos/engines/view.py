@@ -22,6 +22,7 @@ from torch import Tensor
 
 from relpos.core import LineBias, Mask, QueryBias, Rotation, Scale, may_keep
 from relpos.engines.call import Call
+from relpos.engines.once import once
 
 _AT_ONCE = 2**17
 """The numbers of q that are turned round at once where no gradient is wanted: more come fresh from the system."""
@@ -136,4 +137,5 @@ def _turned(q: Tensor, k: Tensor, v: Tensor, view: Tensor, call: Call) -> Tensor
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, call: Call) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=call.scale, enable_gqa=call.groups > 1)
+    output = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=call.scale, enable_gqa=call.groups > 1)
+    return once(output)

@@ -7,6 +7,7 @@ a thousand brackets. Each is met with a `FileError` whose message says what the 
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -15,7 +16,8 @@ import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
-from relpos.core.checks import fail
+from relpos.core.checks import fail, shape_of
+from relpos_command.visible import visible
 
 MIB = 2**20
 DEEPEST = 100
@@ -101,9 +103,22 @@ def read_json(path: Path, at_most: int) -> Any:
     return parse_json(read_file(path, at_most))
 
 
-def printable(name: str) -> str:
-    """A file's name with control characters, and bytes that are no UTF-8, as escapes."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in name)
+def path_of(x: object, what: str) -> Path:
+    """The path that somebody gave, whether there is something or not. `what` has its article.
+
+    Raises:
+        ValueError: it is no path, or one that no system can have.
+    """
+    remedy = "Pass a path as text, or a pathlib.Path."
+    given = os.fspath(x) if isinstance(x, str | os.PathLike) else None
+    if not isinstance(given, str) or "\0" in given:
+        fail(what, shape_of(x), remedy)
+    try:
+        os.stat(given or ".")
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            fail(what, f"{given}: {error.strerror}", "Choose another.")
+    return Path(given)
 
 
 def require_utf8(path: Path, what: str) -> None:
@@ -111,9 +126,9 @@ def require_utf8(path: Path, what: str) -> None:
     try:
         str(path).encode("utf-8")
     except UnicodeEncodeError:
-        fail(f"{what} with a name in UTF-8", printable(str(path)), "Rename it.")
+        fail(f"{what} with a name in UTF-8", visible(str(path)), "Rename it.")
 
 
 def fail_to_read(expected: str, path: Path, why: object, remedy: str) -> NoReturn:
     """Raise a `ValueError` that names the file, what is wrong with it, and the remedy."""
-    fail(expected, f"{printable(str(path))} ({why})", remedy)
+    fail(expected, f"{visible(str(path))} ({why})", remedy)

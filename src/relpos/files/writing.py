@@ -13,8 +13,11 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from relpos_command.visible import visible
 
 PART = ".relpos-"
 """How the name of a file begins that is not whole yet; it ends in .part."""
@@ -27,15 +30,64 @@ class WriteError(OSError):
     """A file cannot be written; the message names it, why, and what it needs."""
 
     def __init__(self, message: str, number: int | None) -> None:
-        super().__init__(message)
+        super().__init__(visible(message))
         self.errno = number
 
     def __str__(self) -> str:
         return str(self.args[0])
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.errno)
+
 
 class UnwritableError(WriteError):
     """Nothing can be written in a folder, found before anything was."""
+
+
+@contextlib.contextmanager
+def named(path: Path, size: int | None = None) -> Iterator[None]:
+    """While a file is written: whatever keeps it from the disk is a `WriteError` that names it.
+
+    Args:
+        size: bytes that it needs, where that is known.
+    """
+    try:
+        yield
+    except (FileExistsError, WriteError):
+        raise
+    except OSError as error:
+        why = error.strerror or str(error)
+        message = f"expected to write {path}; got {why}."
+        if error.errno in _FULL:
+            message = _of_full_disk(path, why, size)
+        raise WriteError(message, error.errno) from error
+
+
+def _of_full_disk(path: Path, why: str, size: int | None) -> str:
+    try:
+        free = shutil.disk_usage(path.parent).free
+    except OSError:  # the folder is gone, or its system
+        size = None
+    if size is None:
+        return f"expected to write {path}; got {why}. Free some space."
+    if free < size:
+        return f"expected {_size(size)} free for {path}; got {_size(free)} ({why}). Free some space."
+    full = f"{why}, with {_size(free)} free: the disk takes no more files, or a quota is used up"
+    return f"expected to write {path}; got {full}. Remove some files."
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder to write in, and those above it, where they are not there.
+
+    Raises:
+        UnwritableError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RecursionError) as error:  # RecursionError: more folders in one another than Python goes down
+        why = (error.strerror if isinstance(error, OSError) else None) or "too many folders in one another"
+        message = f"expected a folder that can be made; got {folder}: {why}. Choose another."
+        raise UnwritableError(message, getattr(error, "errno", None)) from error
 
 
 def write_whole(path: Path, content: str | bytes, *, new: bool = False) -> None:
@@ -50,7 +102,7 @@ def write_whole(path: Path, content: str | bytes, *, new: bool = False) -> None:
     """
     data = content.encode() if isinstance(content, str) else content
     beside = _beside(path.parent)
-    try:
+    with named(path, len(data)):
         try:
             with beside.open("xb") as file:
                 file.write(data)
@@ -60,15 +112,6 @@ def write_whole(path: Path, content: str | bytes, *, new: bool = False) -> None:
         finally:
             with contextlib.suppress(OSError):
                 beside.unlink()
-    except FileExistsError:
-        raise
-    except OSError as error:
-        why = error.strerror or str(error)
-        message = f"expected to write {path}; got {why}."
-        if error.errno in _FULL:
-            free = shutil.disk_usage(path.parent).free
-            message = f"expected {_size(len(data))} free for {path}; got {_size(free)} ({why}). Free some space."
-        raise WriteError(message, error.errno) from error
 
 
 def write_json(path: Path, tree: Any, *, indent: int | None = None, new: bool = False) -> None:

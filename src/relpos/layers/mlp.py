@@ -38,7 +38,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden_features, in_features)
 
     def forward(self, x: Float[Tensor, "B N E"]) -> Float[Tensor, "B N E"]:
-        require_tokens(x, self.fc1.in_features, self.fc1.weight)
+        require_tokens(x, self.fc1.in_features, self.fc1.weight, jagged=True)
         x = self.drop(self.act(self.fc1(x)))
         x = self.drop(self.fc2(x))
         return x
@@ -72,7 +72,7 @@ class GatedMlp(nn.Module):
         self.fc2 = nn.Linear(hidden_features, in_features, bias=False)
 
     def forward(self, x: Float[Tensor, "B N E"]) -> Float[Tensor, "B N E"]:
-        require_tokens(x, self.fc1.in_features, self.fc1.weight)
+        require_tokens(x, self.fc1.in_features, self.fc1.weight, jagged=True)
         gate, value = self.fc1(x).chunk(2, dim=-1)
         x = self.drop(F.silu(gate) * value)
         x = self.drop(self.fc2(x))

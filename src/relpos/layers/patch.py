@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Grid
-from relpos.core.checks import fail, require_int, require_like, shape_of
+from relpos.core.checks import fail, is_dense, require_int, require_like, shape_of
 
 
 def pair(size: int | tuple[int, int], name: str) -> tuple[int, int]:
@@ -70,7 +70,8 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N E"]:
         channels = self.proj.in_channels
-        shaped = isinstance(images, Tensor) and images.dim() == 4 and images.shape[1] == channels
+        dense = isinstance(images, Tensor) and is_dense(images)
+        shaped = dense and images.dim() == 4 and images.shape[1] == channels
         if not shaped or not images.is_floating_point():
             wanted = f"floating-point images of shape [B, {channels}, rows, columns]"
             fail(wanted, shape_of(images), "Check in_chans, and convert bytes to numbers from 0 to 1.")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from relpos.version import __version__
+from relpos_command.visible import visible
 
 FRONT = "---\nlibrary_name: relpos\ntags:\n- relpos\n- position\n---\n"
 """What a model hub reads."""
@@ -22,7 +23,7 @@ def model_card(
     """
     rows = [f"| `{name}` | `{value}` |" for name, value in arguments.items()]
     rows += [f"| then `grow` | `{step}` |" for step in grown]
-    return "\n".join(
+    whole = "\n".join(
         [
             f"{FRONT}\n# {folder}\n",
             f"A `relpos.{kind}` with {parameters:,} parameters, saved by relpos {__version__}. How it was trained and "
@@ -32,6 +33,7 @@ def model_card(
             "",
         ]
     )
+    return visible(whole, keep="\n")
 
 
 def usage(kind: str, folder: str) -> str:

@@ -25,7 +25,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Mask, Positions, Sequence, Terms
-from relpos.core.checks import at_hand, fail, require_device, require_flag, require_int, require_number, shape_of
+from relpos.core.checks import (
+    at_hand,
+    fail,
+    is_dense,
+    require_device,
+    require_flag,
+    require_int,
+    require_number,
+    shape_of,
+)
 from relpos.layers import KeyValueCache
 from relpos.layers.block import MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
@@ -280,4 +289,6 @@ def places_in(segments: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
 
 
 def _whole(x: object) -> TypeGuard[Tensor]:
-    return isinstance(x, Tensor) and not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool
+    if not isinstance(x, Tensor) or not is_dense(x):
+        return False
+    return not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from relpos.core.checks import fail, shape_of
 from relpos.files.manifest import require_sound
-from relpos.files.reading import MIB, FileError, read_json
+from relpos.files.reading import MIB, FileError, path_of, read_json
 from relpos.models.published import OWN, Translation, Weights, translated
 from relpos.models.settings import as_json, llama_arguments, unlike
 from relpos.position.saved import is_settings, require_settings
+from relpos_command.visible import visible
 
 _NAMED, _LETTERS = 3, 300
 """Faults that a message names, and the letters of each."""
@@ -52,7 +53,7 @@ class LoadReport:
         if same := len(self.fitted) - len(renamed):
             lines.append(f"  fitted  {same} more by their own names")
         lines += [f"  left    {name}: {why}" for name, why in self.left.items()]
-        return "\n".join(lines)
+        return visible("\n".join(lines), keep="\n")
 
 
 def load_weights(model: nn.Module, source: str | Path | Mapping[str, Tensor]) -> LoadReport:
@@ -86,7 +87,7 @@ def load_weights(model: nn.Module, source: str | Path | Mapping[str, Tensor]) ->
         fail("a model to load weights into", shape_of(model), "Build it first.")
     if not isinstance(source, str | Path | Mapping):
         fail("a state dict, a file or a folder of weights", shape_of(source), "Pass model.state_dict(), say.")
-    theirs = source if isinstance(source, Mapping) else read_weights(Path(source))
+    theirs = source if isinstance(source, Mapping) else read_weights(path_of(source, "a file or folder of weights"))
     if not theirs or not all(isinstance(name, str) and isinstance(x, Tensor) for name, x in theirs.items()):
         fail("a state dict of names and tensors", shape_of(source), "Pass model.state_dict(), a file or a folder.")
     told = not isinstance(source, Mapping) and _require_same(model, Path(source))

@@ -9,6 +9,8 @@ they agree: a configuration may ask for any number of parameters.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -21,8 +23,8 @@ from torch import nn
 
 from relpos.core.checks import fail, require_flag, shape_of, without_remedy
 from relpos.files.manifest import require_sound
-from relpos.files.reading import MIB, FileError, fail_to_read, read_json
-from relpos.files.writing import write_json, write_whole
+from relpos.files.reading import MIB, FileError, fail_to_read, path_of, read_json
+from relpos.files.writing import make_folder, write_json, write_whole
 from relpos.models.card import model_card
 from relpos.models.loading import Header, fitting, header_of, line_of, load_weights, misfits, read_weights
 from relpos.models.settings import Arguments, as_arguments, as_json, llama_arguments
@@ -63,7 +65,7 @@ class PretrainedModel(nn.Module):
                 that is no longer as it was built.
             WriteError: it cannot be written.
         """
-        save_folder(self, Path(folder), {}, card=card)
+        save_folder(self, path_of(folder, "a folder to save in"), {}, card=card)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
@@ -75,7 +77,7 @@ class PretrainedModel(nn.Module):
         Raises:
             ValueError: the folder holds no model, one of another class, or one whose files are damaged.
         """
-        model, _ = load_folder(Path(folder))
+        model, _ = load_folder(path_of(folder, "the folder of a model"))
         if not isinstance(model, cls):
             came = f"a {type(model).__name__} in {folder}"
             fail(f"a {cls.__name__}", came, f"Use relpos.{type(model).__name__}.from_pretrained.")
@@ -116,9 +118,9 @@ class PretrainedModel(nn.Module):
 def check_free(folder: Path, *more: str) -> None:
     """Raise unless a model can be saved there without overwriting anything, nor files named in `more`."""
     for name in (WEIGHTS, CONFIG, *more):
-        if (folder / name).exists():
+        if os.path.exists(folder / name):  # False where nobody may look: making the folder says why
             fail(f"a folder without a {name}", str(folder), "Choose another folder; nothing is overwritten.")
-    if folder.exists() and not folder.is_dir():
+    if os.path.exists(folder) and not os.path.isdir(folder):
         fail("a folder to save in", f"the file {folder}", "Choose another; nothing is overwritten.")
 
 
@@ -157,7 +159,7 @@ def save_folder(
         **about,
     }
     _require_loadable(model, config)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     weights = dumped({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()})
     try:
         write_json(folder / CONFIG, config, indent=1, new=True)  # whoever comes first has the folder
@@ -171,7 +173,8 @@ def save_folder(
             written.append(folder / name)
     except BaseException:
         for path in written:
-            path.unlink()
+            with contextlib.suppress(OSError):
+                path.unlink()
         raise
 
 

@@ -44,7 +44,7 @@ def sample(
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
     logits = at_least_float32(logits)
-    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature  # the largest stays finite
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / float(temperature)  # the largest stays finite
     if top_k is not None:
         least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)

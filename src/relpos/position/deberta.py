@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from relpos.core import Coordinates, Kind, LineVectors, Scale, Terms, at_least_float32, constant
 from relpos.core.checks import fail, require_flag, require_int, without_autocast
+from relpos.core.private import real_numbers
 from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
 from relpos.position.tables import require_std, start_table
@@ -111,7 +112,8 @@ class DisentangledPosition(Mechanism):
         self.rel_embeddings = nn.Parameter(torch.empty(2 * span, embed_dim))
         self.pos_key = nn.Linear(embed_dim, num_heads * head_dim) if c2p else None
         self.pos_query = nn.Linear(embed_dim, num_heads * head_dim) if p2c else None
-        self._edges = tuple(range(1, span + 1)) if max_distance is None else _log_edges(span, max_distance)
+        with real_numbers():
+            self._edges = tuple(range(1, span + 1)) if max_distance is None else _log_edges(span, max_distance)
         start_table(self.rel_embeddings, init_std)
 
     @classmethod

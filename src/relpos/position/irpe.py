@@ -45,11 +45,14 @@ from relpos.core import (
     lookup,
     require_coordinates,
 )
-from relpos.core.checks import NO_OTHER, fail, require_choice, require_int, require_number
+from relpos.core.checks import NO_OTHER, fail, require_choice, require_int, require_number, shape_of
+from relpos.core.private import real_numbers
 from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
 from relpos.position.tables import require_std, start_table
 
+_WIDEST = 2**20
+"""A ratio above which the distances that have buckets are more than any grid is wide."""
 Method = Literal["product", "euclidean", "quantization", "rows", "columns"]
 
 
@@ -109,11 +112,15 @@ class ImageRelativePosition(Mechanism):
         if head_dim is not None:
             require_int(head_dim, "head_dim", at_least=1)
         require_choice(method, "method", get_args(Method), f"{NO_OTHER} 'cross' is rows and columns, added.")
-        require_number(ratio, "ratio", "above 0", "The authors have 1.9 for products and 20 for distances.")
+        authors = "The authors have 1.9 for products and 20 for distances."
+        require_number(ratio, "ratio", "above 0", authors)
+        if ratio > _WIDEST:
+            fail(f"ratio to be at most {_WIDEST:,}", shape_of(ratio), authors)
         require_std(init_std)
         self.method: Method = method
         self.num_heads, self.head_dim, self.ratio, self.init_std = num_heads, head_dim, ratio, init_std
-        self._edges = _edges(ratio)
+        with real_numbers():
+            self._edges = _edges(ratio)
         self.table = nn.Parameter(torch.empty(num_heads, self.buckets + 1, *([] if head_dim is None else [head_dim])))
         start_table(self.table, init_std)
 

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from relpos.core import Offsets, Scale, Term, constant
 from relpos.core.checks import fail, require_flag, require_int
+from relpos.core.private import real_numbers
 from relpos.position.mechanism import AS_IS, Site
 from relpos.position.preset import Preset
 from relpos.position.table_bias import TableBias
@@ -108,7 +109,8 @@ class T5Bias(TableBias):
         self.num_heads, self.num_buckets, self.max_distance = num_heads, num_buckets, max_distance
         self.bidirectional, self.scaled, self.init_std = bidirectional, scaled, init_std
         self.relative_attention_bias = nn.Parameter(torch.empty(num_buckets, num_heads))
-        self._edges = _edges(half, max_distance)
+        with real_numbers():
+            self._edges = _edges(half, max_distance)
         start_table(self.relative_attention_bias, init_std)
 
     @classmethod

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from relpos.core import Coordinates, Grid, Positions
 from relpos.core.checks import fail, require_number, shape_of
 from relpos.core.coordinates import COORDINATES
+from relpos.core.private import is_fake
 
 
 def require_std(x: object, name: str = "init_std") -> None:
@@ -56,7 +57,8 @@ def start_table(table: nn.Parameter, std: float) -> None:
     """
     if std == 0:
         table.zero_()
-    else:
+    elif not is_fake(table):  # to cut PyTorch looks at what it drew
+        std = float(std)  # an integer may be too long for PyTorch
         cut = max(2.0, 2 * std)
         nn.init.trunc_normal_(table, std=std, a=-cut, b=cut)
 

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core import Coordinates
-from relpos.core.checks import broadcasts, fail, require_device, shape_of
+from relpos.core.checks import broadcasts, fail, is_dense, require_device, shape_of
 
 
 def add_to_tokens(
@@ -18,7 +18,7 @@ def add_to_tokens(
         ValueError: tokens of another shape, or coordinates for another batch.
     """
     wanted = tuple(vectors.shape[1:])
-    tokens = isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 3
+    tokens = isinstance(x, Tensor) and is_dense(x) and x.is_floating_point() and x.dim() == 3
     if not tokens or tuple(x.shape[1:]) != wanted:
         shape = f"floating-point tokens of shape [B, {wanted[0]}, {wanted[1]}]"
         fail(shape, shape_of(x), "Coordinates count the prefix too.")

@@ -23,6 +23,7 @@ code (torchscale). Not to be confused with ALiBi, which fades all heads' scores 
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from typing import Literal, Self
 
@@ -84,7 +85,7 @@ class XPos(RotaryEmbedding):
         super().__init__(head_dim, base=base, layout=layout, rotary_dim=rotary_dim)
         require_number(scale_base, "scale_base", "above 0", "The published one is 512.")
         require_number(gamma, "gamma", "above 0", "The published one is 0.4.")
-        if centre is not None and (not isinstance(centre, int | float) or not math.isfinite(centre)):
+        if centre is not None and (not isinstance(centre, int | float) or not abs(centre) <= sys.float_info.max):
             fail("centre to be a number or None", shape_of(centre), "It is a position, for example 0.")
         self.scale_base, self.gamma, self.centre = scale_base, gamma, centre
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relpos.results import Results, SettingsRecord
+from relpos_command.visible import visible
 
 YEAR = 2026
 """Of this version of relpos."""
@@ -40,7 +41,14 @@ def command_line(results: Results) -> str:
         words += [_OPTION[name], str(value)] if name in _OPTION else ["--set", f"recipe.{name}={_typed(value)}"]
     words += ["--quick"] if settings.quick else []
     words += ["--device", settings.device, "--precision", settings.precision, "--out", "DIR"]
-    return shlex.join(words)
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    """A word as a shell takes it; one with characters that cannot be seen as bash and zsh do, which read escapes."""
+    if visible(word) == word:
+        return shlex.quote(word)
+    return "$'" + visible(word.replace("\\", "\\\\").replace("'", "\\'")) + "'"
 
 
 _BUILT_IN = ("digits", "text")

@@ -23,10 +23,11 @@ from relpos.report.standings import Contender, chance_of, far_probe, outcomes
 from relpos.report.table import NOTHING, Table, build_table, grown_sizes, listed_sizes
 from relpos.results import Results, SettingsRecord, plain, read
 from relpos.viz.attention import attention_svgs
-from relpos.viz.canvas import to_png, to_svg
+from relpos.viz.canvas import LAID_OUT, to_png, to_svg
 from relpos.viz.charts import Chart, draw, figures_beside
 from relpos.viz.learned import learned_svgs
 from relpos.viz.palette import styles, stylesheet
+from relpos_command.visible import visible
 
 HERE = Path(__file__).parent / "templates"
 OPEN_AT_MOST = 2
@@ -82,7 +83,8 @@ def notebook_html(results: Results | Mapping[str, Any]) -> str:
         )
     lines = Markup("").join(Markup("<p><b>{}</b></p>").format(line) for line in advice.lines)
     pictures = Markup("").join(chart["svg"] for chart in charts)
-    return str(Markup("<div>{}{}<table>{}</table></div>").format(lines, pictures, Markup("").join(rows)))
+    head = Markup("<div>{}{}<table>{}</table></div>").format(lines, pictures, Markup("").join(rows))
+    return visible(str(head), keep=LAID_OUT)
 
 
 def build_page(results: Results | Mapping[str, Any]) -> str:
@@ -93,7 +95,7 @@ def build_page(results: Results | Mapping[str, Any]) -> str:
     )
     measure = measure_of(results)
     environment.filters.update(figure=measure.figure, sourced=sourced, breakable=breakable, by=_by)
-    return environment.get_template("page.html.j2").render(_context(results))
+    return visible(environment.get_template("page.html.j2").render(_context(results)), keep=LAID_OUT)
 
 
 def sourced(text: str) -> Markup:

@@ -14,6 +14,7 @@ from relpos.report.measure import measure_of
 from relpos.report.table import Column, Row, build_table
 from relpos.report.table import Table as Built
 from relpos.results import Results, read
+from relpos_command.visible import visible
 
 WIDTH = 112
 """With names of a dozen letters every column of digits has room."""
@@ -63,7 +64,8 @@ def _table(results: Results, built: Built, kept: Sequence[int]) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
     shown.add_column(results.settings.what, no_wrap=True)
     for index in kept:
-        shown.add_column(built.columns[index].title.replace(", ", "\n"), justify="right", no_wrap=True)
+        title = visible(built.columns[index].title).replace(", ", "\n")
+        shown.add_column(Text(title), justify="right", no_wrap=True)
     for row in _rows(built, kept):
         shown.add_row(Text(_name(row)), *(Text(_figure(built, row, index)) for index in kept))
     return shown
@@ -88,7 +90,7 @@ def _rows(built: Built, kept: Sequence[int]) -> list[Row]:
 
 
 def _name(row: Row) -> str:
-    return row.contender.name if row.main else f"\N{MIDDLE DOT} {row.rule}"
+    return visible(row.contender.name if row.main else f"\N{MIDDLE DOT} {row.rule}")
 
 
 def _figure(built: Built, row: Row, index: int) -> str:
@@ -99,6 +101,7 @@ def _figure(built: Built, row: Row, index: int) -> str:
 def _wrapped(line: str, width: int, style: str = "", *, indent: str = "") -> Text:
     """A line wrapped at words; a word wider than the terminal stays whole."""
     wide = max(width, len(indent) + 1)
+    line = visible(line)
     text = fill(
         line, wide, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

@@ -8,10 +8,11 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from relpos.viz.canvas import to_svg
+from relpos.viz.canvas import LAID_OUT, to_svg
 from relpos.viz.palette import stylesheet
 from relpos.viz.stored import Stored
 from relpos.viz.strips import alone
+from relpos_command.visible import visible
 
 HERE = Path(__file__).parent / "templates"
 
@@ -39,4 +40,5 @@ def weights_page(name: str, found: Sequence[Stored], left: Sequence[tuple[str, s
     ]
     style = Markup(stylesheet() + (HERE / "style.css").read_text(encoding="utf-8"))
     template = environment.get_template("weights.html.j2")
-    return template.render(name=name, entries=entries, left=left, version=version, style=style)
+    page = template.render(name=name, entries=entries, left=left, version=version, style=style)
+    return visible(page, keep=LAID_OUT)

@@ -9,6 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from relpos.results.schema import is_required
+from relpos_command.visible import visible
 
 LARGEST, LARGEST_WHOLE = 1e60, 10**15
 """No number is farther from 0: every float32 fits, and its square is finite; every whole number is one of numpy's."""
@@ -18,7 +19,7 @@ class ResultsError(ValueError):
     """A results file that cannot be read; the message, one line whatever the file holds, says what was expected."""
 
     def __init__(self, message: str) -> None:
-        super().__init__("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in message))
+        super().__init__(visible(message))
 
 
 def plain(value: Any) -> Any:

@@ -4,7 +4,7 @@
 
 A test subclasses `MechanismSuite`, whose docstring says what it asks for. `oracle` has attention and positions as
 loops, `assert_close` the rule by which results are compared with them. Needs pytest: `pip install "relpos[test]"`.
-Nothing in relpos imports this package.
+Nothing in relpos imports this package but `relpos.testing`, when it is asked for.
 """
 
 try:

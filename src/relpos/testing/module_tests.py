@@ -71,8 +71,38 @@ class ModuleTests(SuiteBase):
         assert len(before) == len(after)
         for a, b in zip(before, after, strict=True):
             if isinstance(a, Tensor):
-                assert a.dtype == b.dtype, f"terms in {a.dtype} became {b.dtype}; compute them in float32"
-                assert torch.equal(a, b), "terms were rounded by a cast that rounds no parameter"
+                assert a.dtype == b.dtype, (
+                    f"terms in {a.dtype} became {b.dtype}; compute them from relpos.at_least_float32(parameter)"
+                )
+                assert torch.equal(a, b), (
+                    "terms were rounded by a cast that rounds no parameter; compute them from "
+                    "relpos.at_least_float32(parameter)"
+                )
+
+    def test_float64_is_not_rounded(self, case: SuiteCase) -> None:
+        """In float64 the terms heed what float32 would round away, of every parameter that they depend on."""
+        mechanism = self.made(case, torch.float64)
+        with torch.no_grad():
+            for parameter in mechanism.parameters():
+                parameter.copy_(parameter.bfloat16())
+        own = dict(mechanism.named_parameters())
+        learned = _learned(mechanism.terms(case.queries, case.keys))
+        before = [x.detach().clone() for x in learned]  # a term may be a parameter itself
+        total = torch.stack([x.sum() for x in learned]).sum() if learned else torch.zeros((), requires_grad=True)
+        slopes = torch.autograd.grad(total, list(own.values()), allow_unused=True) if own else ()
+        for (name, parameter), slope in zip(own.items(), slopes, strict=True):
+            if slope is None or not (slope * parameter).any():
+                continue
+            kept = parameter.detach().clone()
+            with torch.no_grad():
+                parameter.mul_(1 + 2**-27)  # rounded to float32 it is what it was
+            after = _learned(mechanism.terms(case.queries, case.keys))
+            assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)), (
+                f"in float64, terms round {name} to float32; compute them from relpos.at_least_float32({name}), which "
+                f"leaves float64 as it is, and not from {name}.float()"
+            )
+            with torch.no_grad():
+                parameter.copy_(kept)
 
     def test_terms_do_not_heed_autocast(self, case: SuiteCase) -> None:
         """Under autocast the terms are the same numbers."""
@@ -109,6 +139,10 @@ class ModuleTests(SuiteBase):
         assert usual.embed(x, case.queries).shape == x.shape
         for name in ("title", "summary", "source"):
             assert getattr(preset, name), f"the preset {preset.name} has no {name}"
+
+
+def _learned(terms: Terms) -> list[Tensor]:
+    return [x for x in _leaves(terms) if isinstance(x, Tensor) and x.requires_grad]
 
 
 def _leaves(terms: Terms) -> list[Any]:

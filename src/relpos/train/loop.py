@@ -109,7 +109,7 @@ def resolve_device(device: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):  # TypeError: no string
         fail("a device (auto, cpu, cuda, cuda:0)", repr(device), "Leave --device out for auto.")
     if resolved.type not in ("cpu", "cuda"):
         fail("a device (auto, cpu, cuda, cuda:0)", repr(device), "Leave --device out for auto.")

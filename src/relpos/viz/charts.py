@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from relpos.viz.canvas import drawing
 from relpos.viz.palette import Style
+from relpos_command.visible import visible
 
 WIDTH, HEIGHT = 4.9, 3.1
 LABEL = 7.6
@@ -61,7 +62,7 @@ def draw(chart: Chart, looks: Mapping[str, Style], *, size: tuple[float, float] 
     """One chart as a figure."""
     with drawing(size=8.5):
         figure = Figure(figsize=size)
-        wide = max((len(name) for name in chart.lines), default=0) + 6
+        wide = max((len(visible(name)) for name in chart.lines), default=0) + 6
         right = 1 - 0.0125 - wide * 0.0118 * WIDTH / size[0]
         axes = figure.add_axes((0.135, 0.15, right - 0.135 - 0.03, 0.80))
         draw_on(axes, chart, looks)
@@ -99,7 +100,7 @@ def draw_on(axes: Axes, chart: Chart, looks: Mapping[str, Style]) -> None:
     axes.set_xlabel(chart.across)
     axes.set_ylabel(chart.up)
     if ticks and few:
-        axes.set_xticks(sorted(ticks), labels=[ticks[x] for x in sorted(ticks)])
+        axes.set_xticks(sorted(ticks), labels=[visible(ticks[x]) for x in sorted(ticks)])
         axes.minorticks_off()
     _name(axes, chart, looks)
 

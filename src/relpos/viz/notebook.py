@@ -9,9 +9,10 @@ import torch
 
 from relpos.core import Grid, Sequence
 from relpos.position import Mechanism
-from relpos.viz.canvas import to_svg
+from relpos.viz.canvas import LAID_OUT, to_svg
 from relpos.viz.portrait import View, strips
 from relpos.viz.strips import picture
+from relpos_command.visible import visible
 
 _LENGTH, _GRID = 16, (8, 8)
 
@@ -41,7 +42,7 @@ def mechanism_html(mechanism: Mechanism) -> str:
             )
             note = f"Drawn on {where}. Offset is query minus key."
             return f"<div>{to_svg(picture(name, note, drawn), name=name, title=name)}</div>"
-    return f"<pre>{escape(repr(mechanism))}</pre>"
+    return f"<pre>{escape(visible(repr(mechanism), keep=LAID_OUT))}</pre>"
 
 
 _TRIED = 6

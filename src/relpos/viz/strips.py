@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
@@ -27,7 +28,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from relpos.files.writing import write_whole
-from relpos.viz.canvas import drawing, to_png
+from relpos.viz.canvas import drawing, legible, readers_fonts, to_png
 
 DIVERGING = "PuOr_r"
 """Purple for less, orange for more, near white for zero: told apart without red or green."""
@@ -169,7 +170,8 @@ def save_picture(figure: Figure, path: Path) -> None:
     dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     ending = path.suffix.lower().removeprefix(".")
     buffer = io.BytesIO()
-    with drawing(ink=INK, size=8.5):
+    legible(figure)
+    with drawing(ink=INK, size=8.5), readers_fonts() if ending == "svg" else nullcontext():
         figure.savefig(buffer, format=ending, facecolor="white", metadata=dates[ending])
     write_whole(path, buffer.getvalue())
 
