@@ -185,14 +185,20 @@ COMPILED = """
 import torch, relpos, sys
 sys.path[:0] = {path!r}
 from models import models
+from relpos.adapters.retrofitted import is_swapped, route
 for name in {names!r}:
     torch._dynamo.reset()
     model = models()[name]
     module = model.made(torch.float32)
     relpos.retrofit(module, border=0, verify=False)
     eager = model.called(module)
+    routes = [route(one) for one in module.modules() if is_swapped(one)]
+    for one in routes:
+        one.forced = True
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     own = model.called(compiled)
+    # compiled by torch 2.10 and 2.11, transformers adds a mask to BEiT's bias, which is dense then
+    assert name == "beit" or sum(one.taken for one in routes) > 1, "relpos computes what is compiled"
     for x, y in zip(own, eager):
         assert float((x - y).detach().abs().max()) <= 1e-4 * float(y.detach().abs().max()), name
     sum(x.float().sum() for x in own).backward()

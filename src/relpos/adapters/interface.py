@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from relpos.adapters.recording import recorded
 from relpos.core import DenseBias, LineBias, Mask, Sequence, Terms, lines
 from relpos.core.checks import fail
 from relpos.core.densify import written_out
@@ -130,7 +131,7 @@ def _mask(
         causal_mask_function,
     )
 
-    plain = mask_function in (causal_mask_function, bidirectional_mask_function)
+    plain = not recorded() and mask_function in (causal_mask_function, bidirectional_mask_function)
     plain = plain and (attention_mask is None or attention_mask.dim() == 2)  # any other is the caller's
     at_end = isinstance(q_offset, int) and q_offset + q_length == kv_length + kv_offset
     if not plain or (mask_function is causal_mask_function and not at_end):
@@ -162,6 +163,11 @@ def _attention(
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function of a switched configuration. With `by_token` a mask `[B, 1, 1, M]` is one of ours."""
     placed = getattr(module, "attend_placed", None)  # whose position was replaced
+    if placed is None and recorded():
+        more |= {} if is_causal is None else {"is_causal": is_causal}
+        more |= {} if position_bias is None else {"position_bias": position_bias}
+        more |= {"dropout": dropout, "scaling": scaling}
+        return _published(own, module)(module, query, key, value, attention_mask, **more)
     queries, keys = query.shape[2], key.shape[2]
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if by_token and attention_mask is not None and attention_mask.dim() == 4:

@@ -11,7 +11,8 @@ and `save_pretrained`. `restored` gives the class back.
             ...                                      relpos
 
 What is handed on to a layer in relpos's form can be written out as published, so that each module decides for itself,
-and a call that runs as published whatever its size needs no more than `runs_as_published`.
+and a call that runs as published whatever its size needs no more than `runs_as_published`. A recorded one runs as
+published from each module's forward on, which sees no traced size then.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import inspect
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from relpos.adapters import interface
+from relpos.adapters.recording import recorded, scripted, used_again
 from relpos.core import keep
 from relpos.core.kept import TOKEN_BYTES, state_of
 from relpos.engines import attention
@@ -73,6 +74,9 @@ class Retrofitted(nn.Module):
     training_border: ClassVar[int] = 512
     """Tokens from which it is no slower in a training step."""
 
+    also_recorded: ClassVar[bool] = False
+    """Whether its forward is asked while a program is recorded, too, for the published one reads what is switched."""
+
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...  # what a published module has
@@ -89,7 +93,7 @@ class Retrofitted(nn.Module):
     def takes(self, queries: int, keys: int) -> bool:
         """Whether relpos computes a call of this many tokens. One query is always left to the published method."""
         route: Route = self.__dict__[_ROUTE]
-        if queries < 2 or keys < 2 or route.paused or runs_as_published():
+        if runs_as_published() or queries < 2 or keys < 2 or route.paused:
             return False
         if route.forced:
             return True
@@ -118,6 +122,9 @@ class Retrofitted(nn.Module):
         """
         return keep(self.__dict__[_ROUTE], (key, device), device, make, lambda: TOKEN_BYTES * tokens)
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        return scripted(self, published_class(self))
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)  # by the class's name it would be the published class
         mixin, published = type(self).__bases__
@@ -125,8 +132,9 @@ class Retrofitted(nn.Module):
 
 
 def runs_as_published() -> bool:
-    """Whether the call under way runs as published, whatever its size: its caller waits for attention weights."""
-    return interface.weights_are_recorded()
+    """Whether the call under way runs as published, whatever its size: a program is recorded from it, or its caller
+    waits for attention weights."""
+    return recorded() or interface.weights_are_recorded()
 
 
 class paused:
@@ -147,22 +155,21 @@ class paused:
 @cache
 def _swapped_class(mixin: Any, published: Any) -> type[nn.Module]:
     names = {name: getattr(published, name) for name in ("__module__", "__qualname__", "__doc__")}
-    if mixin.forward is not nn.Module.forward and _hides_names(mixin.forward):
-        names["forward"] = _with_signature(mixin.forward, published.forward)
+    if mixin.forward is not nn.Module.forward and not mixin.also_recorded:
+        names["forward"] = _forward(mixin.forward, published.forward)
     return type(published.__name__, (mixin, published), names)
 
 
-def _hides_names(forward: Any) -> bool:
-    """Whether a forward hands on arguments that it does not name."""
-    return any(one.kind is one.VAR_KEYWORD for one in inspect.signature(forward).parameters.values())
+def _forward(own: Callable[..., Any], published: Callable[..., Any]) -> Callable[..., Any]:
+    """A mixin's forward, and the published one for what is recorded. It names the arguments that the published one
+    takes, for those who ask: `Trainer` leaves out what is not named."""
 
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return published(self, *args, **kwargs) if recorded() else own(self, *args, **kwargs)
 
-def _with_signature(own: FunctionType, published: Any) -> FunctionType:
-    """A forward that takes what the published one takes, for those who ask: `Trainer` leaves out what is not named."""
-    copied = FunctionType(own.__code__, own.__globals__, own.__name__, own.__defaults__, own.__closure__)
-    copied.__kwdefaults__, copied.__doc__ = own.__kwdefaults__, own.__doc__
-    copied.__signature__ = inspect.signature(published)  # type: ignore[attr-defined]
-    return copied
+    forward.__doc__ = own.__doc__
+    forward.__signature__ = inspect.signature(published)  # type: ignore[attr-defined]
+    return forward
 
 
 def _empty(mixin: Any, published: Any) -> nn.Module:
@@ -211,6 +218,7 @@ def swap_again(module: nn.Module, swapped: type[nn.Module], own: Route) -> None:
 
 def is_swapped(module: nn.Module) -> bool:
     """Whether the class of a module has been swapped."""
+    used_again(module)
     return isinstance(module, Retrofitted)
 
 

@@ -242,6 +242,7 @@ class FalconModel(Retrofitted):
 class FalconAttention(Retrofitted):
     """`FalconAttention` with `alibi=True`."""
 
+    also_recorded = True
     border = FalconModel.border
     training_border = FalconModel.training_border
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.fx import _symbolic_trace
 from torch.nn.utils import stateless
 
 _FLASH = (
@@ -114,6 +115,11 @@ def inside_forward_mode() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def symbolically_traced() -> bool:
+    """Whether `torch.fx.symbolic_trace`, or `make_fx`, runs the call under way. Where nobody tells, False."""
+    return bool(getattr(_symbolic_trace, "_is_fx_tracing_flag", False))
 
 
 def asked_while_tracing(function: F) -> F:
