@@ -15,10 +15,28 @@ from relpos import Mechanism
 from relpos.position import Preset
 from relpos.testing import MechanismSuite, SuiteCase, SuiteRun
 from relpos.testing.calls import BATCH, WIDTH
+from relpos.testing.decoding_tests import DecodingTests
 from relpos.testing.engines import INTERPRETED, engines
+from relpos.testing.invariance_tests import InvarianceTests
+from relpos.testing.mask_tests import MaskTests
+from relpos.testing.module_tests import ModuleTests
+from relpos.testing.sum_tests import SumTests
 
 INTERPRETED_SHARE = int(os.environ.get("RELPOS_INTERPRETED_SHARE", "10"))
 """One in so many of the suites runs interpreted kernels, always the same ones: they know terms, and not whose."""
+
+
+OF_TERMS = (
+    DecodingTests.test_decoding_is_the_full_pass,
+    DecodingTests.test_decoding_beyond_what_was_built,
+    *(test for name, test in vars(MaskTests).items() if name.startswith("test_")),
+    SumTests.test_composition,
+    InvarianceTests.test_each_of_a_batch_alone,
+    ModuleTests.test_the_same_on_every_run,
+    ModuleTests.test_terms_do_not_heed_autocast,
+    ModuleTests.test_autocast_is_a_cast_of_q_k_v,
+)
+"""Tests of what knows terms, and not whose they are."""
 
 
 class LibrarySuite(MechanismSuite):
@@ -27,9 +45,22 @@ class LibrarySuite(MechanismSuite):
     Attributes:
         row: what docs/parity.md calls a variant, as "deberta (c2p alone)"; "" keeps it out. Default: its preset's name,
             or its class's.
+        alike: whether another suite has terms of the same kind, and runs the tests of them: masks, decoding, sums,
+            engines. This one runs what its own code decides: values, gradients, state, settings.
     """
 
     row: ClassVar[str | None] = None
+    alike: ClassVar[bool] = False
+
+    @classmethod
+    def asked(cls) -> dict[str, bool]:
+        """Without the tests of terms where another suite runs them."""
+        asked = super().asked()
+        return {**asked, **{test.__name__: not cls.alike and asked.get(test.__name__, True) for test in OF_TERMS}}
+
+    def runs(self) -> list[SuiteRun]:
+        """In the reference, where another suite has its terms in all engines."""
+        return [run for run in super().runs() if run.engine == "reference" or not self.alike]
 
     @classmethod
     def engines(cls) -> list[str]:

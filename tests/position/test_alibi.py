@@ -32,12 +32,14 @@ class TestAlibi(LibrarySuite):
 
 
 class TestAlibiManhattan(TestAlibi):
+    alike = True
     axes = (2, 3)
     distance = "manhattan"
     preset = "alibi_manhattan"
 
 
 class TestAlibiLearned(LibrarySuite):
+    alike = True
     translation_invariant = True
     preset = "alibi_learned"
     distance: ClassVar[Any] = "euclidean"

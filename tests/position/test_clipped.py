@@ -18,6 +18,7 @@ from relpos.testing import oracle
 
 
 class TestClipped(LibrarySuite):
+    alike = True
     axes = (1, 2)
     translation_invariant = True
     preset = "clipped"

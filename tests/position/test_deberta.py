@@ -100,6 +100,7 @@ class TestDeBERTa(DeBERTa):
 
 
 class TestDeBERTaV1(DeBERTa):
+    alike = True
     row = "deberta (clipped, no log buckets)"
     most = None
     every = 4
@@ -107,6 +108,7 @@ class TestDeBERTaV1(DeBERTa):
 
 
 class TestDeBERTaC2P(DeBERTa):
+    alike = True
     row = "deberta (c2p alone)"
     p2c = False
     every = 4
@@ -114,6 +116,7 @@ class TestDeBERTaC2P(DeBERTa):
 
 
 class TestDeBERTaP2C(DeBERTa):
+    alike = True
     row = "deberta (p2c alone)"
     c2p = False
     every = 4
@@ -121,6 +124,7 @@ class TestDeBERTaP2C(DeBERTa):
 
 
 class TestDeBERTaNeither(DeBERTa):
+    alike = True
     row = ""  # nothing is left but the content
     c2p = p2c = False
     axes = (1,)

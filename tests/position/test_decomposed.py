@@ -84,6 +84,7 @@ class TestDecomposedInterpolated(Decomposed):
     """A table of one size, whatever the grids. Not of one row or column: there all keys score alike, and the gradient
     is 0 but for rounding, whose size is luck."""
 
+    alike = True
     axes = (2,)
     row = "decomposed (interpolated)"
 

@@ -25,6 +25,7 @@ from relpos.testing import oracle
 
 
 class TestFactored(LibrarySuite):
+    alike = True
     axes = (1, 2, 3)
     translation_invariant = True
     preset = "factored_2d"

@@ -82,6 +82,7 @@ class TestProduct(ImageRPE):
 
 
 class TestEuclidean(ImageRPE):
+    alike = True
     preset = "irpe_euclidean"
     method = "euclidean"
     ratio = 1.4
@@ -89,12 +90,14 @@ class TestEuclidean(ImageRPE):
 
 
 class TestProductBias(ImageRPE):
+    alike = True
     contextual = False
     every = 2
     sampled = 4
 
 
 class TestQuantizationBias(ImageRPE):
+    alike = True
     method = "quantization"
     ratio = 2.6
     contextual = False
@@ -105,12 +108,14 @@ class TestQuantizationBias(ImageRPE):
 class TestRows(ImageRPE):
     """Of the cross method, the rows; a vector a head."""
 
+    alike = True
     method = "rows"
     every = 3
     sampled = 4
 
 
 class TestColumns(ImageRPE):
+    alike = True
     method = "columns"
     every = 3
     sampled = 4

@@ -19,6 +19,7 @@ from relpos.testing import oracle
 
 
 class TestKerpleLog(LibrarySuite):
+    alike = True
     axes = (1, 2)
     translation_invariant = True
     preset = "kerple_log"

@@ -31,6 +31,7 @@ class TestLearnedSequence(LibrarySuite):
 
 
 class TestLearnedGrid(LibrarySuite):
+    alike = True
     axes = (2, 3)
     irregular = False
     preset = "learned"

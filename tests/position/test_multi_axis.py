@@ -75,6 +75,7 @@ class TestRowsAndColumns(Multimodal):
 
 
 class TestTimeAndRows(Multimodal):
+    alike = True
     row = "rotary_multimodal (interleaved)"
     sections = (1, 1, 0)
     order = "interleaved"
@@ -83,6 +84,7 @@ class TestTimeAndRows(Multimodal):
 
 
 class TestTimeAndColumnsWithoutPrefix(Multimodal):
+    alike = True
     row = ""
     sections = (1, 0, 1)
     prefixes = False

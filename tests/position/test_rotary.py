@@ -78,6 +78,7 @@ class TestRotary1d(Rotary):
 
 
 class TestRotary1dInterleavedPartial(Rotary):
+    alike = True
     row = "rotary_1d (interleaved, partial)"
     layout = "interleaved"
     rotary_dim = 2
@@ -88,6 +89,7 @@ class TestRotary1dInterleavedPartial(Rotary):
 class TestRotary1dWithoutPrefix(Rotary):
     """Only there nothing depends on more than offsets."""
 
+    alike = True
     row = ""
     every = 2
     layout = "interleaved"
@@ -104,6 +106,7 @@ class TestRotary2d(Rotary):
 
 
 class TestRotary2dWithoutPrefix(Rotary):
+    alike = True
     row = "rotary_2d (half layout)"
     counted = 2
     axes = (2,)

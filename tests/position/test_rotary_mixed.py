@@ -61,6 +61,7 @@ class TestMixed(Mixed):
 class TestMixedWithoutPrefix(Mixed):
     """Only there nothing depends on more than offsets."""
 
+    alike = True
     prefixes = False
     translation_invariant = True
     row = ""

@@ -22,6 +22,7 @@ from relpos.testing import oracle
 
 
 class TestSandwich(LibrarySuite):
+    alike = True
     axes = (1, 2)
     translation_invariant = True
     preset = "sandwich"

@@ -149,6 +149,7 @@ class Scaling(LibrarySuite):
 
 
 class TestLinear(Scaling):
+    alike = True
     scaling = LinearScaling
     loops = linear
     arguments = (2.5,)
@@ -156,6 +157,7 @@ class TestLinear(Scaling):
 
 
 class TestNTK(Scaling):
+    alike = True
     scaling = NTKScaling
     loops = ntk
     arguments = (2.5,)
@@ -173,6 +175,7 @@ class TestDynamicNTK(Scaling):
 
 
 class TestYaRN(Scaling):
+    alike = True
     scaling = YaRN
     loops = yarn
     arguments = (4.0, 64)
@@ -183,6 +186,7 @@ class TestYaRN(Scaling):
 class TestYaRNPartial(Scaling):
     """The magnitude is for what turns."""
 
+    alike = True
     scaling = YaRN
     loops = yarn
     arguments = (4.0, 64)
@@ -203,6 +207,7 @@ class TestLongRoPE(Scaling):
 class TestLlama3(Scaling):
     """Of 2 pairs the first turns 3 times in 18 places and is in between."""
 
+    alike = True
     scaling = Llama3Scaling
     loops = llama3
     arguments = (8.0, 18, 1.0, 4.0)

@@ -67,6 +67,7 @@ class TestShaw(Shaw):
 
 
 class TestShawKeysOnly(Shaw):
+    alike = True
     row = "shaw (keys alone)"
     values = False
     every = 4
@@ -74,6 +75,7 @@ class TestShawKeysOnly(Shaw):
 
 
 class TestShawCausal(Shaw):
+    alike = True
     row = "shaw"
     axes = (1,)
     causal = True

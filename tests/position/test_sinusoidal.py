@@ -36,6 +36,7 @@ class Sinusoidal(LibrarySuite):
 
 
 class TestSinusoidal1d(Sinusoidal):
+    alike = True
     axes = (1, 2, 3)
     preset = "sinusoidal_1d"
 
@@ -57,18 +58,21 @@ class TestSinusoidal2d(Sinusoidal):
 
 
 class TestSinusoidal2dInterleaved(TestSinusoidal2d):
+    alike = True
     row = "sinusoidal_2d (interleaved)"
     every = 2
     layout = "interleaved"
 
 
 class TestSinusoidal2dGrouped(TestSinusoidal2d):
+    alike = True
     row = "sinusoidal_2d (grouped)"
     every = 2
     layout = "grouped"
 
 
 class TestSinusoidal3d(Sinusoidal):
+    alike = True
     row = "sinusoidal_2d (three axes)"
     axes = (3,)
     counted = 3

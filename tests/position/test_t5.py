@@ -74,6 +74,7 @@ class TestT5(T5):
 
 
 class TestT5Unscaled(T5):
+    alike = True
     row = "t5 (scale 1)"
     every = 3
     sampled = 4
@@ -81,6 +82,7 @@ class TestT5Unscaled(T5):
 
 
 class TestT5Causal(T5):
+    alike = True
     axes = (1,)
     causal = True
     bidirectional = False

@@ -75,6 +75,7 @@ class TestTransformerXL(TransformerXL):
 
 
 class TestTransformerXLInterleaved(TransformerXL):
+    alike = True
     row = "transformer_xl (interleaved sinusoid)"
     layout = "interleaved"
     base = 10.0
@@ -83,6 +84,7 @@ class TestTransformerXLInterleaved(TransformerXL):
 
 
 class TestTransformerXLCausal(TransformerXL):
+    alike = True
     row = "transformer_xl"
     axes = (1,)
     causal = True

@@ -72,6 +72,7 @@ class TestTUPE(LibrarySuite):
 
 
 class TestTUPEGrid(TestTUPE):
+    alike = True
     axes = (2, 3)
     cross = False
     irregular = False

@@ -87,6 +87,7 @@ class TestXPos(Decaying):
 class TestXPosInterleavedWithoutPrefix(Decaying):
     """Scores depend on offsets alone."""
 
+    alike = True
     axes = (1,)
     layout = "interleaved"
     prefixes = False
@@ -96,6 +97,7 @@ class TestXPosInterleavedWithoutPrefix(Decaying):
 
 
 class TestXPosAboutPlaceThree(Decaying):
+    alike = True
     axes = (1,)
     centre = 3.0
     every = 4
