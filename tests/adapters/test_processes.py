@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import relpos
 from models import models
+from patience import PATIENCE
 from relpos.adapters.retrofitted import is_swapped
 
 pytestmark = pytest.mark.usefixtures("timm")
@@ -47,7 +48,7 @@ def test_two_processes_have_the_gradients_of_the_published_model(tmp_path: Path)
         [*torchrun, str(script), str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert run.returncode == 0, run.stderr[-3000:]

@@ -174,7 +174,7 @@ print("the same")
 def _in_a_process_of_its_own(body: str) -> str:
     here = [str(Path(__file__).parent), *(path for path in sys.path if path)]
     code = RUN.format(path=here, body=body)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()
 
@@ -197,6 +197,7 @@ from functools import partial
 import relpos
 from relpos.adapters.libraries import imported
 from replaced_models import FAMILIES
+from patience import PATIENCE
 
 LORA = {"timm ViT": "qkv", "Llama": "q_proj", "PyTorch": "linear1"}
 

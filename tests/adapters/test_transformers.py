@@ -212,7 +212,7 @@ def test_models_compile_as_one_graph() -> None:
     here = [str(Path(__file__).parent), *(path for path in sys.path if path)]
     names = ["t5 encoder, eager", "beit"]
     code = COMPILED.format(path=here, names=names)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert done.stdout.splitlines()[-2:] == [f"compiled {name}" for name in names], done.stderr[-2000:]
 
 
@@ -265,6 +265,7 @@ import pickle, sys
 from relpos.adapters.libraries import imported
 imported("transformers")
 import torch
+from patience import PATIENCE
 model = pickle.load(open({file!r}, "rb"))
 print(float(model(torch.arange(3, 12)[None])[0].abs().sum()))
 """
@@ -277,7 +278,7 @@ def test_a_pickled_model_runs_in_a_process_that_has_not_heard_of_it(tmp_path: Pa
     file = tmp_path / "model.pickle"
     file.write_bytes(pickle.dumps(model))
     code = UNPICKLED.format(file=str(file))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     with torch.no_grad():
         wanted = float(model(torch.arange(3, 12)[None])[0].abs().sum())
     assert float(done.stdout) == pytest.approx(wanted), done.stderr[-2000:]

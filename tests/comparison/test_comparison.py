@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from schema import check
 
+from patience import PATIENCE
 from relpos.cli import main
 from relpos.files.writing import PART
 
@@ -134,10 +135,10 @@ def test_training_figures_repeat(finished: Path, results: dict[str, Any], tmp_pa
 
 
 def wait_for_a_record(process: subprocess.Popen[bytes], records: Path) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE
     while not (records.exists() and list(records.glob("*.json"))):
         assert process.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() < deadline, "no record in five minutes"
+        assert time.monotonic() < deadline, "no record"
         time.sleep(0.02)
 
 
@@ -159,8 +160,8 @@ def kill_in_the_middle(command: list[str], environment: dict[str, str], out: Pat
     try:
         wait_for_a_record(process, out / "records")
         process.send_signal(signal.SIGKILL)
-        process.wait(timeout=60)
-        deadline = time.monotonic() + 120
+        process.wait(timeout=PATIENCE)
+        deadline = time.monotonic() + PATIENCE
         while alive(process.pid):
             assert time.monotonic() < deadline, "workers without a parent stop at their next report"
             time.sleep(0.1)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from compile_terms import CASES, TERMS
 
+from patience import PATIENCE
+
 SCRIPT = Path(__file__).with_name("compile_terms.py")
 
 
@@ -38,7 +40,9 @@ def test_what_importing_inductor_warns_of_is_no_error() -> None:
 @pytest.mark.slow
 def test_inductor() -> None:
     """In a process of its own, without the shape checks."""
-    result = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=900, check=False)
+    result = subprocess.run(
+        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     print(result.stdout)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("ok ") == 2 * (len(TERMS) + 2)

@@ -22,6 +22,7 @@ import test_hidden as hidden
 import torch
 from test_streaming import MASKS, B, H, N, run
 
+from patience import PATIENCE
 from relpos import (
     ALiBi,
     Grid,
@@ -288,7 +289,7 @@ def test_the_sanitizer_finds_nothing(tool: str) -> None:
     script = Path(__file__).with_name("smallest_kernels.py")
     done = subprocess.run(
         [sanitizer, "--tool", tool, "--error-exitcode", "1", sys.executable, str(script)],
-        capture_output=True, text=True, check=False, timeout=1200,
+        capture_output=True, text=True, check=False, timeout=PATIENCE,
         env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},  # else what lies beyond a tensor is allocated too
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

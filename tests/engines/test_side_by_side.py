@@ -165,6 +165,7 @@ def test_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
 AFTER_MAIN = """
 import atexit, sys, threading, torch, relpos
 from relpos.engines.streaming import side_by_side
+from patience import PATIENCE
 side_by_side._LEAST = 1
 torch.set_num_threads(2)
 bias, wait = relpos.T5Bias(4), threading.Event()
@@ -185,7 +186,7 @@ atexit.register(step)
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["early", "late"])
 def test_while_the_interpreter_ends(when: str) -> None:
-    found = subprocess.run([sys.executable, "-c", AFTER_MAIN, when], capture_output=True, text=True, timeout=120)
+    found = subprocess.run([sys.executable, "-c", AFTER_MAIN, when], capture_output=True, text=True, timeout=PATIENCE)
     assert found.returncode == 0, found.stderr
     assert found.stdout.split() == ["done"] * (3 if when == "early" else 2)
     assert not found.stderr

@@ -21,6 +21,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from patience import PATIENCE
 from relpos import Grid, LineBias, Mask, RotaryEmbedding, Sequence, Softcap, attention, explain, lines
 from relpos.engines import verdicts
 from relpos.engines.flex import FLEX as flex
@@ -298,7 +299,7 @@ def test_a_wrong_kernel_whose_warning_is_an_error_is_known_all_the_same(
 
 def test_threads_share_one_verdict_and_one_warning(gated: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     wrong(streaming, monkeypatch, lambda x: x + 1)
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=PATIENCE)
     found: list[str] = []
 
     def asks() -> None:

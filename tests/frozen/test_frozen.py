@@ -129,6 +129,7 @@ import torch, relpos
 from torch._dynamo.utils import counters
 from torch._dynamo.testing import CompileCounter
 import sys
+from patience import PATIENCE
 torch.set_num_threads(1)
 bias = relpos.T5Bias(num_heads=2) + relpos.RotaryEmbedding(8)
 backend, dynamic = sys.argv[1], {"True": True, "False": False, "None": None}[sys.argv[2]]
@@ -151,5 +152,5 @@ print(counter.frame_count)
 def test_graphs_of_four_lengths(backend: str, dynamic: bool | None, graphs: int) -> None:
     """In a process of its own, without the shape checks."""
     command = [sys.executable, "-c", GRAPHS, backend, str(dynamic)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert found.stdout.strip() == str(graphs), found.stdout + found.stderr

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 import relpos
+from patience import PATIENCE
 from relpos import (
     ALiBi,
     Grid,
@@ -202,7 +203,9 @@ def test_gradients_by_a_transform(make: Callable[[], Mechanism]) -> None:
 @pytest.mark.slow
 def test_in_a_compiled_graph() -> None:
     """In a process of its own, without the shape checks."""
-    result = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=900, check=False)
+    result = subprocess.run(
+        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     print(result.stdout)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("ok ") == 2
@@ -217,9 +220,9 @@ class Meeting(OffsetBias):
         self.inside = [threads]
 
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
-        self.inside[0].wait(timeout=20)
+        self.inside[0].wait(timeout=PATIENCE)
         level = self.level
-        self.inside[0].wait(timeout=20)
+        self.inside[0].wait(timeout=PATIENCE)
         return level[:, None] * torch.ones(len(offsets.kind))
 
 

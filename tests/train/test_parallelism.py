@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from worlds import Worlds
 
+from patience import PATIENCE
 from relpos.data import find_task
 from relpos.train import Recipe
 from relpos.train.snapshots import SnapshotStore
@@ -89,6 +90,14 @@ def test_two_processes_train_what_one_does(run_processes: Run, tmp_path: Path, m
         assert set(cells) == {"ddp 2", "fsdp 2"}
         limit = 1e-5 if "sgd float32" in name else 0.2  # bfloat16 rounds, and AdamW divides by small numbers
         assert max(cells.values()) < limit, (name, cells)
+
+
+def _wait_for(it: Callable[[], bool], said: Path | None = None) -> None:
+    """Until it has come."""
+    begun = time.monotonic()
+    while not it():
+        assert time.monotonic() - begun < PATIENCE, said and said.read_text()
+        time.sleep(0.05)
 
 
 def _apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
@@ -164,7 +173,7 @@ def test_accelerate_launch(launcher: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "accelerate.commands.launch", *launcher, "--num_processes", "2"]
     run = subprocess.run(
         [*command, "--main_process_port", "0", "-m", "relpos", "train", *given, "--out", str(out)],
-        capture_output=True, text=True, env=ENV, timeout=200, check=False,
+        capture_output=True, text=True, env=ENV, timeout=PATIENCE, check=False,
     )  # fmt: skip
     if launcher == ["--multi_gpu"]:
         assert run.returncode == 0, run.stderr[-3000:]
@@ -185,12 +194,9 @@ def test_a_process_that_is_gone(tmp_path: Path) -> None:
             _command(*given, processes=2), env=ENV | {"RELPOS_TEST": tmp_path.name}, stdout=said, stderr=said
         ) as run,
     ):
-        begun = time.monotonic()
-        while not SnapshotStore(folder / "checkpoints").steps():
-            assert time.monotonic() - begun < 200
-            time.sleep(0.1)
+        _wait_for(lambda: bool(SnapshotStore(folder / "checkpoints").steps()), log)
         os.kill(max(_marked(tmp_path.name)), signal.SIGKILL)
-        assert run.wait(timeout=60) != 0
+        assert run.wait(timeout=PATIENCE) != 0
     errors = [line for line in log.read_text().splitlines() if line.startswith("relpos: error:")]
     assert len(errors) <= 1  # torchrun may end the other before it has noticed
     for line in errors:
@@ -236,7 +242,7 @@ def test_others_wait_for_the_one_that_writes(run_processes: Run, tmp_path: Path)
 def test_devices_start_processes(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = _command("--position", "none", "--steps", 2, "--devices", 2, "--out", out)
-    said = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=300, check=True).stdout
+    said = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=PATIENCE, check=True).stdout
     assert said.count("Saved in") == 1
     assert json.loads((out / "config.json").read_text())["processes"] == 2
 
@@ -245,18 +251,15 @@ def test_a_second_interruption_ends_all_at_once(tmp_path: Path) -> None:
     """Of a run that does not come to its checkpoint."""
     stuck = tmp_path / "stuck.py"
     stuck.write_text(STUCK)
-    with subprocess.Popen(
-        [sys.executable, *TORCHRUN, "2", str(stuck), str(tmp_path)], env=ENV, stderr=subprocess.DEVNULL
-    ) as run:
-        begun = time.monotonic()
-        while len(list(tmp_path.glob("waits-*"))) < 2:
-            assert time.monotonic() - begun < 100
-            time.sleep(0.1)
+    command = [sys.executable, *TORCHRUN, "2", str(stuck), str(tmp_path)]
+    patient = ENV | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1000000"}  # torchrun itself would wait for so long
+    with subprocess.Popen(command, env=patient, stderr=subprocess.DEVNULL) as run:
+        _wait_for(lambda: len(list(tmp_path.glob("waits-*"))) == 2)
         run.send_signal(signal.SIGINT)
         time.sleep(2)
         assert run.poll() is None
         run.send_signal(signal.SIGINT)
-        assert run.wait(timeout=15) != 0  # torchrun itself would wait for 30 seconds
+        assert run.wait(timeout=PATIENCE) != 0
 
 
 STUCK = """
@@ -337,16 +340,10 @@ def test_workers_whose_launcher_died_before_they_knew_it(adopted: bool, tmp_path
             _command(*given, processes=2), env=ENV | {"RELPOS_TEST": mark}, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, start_new_session=True,
         ) as run:  # fmt: skip
-            begun = time.monotonic()
-            while len(_marked(mark)) < 3:  # the launcher and its workers
-                assert time.monotonic() - begun < 100
-                time.sleep(0.02)
+            _wait_for(lambda: len(_marked(mark)) == 3)  # the launcher and its workers
             family = _marked(mark)
             run.kill()
-        begun = time.monotonic()
-        while left := _marked(mark):
-            assert time.monotonic() - begun < 60, left
-            time.sleep(0.2)
+        _wait_for(lambda: not _marked(mark))
     finally:
         ctypes.CDLL(None).prctl(adopt_orphans, 0)
     for one in family if adopted else []:
@@ -368,7 +365,7 @@ def test_a_killed_run_goes_on(processes: int, kills: int, tmp_path: Path) -> Non
     given = [sys.executable, str(ROOT / "scripts" / "kill_runs"), "--kills", str(kills)]
     run = subprocess.run(
         [*given, "--processes", str(processes), "--folder", str(tmp_path / "run")],
-        capture_output=True, text=True, env=ENV, timeout=500, check=False,
+        capture_output=True, text=True, env=ENV, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr[-3000:]
     assert "nothing unreadable, nothing left behind" in run.stdout
@@ -388,28 +385,19 @@ main(sys.argv[1:])
     [(1, signal.SIGTERM, 143), (1, signal.SIGINT, 130), (2, signal.SIGTERM, 1), (2, signal.SIGINT, 1)],
 )
 def test_a_run_that_is_told_to_end_writes_one_more(
-    processes: int, number: signal.Signals, code: int, tmp_path: Path
+    processes: int, number: signal.Signals, code: int, started: Worlds, tmp_path: Path
 ) -> None:
-    """The only one after step 1; torchrun hands the signal on, and ends with a code of its own."""
+    """The only one after step 1. What starts several hands the signal on, and ends with a code of its own."""
     program, folder, log = tmp_path / "told.py", tmp_path / "run", tmp_path / "log"
     program.write_text(TOLD)
-    launcher = [*TORCHRUN, str(processes)] if processes > 1 else []
     given = ["train", "--position", "none", "--batch-size", "32", "--steps", "100000", "--out", str(folder)]
-    store, begun = SnapshotStore(folder / "checkpoints"), time.monotonic()
-    with (
-        log.open("w") as said,
-        subprocess.Popen([sys.executable, *launcher, str(program), *given], env=ENV, stdout=said, stderr=said) as run,
-    ):
-        while not store.steps():
-            assert time.monotonic() - begun < 200
-            assert run.poll() is None, log.read_text()
-            time.sleep(0.1)
-        time.sleep(0.5)
-        run.send_signal(number)
-        try:
-            assert run.wait(timeout=60) == code, log.read_text()
-        finally:
-            run.kill()  # else it would be waited for
+    store = SnapshotStore(folder / "checkpoints")
+    run = started.begin(processes, [str(program), *given], log)
+    try:
+        _wait_for(lambda: bool(store.steps()), log)
+    finally:
+        os.kill(run, number)
+    assert started.end() == code, log.read_text()
     (newest, *rest) = store.steps()
     assert rest == [1]
     assert f"interrupted; a checkpoint of step {newest} is in" in " ".join(log.read_text().split())

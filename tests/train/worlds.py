@@ -1,9 +1,9 @@
 """Starts the processes of one run after another for the tests, each a fork of this one, which has the libraries loaded.
 
 torchrun would load PyTorch and the rest anew in itself and in every process: most of the time of a short run. What a
-process is told is what torchrun tells it, the store that the launcher serves included, and it ends the others where one
-fails. Lines of JSON come in, `{"processes": 2, "program": [...], "said": FILE}`, with a program as after `python`, and
-the exit status goes out.
+process is told is what torchrun tells it, the store that the launcher serves included; it hands signals on, and ends
+the others where one fails. Lines of JSON come in, `{"processes": 2, "program": [...], "said": FILE}`, with a program as
+after `python`; the launcher's number goes out, and when it has ended its exit status.
 """
 
 from __future__ import annotations
@@ -29,15 +29,27 @@ class Worlds:
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
 
-    def run(self, processes: int, program: list[str], said: Path) -> tuple[int, str]:
-        """The exit status, and what all processes said."""
+    def begin(self, processes: int, program: list[str], said: Path) -> int:
+        """The number of the launcher, which is the one process where there is one. `end` waits for it."""
         assert self.server.stdin is not None
-        assert self.server.stdout is not None
         print(json.dumps({"processes": processes, "program": program, "said": str(said)}), file=self.server.stdin)
         self.server.stdin.flush()
-        status = self.server.stdout.readline()
-        assert status, "what starts processes has ended"
-        return int(status), said.read_text()
+        return self._told()
+
+    def end(self) -> int:
+        """The exit status of what has begun."""
+        return self._told()
+
+    def run(self, processes: int, program: list[str], said: Path) -> tuple[int, str]:
+        """The exit status, and what all processes said."""
+        self.begin(processes, program, said)
+        return self.end(), said.read_text()
+
+    def _told(self) -> int:
+        assert self.server.stdout is not None
+        line = self.server.stdout.readline()
+        assert line, "what starts processes has ended"
+        return int(line)
 
     def close(self) -> None:
         """End it."""
@@ -100,6 +112,12 @@ def _world(processes: int, given: list[str], said: str) -> None:
         _program(given)
         return
     begin, served = os.pipe()
+    family: set[int] = set()
+
+    def hand_on(number: int, _: object) -> None:
+        for one in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, number)
 
     def work(rank: int) -> None:
         os.close(served)
@@ -111,7 +129,9 @@ def _world(processes: int, given: list[str], said: str) -> None:
         )  # fmt: skip
         _program(given)
 
-    family = {_forked(lambda rank=rank: work(rank)) for rank in range(processes)}
+    family |= {_forked(lambda rank=rank: work(rank)) for rank in range(processes)}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, hand_on)
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # after the forks: it has a thread
@@ -133,6 +153,7 @@ def _serve() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         world = _forked(lambda asked=asked: _world(asked["processes"], asked["program"], asked["said"]))
+        print(world, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(world, 0)[1]), flush=True)
 
 
