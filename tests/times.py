@@ -43,7 +43,7 @@ class _Times:
         now = _seconds()
         report.user_properties = [(_NAME, now - self.began)]
         self.began = now
-        return report  # type: ignore[return-value]
+        return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid] += dict(report.user_properties).get(_NAME, 0.0)

@@ -115,6 +115,7 @@ def require_whole_pages(built: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.site
 def test_the_site_builds_and_is_searched_and_filtered_without_another_host(browser: Any) -> None:
     built = built_site()  # in one test, since there is one place for it
     require_whole_pages(built)

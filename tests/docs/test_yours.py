@@ -14,6 +14,7 @@ NOTEBOOK = Path(__file__).parents[2] / "docs" / "yours.ipynb"
 
 
 @pytest.mark.slow
+@pytest.mark.site
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
