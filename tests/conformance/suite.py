@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import zlib
 from typing import ClassVar
 
 import torch
@@ -22,8 +21,8 @@ from relpos.testing.mask_tests import MaskTests
 from relpos.testing.module_tests import ModuleTests
 from relpos.testing.sum_tests import SumTests
 
-INTERPRETED_SHARE = int(os.environ.get("RELPOS_INTERPRETED_SHARE", "10"))
-"""One in so many of the suites runs interpreted kernels, always the same ones: they know terms, and not whose."""
+ALL_INTERPRETED = os.environ.get("RELPOS_INTERPRETED") == "all"
+"""Whether every suite runs interpreted kernels."""
 
 
 OF_TERMS = (
@@ -47,10 +46,12 @@ class LibrarySuite(MechanismSuite):
             or its class's.
         alike: whether another suite has terms of the same kind, and runs the tests of them: masks, decoding, sums,
             engines. This one runs what its own code decides: values, gradients, state, settings.
+        interpreted: whether kernels run in an interpreter: in one suite a kind of terms that they serve.
     """
 
     row: ClassVar[str | None] = None
     alike: ClassVar[bool] = False
+    interpreted: ClassVar[bool] = False
 
     @classmethod
     def asked(cls) -> dict[str, bool]:
@@ -64,8 +65,8 @@ class LibrarySuite(MechanismSuite):
 
     @classmethod
     def engines(cls) -> list[str]:
-        """All but FlexAttention, which has tests of its own; interpreted kernels in some suites."""
-        left_out = INTERPRETED if zlib.crc32(cls.__name__.encode()) % INTERPRETED_SHARE else ()
+        """All but FlexAttention, which has tests of its own; interpreted kernels where the suite says so."""
+        left_out = () if cls.interpreted or ALL_INTERPRETED else INTERPRETED
         return [name for name in engines() if name not in left_out]
 
     def named(self, mechanism: Mechanism) -> str:

@@ -54,6 +54,7 @@ class TestRelative1d(LibrarySuite):
 
 
 class TestRelative2d(LibrarySuite):
+    interpreted = True
     axes = (2,)
     translation_invariant = True
     preset = "relative_2d"

@@ -70,6 +70,7 @@ class T5(LibrarySuite):
 
 
 class TestT5(T5):
+    interpreted = True
     preset = "t5"
 
 

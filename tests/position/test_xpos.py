@@ -80,6 +80,7 @@ class Decaying(LibrarySuite):
 
 
 class TestXPos(Decaying):
+    interpreted = True
     preset = "xpos"
     every = 2
 
