@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import relpos
+from covering import pairwise
 from relpos.core import Grid, Mask, Sequence
 from relpos.engines import product
 
@@ -36,27 +37,29 @@ def results(backend: str, where: Sequence | Grid, batch: int, dtype: torch.dtype
     return [out, *torch.autograd.grad(out, (q, k, v, *position.parameters()), torch.randn_like(out))]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("mask", [None, Mask.causal(), Mask.window(1, 2)], ids=["all", "causal", "window"])
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("where", PLACES, ids=str)
-@pytest.mark.parametrize("stored", [product.STORED, 0], ids=["stored", "again"])
-@pytest.mark.parametrize("at_once", [product.AT_ONCE, 300, 1], ids=["at once", "by elements", "by heads"])
+MASKS = {"all": None, "causal": Mask.causal(), "window": Mask.window(1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("where", "at_once", "mask", "stored", "batch", "dtype"),
+    pairwise(PLACES, (product.AT_ONCE, 300, 1), MASKS, (product.STORED, 0), (1, 3), (torch.float32, torch.float64)),
+    ids=str,
+)
 def test_equals_the_reference(
     at_once: int,
     stored: int,
     where: Any,
     batch: int,
-    mask: Mask | None,
+    mask: str,
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(product, "AT_ONCE", at_once)
     monkeypatch.setattr(product, "STORED", stored)
     with mock.patch.object(product, "attend", wraps=product.attend) as taken:
-        got = results("sdpa", where, batch, dtype, mask)
+        got = results("sdpa", where, batch, dtype, MASKS[mask])
     assert taken.call_count == 1
-    for one, wanted in zip(got, results("reference", where, batch, dtype, mask), strict=True):
+    for one, wanted in zip(got, results("reference", where, batch, dtype, MASKS[mask]), strict=True):
         torch.testing.assert_close(one, wanted, rtol=1e-5, atol=1e-5 if dtype == torch.float32 else 1e-12)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import relpos
+from covering import pairwise
 from relpos.core import LineVectors, Mask, Positions, QueryBias, Scale, Sequence, Terms
 from relpos.engines import vector_product
 
@@ -64,16 +65,19 @@ def results(
     return [out, *torch.autograd.grad(out, (q, k, v, *tensors), torch.randn_like(out), create_graph=create_graph)]
 
 
+WAYS = {"stored": (vector_product.STORED, 256), "again": (0, 256), "turned round": (0, 1)}
+SIDES: tuple[tuple[Side, ...], ...] = (("query",), ("key",), ("key", "query"), ("query", "query"))
+
+
 @pytest.mark.parametrize(
-    ("stored", "far"), [(vector_product.STORED, 256), (0, 256), (0, 1)], ids=["stored", "again", "turned round"]
+    ("place", "sides", "at_once", "way", "dtype"),
+    pairwise(PLACES, SIDES, (vector_product.AT_ONCE, 50, 1), WAYS, (torch.float32, torch.float64)),
+    ids=str,
 )
-@pytest.mark.parametrize("at_once", [vector_product.AT_ONCE, 50, 1], ids=["at once", "by elements", "by heads"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("sides", [("query",), ("key",), ("key", "query"), ("query", "query")], ids="+".join)
-@pytest.mark.parametrize("place", PLACES)
 def test_equals_the_reference(
-    place: str, sides: Any, dtype: torch.dtype, at_once: int, stored: int, far: int, monkeypatch: pytest.MonkeyPatch
+    place: str, sides: Any, at_once: int, way: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stored, far = WAYS[way]
     monkeypatch.setattr(vector_product, "AT_ONCE", at_once)
     monkeypatch.setattr(vector_product, "STORED", stored)
     monkeypatch.setattr(vector_product, "_FAR", far)
