@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import relpos
+from patience import PATIENCE
 from relpos.adapters.replacement.placed import ReplacedPositions
 
 FAST_CASES = 2  # of each of its tests, in the fast part
@@ -197,7 +198,6 @@ from functools import partial
 import relpos
 from relpos.adapters.libraries import imported
 from replaced_models import FAMILIES
-from patience import PATIENCE
 
 LORA = {"timm ViT": "qkv", "Llama": "q_proj", "PyTorch": "linear1"}
 

@@ -15,6 +15,7 @@ from torch import nn
 
 import relpos
 from models import models, padding, tokens
+from patience import PATIENCE
 from relpos.adapters import retrofitted as swapping
 from relpos.adapters.libraries import imported
 from relpos.adapters.retrofitted import is_swapped
@@ -265,7 +266,6 @@ import pickle, sys
 from relpos.adapters.libraries import imported
 imported("transformers")
 import torch
-from patience import PATIENCE
 model = pickle.load(open({file!r}, "rb"))
 print(float(model(torch.arange(3, 12)[None])[0].abs().sum()))
 """

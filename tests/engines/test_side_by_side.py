@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from patience import PATIENCE
 from relpos import DisentangledPosition, RelativePositionBias, ShawPosition, T5Bias, TransformerXLPosition
 from relpos.core import Coordinates, Grid, Mask, Sequence, Terms
 from relpos.engines import attention
@@ -165,7 +166,6 @@ def test_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
 AFTER_MAIN = """
 import atexit, sys, threading, torch, relpos
 from relpos.engines.streaming import side_by_side
-from patience import PATIENCE
 side_by_side._LEAST = 1
 torch.set_num_threads(2)
 bias, wait = relpos.T5Bias(4), threading.Event()
