@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from relpos.core import Coordinates, MaskLike
 from relpos.core.checks import require_name, without_autocast
+from relpos.core.private import exporting
 from relpos.engines import verdicts
 from relpos.engines.agreement import Difference, Expected
 from relpos.engines.arguments import Position, prepare
@@ -106,6 +107,9 @@ def _choose(call: Call, backend: str, passed_over: dict[str, str]) -> Engine:
                 "Use backend='auto' or 'reference'."
             )
         return engine
+    if torch.compiler.is_compiling() and exporting():
+        # Of any size, as a program of an example may serve: sizes that decided here would bound them all.
+        return SDPA if SDPA.unsupported(call) is None else REFERENCE
     last: Engine = REFERENCE  # used if no engine is preferred: one that serves any size, else the reference
     for engine in ENGINES:
         if (lack := engine.unsupported(call)) is not None:
