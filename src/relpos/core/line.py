@@ -34,7 +34,17 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from relpos.core.checks import consecutive, fail, is_integer, require_device, require_fits, require_int, require_tensor, shape_of
+from relpos.core.checks import (
+    broadcasts,
+    consecutive,
+    fail,
+    is_integer,
+    require_device,
+    require_fits,
+    require_int,
+    require_tensor,
+    shape_of,
+)
 from relpos.core.coordinates import Coordinates, Grid, Positions, require_coordinates
 from relpos.core.kept import keep
 from relpos.core.tree import Movable, changed, register, static
@@ -175,9 +185,9 @@ class Lines(Movable):
             if line.dtype == torch.bool or line.is_floating_point():
                 fail(f"{name} to be an integer tensor", shape_of(line), "Make lines with relpos.lines(queries, keys).")
         require_device(self.key, "the key line", self.query.device, "Make both lines on one device.")
-        batches = {line.shape[0] for line in (self.query, self.key) if line.dim() == 2} - {1}
-        if len(batches) > 1:
-            sizes = f"{self.query.shape[0]} and {self.key.shape[0]}"
+        batch, other = (line.shape[0] if line.dim() == 2 else 1 for line in (self.query, self.key))
+        if not (broadcasts(batch, other) or other == 1):
+            sizes = f"{batch} and {other}"
             fail("query and key lines of one batch size", sizes, "Give one row an element of the batch on both sides.")
         if not is_integer(self.origin):
             fail("the origin of the lines to be an integer", shape_of(self.origin), "Pass a Python int.")

@@ -107,7 +107,7 @@ def _choose(call: Call, backend: str, passed_over: dict[str, str]) -> Engine:
                 "Use backend='auto' or 'reference'."
             )
         return engine
-    if torch.compiler.is_compiling() and exporting():
+    if exporting():
         # Of any size, as a program of an example may serve: sizes that decided here would bound them all.
         return SDPA if SDPA.unsupported(call) is None else REFERENCE
     last: Engine = REFERENCE  # used if no engine is preferred: one that serves any size, else the reference
