@@ -21,7 +21,18 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 
 import relpos
-from relpos import LanguageModel, Mask, Positions, Sequence, SwinTransformer, T5Bias, VisionTransformer, attention
+from relpos import (
+    CoPE,
+    LanguageModel,
+    Mask,
+    Positions,
+    Sequence,
+    ShawPosition,
+    SwinTransformer,
+    T5Bias,
+    VisionTransformer,
+    attention,
+)
 from relpos.adapters.libraries import imported
 
 BATCH, LENGTH = Dim("batch", max=1024), Dim("length", max=4096)
@@ -40,9 +51,9 @@ class Case:
         inputs: its arguments.
         open: what is left open of each of their axes.
         others: sizes that the program is run at: the least, and more than the example has. 600 tokens are more scores
-            than dense engines are preferred for, and more pairs than a row rule is called for at once.
+            than `auto` prefers a dense engine for, and more pairs than a row rule is called for at once.
         beyond: sizes that the model has no numbers for.
-        strict: whether Dynamo traces it, too.
+        strict: whether Dynamo traces it.
     """
 
     build: Callable[[], nn.Module]
@@ -53,9 +64,9 @@ class Case:
     strict: bool = False
 
 
-def text(position: str, *, strict: bool = False, bounded: bool = False) -> Case:
+def text(position: Any, *, strict: bool = False, bounded: bool = False) -> Case:
     def build() -> nn.Module:
-        small = {"embed_dim": 16, "depth": 1, "num_heads": 4, "num_kv_heads": 2, "mlp_ratio": 2.0}
+        small = {"embed_dim": 16, "depth": 1, "num_heads": 4, "mlp_ratio": 2.0}
         return LanguageModel(7, CONTEXT, **small, position=position, position_init_std=0.5)  # type: ignore[arg-type]
 
     length = Dim("length", max=CONTEXT) if bounded else LENGTH
@@ -64,30 +75,27 @@ def text(position: str, *, strict: bool = False, bounded: bool = False) -> Case:
 
 
 class Own(nn.Module):
-    """A layer of a person's own."""
+    """A layer of a person's own: grouped keys, packed documents, whose lines have a batch axis, and a window."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.kind, self.position = kind, T5Bias(4)
+        self.position = T5Bias(4)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:
         n = q.shape[2]
-        queries: Any = Sequence(n)
-        mask = Mask.padding(valid)
-        if self.kind == "window":
-            mask = Mask.window(3, 0)
-        if self.kind == "documents":  # whose lines have a batch axis
-            mask = Mask.packed(valid.long()) & Mask.causal()
-            queries = Positions(torch.arange(n).expand(q.shape[0], n), low=0, high=1000)
+        queries = Positions(torch.arange(n).expand(q.shape[0], n), low=0, high=1000)
+        mask = Mask.packed(documents) & Mask.window(3, 0)
         return attention(q, k, v, position=self.position, queries=queries, mask=mask)
 
 
-def own(kind: str) -> Case:
+def own() -> Case:
     def inputs(b: int, n: int) -> tuple[Tensor, ...]:
         heads = [torch.randn(b, count, n, 8) for count in (4, 2, 2)]
-        return (*heads, torch.arange(n) < n - torch.arange(b)[:, None] % n)
+        return (*heads, torch.arange(n) // 7 - torch.arange(b)[:, None] % 2)  # some of them padding
 
-    return Case(lambda: Own(kind), inputs, (*({0: BATCH, 2: LENGTH} for _ in range(3)), {0: BATCH, 1: LENGTH}))
+    # Not by names: torch 2.10 and 2.11 cannot prove of these that repeated heads lie side by side at every length.
+    axes = (*({0: Dim.DYNAMIC, 2: Dim.DYNAMIC} for _ in range(3)), {0: Dim.DYNAMIC, 1: Dim.DYNAMIC})
+    return Case(Own, inputs, axes)
 
 
 def image(model: Callable[[], nn.Module], *shape: int) -> Case:
@@ -126,36 +134,36 @@ def bert() -> nn.Module:
     return Replaced(transformers.BertModel(config, add_pooling_layer=False), "t5")
 
 
-def timm_vit() -> nn.Module:
-    small = {"img_size": (32, 48), "depth": 1, "num_classes": 3}
-    return Replaced(imported("timm").create_model("vit_tiny_patch16_224", **small), "relative_2d")
+def hf_vit() -> nn.Module:
+    transformers = imported("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=16, image_size=(32, 48)
+    )
+    return Replaced(transformers.ViTModel(config, add_pooling_layer=False), "relative_2d")
 
 
 CASES = {
     "text, learned+relative_1d": text("learned+relative_1d", bounded=True),
-    "text, t5": text("t5", strict=True),
+    "text, none, strict": text("none", strict=True),
     "text, rotary_dynamic_ntk": text("rotary_dynamic_ntk"),
-    "text, cope": text("cope", strict=True),
-    "text, shaw": text("shaw"),
+    "text, cope and shaw": text(lambda site: CoPE.from_site(site) + ShawPosition.from_site(site)),
     "text, deberta": text("deberta"),
-    "attention, padding": own("padding"),
-    "attention, window": own("window"),
-    "attention, documents": own("documents"),
+    "attention, t5": own(),
     "image, learned+relative_2d": image(vit, 1, 4, 6),
     "windows, relative_2d": image(swin, 1, 16, 16),
     "replaced, BERT": Case(bert, lambda b, n: (torch.randint(7, (b, n)),), ({0: BATCH, 1: Dim("length", max=1024)},)),
-    "replaced, timm's ViT": image(timm_vit, 3, 32, 48),
+    "replaced, ViT": image(hf_vit, 3, 32, 48),
 }
-"""One a kind of terms: tables of tokens and lines, lines alone, rotations scaled by the length, row rules, vectors on
-queries and values, vectors on keys; masks; images; models of others. Dynamo takes twice the time, and asks what
-`compile_models.py` asks: it traces those alone whose program a size once bounded."""
+"""One a kind of terms: tables of tokens and lines, rotations scaled by the length, row rules, vectors on queries and
+values, and on keys; masks; images; models of others. Dynamo takes twice the time, and finds out of the models what
+`compile_models.py` finds out: it traces one, of which it could not say whether a program is exported."""
 
 
-def compare(case: Case, *, strict: bool) -> None:
+def compare(case: Case) -> None:
     """Raise unless the program gives what eager gives, and is of PyTorch's own operators."""
     torch.manual_seed(0)
     model = case.build().eval()
-    program = export(model, case.inputs(2, 5), dynamic_shapes=case.open, strict=strict)
+    program = export(model, case.inputs(2, 5), dynamic_shapes=case.open, strict=case.strict)
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     assert not any("relpos" in name for name in called), called
     run = program.module()
@@ -171,24 +179,27 @@ def compare(case: Case, *, strict: bool) -> None:
             raise ValueError(f"it computes something at {sizes}")
 
 
-class Plain(nn.Module):
-    """Attention with grouped keys in a model that torch.jit traces, where sizes are tensors."""
+class Lengths(nn.Module):
+    """Attention with grouped keys in a model that torch.jit traces, where the sizes of tensors are tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = T5Bias(4)
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
-        return attention(q, k, k, mask="causal") + attention(q, k, k)
+        return attention(q, k, k, position=self.position, queries=Sequence(int(q.shape[2])))
 
 
+@torch.no_grad()
 def traced_by_jit() -> None:
-    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8)
-    torch.testing.assert_close(torch.jit.trace(Plain(), (q, k))(q, k), Plain()(q, k))
+    for n in (5, 20):  # a bias written out, and one that is read as a view
+        model, q, k = Lengths(), torch.randn(1, 4, n, 8), torch.randn(1, 2, n, 8)
+        wanted = model(q, k)  # before: what is kept from then on, it traces alike each time
+        torch.testing.assert_close(torch.jit.trace(model, (q, k))(q, k), wanted)
 
 
 JIT = "torch.jit.trace"
-RUNS: dict[str, Callable[[], None]] = {JIT: traced_by_jit}
-for _name, _case in CASES.items():
-    RUNS[_name] = lambda case=_case: compare(case, strict=False)  # type: ignore[misc]
-    if _case.strict:
-        RUNS[f"{_name}, strict"] = lambda case=_case: compare(case, strict=True)  # type: ignore[misc]
+RUNS = [*CASES, JIT]
 
 
 def main() -> int:
@@ -197,7 +208,7 @@ def main() -> int:
     for name in sys.argv[1:] or RUNS:
         began = time.process_time()
         try:
-            RUNS[name]()
+            traced_by_jit() if name == JIT else compare(CASES[name])
             print(f"ok      {name} ({time.process_time() - began:.1f} s)", flush=True)
         except Exception as error:
             failed += 1

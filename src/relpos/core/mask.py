@@ -26,7 +26,16 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from relpos.core.blocks import Blocks
-from relpos.core.checks import broadcasts, consecutive, fail, is_integer, require_int, require_pairs, require_tensor, shape_of
+from relpos.core.checks import (
+    broadcasts,
+    consecutive,
+    fail,
+    is_integer,
+    require_int,
+    require_pairs,
+    require_tensor,
+    shape_of,
+)
 from relpos.core.pairs import Compared
 from relpos.core.tree import Movable, register, static
 

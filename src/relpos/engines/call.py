@@ -67,7 +67,7 @@ class Call:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether query heads share key heads: a bool, also where sizes are symbols, or tensors while torch.jit traces."""
+        """Whether query heads share key heads: a bool, where sizes are symbols, or tensors of torch.jit, too."""
         return True if self.q.shape[1] != self.k.shape[1] else False  # noqa: SIM210
 
     @property
