@@ -113,11 +113,12 @@ def is_integer(x: object) -> TypeGuard[int]:
 _INTEGERS = (int, torch.SymInt)
 
 
-def require_int(x: object, name: str, *, at_least: int) -> None:
-    """Raise unless `x` is a plain integer of at least `at_least` (a bool is not)."""
-    if not is_integer(x) or x < at_least:
-        remedy = f"Its smallest value is {at_least}." if is_integer(x) else f"Pass {name} as a Python int."
-        fail(f"{name} to be an integer of at least {at_least}", shape_of(x), remedy)
+def require_int(x: object, name: str, *, at_least: int | None, remedy: str | None = None) -> None:
+    """Raise unless `x` is a plain integer (a bool is not) of at least `at_least`; of any sign where that is None."""
+    if not is_integer(x) or (at_least is not None and x < at_least):
+        usual = f"Its smallest value is {at_least}." if is_integer(x) else f"Pass {name} as a Python int."
+        wanted = "an integer" if at_least is None else f"an integer of at least {at_least}"
+        fail(f"{name} to be {wanted}", shape_of(x), remedy or usual)
     require_fits(x, name)
 
 

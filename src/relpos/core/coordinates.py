@@ -51,9 +51,7 @@ class Sequence:
     def __post_init__(self) -> None:
         require_int(self.prefix, "Sequence prefix", at_least=0)
         require_int(self.length, "Sequence length", at_least=0 if self.prefix else 1)
-        if not is_integer(self.start):
-            fail("Sequence start to be an integer", shape_of(self.start), "Pass the first token's position as an int.")
-        require_fits(self.start, "Sequence start")
+        require_int(self.start, "Sequence start", at_least=None, remedy="Pass the first token's position as an int.")
 
     @property
     def axes(self) -> int:

@@ -26,16 +26,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from relpos.core.blocks import Blocks
-from relpos.core.checks import (
-    broadcasts,
-    consecutive,
-    fail,
-    is_integer,
-    require_int,
-    require_pairs,
-    require_tensor,
-    shape_of,
-)
+from relpos.core.checks import broadcasts, consecutive, fail, require_int, require_pairs, require_tensor, shape_of
 from relpos.core.pairs import Compared
 from relpos.core.tree import Movable, register, static
 
@@ -111,10 +102,7 @@ class Mask(Movable):
             if x is None:
                 continue
             if field.name in ("left", "right", "limit"):
-                if not is_integer(x):
-                    fail(f"Mask {field.name} to be an integer", shape_of(x), "Leave it out for no bound on that side.")
-                if not torch.compiler.is_compiling():  # there it may be a symbol, which the question would bound
-                    require_int(x, f"Mask {field.name}", at_least=-(2**63))
+                require_int(x, f"Mask {field.name}", at_least=None, remedy="Leave it out for no bound on that side.")
             elif field.name == "allowed":
                 require_pairs(x, "Mask allowed", (4,))
             elif field.name == "blocks":
