@@ -237,7 +237,8 @@ def attention(
             reference there: the first call of a kind runs small calls of that kind on both, forward and backward, which
             takes a few seconds while kernels are compiled. Inside torch.compile nothing is run: a model that is to have
             these kernels there is called once as it is, `torch.no_grad()` will do. An engine asked for by name is
-            not checked.
+            not checked. In a program that `torch.export` makes, `auto` takes PyTorch's own operators, whatever the
+            sizes of the example: it serves other sizes, and where relpos is not installed.
 
     Returns:
         `[B, H, N, V]`, in q's dtype (autocast's where that is on and q is not float64); with `return_lse` also
