@@ -22,7 +22,8 @@ pytestmark = [
 
 SINGLE = [name for name, model in models().items() if "alike" not in model.tags]
 TRACED = ("t5 encoder, eager", "falcon", "timm swin_transformer_v2_cr")
-SCRIPTED = ("timm swin_transformer", "timm beit", "timm maxxvit")
+SCRIPTED = ("timm swin_transformer", "timm tiny_vit", "timm maxxvit")  # tiny_vit's class says of what type a cache is
+TRACED_BY_FX = ("timm swin_transformer", "timm beit", "timm maxxvit")
 EXPORTED = (("t5 encoder, eager", False), ("t5 encoder, eager", True), ("swin", False), ("timm maxxvit", False))
 
 
@@ -72,6 +73,7 @@ def test_a_traced_model_is_the_published_one(name: str) -> None:
 @pytest.mark.parametrize("name", SCRIPTED)
 def test_a_scripted_model_is_the_published_one_and_stays_retrofitted(name: str) -> None:
     published, own, given = _made(name)
+    own.model._forward_pre_hooks.clear()  # a test's, which jit cannot read
     eager = own(*given)
     modules = list(own.modules())
     _equal([torch.jit.script(own.model)(*given)], published(*given))
@@ -89,7 +91,7 @@ def test_a_scripted_model_is_the_published_one_and_stays_retrofitted(name: str) 
     assert not [name for one in own.modules() for name in vars(one) if "relpos" in name]
 
 
-@pytest.mark.parametrize("name", SCRIPTED)
+@pytest.mark.parametrize("name", TRACED_BY_FX)
 def test_a_model_traced_by_fx_is_the_published_one(name: str) -> None:
     published, own, given = _made(name)
     program, wanted = (torch.fx.symbolic_trace(one.model) for one in (own, published))

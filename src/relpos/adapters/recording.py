@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from relpos.core.private import asked_while_tracing, symbolically_traced
+from relpos.core.private import asked_while_tracing, exporting, symbolically_traced
 
 _CLASS = "_relpos_class"
 
@@ -23,7 +23,7 @@ _CLASS = "_relpos_class"
 def recorded() -> bool:
     """Whether a program is being recorded from the call under way."""
     traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    return traced or symbolically_traced() or torch.compiler.is_exporting()
+    return traced or symbolically_traced() or exporting()
 
 
 class AsPublished(nn.Module):
@@ -42,6 +42,8 @@ class AsPublished(nn.Module):
 @cache
 def _as_published(published: Any) -> type[nn.Module]:
     names = {name: getattr(published, name) for name in ("__module__", "__qualname__", "__doc__")}
+    names["__annotations__"] = dict(vars(published).get("__annotations__", {}))  # read of a class alone, as properties are
+    names |= {name: one for name, one in vars(published).items() if isinstance(one, property)}
     return type(published.__name__, (AsPublished, published), names)
 
 

@@ -6,7 +6,7 @@ import difflib
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeGuard
 
 import torch
 from torch import Tensor
@@ -104,12 +104,21 @@ def require_pairs(x: object, name: str, dims: tuple[int, ...]) -> None:
         fail(f"a boolean tensor for {name}, True where a pair may attend", shape_of(x), "Pass x.bool().")
 
 
-def require_int(x: object, name: str, *, at_least: int) -> None:
-    """Raise unless `x` is a plain integer of at least `at_least` (a bool is not)."""
-    if not isinstance(x, int) or isinstance(x, bool) or x < at_least:
-        small = isinstance(x, int) and not isinstance(x, bool)
-        remedy = f"Its smallest value is {at_least}." if small else f"Pass {name} as a Python int."
-        fail(f"{name} to be an integer of at least {at_least}", shape_of(x), remedy)
+def is_integer(x: object) -> TypeGuard[int]:
+    """Whether `x` is an integer, and no bool: an int, or the symbol that stands for any length while a program is
+    exported."""
+    return isinstance(x, _INTEGERS) and not isinstance(x, bool)
+
+
+_INTEGERS = (int, torch.SymInt)
+
+
+def require_int(x: object, name: str, *, at_least: int | None, remedy: str | None = None) -> None:
+    """Raise unless `x` is a plain integer (a bool is not) of at least `at_least`; of any sign where that is None."""
+    if not is_integer(x) or (at_least is not None and x < at_least):
+        usual = f"Its smallest value is {at_least}." if is_integer(x) else f"Pass {name} as a Python int."
+        wanted = "an integer" if at_least is None else f"an integer of at least {at_least}"
+        fail(f"{name} to be {wanted}", shape_of(x), remedy or usual)
     require_fits(x, name)
 
 

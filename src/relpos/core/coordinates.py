@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from relpos.core.checks import fail, is_dense, require_fits, require_int, require_wide, shape_of
+from relpos.core.checks import fail, is_dense, is_integer, require_fits, require_int, require_wide, shape_of
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,7 @@ class Sequence:
     def __post_init__(self) -> None:
         require_int(self.prefix, "Sequence prefix", at_least=0)
         require_int(self.length, "Sequence length", at_least=0 if self.prefix else 1)
-        if not isinstance(self.start, int) or isinstance(self.start, bool):
-            fail("Sequence start to be an integer", shape_of(self.start), "Pass the first token's position as an int.")
-        require_fits(self.start, "Sequence start")
+        require_int(self.start, "Sequence start", at_least=None, remedy="Pass the first token's position as an int.")
 
     @property
     def axes(self) -> int:
@@ -183,10 +181,10 @@ class Positions:
     def __init__(
         self, values: Tensor, *, low: int | tuple[int, ...], high: int | tuple[int, ...], prefix: int = 0
     ) -> None:
-        one_axis = isinstance(low, int)
+        one_axis = is_integer(low)
         lows = tuple(low) if isinstance(low, tuple | list) else (low,)
         highs = tuple(high) if isinstance(high, tuple | list) else (high,)
-        whole = all(isinstance(bound, int) and not isinstance(bound, bool) for bound in (*lows, *highs))
+        whole = all(is_integer(bound) for bound in (*lows, *highs))
         if not whole or len(lows) != len(highs) or any(a > b for a, b in zip(lows, highs, strict=True)):
             wanted = "low and high to have one integer per axis with low <= high"
             fail(wanted, f"low={low!r}, high={high!r}", "Give the range of coordinates that can occur.")

@@ -34,7 +34,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from relpos.core.checks import consecutive, fail, require_device, require_fits, require_int, require_tensor, shape_of
+from relpos.core.checks import broadcasts, consecutive, fail, require_device, require_int, require_tensor, shape_of
 from relpos.core.coordinates import Coordinates, Grid, Positions, require_coordinates
 from relpos.core.kept import keep
 from relpos.core.tree import Movable, changed, register, static
@@ -175,13 +175,11 @@ class Lines(Movable):
             if line.dtype == torch.bool or line.is_floating_point():
                 fail(f"{name} to be an integer tensor", shape_of(line), "Make lines with relpos.lines(queries, keys).")
         require_device(self.key, "the key line", self.query.device, "Make both lines on one device.")
-        batches = {line.shape[0] for line in (self.query, self.key) if line.dim() == 2} - {1}
-        if len(batches) > 1:
-            sizes = f"{self.query.shape[0]} and {self.key.shape[0]}"
+        batch, other = (line.shape[0] if line.dim() == 2 else 1 for line in (self.query, self.key))
+        if not (broadcasts(batch, other) or other == 1):
+            sizes = f"{batch} and {other}"
             fail("query and key lines of one batch size", sizes, "Give one row an element of the batch on both sides.")
-        if not isinstance(self.origin, int):
-            fail("the origin of the lines to be an integer", shape_of(self.origin), "Pass a Python int.")
-        require_fits(self.origin, "the origin of the lines")
+        require_int(self.origin, "the origin of the lines", at_least=None, remedy="Pass a Python int.")
         require_int(self.length, "the length of the lines", at_least=1)
         if not isinstance(self.layout, Layout):
             fail("lines with a Layout", shape_of(self.layout), "Make lines with relpos.lines(queries, keys).")

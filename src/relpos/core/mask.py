@@ -102,10 +102,7 @@ class Mask(Movable):
             if x is None:
                 continue
             if field.name in ("left", "right", "limit"):
-                if not isinstance(x, int) or isinstance(x, bool):
-                    fail(f"Mask {field.name} to be an integer", shape_of(x), "Leave it out for no bound on that side.")
-                if not torch.compiler.is_compiling():  # there it may be a symbol, which the question would bound
-                    require_int(x, f"Mask {field.name}", at_least=-(2**63))
+                require_int(x, f"Mask {field.name}", at_least=None, remedy="Leave it out for no bound on that side.")
             elif field.name == "allowed":
                 require_pairs(x, "Mask allowed", (4,))
             elif field.name == "blocks":

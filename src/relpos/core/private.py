@@ -132,6 +132,13 @@ def asked_while_tracing(function: F) -> F:
     return function
 
 
+@asked_while_tracing
+def exporting() -> bool:
+    """Whether a program is being exported. Dynamo of torch 2.10 and 2.11 says so of all that it traces, so it does not
+    trace this question."""
+    return torch.compiler.is_exporting()
+
+
 def writes(x: Tensor) -> int:
     """How often a tensor was written to in place, as autograd counts."""
     return x._version

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from relpos.core import Coordinates, MaskLike
 from relpos.core.checks import require_name, without_autocast
+from relpos.core.private import exporting
 from relpos.engines import verdicts
 from relpos.engines.agreement import Difference, Expected
 from relpos.engines.arguments import Position, prepare
@@ -106,6 +107,9 @@ def _choose(call: Call, backend: str, passed_over: dict[str, str]) -> Engine:
                 "Use backend='auto' or 'reference'."
             )
         return engine
+    if exporting():
+        # Of any size, as a program of an example may serve: sizes that decided here would bound them all.
+        return SDPA if SDPA.unsupported(call) is None else REFERENCE
     last: Engine = REFERENCE  # used if no engine is preferred: one that serves any size, else the reference
     for engine in ENGINES:
         if (lack := engine.unsupported(call)) is not None:
@@ -233,7 +237,8 @@ def attention(
             reference there: the first call of a kind runs small calls of that kind on both, forward and backward, which
             takes a few seconds while kernels are compiled. Inside torch.compile nothing is run: a model that is to have
             these kernels there is called once as it is, `torch.no_grad()` will do. An engine asked for by name is
-            not checked.
+            not checked. In a program that `torch.export` makes, `auto` takes PyTorch's own operators, whatever the
+            sizes of the example: it serves other sizes, and where relpos is not installed.
 
     Returns:
         `[B, H, N, V]`, in q's dtype (autocast's where that is on and q is not float64); with `return_lse` also

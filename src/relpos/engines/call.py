@@ -66,6 +66,11 @@ class Call:
         return self.q.shape[1] // self.k.shape[1]
 
     @property
+    def is_grouped(self) -> bool:
+        """Whether query heads share key heads: a bool, where sizes are symbols, or tensors of torch.jit, too."""
+        return True if self.q.shape[1] != self.k.shape[1] else False  # noqa: SIM210
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is no batch, or are no queries or no keys. Engines never see such a call."""
         return 0 in (*self.q.shape[:3], self.k.shape[2])

@@ -92,7 +92,7 @@ def attend(call: Call, flex: Any, create_block_mask: Any) -> tuple[Float[Tensor,
         block_mask = create_block_mask(_mask_mod(call), batch, heads, call.q.shape[2], call.k.shape[2], device=device)
     out, aux = flex(
         call.q, call.k, call.v, score_mod=_score_mod(call), block_mask=block_mask, scale=call.scale,
-        enable_gqa=call.q.shape[1] != call.k.shape[1], return_aux=AuxRequest(lse=True),
+        enable_gqa=call.is_grouped, return_aux=AuxRequest(lse=True),
     )  # fmt: skip
     lse = aux.lse
     sinks = call.terms.one(Sinks)

@@ -83,7 +83,6 @@ class DenseSDPA(Engine):
         q, k, v = call.q, call.k, call.v
         if call.terms.one(Sinks) is not None:  # one more key that scores the sink's logit and carries nothing
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
-        grouped = True if q.shape[1] != k.shape[1] else False  # noqa: SIM210 - decided now, where sizes are symbolic
         if bias is not None and bias.requires_grad and torch.is_grad_enabled() and product.serves(call):
             output = product.attend(q, k, v, bias, None, call.scale)
             return (output if blank is None else output.masked_fill(blank, 0)), None
@@ -101,7 +100,7 @@ class DenseSDPA(Engine):
                 dropout_p=call.dropout,
                 is_causal=causal,
                 scale=call.scale,
-                enable_gqa=grouped,
+                enable_gqa=call.is_grouped,
             )
         output = once(output)
         return (output if blank is None else output.masked_fill(blank, 0)), None
@@ -124,7 +123,7 @@ def _under_constant(call: Call) -> Float[Tensor, "B H N V"]:
     wide = torch.promote_types(call.q.dtype, torch.float32)
     bias = (bias if bias.dtype == wide else bias.to(wide))[None]
     output = F.scaled_dot_product_attention(
-        call.q, call.k, call.v, attn_mask=bias, scale=call.scale, enable_gqa=call.groups > 1
+        call.q, call.k, call.v, attn_mask=bias, scale=call.scale, enable_gqa=call.is_grouped
     )
     return once(output)
 

@@ -137,5 +137,5 @@ def _turned(q: Tensor, k: Tensor, v: Tensor, view: Tensor, call: Call) -> Tensor
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, call: Call) -> Tensor:
-    output = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=call.scale, enable_gqa=call.groups > 1)
+    output = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=call.scale, enable_gqa=call.is_grouped)
     return once(output)

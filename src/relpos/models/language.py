@@ -175,7 +175,8 @@ class LanguageModel(Transformer):
         if low < 0 or high >= words:
             fail(f"tokens from 0 to {words - 1}", f"{low} to {high}", "Build the model with a larger vocab_size.")
         reached = tokens.shape[1] + (cache.length if isinstance(cache, KeyValueCache) else 0)
-        if segments is None and reached > self.context and AS_IS not in self.growth():
+        far = torch.compiler.is_compiling() or reached > self.context  # to ask a symbol is to bound it
+        if segments is None and far and AS_IS not in self.growth() and reached > self.context:
             rules = " or ".join(map(repr, self.growth())) or "no rule at all"
             remedy = f"Its position does not extrapolate unchanged: model.grow(length, rule), by {rules}."
             fail(f"at most {self.context} tokens, the context", str(reached), remedy)

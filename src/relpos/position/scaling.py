@@ -142,7 +142,7 @@ class DynamicNTK:
     def larger_base(self, base: float, pairs: int, length: int) -> float:
         """The base in a context of `length` tokens."""
         over = max(length, self.trained_length) / self.trained_length
-        return _larger(base, pairs, self.factor * over - (self.factor - 1))
+        return abs(_larger(base, pairs, self.factor * over - (self.factor - 1)))  # of a symbol nothing says that it is
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ backward sums over the pairs that read a row, in a fixed order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -244,7 +245,7 @@ def sum_rows(x: Float[Tensor, "B H N M"], rows: Int[Tensor, "*B N M"], count: in
 
 def _flat_index(rows: Int[Tensor, "*B N M"], count: int) -> Int[Tensor, "*B N M"]:
     """Row numbers that are unique to each query as well: `(b * N + i) * count + row`."""
-    lead = torch.arange(rows.shape[:-1].numel(), device=rows.device).view(*rows.shape[:-1], 1)
+    lead = torch.arange(math.prod(rows.shape[:-1]), device=rows.device).view(*rows.shape[:-1], 1)
     return lead * count + rows
 
 
