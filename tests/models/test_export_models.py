@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from export_models import RUNS
 
+from patience import PATIENCE
+
 SCRIPT = Path(__file__).with_name("export_models.py")
 
 
@@ -16,6 +18,8 @@ SCRIPT = Path(__file__).with_name("export_models.py")
 @pytest.mark.slow
 def test_models_are_exported() -> None:
     """In a process of its own, without the shape checks."""
-    result = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=900, check=False)
+    result = subprocess.run(
+        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("ok ") == len(RUNS)
