@@ -1,4 +1,4 @@
-"""Models compile whole, and compiled they give what eager gives."""
+"""Models compile whole, and are exported with sizes left open; so they give what eager gives."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compile_models
+import export_models
 import pytest
-from compile_models import ALONE, CASES
 
 from patience import PATIENCE
 
-SCRIPT = Path(__file__).with_name("compile_models.py")
+RUNS = {"compile_models": [*compile_models.CASES, *compile_models.ALONE], "export_models": export_models.RUNS}
 
 
 @pytest.mark.traced
 @pytest.mark.slow
-def test_models_compile() -> None:
+@pytest.mark.parametrize("script", RUNS)
+def test_models(script: str) -> None:
     """In a process of its own, without the shape checks."""
-    result = subprocess.run(
-        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    command = [sys.executable, str(Path(__file__).with_name(f"{script}.py"))]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("ok ") == len(CASES) + len(ALONE)
+    assert result.stdout.count("ok ") == len(RUNS[script])
