@@ -414,7 +414,7 @@ def test_two_runs_agree_bit_for_bit(coordinates: Coordinates, dtype: torch.dtype
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "causal"), zip(DTYPES, (True, False, True), strict=True), ids=str)
+@pytest.mark.parametrize(("dtype", "causal"), [*zip(DTYPES, (True, False, True), strict=True)], ids=str)
 def test_four_thousand_tokens(dtype: torch.dtype, causal: bool) -> None:
     """At the size of the benchmarks, within the tolerances of every other test."""
     n, line = 4096, lines(Sequence(4096))
