@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from replaced_models import FAMILIES
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -109,3 +110,18 @@ def test_an_exported_model_is_the_published_one_for_every_batch(name: str, stric
     for one in (given, three):
         for mine, wanted in zip(program(*one), published(*one), strict=True):
             torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_replaced_position_is_recorded_with_the_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is published of it: what is recorded must not be the model without a position."""
+    family = FAMILIES[name]
+    model = family.replaced()
+    wanted = family.called(model)
+    assert not torch.allclose(family.called(family.published()), wanted)
+    monkeypatch.setattr(torch.jit, "is_tracing", lambda: True)
+    torch.testing.assert_close(family.called(model), wanted, rtol=1e-9, atol=1e-9)
+    if "T5" in name or "timm" in name:
+        with pytest.raises(ValueError, match=r"one whose position was replaced\. Record it with torch\.export"):
+            torch.jit.script(model)

@@ -42,7 +42,9 @@ class AsPublished(nn.Module):
 @cache
 def _as_published(published: Any) -> type[nn.Module]:
     names = {name: getattr(published, name) for name in ("__module__", "__qualname__", "__doc__")}
-    names["__annotations__"] = dict(vars(published).get("__annotations__", {}))  # read of a class alone, as properties are
+    names["__annotations__"] = dict(
+        vars(published).get("__annotations__", {})
+    )  # read of a class alone, as properties are
     names |= {name: one for name, one in vars(published).items() if isinstance(one, property)}
     return type(published.__name__, (AsPublished, published), names)
 

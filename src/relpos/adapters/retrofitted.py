@@ -75,7 +75,8 @@ class Retrofitted(nn.Module):
     """Tokens from which it is no slower in a training step."""
 
     also_recorded: ClassVar[bool] = False
-    """Whether its forward is asked while a program is recorded, too, for the published one reads what is switched."""
+    """Whether its forward runs while a program is recorded, too: it leaves all to the published module by itself, or
+    there is none."""
 
     if TYPE_CHECKING:
 
@@ -155,20 +156,24 @@ class paused:
 @cache
 def _swapped_class(mixin: Any, published: Any) -> type[nn.Module]:
     names = {name: getattr(published, name) for name in ("__module__", "__qualname__", "__doc__")}
-    if mixin.forward is not nn.Module.forward and not mixin.also_recorded:
-        names["forward"] = _forward(mixin.forward, published.forward)
-    return type(published.__name__, (mixin, published), names)
+    swapped: Any = type(published.__name__, (mixin, published), names)
+    if mixin.forward is not nn.Module.forward:
+        swapped.forward = _forward(swapped, mixin, published)
+    made: type[nn.Module] = swapped
+    return made
 
 
-def _forward(own: Callable[..., Any], published: Callable[..., Any]) -> Callable[..., Any]:
+def _forward(swapped: Any, mixin: Any, published: Any) -> Callable[..., Any]:
     """A mixin's forward, and the published one for what is recorded. It names the arguments that the published one
     takes, for those who ask: `Trainer` leaves out what is not named."""
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return published(self, *args, **kwargs) if recorded() else own(self, *args, **kwargs)
+    def forward(self: Retrofitted, *args: Any, **kwargs: Any) -> Any:
+        if recorded() and not self.also_recorded:
+            return published.forward(self, *args, **kwargs)
+        return super(swapped, self).forward(*args, **kwargs)
 
-    forward.__doc__ = own.__doc__
-    forward.__signature__ = inspect.signature(published)  # type: ignore[attr-defined]
+    forward.__doc__ = mixin.forward.__doc__
+    forward.__signature__ = inspect.signature(published.forward)  # type: ignore[attr-defined]
     return forward
 
 

@@ -37,8 +37,8 @@ def retrofit(
 
     Outputs and gradients are the published ones up to rounding, without N x N numbers. Weights, their names, hooks,
     configuration files and the random state stay. Calls below a measured number of tokens run as published, as does a
-    single query of a cached decoder, and a call with attention weights, a static cache or a mask of pairs; a program that
-    is traced, scripted or exported is the published one. Dropout inside attention draws other numbers of the same
+    single query of a cached decoder, and a call with attention weights, a static cache or a mask of pairs. A program
+    that is traced, scripted or exported is the published one. Dropout inside attention draws other numbers of the same
     probability.
 
     Args:

@@ -242,7 +242,7 @@ class FalconModel(Retrofitted):
 class FalconAttention(Retrofitted):
     """`FalconAttention` with `alibi=True`."""
 
-    also_recorded = True
+    also_recorded = True  # the published forward reads the implementation's name, which is switched
     border = FalconModel.border
     training_border = FalconModel.training_border
 

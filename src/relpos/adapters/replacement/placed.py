@@ -162,6 +162,12 @@ def is_growing(coordinates: Coordinates) -> bool:
 class Placed(Retrofitted):
     """What a mixin has in common with others."""
 
+    also_recorded = True  # nothing is published of a position that was replaced
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        wanted = "a model with its own position for torch.jit.script, which reads the source of its class"
+        fail(wanted, "one whose position was replaced", "Record it with torch.export.export.")
+
     @property
     def place(self) -> Placement:
         """Where its tokens are."""
