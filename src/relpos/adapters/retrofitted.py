@@ -19,15 +19,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from relpos.adapters import interface
-from relpos.adapters.recording import recorded, scripted, used_again
+from relpos.adapters.recording import recorded, unless_recorded
 from relpos.core import keep
 from relpos.core.kept import TOKEN_BYTES, state_of
 from relpos.engines import attention
@@ -50,7 +51,7 @@ class Route:
         forced: take every call of more than one query, as a verification does.
         taken: calls that relpos computed while forced.
         switched: whether the module's `config` selects the attention function, and ours is in front of it.
-        paused: how many calls are under way within `paused`.
+        paused: one entry a call that is under way within `paused`; of threads none is lost.
         mechanism: what the mixin's `mechanism` made for the module; it reads the module's own weights by `terms_from`.
     """
 
@@ -58,7 +59,7 @@ class Route:
     forced: bool = False
     taken: int = 0
     switched: bool = False
-    paused: int = 0
+    paused: list[None] = field(default_factory=list)
     mechanism: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -123,9 +124,6 @@ class Retrofitted(nn.Module):
         """
         return keep(self.__dict__[_ROUTE], (key, device), device, make, lambda: TOKEN_BYTES * tokens)
 
-    def __prepare_scriptable__(self) -> nn.Module:
-        return scripted(self, published_class(self))
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)  # by the class's name it would be the published class
         mixin, published = type(self).__bases__
@@ -146,35 +144,33 @@ class paused:
 
     def __enter__(self) -> None:
         for one in self.routes:
-            one.paused += 1
+            one.paused.append(None)
 
     def __exit__(self, *error: object) -> None:
         for one in self.routes:
-            one.paused -= 1
+            one.paused.pop()
 
 
 @cache
 def _swapped_class(mixin: Any, published: Any) -> type[nn.Module]:
     names = {name: getattr(published, name) for name in ("__module__", "__qualname__", "__doc__")}
+    # what torch.jit.script reads: annotations of a class alone, and properties of all its bases
+    names["__annotations__"] = dict(vars(published).get("__annotations__", {}))
+    ours = [name for name, _ in inspect.getmembers(mixin, lambda one: isinstance(one, property))]
+    names["__jit_unused_properties__"] = [*getattr(published, "__jit_unused_properties__", ()), *ours]
     swapped: Any = type(published.__name__, (mixin, published), names)
-    if mixin.forward is not nn.Module.forward:
-        swapped.forward = _forward(swapped, mixin, published)
+    for name in _overridden(mixin, published):
+        setattr(swapped, name, unless_recorded(swapped, name, getattr(published, name)))
     made: type[nn.Module] = swapped
     return made
 
 
-def _forward(swapped: Any, mixin: Any, published: Any) -> Callable[..., Any]:
-    """A mixin's forward, and the published one for what is recorded. It names the arguments that the published one
-    takes, for those who ask: `Trainer` leaves out what is not named."""
-
-    def forward(self: Retrofitted, *args: Any, **kwargs: Any) -> Any:
-        if recorded() and not self.also_recorded:
-            return published.forward(self, *args, **kwargs)
-        return super(swapped, self).forward(*args, **kwargs)
-
-    forward.__doc__ = mixin.forward.__doc__
-    forward.__signature__ = inspect.signature(published.forward)  # type: ignore[attr-defined]
-    return forward
+def _overridden(mixin: type[Retrofitted], published: type[nn.Module]) -> set[str]:
+    """The methods of a published class that a mixin stands in front of."""
+    bases = mixin.__mro__[: mixin.__mro__.index(Retrofitted)]
+    own = {name for base in bases for name, one in vars(base).items() if isinstance(one, FunctionType)}
+    kept = {name for name in own if name == "forward" or not hasattr(nn.Module, name)}
+    return {name for name in kept if isinstance(getattr(published, name, None), FunctionType)}
 
 
 def _empty(mixin: Any, published: Any) -> nn.Module:
@@ -223,7 +219,6 @@ def swap_again(module: nn.Module, swapped: type[nn.Module], own: Route) -> None:
 
 def is_swapped(module: nn.Module) -> bool:
     """Whether the class of a module has been swapped."""
-    used_again(module)
     return isinstance(module, Retrofitted)
 
 

@@ -99,11 +99,12 @@ class UMT5Attention(T5Attention):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The published forward; where there is no position, `compute_bias` is asked in place of N x M zeros."""
         module: Any = self
-        own, module.has_relative_attention_bias = module.has_relative_attention_bias, True
+        has_table = "relative_attention_bias" in self._modules
+        module.has_relative_attention_bias = True
         try:
             return super(T5Attention, self).forward(hidden_states, *args, **kwargs)
         finally:
-            module.has_relative_attention_bias = own
+            module.has_relative_attention_bias = has_table  # and not what it was: another thread may have set it
 
 
 class MPNetEncoder(Retrofitted):
