@@ -4,8 +4,10 @@ masks of the caller's; and what is set on the model later."""
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -283,3 +285,20 @@ def test_umt5_layers_say_whether_they_have_a_table() -> None:
     assert not all(one.has_relative_attention_bias for one in layers)
     for one in layers:
         model._init_weights(one)
+
+
+@pytest.mark.parametrize("name", ["t5", "umt5", "falcon"])
+def test_a_retrofitted_model_is_freed_with_its_last_name(name: str) -> None:
+    """Without waiting for a collection of cycles, until which its memory would stay."""
+    model = models()[name].made(torch.float32)
+    relpos.retrofit(model, border=0, verify=False)
+    twin = copy.deepcopy(model)
+    twin.set_attn_implementation("eager")
+    known = [weakref.ref(one) for one in (model, twin)]
+    gc.collect()
+    gc.disable()
+    try:
+        del model, twin
+        assert [one() for one in known] == [None, None]
+    finally:
+        gc.enable()

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from relpos.adapters import interface, switching
-from relpos.adapters.replacement.above import Above
+from relpos.adapters.above import Above
 from relpos.adapters.replacement.finding import require_known_source, stacks_of
 from relpos.adapters.replacement.frozen import Notice
 from relpos.adapters.replacement.placed import CHILD, Placed, Placement, ReplacedPositions, is_growing, put_in_front

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from relpos.adapters import interface
+from relpos.adapters.above import Above
 from relpos.adapters.retrofitted import is_swapped, route
 from relpos.core.checks import fail
 
@@ -26,7 +27,7 @@ def follow(model: nn.Module) -> None:
         if hasattr(type(one), _METHOD):
             one.__dict__.pop(_METHOD, None)
             if _switched(one):
-                one.__dict__[_METHOD] = partial(_set, one)
+                one.__dict__[_METHOD] = partial(_set, Above(one))
 
 
 def _switched(model: nn.Module) -> dict[int, Any]:
@@ -35,12 +36,13 @@ def _switched(model: nn.Module) -> dict[int, Any]:
     return {id(one.config): one.config for one in swapped}
 
 
-def _set(model: Any, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any) -> None:
+def _set(above: Above, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any) -> None:
     """The library's method, and our functions in front of what it sets.
 
     Raises:
         ValueError: our functions stand in front of no such implementation.
     """
+    model: Any = above()
     configs = [one.config for one in model.modules() if hasattr(one, "config")]
     before = [(one, one._attn_implementation_internal) for one in configs if hasattr(one, interface.SELECTS)]
     try:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from relpos.adapters.replacement.above import Above
+from relpos.adapters.above import Above
 from relpos.core.private import writes
 
 PEFT = 'modules_to_save=["positions"]'

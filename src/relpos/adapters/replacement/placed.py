@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from relpos.adapters.above import Above
 from relpos.adapters.interface import mask_of
-from relpos.adapters.replacement.above import Above
 from relpos.adapters.replacement.frozen import Notice, Writes, frozen_unmeant
 from relpos.adapters.retrofitted import Retrofitted, is_swapped, route, swap
 from relpos.core import Coordinates, DenseBias, Mask, Positions, Sequence, Term, Terms
