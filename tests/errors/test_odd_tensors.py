@@ -72,6 +72,8 @@ def test_a_tensor_of_another_kind_is_one_line(kind: str) -> None:
     assert {"float8": "float8_e4m3fn", "float8_e5m2": "float8_e5m2", "complex": "complex64"}.get(kind, kind) in said[
         "attention"
     ].replace("a nested tensor", "a jagged or nested tensor")
+    if kind == "sparse":
+        assert all("x.to_dense()" in said[name] for name in ("attention", "lookup, index", "LanguageModel"))
 
 
 @pytest.mark.slow

@@ -369,6 +369,7 @@ THROUGH: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
     "bfloat16": lambda state: {name: x.bfloat16() for name, x in state.items()},
     "clones": lambda state: {name: x.detach().cpu().clone().contiguous() for name, x in state.items()},
     "floats": lambda state: {name: x.double() for name, x in state.items()},
+    "a mean of three": lambda state: {name: 3 * (x.float() / 3 * 0.9999999) for name, x in state.items()},
 }
 
 

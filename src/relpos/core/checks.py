@@ -73,7 +73,11 @@ def require_tensor(x: object, name: str, *, dims: int | tuple[int, ...]) -> None
         words = " or ".join(str(d) for d in allowed)
         fail(f"{name} to be a tensor with {words} dimensions", shape_of(x), f"Reshape {name} before the call.")
     if not is_dense(x):
-        fail(f"{name} to be a dense tensor", shape_of(x), "Convert it: x.to_dense(), or x.to_padded_tensor(0.0).")
+        fail(f"{name} to be a dense tensor", shape_of(x), AS_DENSE)
+
+
+AS_DENSE = "Convert it: x.to_dense(), or x.to_padded_tensor(0.0)."
+"""What to do with a tensor that is not dense."""
 
 
 def is_dense(x: Tensor) -> bool:
@@ -236,7 +240,7 @@ def require_device(x: Tensor, name: str, device: torch.device, remedy: str) -> N
 
 
 _WITHOUT_NUMBERS = (
-    "Parameters on meta have no numbers, and .to(device) cannot move them: use load_state_dict(weights, assign=True)."
+    "What is on meta has no numbers, and .to(device) cannot move it; parameters: load_state_dict(weights, assign=True)."
 )
 
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from relpos.core.checks import at_hand, fail, is_dense, require_device, shape_of
+from relpos.core.checks import AS_DENSE, at_hand, fail, is_dense, require_device, shape_of
 from relpos.core.private import inside_transform
 
 
@@ -201,7 +201,8 @@ def read(table: Float[Tensor, "R H"], rows: Rows) -> Float[Tensor, "H L"]:
 def _check(index: object, rows: int) -> bool:
     """Raise unless an index names rows of a table; whether its numbers could be looked at."""
     if not isinstance(index, Tensor) or not is_dense(index) or index.dtype not in _WHOLE:
-        fail("an integer tensor as index", shape_of(index), "Convert it with .long().")
+        sparse = isinstance(index, Tensor) and not is_dense(index)
+        fail("an integer tensor as index", shape_of(index), AS_DENSE if sparse else "Convert it with .long().")
     known = None if 0 in index.shape else at_hand(index, lambda x: torch.stack(x.aminmax()))
     if known is not None and (known[0] < 0 or known[1] >= rows):
         wanted = f"row numbers from 0 to {rows - 1} in the index"

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from relpos.core import Coordinates, Mask, Positions, Sequence, Terms
 from relpos.core.checks import (
+    AS_DENSE,
     at_hand,
     fail,
     is_dense,
@@ -169,7 +170,8 @@ class LanguageModel(Transformer):
         words, weight = self.token_embed.num_embeddings, self.token_embed.weight
         if not _whole(tokens) or tokens.dim() != 2 or not tokens.numel():
             wanted = "integer tokens of shape [B, N], at least one"
-            fail(wanted, shape_of(tokens), "Encode the text first; add a batch axis.")
+            sparse = isinstance(tokens, Tensor) and not is_dense(tokens)
+            fail(wanted, shape_of(tokens), AS_DENSE if sparse else "Encode the text first; add a batch axis.")
         require_device(tokens, "tokens", weight.device, "Move the tokens or the model with .to(device).")
         low, high = at_hand(tokens, lambda x: torch.stack(x.aminmax())) or (0, 0)
         if low < 0 or high >= words:

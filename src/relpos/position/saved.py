@@ -203,7 +203,10 @@ def decoded(state: Any, name: str) -> Settings:
     if not isinstance(state, Tensor):
         fail(f"the settings of {name} as a tensor of bytes", shape_of(state), "Load a state dict of relpos as it is.")
     try:
-        found = json.loads(bytes(state.detach().to("cpu", torch.uint8).tolist()))
+        whole = (
+            state.detach().round() if state.is_floating_point() else state.detach()
+        )  # a mean of weights is not whole
+        found = json.loads(bytes(whole.to("cpu", torch.uint8).tolist()))
         version, settings = found["version"], found["settings"]
         if not isinstance(version, int) or not isinstance(settings, dict):
             raise TypeError
