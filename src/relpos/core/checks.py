@@ -240,7 +240,8 @@ def require_device(x: Tensor, name: str, device: torch.device, remedy: str) -> N
 
 
 _WITHOUT_NUMBERS = (
-    "What is on meta has no numbers, and .to(device) cannot move it; parameters: load_state_dict(weights, assign=True)."
+    "Tensors on meta have no numbers, and .to(device) cannot move them. For parameters use "
+    "load_state_dict(weights, assign=True)."
 )
 
 
