@@ -9,14 +9,13 @@ the shape checks. One line a program is printed, and the exit status is the numb
 from __future__ import annotations
 
 import sys
-import time
-import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from compile_models import failing
 from torch import Tensor, nn
 from torch.export import Dim, export
 
@@ -202,21 +201,10 @@ JIT = "torch.jit.trace"
 RUNS = [*CASES, JIT]
 
 
-def main() -> int:
-    torch.set_num_threads(1)
-    failed = 0
-    for name in sys.argv[1:] or RUNS:
-        began = time.process_time()
-        try:
-            traced_by_jit() if name == JIT else compare(CASES[name])
-            print(f"ok      {name} ({time.process_time() - began:.1f} s)", flush=True)
-        except Exception as error:
-            failed += 1
-            print(f"FAILED  {name}: {type(error).__name__}: {error}", flush=True)
-            traceback.print_exc()
-    return failed
+def run(name: str) -> None:
+    traced_by_jit() if name == JIT else compare(CASES[name])
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # of what traces
-    sys.exit(main())
+    sys.exit(failing(sys.argv[1:] or RUNS, run))

@@ -92,12 +92,20 @@ def test_two_processes_train_what_one_does(run_processes: Run, tmp_path: Path, m
         assert max(cells.values()) < limit, (name, cells)
 
 
-def _wait_for(it: Callable[[], bool], said: Path | None = None) -> None:
-    """Until it has come."""
+def _wait_for(it: Callable[[], bool], run: int, said: Path | None = None) -> None:
+    """Until it has come, from a process that has not ended."""
     begun = time.monotonic()
     while not it():
         assert time.monotonic() - begun < PATIENCE, said and said.read_text()
+        assert _lives(run), said and said.read_text()
         time.sleep(0.05)
+
+
+def _lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
 
 
 def _apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
@@ -194,7 +202,7 @@ def test_a_process_that_is_gone(tmp_path: Path) -> None:
             _command(*given, processes=2), env=ENV | {"RELPOS_TEST": tmp_path.name}, stdout=said, stderr=said
         ) as run,
     ):
-        _wait_for(lambda: bool(SnapshotStore(folder / "checkpoints").steps()), log)
+        _wait_for(lambda: bool(SnapshotStore(folder / "checkpoints").steps()), run.pid, log)
         os.kill(max(_marked(tmp_path.name)), signal.SIGKILL)
         assert run.wait(timeout=PATIENCE) != 0
     errors = [line for line in log.read_text().splitlines() if line.startswith("relpos: error:")]
@@ -254,7 +262,7 @@ def test_a_second_interruption_ends_all_at_once(tmp_path: Path) -> None:
     command = [sys.executable, *TORCHRUN, "2", str(stuck), str(tmp_path)]
     patient = ENV | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1000000"}  # torchrun itself would wait for so long
     with subprocess.Popen(command, env=patient, stderr=subprocess.DEVNULL) as run:
-        _wait_for(lambda: len(list(tmp_path.glob("waits-*"))) == 2)
+        _wait_for(lambda: len(list(tmp_path.glob("waits-*"))) == 2, run.pid)
         run.send_signal(signal.SIGINT)
         time.sleep(2)
         assert run.poll() is None
@@ -340,10 +348,10 @@ def test_workers_whose_launcher_died_before_they_knew_it(adopted: bool, tmp_path
             _command(*given, processes=2), env=ENV | {"RELPOS_TEST": mark}, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, start_new_session=True,
         ) as run:  # fmt: skip
-            _wait_for(lambda: len(_marked(mark)) == 3)  # the launcher and its workers
+            _wait_for(lambda: len(_marked(mark)) == 3, run.pid)  # the launcher and its workers
             family = _marked(mark)
             run.kill()
-        _wait_for(lambda: not _marked(mark))
+        _wait_for(lambda: not _marked(mark), os.getpid())
     finally:
         ctypes.CDLL(None).prctl(adopt_orphans, 0)
     for one in family if adopted else []:
@@ -393,10 +401,8 @@ def test_a_run_that_is_told_to_end_writes_one_more(
     given = ["train", "--position", "none", "--batch-size", "32", "--steps", "100000", "--out", str(folder)]
     store = SnapshotStore(folder / "checkpoints")
     run = started.begin(processes, [str(program), *given], log)
-    try:
-        _wait_for(lambda: bool(store.steps()), log)
-    finally:
-        os.kill(run, number)
+    _wait_for(lambda: bool(store.steps()), run, log)
+    os.kill(run, number)
     assert started.end() == code, log.read_text()
     (newest, *rest) = store.steps()
     assert rest == [1]

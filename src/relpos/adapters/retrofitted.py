@@ -11,8 +11,8 @@ and `save_pretrained`. `restored` gives the class back.
             ...                                      relpos
 
 What is handed on to a layer in relpos's form can be written out as published, so that each module decides for itself,
-and a call that runs as published whatever its size needs no more than `runs_as_published`. A recorded one runs as
-published from each module's forward on, which sees no traced size then.
+and a call that runs as published whatever its size needs no more than `runs_as_published`. While a program is recorded
+the published methods run in place of the mixin's, which so meet no size that is a symbol.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ class Retrofitted(nn.Module):
     """Tokens from which it is no slower in a training step."""
 
     also_recorded: ClassVar[bool] = False
-    """Whether its forward runs while a program is recorded, too: it leaves all to the published module by itself, or
-    there is none."""
+    """Whether the mixin's methods run while a program is recorded, too: they ask `takes`, or nothing is published."""
 
     if TYPE_CHECKING:
 

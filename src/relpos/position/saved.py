@@ -203,9 +203,8 @@ def decoded(state: Any, name: str) -> Settings:
     if not isinstance(state, Tensor):
         fail(f"the settings of {name} as a tensor of bytes", shape_of(state), "Load a state dict of relpos as it is.")
     try:
-        whole = (
-            state.detach().round() if state.is_floating_point() else state.detach()
-        )  # a mean of weights is not whole
+        whole = state.detach()
+        whole = whole.round() if whole.is_floating_point() else whole  # a mean of several weights
         found = json.loads(bytes(whole.to("cpu", torch.uint8).tolist()))
         version, settings = found["version"], found["settings"]
         if not isinstance(version, int) or not isinstance(settings, dict):
