@@ -11,9 +11,14 @@ import triton.language as tl
 
 from relpos.engines.triton.tiles import (
     NEGATIVE,
+    bias_at,
+    bias_of,
     dot,
+    dot_onto,
     exp,
+    free_span,
     kept_pairs,
+    lattice,
     log,
     product,
     rows,
@@ -26,25 +31,64 @@ from relpos.engines.triton.tiles import (
 
 
 @triton.jit
-def _place(count, SIZE: tl.constexpr):
-    """The first token and the head of this program, from the first grid axis (others hold 65,535 programs at most)."""
+def _place(count, SIZE: tl.constexpr, BACKWARDS: tl.constexpr = False):
+    """The first token and the head of this program, from the first grid axis (others hold 65,535 programs at most).
+
+    BACKWARDS: programs of the last tokens start first, for they have the most to do.
+    """
     tiles = tl.cdiv(count, SIZE)
-    return tl.program_id(0) % tiles * SIZE, tl.program_id(0) // tiles
+    tile = tl.program_id(0) % tiles
+    if BACKWARDS:
+        tile = tiles - 1 - tile
+    return tile * SIZE, tl.program_id(0) // tiles
+
+
+@triton.jit
+def _attend(
+    peak, total, summed, query, head_k, head_v, start, first, stop, batch, head, qkv, size, bias, allowed, dropout,
+    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr, UNIT: tl.constexpr, FREE: tl.constexpr,
+):  # fmt: skip
+    """The highest scores, the sums of weights and of weighted values, with the keys from `first` to `stop`."""
+    qi, steps = start + tl.arange(0, ROWS), lattice(ROWS, COLUMNS)
+    at = bias_at(start - first, head, bias)
+    for begin in range(first, stop, COLUMNS):
+        kj = begin + tl.arange(0, COLUMNS)
+        key = rows(head_k, begin, size.m, qkv.k_n, COLUMNS, D, D_PAD, FREE)
+        raw = product(query, tl.trans(key), qi[:, None], kj[None, :], at, steps, batch, head, size, bias, PRECISION)
+        at -= COLUMNS
+        score = raw * FACTOR
+        if FREE and FACTOR > 0:
+            higher = tl.maximum(peak, tl.max(raw, axis=1) * FACTOR)
+        else:
+            if not FREE:
+                score = scores(raw, qi[:, None], kj[None, :], size.n, size.m, batch, size, allowed, FACTOR)
+            higher = tl.maximum(peak, tl.max(score, axis=1))
+        shift = tl.where(higher == NEGATIVE, 0.0, higher)
+        weight = exp(score - shift[:, None], UNIT)
+        shrink = exp(peak - shift, UNIT)
+        total = total * shrink + tl.sum(weight, axis=1)
+        if dropout.seed is not None:
+            kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
+            weight = tl.where(kept, weight * tl.load(dropout.factor), 0.0)
+        value = rows(head_v, begin, size.m, qkv.v_n, COLUMNS, V, V_PAD, FREE)
+        summed = dot_onto(to(weight, value.dtype, PRECISION), value, summed * shrink[:, None], PRECISION)
+        peak = higher
+    return peak, total, summed
 
 
 @triton.jit
 def forward(
     out, lse, qkv, size, bias, allowed, spans, dropout, sink,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, COARSE: tl.constexpr, FREE: tl.constexpr, PRECISION: tl.constexpr,
-    SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, COARSE: tl.constexpr, FRONT: tl.constexpr, FREE: tl.constexpr,
+    BACK: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """Output and log-sum-exp of ROWS queries of one head."""
-    start, number = _place(size.n, ROWS)
+    start, number = _place(size.n, ROWS, allowed.right is not None)
     batch, head = number // size.heads, number % size.heads
     batch_head, batch64, head64 = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
-    qi = start + tl.arange(0, ROWS)
-    query = rows(qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, qi, qkv.q_n, size.n, D, D_PAD)
+    query = rows(qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, start, size.n, qkv.q_n, ROWS, D, D_PAD)
     head_k = qkv.k + batch64 * qkv.k_b + head64 // size.groups * qkv.k_h
     head_v = qkv.v + batch64 * qkv.v_b + head64 // size.groups * qkv.v_h
     peak = tl.full([ROWS], NEGATIVE, SUM)
@@ -54,144 +98,216 @@ def forward(
         total = total + 1.0
     summed = tl.zeros([ROWS, V_PAD], SUM)
     first, stop = span(start, ROWS, allowed.left, allowed.right, size.m, batch, spans, COARSE)
-    for begin in range(tl.maximum(first, 0) // COLUMNS * COLUMNS, stop, COLUMNS):
-        kj = begin + tl.arange(0, COLUMNS)
-        key = rows(head_k, kj, qkv.k_n, size.m, D, D_PAD)
-        raw = product(query, tl.trans(key), qi[:, None], kj[None, :], batch, head, size, bias, PRECISION)
-        score = scores(raw, qi[:, None], kj[None, :], batch, head, size, allowed, SCALE * UNIT, FREE)
-        higher = tl.maximum(peak, tl.max(score, axis=1))
-        shift = tl.where(higher == NEGATIVE, 0.0, higher)
-        weight = exp(score - shift[:, None], UNIT)
-        shrink = exp(peak - shift, UNIT)
-        total = total * shrink + tl.sum(weight, axis=1)
-        if dropout.seed is not None:
-            kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
-            weight = tl.where(kept, weight * tl.load(dropout.factor), 0.0)
-        value = rows(head_v, kj, qkv.v_n, size.m, V, V_PAD)
-        summed = summed * shrink[:, None]
-        summed += dot(to(weight, value.dtype, PRECISION), value, PRECISION)
-        peak = higher
+    first = tl.maximum(first, 0) // COLUMNS * COLUMNS
+    low, high, stop = free_span(start, first, stop, allowed.left, allowed.right, size.m, ROWS, COLUMNS, FREE, BACK)
+    if FRONT:
+        peak, total, summed = _attend(
+            peak, total, summed, query, head_k, head_v, start, first, low, batch, head, qkv, size, bias, allowed,
+            dropout, D, V, D_PAD, V_PAD, ROWS, COLUMNS, PRECISION, SCALE * UNIT, UNIT, False,
+        )  # fmt: skip
+    if FREE:
+        peak, total, summed = _attend(
+            peak, total, summed, query, head_k, head_v, start, low, high, batch, head, qkv, size, bias, allowed,
+            dropout, D, V, D_PAD, V_PAD, ROWS, COLUMNS, PRECISION, SCALE * UNIT, UNIT, True,
+        )  # fmt: skip
+    if BACK:
+        peak, total, summed = _attend(
+            peak, total, summed, query, head_k, head_v, start, high, stop, batch, head, qkv, size, bias, allowed,
+            dropout, D, V, D_PAD, V_PAD, ROWS, COLUMNS, PRECISION, SCALE * UNIT, UNIT, False,
+        )  # fmt: skip
     blank = total == 0.0
     whole = tl.where(blank, 1.0, total)
-    write(out + batch_head * size.n * V, summed / whole[:, None], qi, V, size.n, V, V_PAD, PRECISION)
+    write(out + batch_head * size.n * V, summed / whole[:, None], start, size.n, V, ROWS, V, V_PAD, PRECISION)
     natural = tl.where(blank, NEGATIVE, (peak + log(whole, UNIT)) / UNIT)
+    qi = start + tl.arange(0, ROWS)
     tl.store(lse + batch_head * size.n + qi, natural, mask=qi < size.n)
 
 
 @triton.jit
 def backward_rows(
-    delta, out, up, d_lse, size,
-    V: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr, SUM: tl.constexpr,
+    up, out, lse, d_lse, size,
+    V: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
-    """Delta of ROWS queries of one head: <output, its gradient> - d_lse."""
+    """The shift of ROWS queries of one head, and their delta: <output, its gradient> - d_lse."""
     start, number = _place(size.n, ROWS)
     batch, head = number // size.heads, number % size.heads
     batch_head, batch64, head64 = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
+    upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, start, size.n, up.at_n, ROWS, V, V_PAD)
+    output = rows(out + batch_head * size.n * V, start, size.n, V, ROWS, V, V_PAD)
     qi = start + tl.arange(0, ROWS)
-    upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, qi, up.at_n, size.n, V, V_PAD)
-    output = rows(out + batch_head * size.n * V, qi, V, size.n, V, V_PAD)
-    row_delta = tl.sum(upstream.to(SUM) * output.to(SUM), axis=1)
-    inside = qi < size.n
-    row_delta -= tl.load(d_lse + batch_head * size.n + qi, mask=inside, other=0.0)
-    tl.store(delta + batch_head * size.n + qi, row_delta, mask=inside)
+    at, inside = batch_head * size.n + qi, qi < size.n
+    delta = tl.sum(upstream.to(SUM) * output.to(SUM), axis=1) - tl.load(d_lse + at, mask=inside, other=0.0)
+    sums = tl.load(lse + at, mask=inside, other=0.0)
+    tl.store(up.delta + at, delta, mask=inside)
+    tl.store(up.shift + at, tl.where(sums == NEGATIVE, 0.0, sums * UNIT), mask=inside)
+
+
+@triton.jit
+def _to_keys(
+    sum_k, sum_v, key, value, head_q, head_up, up, start, first, stop, batch, head, qkv, size, bias, allowed, dropout,
+    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr, UNIT: tl.constexpr, FREE: tl.constexpr,
+):  # fmt: skip
+    """What the queries from `first` to `stop` add to the gradients of keys and values."""
+    kj, steps = start + tl.arange(0, COLUMNS), -lattice(COLUMNS, ROWS)
+    line = batch.to(tl.int64) * size.heads + head
+    at = bias_at(first - start, head, bias)
+    for begin in range(first, stop, ROWS):
+        qi = begin + tl.arange(0, ROWS)
+        query = rows(head_q, begin, size.n, qkv.q_n, ROWS, D, D_PAD, FREE)
+        upstream = rows(head_up, begin, size.n, up.at_n, ROWS, V, V_PAD, FREE)
+        shift, row_delta = sums_of_rows(up, line, begin, size.n, size.n, ROWS, FREE)
+        raw = product(key, tl.trans(query), qi[None, :], kj[:, None], at, steps, batch, head, size, bias, PRECISION)
+        at += ROWS
+        score = raw * FACTOR
+        if not FREE:
+            score = scores(raw, qi[None, :], kj[:, None], size.n, size.m, batch, size, allowed, FACTOR)
+        weight = exp(score - shift[None, :], UNIT)
+        d_weight = dot(value, tl.trans(upstream), PRECISION)
+        used = weight
+        if dropout.seed is not None:
+            kept = kept_pairs(dropout, batch, head, qi[None, :], kj[:, None])
+            used = tl.where(kept, weight * tl.load(dropout.factor), 0.0)
+            d_weight = tl.where(kept, d_weight * tl.load(dropout.factor), 0.0)
+        sum_v = dot_onto(to(used, upstream.dtype, PRECISION), upstream, sum_v, PRECISION)
+        d_score = weight * (d_weight - row_delta[None, :])
+        sum_k = dot_onto(to(d_score, query.dtype, PRECISION), query, sum_k, PRECISION)
+    return sum_k, sum_v
 
 
 @triton.jit
 def backward_keys(
     d_k, d_v, up, qkv, size, bias, allowed, spans, dropout,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, COARSE: tl.constexpr, FREE: tl.constexpr, PRECISION: tl.constexpr,
-    SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, COARSE: tl.constexpr, FRONT: tl.constexpr, FREE: tl.constexpr,
+    BACK: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """The gradients of COLUMNS keys and values of one key head, summed over its query heads in order."""
     start, number = _place(size.m, COLUMNS)
     key_heads = size.heads // size.groups
     batch, key_head = number // key_heads, number % key_heads
     batch64, key_head64 = batch.to(tl.int64), key_head.to(tl.int64)
-    kj = start + tl.arange(0, COLUMNS)
-    key = rows(qkv.k + batch64 * qkv.k_b + key_head64 * qkv.k_h, kj, qkv.k_n, size.m, D, D_PAD)
-    value = rows(qkv.v + batch64 * qkv.v_b + key_head64 * qkv.v_h, kj, qkv.v_n, size.m, V, V_PAD)
+    key = rows(qkv.k + batch64 * qkv.k_b + key_head64 * qkv.k_h, start, size.m, qkv.k_n, COLUMNS, D, D_PAD)
+    value = rows(qkv.v + batch64 * qkv.v_b + key_head64 * qkv.v_h, start, size.m, qkv.v_n, COLUMNS, V, V_PAD)
     sum_k = tl.zeros([COLUMNS, D_PAD], SUM)
     sum_v = tl.zeros([COLUMNS, V_PAD], SUM)
     first, stop = span(start, COLUMNS, allowed.right, allowed.left, size.n, batch, spans, COARSE)
+    first = tl.maximum(first, 0) // ROWS * ROWS
+    low, high, stop = free_span(start, first, stop, allowed.right, allowed.left, size.n, COLUMNS, ROWS, FREE, BACK)
     for member in range(size.groups):
         head = key_head * size.groups + member
         head64 = head.to(tl.int64)
-        batch_head = batch64 * size.heads + head64
-        for begin in range(tl.maximum(first, 0) // ROWS * ROWS, stop, ROWS):
-            qi = begin + tl.arange(0, ROWS)
-            query = rows(qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, qi, qkv.q_n, size.n, D, D_PAD)
-            upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, qi, up.at_n, size.n, V, V_PAD)
-            shift, row_delta = sums_of_rows(up, batch_head, qi, size.n, UNIT)
-            raw = product(key, tl.trans(query), qi[None, :], kj[:, None], batch, head, size, bias, PRECISION)
-            score = scores(raw, qi[None, :], kj[:, None], batch, head, size, allowed, SCALE * UNIT, FREE)
-            weight = exp(score - shift[None, :], UNIT)
-            d_weight = dot(value, tl.trans(upstream), PRECISION)
-            used = weight
-            if dropout.seed is not None:
-                kept = kept_pairs(dropout, batch, head, qi[None, :], kj[:, None])
-                used = tl.where(kept, weight * tl.load(dropout.factor), 0.0)
-                d_weight = tl.where(kept, d_weight * tl.load(dropout.factor), 0.0)
-            sum_v += dot(to(used, upstream.dtype, PRECISION), upstream, PRECISION)
-            d_score = weight * (d_weight - row_delta[None, :])
-            sum_k += dot(to(d_score, query.dtype, PRECISION), query, PRECISION)
+        head_q, head_up = qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, up.at + batch64 * up.at_b + head64 * up.at_h
+        if FRONT:
+            sum_k, sum_v = _to_keys(
+                sum_k, sum_v, key, value, head_q, head_up, up, start, first, low, batch, head, qkv, size, bias, allowed,
+                dropout, D, V, D_PAD, V_PAD, ROWS, COLUMNS, PRECISION, SCALE * UNIT, UNIT, False,
+            )  # fmt: skip
+        if FREE:
+            sum_k, sum_v = _to_keys(
+                sum_k, sum_v, key, value, head_q, head_up, up, start, low, high, batch, head, qkv, size, bias, allowed,
+                dropout, D, V, D_PAD, V_PAD, ROWS, COLUMNS, PRECISION, SCALE * UNIT, UNIT, True,
+            )  # fmt: skip
+        if BACK:
+            sum_k, sum_v = _to_keys(
+                sum_k, sum_v, key, value, head_q, head_up, up, start, high, stop, batch, head, qkv, size, bias, allowed,
+                dropout, D, V, D_PAD, V_PAD, ROWS, COLUMNS, PRECISION, SCALE * UNIT, UNIT, False,
+            )  # fmt: skip
     batch_head = number.to(tl.int64)
-    write(d_k + batch_head * size.m * D, sum_k * SCALE, kj, D, size.m, D, D_PAD, PRECISION)
-    write(d_v + batch_head * size.m * V, sum_v, kj, V, size.m, V, V_PAD, PRECISION)
+    write(d_k + batch_head * size.m * D, sum_k * SCALE, start, size.m, D, COLUMNS, D, D_PAD, PRECISION)
+    write(d_v + batch_head * size.m * V, sum_v, start, size.m, V, COLUMNS, V, V_PAD, PRECISION)
 
 
 @triton.jit
-def backward_queries(
-    d_q, up, qkv, size, bias, allowed, spans, dropout,
-    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, COARSE: tl.constexpr, FREE: tl.constexpr, PRECISION: tl.constexpr,
-    SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
+def _to_queries(
+    into, query, upstream, shift, row_delta, head_k, head_v, start, first, stop, batch, head, qkv, size, bias, allowed,
+    dropout,
+    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr, UNIT: tl.constexpr, FREE: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of ROWS queries of one head."""
-    start, number = _place(size.n, ROWS)
-    batch, head = number // size.heads, number % size.heads
-    batch_head, batch64, head64 = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
-    qi = start + tl.arange(0, ROWS)
-    query = rows(qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, qi, qkv.q_n, size.n, D, D_PAD)
-    head_k = qkv.k + batch64 * qkv.k_b + head64 // size.groups * qkv.k_h
-    head_v = qkv.v + batch64 * qkv.v_b + head64 // size.groups * qkv.v_h
-    upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, qi, up.at_n, size.n, V, V_PAD)
-    shift, row_delta = sums_of_rows(up, batch_head, qi, size.n, UNIT)
-    into = tl.zeros([ROWS, D_PAD], SUM)
-    first, stop = span(start, ROWS, allowed.left, allowed.right, size.m, batch, spans, COARSE)
-    for begin in range(tl.maximum(first, 0) // COLUMNS * COLUMNS, stop, COLUMNS):
+    """What the keys from `first` to `stop` add to the gradient of queries."""
+    qi, steps = start + tl.arange(0, ROWS), lattice(ROWS, COLUMNS)
+    at = bias_at(start - first, head, bias)
+    for begin in range(first, stop, COLUMNS):
         kj = begin + tl.arange(0, COLUMNS)
-        key = rows(head_k, kj, qkv.k_n, size.m, D, D_PAD)
-        value = rows(head_v, kj, qkv.v_n, size.m, V, V_PAD)
-        raw = product(query, tl.trans(key), qi[:, None], kj[None, :], batch, head, size, bias, PRECISION)
-        score = scores(raw, qi[:, None], kj[None, :], batch, head, size, allowed, SCALE * UNIT, FREE)
+        key = rows(head_k, begin, size.m, qkv.k_n, COLUMNS, D, D_PAD, FREE)
+        value = rows(head_v, begin, size.m, qkv.v_n, COLUMNS, V, V_PAD, FREE)
+        raw = product(query, tl.trans(key), qi[:, None], kj[None, :], at, steps, batch, head, size, bias, PRECISION)
+        at -= COLUMNS
+        score = raw * FACTOR
+        if not FREE:
+            score = scores(raw, qi[:, None], kj[None, :], size.n, size.m, batch, size, allowed, FACTOR)
         weight = exp(score - shift[:, None], UNIT)
         d_weight = dot(upstream, tl.trans(value), PRECISION)
         if dropout.seed is not None:
             kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
             d_weight = tl.where(kept, d_weight * tl.load(dropout.factor), 0.0)
         d_score = weight * (d_weight - row_delta[:, None])
-        into += dot(to(d_score, key.dtype, PRECISION), key, PRECISION)
-    write(d_q + batch_head * size.n * D, into * SCALE, qi, D, size.n, D, D_PAD, PRECISION)
+        into = dot_onto(to(d_score, key.dtype, PRECISION), key, into, PRECISION)
+    return into
+
+
+@triton.jit
+def backward_queries(
+    d_q, up, qkv, size, bias, allowed, spans, dropout,
+    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, COARSE: tl.constexpr, FRONT: tl.constexpr, FREE: tl.constexpr,
+    BACK: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
+):  # fmt: skip
+    """The gradient of ROWS queries of one head."""
+    start, number = _place(size.n, ROWS, allowed.right is not None)
+    batch, head = number // size.heads, number % size.heads
+    batch_head, batch64, head64 = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
+    query = rows(qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, start, size.n, qkv.q_n, ROWS, D, D_PAD)
+    head_k = qkv.k + batch64 * qkv.k_b + head64 // size.groups * qkv.k_h
+    head_v = qkv.v + batch64 * qkv.v_b + head64 // size.groups * qkv.v_h
+    upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, start, size.n, up.at_n, ROWS, V, V_PAD)
+    shift, row_delta = sums_of_rows(up, batch_head, start, size.n, size.n, ROWS)
+    into = tl.zeros([ROWS, D_PAD], SUM)
+    first, stop = span(start, ROWS, allowed.left, allowed.right, size.m, batch, spans, COARSE)
+    first = tl.maximum(first, 0) // COLUMNS * COLUMNS
+    low, high, stop = free_span(start, first, stop, allowed.left, allowed.right, size.m, ROWS, COLUMNS, FREE, BACK)
+    if FRONT:
+        into = _to_queries(
+            into, query, upstream, shift, row_delta, head_k, head_v, start, first, low, batch, head, qkv, size, bias,
+            allowed, dropout, D, V, D_PAD, V_PAD, ROWS, COLUMNS, PRECISION, SCALE * UNIT, UNIT, False,
+        )  # fmt: skip
+    if FREE:
+        into = _to_queries(
+            into, query, upstream, shift, row_delta, head_k, head_v, start, low, high, batch, head, qkv, size, bias,
+            allowed, dropout, D, V, D_PAD, V_PAD, ROWS, COLUMNS, PRECISION, SCALE * UNIT, UNIT, True,
+        )  # fmt: skip
+    if BACK:
+        into = _to_queries(
+            into, query, upstream, shift, row_delta, head_k, head_v, start, high, stop, batch, head, qkv, size, bias,
+            allowed, dropout, D, V, D_PAD, V_PAD, ROWS, COLUMNS, PRECISION, SCALE * UNIT, UNIT, False,
+        )  # fmt: skip
+    write(d_q + batch_head * size.n * D, into * SCALE, start, size.n, D, ROWS, D, D_PAD, PRECISION)
 
 
 @triton.jit
 def _d_scores(
-    up, qkv, size, bias, allowed, dropout, batch, head, qi, kj,
-    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, PRECISION: tl.constexpr,
-    SCALE: tl.constexpr, UNIT: tl.constexpr,
+    held, up, qkv, size, bias, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop,
+    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, SIDE: tl.constexpr,
+    PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, FREE: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the scores of one tile, for queries `qi` and keys `kj`."""
+    """The gradient of the scores of one tile, for SIDE queries and keys from `query_at` and `key_at` on, up to stops.
+
+    `held` is its bias, which all tiles of a program share.
+    """
     batch64, head64 = batch.to(tl.int64), head.to(tl.int64)
-    batch_head = batch64 * size.heads + head64
     shared = head64 // size.groups
-    query = rows(qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, qi, qkv.q_n, size.n, D, D_PAD)
-    key = rows(qkv.k + batch64 * qkv.k_b + shared * qkv.k_h, kj, qkv.k_n, size.m, D, D_PAD)
-    value = rows(qkv.v + batch64 * qkv.v_b + shared * qkv.v_h, kj, qkv.v_n, size.m, V, V_PAD)
-    upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, qi, up.at_n, size.n, V, V_PAD)
-    shift, row_delta = sums_of_rows(up, batch_head, qi, size.n, UNIT)
-    raw = product(query, tl.trans(key), qi[:, None], kj[None, :], batch, head, size, bias, PRECISION)
-    score = scores(raw, qi[:, None], kj[None, :], batch, head, size, allowed, SCALE * UNIT, False)
+    query = rows(qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, query_at, query_stop, qkv.q_n, SIDE, D, D_PAD, FREE)
+    key = rows(qkv.k + batch64 * qkv.k_b + shared * qkv.k_h, key_at, key_stop, qkv.k_n, SIDE, D, D_PAD, FREE)
+    value = rows(qkv.v + batch64 * qkv.v_b + shared * qkv.v_h, key_at, key_stop, qkv.v_n, SIDE, V, V_PAD, FREE)
+    upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, query_at, query_stop, up.at_n, SIDE, V, V_PAD, FREE)
+    line = batch64 * size.heads + head64
+    shift, row_delta = sums_of_rows(up, line, query_at, query_stop, size.n, SIDE, FREE)
+    qi, kj = query_at + tl.arange(0, SIDE), key_at + tl.arange(0, SIDE)
+    raw = dot_onto(query, tl.trans(key), held, PRECISION)
+    score = raw * (SCALE * UNIT)
+    if not FREE:
+        score = scores(raw, qi[:, None], kj[None, :], query_stop, key_stop, batch, size, allowed, SCALE * UNIT)
     weight = exp(score - shift[:, None], UNIT)
     d_weight = dot(upstream, tl.trans(value), PRECISION)
     if dropout.seed is not None:
@@ -209,66 +325,101 @@ def backward_pairs(
     """The gradient of the scores of SIDE queries and keys of one head, summed over `share` elements of the batch."""
     across = tl.cdiv(size.m, SIDE)
     tile, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    qi = tile // across * SIDE + tl.arange(0, SIDE)
-    kj = tile % across * SIDE + tl.arange(0, SIDE)
+    query_at, key_at = tile // across * SIDE, tile % across * SIDE
+    qi, kj = query_at + tl.arange(0, SIDE)[:, None], key_at + tl.arange(0, SIDE)[None, :]
+    held = bias_of(qi, kj, 0, head, size, bias)  # the lines are those of all the batch
     summed = tl.zeros([SIDE, SIDE], SUM)
     first = part * share
     for step in range(tl.minimum(share, batches - first)):
-        batch = first + step
         summed += _d_scores(
-            up, qkv, size, bias, allowed, dropout, batch, head, qi, kj, D, V, D_PAD, V_PAD, PRECISION, SCALE, UNIT
+            held, up, qkv, size, bias, allowed, dropout, first + step, head, query_at, size.n, key_at, size.m,
+            D, V, D_PAD, V_PAD, SIDE, PRECISION, SCALE, UNIT, False,
         )  # fmt: skip
     place = partial + (part * size.heads + head).to(tl.int64) * size.n * size.m
-    inside = (qi[:, None] < size.n) & (kj[None, :] < size.m)
-    tl.store(place + qi[:, None] * size.m + kj[None, :], summed, mask=inside)
+    tl.store(place + qi * size.m + kj, summed, mask=(qi < size.n) & (kj < size.m))
+
+
+@triton.jit
+def _cells_at(cell, ahead, queries, keys, SIDE: tl.constexpr):
+    """The start and stop of a cell of queries, and of the cell of keys that is `ahead` behind it on each axis."""
+    query_row = queries.prefix + (cell[0] * queries.second + cell[1]) * queries.inner
+    key_row = keys.prefix + ((cell[0] - ahead[0]) * keys.second + cell[1] - ahead[1]) * keys.inner
+    query_at, key_at = query_row + cell[2] * SIDE, key_row + (cell[2] - ahead[2]) * SIDE
+    return query_at, query_row + queries.inner, key_at, key_row + keys.inner
+
+
+@triton.jit
+def _following(batch, cell, first, stop):
+    """The next cell, or the first one of the next element of the batch. Counted on, for divisions are dear."""
+    third = cell[2] + 1
+    second = cell[1] + (third == stop[2])
+    third = tl.where(third == stop[2], first[2], third)
+    outer = cell[0] + (second == stop[1])
+    second = tl.where(second == stop[1], first[1], second)
+    batch += outer == stop[0]
+    return batch, (tl.where(outer == stop[0], first[0], outer), second, third)
 
 
 @triton.jit
 def backward_table(
     partial, up, qkv, size, bias, allowed, dropout, batches, queries, keys,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr,
-    SIDE: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    SIDE: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, PRECISION: tl.constexpr,
     SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a line bias between tokens, for one head and one difference of cells.
 
     Queries and keys behind their prefixes are divided into cells of at most SIDE tokens (a row of a grid, a part of a
     sequence), arranged along three axes. All pairs of cells with one difference along these axes read the same entries
-    of the table. Their tiles are summed, over cells and batch, and the diagonals of the sum are the gradient. EVEN: the
-    differences of token indices are equal too, so that a mask by index may forbid all these pairs.
+    of the table, once. Their tiles are summed, over cells and batch, and the diagonals of the sum are the gradient. EVEN:
+    the differences of token indices are equal too, so that a mask by index may forbid all these pairs, or none. FULL: all
+    cells have SIDE tokens.
     """
     number, head = tl.program_id(0), tl.program_id(1)
     span_2, span_3 = queries.second + keys.second - 1, queries.third + keys.third - 1
     ahead_1 = number // (span_2 * span_3) - (keys.first - 1)
     ahead_2 = number // span_3 % span_2 - (keys.second - 1)
     ahead_3 = number % span_3 - (keys.third - 1)
-    first_1, first_2, first_3 = tl.maximum(ahead_1, 0), tl.maximum(ahead_2, 0), tl.maximum(ahead_3, 0)
-    count_1 = tl.minimum(queries.first, keys.first + ahead_1) - first_1
-    count_2 = tl.minimum(queries.second, keys.second + ahead_2) - first_2
-    count_3 = tl.minimum(queries.third, keys.third + ahead_3) - first_3
-    steps = batches * count_1 * count_2 * count_3
+    ahead = ahead_1, ahead_2, ahead_3
+    first = tl.maximum(ahead_1, 0), tl.maximum(ahead_2, 0), tl.maximum(ahead_3, 0)
+    stop_1 = tl.minimum(queries.first, keys.first + ahead_1)
+    stop_2 = tl.minimum(queries.second, keys.second + ahead_2)
+    stop_3 = tl.minimum(queries.third, keys.third + ahead_3)
+    stop = stop_1, stop_2, stop_3
+    steps = batches * (stop_1 - first[0]) * (stop_2 - first[1]) * (stop_3 - first[2])
+    free = 0
+    if FULL and allowed.low is None and allowed.high is None and allowed.mine is None:
+        free = steps
     if EVEN:
         apart = (ahead_1 * keys.second + ahead_2) * keys.inner + ahead_3 * SIDE + queries.prefix - keys.prefix
         if allowed.left is not None:
             steps = tl.where(apart - SIDE < allowed.left, steps, 0)
+            free = tl.where(apart + SIDE <= allowed.left + 1, free, 0)
         if allowed.right is not None:
             steps = tl.where(apart + SIDE > -allowed.right, steps, 0)
+            free = tl.where(apart - SIDE >= -allowed.right - 1, free, 0)
+    elif allowed.left is not None or allowed.right is not None:
+        free = 0
+    free = tl.minimum(free, steps)
+    batch, cell = number * 0, first
     tokens = tl.arange(0, SIDE)
+    query_at, _, key_at, _ = _cells_at(cell, ahead, queries, keys, SIDE)
+    held = bias_of(query_at + tokens[:, None], key_at + tokens[None, :], batch, head, size, bias)
     summed = tl.zeros([SIDE, SIDE], SUM)
-    for step in range(steps):
-        cell_3 = first_3 + step % count_3
-        cell_2 = first_2 + step // count_3 % count_2
-        cell_1 = first_1 + step // (count_3 * count_2) % count_1
-        batch = step // (count_3 * count_2 * count_1)
-        query_at = cell_3 * SIDE + tokens
-        key_at = (cell_3 - ahead_3) * SIDE + tokens
-        query_row = queries.prefix + (cell_1 * queries.second + cell_2) * queries.inner
-        key_row = keys.prefix + ((cell_1 - ahead_1) * keys.second + cell_2 - ahead_2) * keys.inner
-        qi = tl.where(query_at < queries.inner, query_row + query_at, size.n)
-        kj = tl.where(key_at < keys.inner, key_row + key_at, size.m)
+    for _ in range(free):
+        query_at, query_stop, key_at, key_stop = _cells_at(cell, ahead, queries, keys, SIDE)
         summed += _d_scores(
-            up, qkv, size, bias, allowed, dropout, batch, head, qi, kj, D, V, D_PAD, V_PAD, PRECISION, SCALE, UNIT
+            held, up, qkv, size, bias, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop,
+            D, V, D_PAD, V_PAD, SIDE, PRECISION, SCALE, UNIT, True,
         )  # fmt: skip
+        batch, cell = _following(batch, cell, first, stop)
+    for _ in range(free, steps):
+        query_at, query_stop, key_at, key_stop = _cells_at(cell, ahead, queries, keys, SIDE)
+        summed += _d_scores(
+            held, up, qkv, size, bias, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop,
+            D, V, D_PAD, V_PAD, SIDE, PRECISION, SCALE, UNIT, False,
+        )  # fmt: skip
+        batch, cell = _following(batch, cell, first, stop)
     # diagonals become columns: column x of row r holds key r + SIDE - x, at offset x - SIDE
     at = tokens[:, None] + SIDE - tl.arange(0, 2 * SIDE)[None, :]
     sheared = tl.gather(summed, tl.minimum(tl.maximum(at, 0), SIDE - 1), axis=1)

@@ -44,16 +44,17 @@ class Launch:
 
     def _bias(self, line: LineBias) -> tiles.Bias:
         lines, layout = line.lines, line.lines.layout
-        values = (line.values.detach().to(self.wide) / self.call.scale).contiguous()
-        head = 0 if values.shape[0] == 1 else values.stride(0)
+        values = line.values.detach().to(self.wide)
+        table = values.new_zeros(values.shape[0], values.shape[1] + 2 * spans.COARSE)
+        torch.div(values, self.call.scale, out=table[:, spans.COARSE : -spans.COARSE])
+        head, zero = 0 if table.shape[0] == 1 else table.stride(0), spans.COARSE + lines.origin
         if layout.kind == "affine":
             assert layout.query is not None
             assert layout.key is not None
-            origin = lines.origin + layout.query.start - layout.key.start
-            return tiles.Bias(values, head, None, 0, None, 0, origin)
+            return tiles.Bias(table, head, None, 0, None, 0, zero + layout.query.start - layout.key.start)
         query, key = (x.to(torch.int32).contiguous() for x in (lines.query, lines.key))
         query_b, key_b = (x.stride(0) if x.dim() == 2 and x.shape[0] > 1 else 0 for x in (query, key))
-        return tiles.Bias(values, head, query, query_b, key, key_b, lines.origin)
+        return tiles.Bias(table, head, query, query_b, key, key_b, zero)
 
     def constants(self) -> dict[str, Any]:
         """The constants that all kernels take."""
@@ -80,9 +81,15 @@ class Launch:
             found[name] = min(found[name], max(16, triton.next_power_of_2(count)))
         return found
 
-    def free(self, shape: dict[str, int]) -> bool:
-        """Whether no pair is forbidden and every tile is full."""
-        return self.call.mask is None and self.n % shape["ROWS"] == 0 and self.m % shape["COLUMNS"] == 0
+    def parts(self, kind: str, shape: dict[str, int]) -> dict[str, bool]:
+        """What a kernel meets on its way along the keys, or the queries: tiles that have to be tested in FRONT of those
+        that are FREE of that, because they are full and hold every pair, and in their BACK."""
+        count, size = (self.n, shape["ROWS"]) if kind == "keys" else (self.m, shape["COLUMNS"])
+        mask = self.call.mask
+        if mask is None:
+            return {"FRONT": False, "FREE": True, "BACK": count % size != 0}
+        side = self.allowed.right if kind == "keys" else self.allowed.left
+        return {"FRONT": side is not None, "FREE": mask.is_interval, "BACK": True}
 
 
 _CLASSES = (64, 128, 256)
@@ -98,26 +105,26 @@ def _shape(rows: int, columns: int, warps: int, stages: int) -> dict[str, int]:
 
 
 SHAPES: dict[tuple[str, str, int], dict[str, int]] = {
-    ("forward", "half", 64): _shape(128, 64, 4, 3),
+    ("forward", "half", 64): _shape(128, 64, 8, 3),
     ("forward", "half", 128): _shape(128, 64, 8, 3),
     ("forward", "half", 256): _shape(64, 32, 8, 2),
     ("forward", "full", 64): _shape(64, 32, 4, 2),
     ("forward", "full", 128): _shape(64, 32, 8, 2),
     ("forward", "full", 256): _shape(32, 16, 8, 1),
-    ("queries", "half", 64): _shape(128, 64, 8, 2),
-    ("queries", "half", 128): _shape(64, 64, 8, 2),
+    ("queries", "half", 64): _shape(64, 64, 4, 2),
+    ("queries", "half", 128): _shape(64, 64, 4, 2),
     ("queries", "half", 256): _shape(64, 32, 8, 1),
     ("queries", "full", 64): _shape(64, 32, 4, 2),
     ("queries", "full", 128): _shape(32, 32, 8, 1),
     ("queries", "full", 256): _shape(32, 16, 8, 1),
-    ("keys", "half", 64): _shape(64, 128, 8, 2),
-    ("keys", "half", 128): _shape(64, 64, 8, 2),
+    ("keys", "half", 64): _shape(64, 64, 4, 2),
+    ("keys", "half", 128): _shape(64, 128, 8, 2),
     ("keys", "half", 256): _shape(32, 64, 8, 1),
     ("keys", "full", 64): _shape(32, 64, 4, 2),
     ("keys", "full", 128): _shape(32, 32, 8, 1),
     ("keys", "full", 256): _shape(16, 32, 8, 1),
-    ("table", "half", 64): _shape(64, 64, 4, 2),
-    ("table", "half", 128): _shape(64, 64, 8, 2),
+    ("table", "half", 64): _shape(64, 64, 4, 3),
+    ("table", "half", 128): _shape(64, 64, 4, 3),
     ("table", "half", 256): _shape(32, 32, 4, 1),
     ("table", "full", 64): _shape(32, 32, 8, 1),
     ("table", "full", 128): _shape(32, 32, 8, 1),

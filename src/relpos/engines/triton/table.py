@@ -81,9 +81,10 @@ def _between_tokens(
     queries, keys = _cells(query.prefix, query_sizes, side), _cells(key.prefix, key_sizes, side)
     spans = [a + b - 1 for a, b in zip(queries[2:], keys[2:], strict=True)]
     even = queries.second == keys.second and (queries.inner == keys.inner or spans[:2] == [1, 1])
+    full = queries.inner % side == 0 and keys.inner % side == 0
     partial = result.new_empty(launch.heads, math.prod(spans[:2]), spans[2], 2, side)
     kernels.backward_table[math.prod(spans), launch.heads](
-        partial, *rows, launch.dropout, launch.batch, queries, keys, **launch.constants(), SIDE=side, EVEN=even,
+        partial, *rows, launch.dropout, launch.batch, queries, keys, **launch.constants(), SIDE=side, EVEN=even, FULL=full,
         num_warps=shape["num_warps"], num_stages=shape["num_stages"],
     )  # fmt: skip
     # neighbouring cells of the last axis overlap by half: these are its offsets, from -SIDE times the key cells on
@@ -113,8 +114,7 @@ def _of_prefix(
     numbers = torch.arange(queries.start, queries.stop, device=q.device)
     if call.mask is not None:
         score = score.masked_fill(~call.mask.pairs(numbers, keys), -torch.inf)
-    shift = up.lse[:, :, queries, None]
-    weight = torch.exp(score - torch.where(shift == -torch.inf, 0, shift))
+    weight = torch.exp(score - up.shift[:, :, queries, None] / launch.unit)
     d = upstream @ v.mT
     if call.seed is not None:
         columns = torch.arange(keys.start, keys.stop, device=q.device)

@@ -1,9 +1,9 @@
 """What the kernels share: loading, scoring and writing a tile.
 
 Scores, and sinks, are multiplied by UNIT: in half precision log2(e), for the hardware's exp2; else 1, which avoids a
-rounding. Every kernel computes a tile by `product` and `scores`. `qi` and `kj` are the indices of its queries and keys,
-one along rows and the other along columns, so that a tile may also be transposed. Indices outside the tensors are
-clamped for reading, and masked.
+rounding. Every kernel computes a tile by `product`, and masks it by `scores` unless it is FREE: full, and without a pair
+that is not allowed. `qi` and `kj` are the indices of its queries and keys, one along rows and the other along columns, so
+that a tile may also be transposed.
 
 Arguments that belong together are named tuples. If a pointer in one is None, its part is left out of the compiled code.
 (Triton 3.6 cannot compile a whole tuple that is None, or is compared with None.)
@@ -13,10 +13,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 
+from relpos.engines.triton.limits import interpreting
+
 NEGATIVE = tl.constexpr(-float("inf"))
+DIRECT = tl.constexpr(torch.version.hip is None and not interpreting())
+"""Whether a bias can be read by an instruction of NVIDIA's."""
 
 
 class QKV(NamedTuple):
@@ -37,13 +42,14 @@ class QKV(NamedTuple):
 
 
 class Upstream(NamedTuple):
-    """The gradient of the output with its strides, and the log-sum-exp and delta of each row."""
+    """The gradient of the output with its strides, and of each row, in the order of batch and head, its delta and its
+    shift: the log-sum-exp times UNIT, or 0 if it sees nothing."""
 
     at: Any
     at_b: Any
     at_h: Any
     at_n: Any
-    lse: Any
+    shift: Any
     delta: Any
 
 
@@ -59,7 +65,8 @@ class Counts(NamedTuple):
 class Bias(NamedTuple):
     """A line bias: `values` divided by the scale, and the lines of queries and keys, with strides of head and batch.
 
-    Without lines, coordinates are consecutive integers, and `origin` is the entry of the first query and first key.
+    Without lines, coordinates are consecutive integers, and `origin` is the entry of the first query and first key. The
+    table has zeros on both sides, as many as a tile has rows or columns, so that no index of a tile needs a clamp.
     """
 
     table: Any
@@ -180,48 +187,84 @@ def kept_pairs(dropout, batch, head, qi, kj):
 
 
 @triton.jit
-def product(a, b, qi, kj, batch, head, size, bias, PRECISION: tl.constexpr):
-    """a @ b, plus the bias of the tile, if any, which will be scaled with it.
-
-    The bias is the initial value of the sum: if it were added afterwards, Triton's pipeline would copy it to shared
-    memory one number at a time.
-    """
-    if bias.table is None:
-        return dot(a, b, PRECISION)
-    else:
-        row, column = tl.minimum(qi, size.n - 1), tl.minimum(kj, size.m - 1)
-        if bias.query is not None:
-            row = tl.load(bias.query + batch * bias.query_b + row)
-            column = tl.load(bias.key + batch * bias.key_b + column)
-        tile = tl.load(bias.table + head * bias.table_h + bias.origin + (row - column))
-        return dot_onto(a, b, tile, PRECISION)
+def lattice(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Row minus column, in 64 bits: what differs between a thread's numbers can then stand in its load instructions."""
+    return tl.arange(0, ROWS).to(tl.int64)[:, None] - tl.arange(0, COLUMNS).to(tl.int64)[None, :]
 
 
 @triton.jit
-def scores(product, qi, kj, batch, head, size, allowed, FACTOR: tl.constexpr, FREE: tl.constexpr):
-    """The scores of a tile, -inf where a pair is not allowed. FREE: all pairs are allowed."""
-    score = product * FACTOR
-    if not FREE:
-        query, key = tl.minimum(qi, size.n - 1), tl.minimum(kj, size.m - 1)
-        seen = (kj < size.m) & (qi < size.n)
-        if allowed.left is not None:
-            seen = seen & (kj >= qi - allowed.left)
-        if allowed.right is not None:
-            seen = seen & (kj <= qi + allowed.right)
-        if allowed.low is not None or allowed.high is not None:
-            order = key
-            if allowed.order is not None:
-                order = tl.load(allowed.order + batch * allowed.order_b + key)
-            if allowed.low is not None:
-                seen = seen & (order >= tl.load(allowed.low + batch * allowed.low_b + query))
-            if allowed.high is not None:
-                seen = seen & (order <= tl.load(allowed.high + batch * allowed.high_b + query))
-        if allowed.mine is not None:
-            mine = tl.load(allowed.mine + batch * allowed.mine_b + query)
-            theirs = tl.load(allowed.theirs + batch * allowed.theirs_b + key)
-            seen = seen & (mine == theirs) & (mine >= 0)
-        score = tl.where(seen, score, NEGATIVE)
-    return score
+def _peek(table, offsets):
+    """Numbers of a table, in whatever layout their user wants.
+
+    A load gets a layout for neighbouring addresses, and is then brought into that of the product through shared memory.
+    Triton's passes take inline assembly for arithmetic, which is done in the layout of its user.
+    """
+    if DIRECT and table.dtype.element_ty == tl.float32:
+        at = table.to(tl.int64) + 4 * offsets
+        return tl.inline_asm_elementwise(
+            "ld.global.nc.f32 $0, [$1];", "=f,l", [at], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.load(table + offsets)
+
+
+@triton.jit
+def bias_of(qi, kj, batch, head, size, bias):
+    """The bias of any pairs, one number after the other."""
+    row, column = tl.minimum(qi, size.n - 1), tl.minimum(kj, size.m - 1)
+    if bias.query is not None:
+        row = tl.load(bias.query + batch * bias.query_b + row)
+        column = tl.load(bias.key + batch * bias.key_b + column)
+    return tl.load(bias.table + head.to(tl.int64) * bias.table_h + bias.origin + (row - column))
+
+
+@triton.jit
+def bias_at(apart, head, bias):
+    """Where the bias of a tile is whose first query minus first key is `apart`. A loop adds to it what it adds to that:
+    then the compiler knows that a thread's numbers keep their distances, and needs one address for all of them."""
+    if bias.table is None or bias.query is not None:
+        return tl.cast(apart, tl.int64)
+    else:
+        return bias.table + head.to(tl.int64) * bias.table_h + bias.origin + apart
+
+
+@triton.jit
+def product(a, b, qi, kj, at, steps, batch, head, size, bias, PRECISION: tl.constexpr):
+    """a @ b, plus the bias of the tile, if any, which will be scaled with it.
+
+    `at` is of `bias_at`, and `steps` are what the pairs of the tile add to it. The bias is the initial value of the sum: if
+    it were added afterwards, Triton's pipeline would copy it to shared memory one number at a time.
+    """
+    if bias.table is None:
+        return dot(a, b, PRECISION)
+    elif bias.query is not None:
+        return dot_onto(a, b, bias_of(qi, kj, batch, head, size, bias), PRECISION)
+    else:
+        return dot_onto(a, b, _peek(at, steps), PRECISION)
+
+
+@triton.jit
+def scores(product, qi, kj, query_stop, key_stop, batch, size, allowed, FACTOR: tl.constexpr):
+    """The scores of a tile, -inf from the stops on and where a pair is not allowed."""
+    query, key = tl.minimum(qi, size.n - 1), tl.minimum(kj, size.m - 1)
+    seen = (kj < key_stop) & (qi < query_stop)
+    if allowed.left is not None:
+        seen = seen & (kj >= qi - allowed.left)
+    if allowed.right is not None:
+        seen = seen & (kj <= qi + allowed.right)
+    if allowed.low is not None or allowed.high is not None:
+        order = key
+        if allowed.order is not None:
+            order = tl.load(allowed.order + batch * allowed.order_b + key)
+        if allowed.low is not None:
+            seen = seen & (order >= tl.load(allowed.low + batch * allowed.low_b + query))
+        if allowed.high is not None:
+            seen = seen & (order <= tl.load(allowed.high + batch * allowed.high_b + query))
+    if allowed.mine is not None:
+        mine = tl.load(allowed.mine + batch * allowed.mine_b + query)
+        theirs = tl.load(allowed.theirs + batch * allowed.theirs_b + key)
+        seen = seen & (mine == theirs) & (mine >= 0)
+    return tl.where(seen, product * FACTOR, NEGATIVE)
 
 
 @triton.jit
@@ -239,29 +282,67 @@ def span(start, size, before, after, end, batch, spans, COARSE: tl.constexpr):
 
 
 @triton.jit
-def rows(pointer, numbers, row, count, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Rows of a matrix whose row stride is `row`, `[len(numbers), PADDED]`, with zeros outside."""
-    columns = tl.arange(0, PADDED)
-    inside = numbers[:, None] < count
-    if PADDED != WIDTH:
-        inside = inside & (columns[None, :] < WIDTH)
-    return tl.load(pointer + numbers[:, None].to(tl.int64) * row + columns[None, :], mask=inside, other=0.0)
+def free_span(
+    start, first, stop, before, after, end,
+    SIZE: tl.constexpr, STEP: tl.constexpr, FREE: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
+    """Of the tiles of STEP keys that `span` found: the start and stop of those that are free, and the stop of all.
+
+    None is known to be unless FREE; all of them are unless there are others in the BACK.
+    """
+    low, high = first, stop
+    if BACK:
+        stop = tl.maximum(first, tl.cdiv(stop, STEP) * STEP)
+        high = first
+        if FREE:
+            high = end // STEP * STEP
+            if before is not None:
+                low = tl.maximum(low, tl.cdiv(tl.maximum(start + SIZE - 1 - before, 0), STEP) * STEP)
+            if after is not None:
+                high = tl.minimum(high, tl.maximum(start + after + 1, 0) // STEP * STEP)
+            low = tl.minimum(low, stop)
+            high = tl.maximum(tl.minimum(high, stop), low)
+    return low, high, stop
 
 
 @triton.jit
-def write(pointer, x, numbers, row, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, PRECISION: tl.constexpr):
+def _places(start, stop, row, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """Where SIZE rows of a matrix are, and which of their numbers are inside."""
+    numbers, columns = tl.arange(0, SIZE)[:, None], tl.arange(0, PADDED)[None, :]
+    inside = start + numbers < stop
+    if PADDED != WIDTH:
+        inside = inside & (columns < WIDTH)
+    return tl.cast(start, tl.int64) * row + (numbers.to(tl.int64) * row + columns), inside
+
+
+@triton.jit
+def rows(
+    pointer, start, stop, row, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, FULL: tl.constexpr = False
+):
+    """SIZE rows of a matrix whose row stride is `row`, `[SIZE, PADDED]`, with zeros from `stop` on. FULL: none is."""
+    at, inside = _places(start, stop, row, SIZE, WIDTH, PADDED)
+    if FULL and PADDED == WIDTH:
+        return tl.load(pointer + at)
+    else:
+        return tl.load(pointer + at, mask=inside, other=0.0)
+
+
+@triton.jit
+def write(
+    pointer, x, start, stop, row, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, PRECISION: tl.constexpr
+):
     """Write what `rows` would read."""
-    columns = tl.arange(0, PADDED)
-    inside = numbers[:, None] < count
-    if PADDED != WIDTH:
-        inside = inside & (columns[None, :] < WIDTH)
-    where = pointer + numbers[:, None].to(tl.int64) * row + columns[None, :]
-    tl.store(where, to(x, pointer.dtype.element_ty, PRECISION), mask=inside)
+    at, inside = _places(start, stop, row, SIZE, WIDTH, PADDED)
+    tl.store(pointer + at, to(x, pointer.dtype.element_ty, PRECISION), mask=inside)
 
 
 @triton.jit
-def sums_of_rows(upstream, line, qi, n, UNIT: tl.constexpr):
-    """The shift of each row, 0 if it sees nothing, and its delta."""
-    sums = tl.load(upstream.lse + line * n + qi, mask=qi < n, other=0.0)
-    shift = tl.where(sums == NEGATIVE, 0.0, sums * UNIT)
-    return shift, tl.load(upstream.delta + line * n + qi, mask=qi < n, other=0.0)
+def sums_of_rows(up, line, start, stop, n, SIZE: tl.constexpr, FULL: tl.constexpr = False):
+    """The shift and the delta of each row. A shift is inf from `stop` on, so that no key has a weight there."""
+    qi = start + tl.arange(0, SIZE)
+    at = line * n + qi
+    if FULL:
+        return tl.load(up.shift + at), tl.load(up.delta + at)
+    else:
+        inside = qi < stop
+        return tl.load(up.shift + at, mask=inside, other=float("inf")), tl.load(up.delta + at, mask=inside, other=0.0)
