@@ -113,12 +113,17 @@ def interleaved(
 
 
 def time_case(
-    case: Case, engines: tuple[str, ...], repeats: int, threads: int, report: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """The entries of a case, checked first, timed where green; on CPU without memory, which wants processes."""
+    case: Case, engines: tuple[str, ...], repeats: int, threads: int, report: Callable[[str], None],
+    leave_out: tuple[str, ...] = (),
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The entries of a case, checked first, timed where green; on CPU without memory, which wants processes.
+
+    Args:
+        leave_out: names of peers that are not asked.
+    """
     torch.set_num_threads(threads)
     report("checking")
-    peers = peers_of(case, engines)
+    peers = [peer for peer in peers_of(case, engines) if peer.name not in leave_out]
     available = _available(case)
     reasons = {peer.name: reason for peer in peers if (reason := unable(peer, case, available))}
     reasons |= faults(case, [peer for peer in peers if peer.name not in reasons], engines)

@@ -18,13 +18,12 @@ from relpos.engines.triton.tiles import (
     exp,
     free_span,
     kept_pairs,
-    lattice,
     log,
     product,
     rows,
-    scores,
     span,
     sums_of_rows,
+    tested,
     to,
     write,
 )
@@ -44,45 +43,11 @@ def _place(count, SIZE: tl.constexpr, BACKWARDS: tl.constexpr = False):
 
 
 @triton.jit
-def _attend(
-    peak, total, summed, query, head_k, head_v, start, first, stop, batch, head, qkv, size, bias, allowed, dropout,
-    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr, UNIT: tl.constexpr, FREE: tl.constexpr,
-):  # fmt: skip
-    """The highest scores, the sums of weights and of weighted values, with the keys from `first` to `stop`."""
-    qi, steps = start + tl.arange(0, ROWS), lattice(ROWS, COLUMNS)
-    at = bias_at(start - first, head, bias)
-    for begin in range(first, stop, COLUMNS):
-        kj = begin + tl.arange(0, COLUMNS)
-        key = rows(head_k, begin, size.m, qkv.k_n, COLUMNS, D, D_PAD, FREE)
-        raw = product(query, tl.trans(key), qi[:, None], kj[None, :], at, steps, batch, head, size, bias, PRECISION)
-        at -= COLUMNS
-        score = raw * FACTOR
-        if FREE and FACTOR > 0:
-            higher = tl.maximum(peak, tl.max(raw, axis=1) * FACTOR)
-        else:
-            if not FREE:
-                score = scores(raw, qi[:, None], kj[None, :], size.n, size.m, batch, size, allowed, FACTOR)
-            higher = tl.maximum(peak, tl.max(score, axis=1))
-        shift = tl.where(higher == NEGATIVE, 0.0, higher)
-        weight = exp(score - shift[:, None], UNIT)
-        shrink = exp(peak - shift, UNIT)
-        total = total * shrink + tl.sum(weight, axis=1)
-        if dropout.seed is not None:
-            kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
-            weight = tl.where(kept, weight * tl.load(dropout.factor), 0.0)
-        value = rows(head_v, begin, size.m, qkv.v_n, COLUMNS, V, V_PAD, FREE)
-        summed = dot_onto(to(weight, value.dtype, PRECISION), value, summed * shrink[:, None], PRECISION)
-        peak = higher
-    return peak, total, summed
-
-
-@triton.jit
 def forward(
     out, lse, qkv, size, bias, allowed, spans, dropout, sink,
-    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, COARSE: tl.constexpr, FRONT: tl.constexpr, FREE: tl.constexpr,
-    BACK: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
+    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, COARSE: tl.constexpr, FULL: tl.constexpr, TESTED: tl.constexpr, PRECISION: tl.constexpr,
+    SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """Output and log-sum-exp of ROWS queries of one head."""
     start, number = _place(size.n, ROWS, allowed.right is not None)
@@ -99,36 +64,44 @@ def forward(
     summed = tl.zeros([ROWS, V_PAD], SUM)
     first, stop = span(start, ROWS, allowed.left, allowed.right, size.m, batch, spans, COARSE)
     first = tl.maximum(first, 0) // COLUMNS * COLUMNS
-    low, high, stop = free_span(start, first, stop, allowed.left, allowed.right, size.m, ROWS, COLUMNS, FREE, BACK)
-    if FRONT:
-        peak, total, summed = _attend(
-            peak, total, summed, query, head_k, head_v, start, first, low, batch, head, qkv, size, bias, allowed,
-            dropout, D, V, D_PAD, V_PAD, ROWS, COLUMNS, PRECISION, SCALE * UNIT, UNIT, False,
-        )  # fmt: skip
-    if FREE:
-        peak, total, summed = _attend(
-            peak, total, summed, query, head_k, head_v, start, low, high, batch, head, qkv, size, bias, allowed,
-            dropout, D, V, D_PAD, V_PAD, ROWS, COLUMNS, PRECISION, SCALE * UNIT, UNIT, True,
-        )  # fmt: skip
-    if BACK:
-        peak, total, summed = _attend(
-            peak, total, summed, query, head_k, head_v, start, high, stop, batch, head, qkv, size, bias, allowed,
-            dropout, D, V, D_PAD, V_PAD, ROWS, COLUMNS, PRECISION, SCALE * UNIT, UNIT, False,
-        )  # fmt: skip
+    low, high = free_span(start, allowed.left, allowed.right, size.m, allowed, ROWS, COLUMNS)
+    qi = start + tl.arange(0, ROWS)
+    at = bias_at(start - first, head, bias)
+    for begin in range(first, stop, COLUMNS):
+        kj = begin + tl.arange(0, COLUMNS)
+        key = rows(head_k, begin, size.m, qkv.k_n, COLUMNS, D, D_PAD, FULL)
+        raw = product(query, tl.trans(key), qi[:, None], kj[None, :], at, 1, batch, head, size, bias, PRECISION)
+        at -= COLUMNS
+        if TESTED:
+            if (begin < low) | (begin >= high):
+                raw = tested(raw, qi[:, None], kj[None, :], size.n, size.m, batch, size, allowed, SCALE)
+        if SCALE > 0:
+            higher = tl.maximum(peak, tl.max(raw, axis=1) * (SCALE * UNIT))
+        else:
+            higher = tl.maximum(peak, tl.min(raw, axis=1) * (SCALE * UNIT))
+        shift = tl.where(higher == NEGATIVE, 0.0, higher)
+        weight = exp(raw * (SCALE * UNIT) - shift[:, None], UNIT)
+        shrink = exp(peak - shift, UNIT)
+        total = total * shrink + tl.sum(weight, axis=1)
+        if dropout.seed is not None:
+            kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
+            weight = tl.where(kept, weight * tl.load(dropout.factor), 0.0)
+        value = rows(head_v, begin, size.m, qkv.v_n, COLUMNS, V, V_PAD, FULL)
+        summed = dot_onto(to(weight, value.dtype, PRECISION), value, summed * shrink[:, None], PRECISION)
+        peak = higher
     blank = total == 0.0
     whole = tl.where(blank, 1.0, total)
     write(out + batch_head * size.n * V, summed / whole[:, None], start, size.n, V, ROWS, V, V_PAD, PRECISION)
     natural = tl.where(blank, NEGATIVE, (peak + log(whole, UNIT)) / UNIT)
-    qi = start + tl.arange(0, ROWS)
     tl.store(lse + batch_head * size.n + qi, natural, mask=qi < size.n)
 
 
 @triton.jit
 def backward_rows(
-    up, out, lse, d_lse, size,
+    delta, shift, out, up, lse, d_lse, size,
     V: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
-    """The shift of ROWS queries of one head, and their delta: <output, its gradient> - d_lse."""
+    """The delta of ROWS queries of one head, <output, its gradient> - d_lse, and their shift."""
     start, number = _place(size.n, ROWS)
     batch, head = number // size.heads, number % size.heads
     batch_head, batch64, head64 = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
@@ -136,128 +109,74 @@ def backward_rows(
     output = rows(out + batch_head * size.n * V, start, size.n, V, ROWS, V, V_PAD)
     qi = start + tl.arange(0, ROWS)
     at, inside = batch_head * size.n + qi, qi < size.n
-    delta = tl.sum(upstream.to(SUM) * output.to(SUM), axis=1) - tl.load(d_lse + at, mask=inside, other=0.0)
+    row_delta = tl.sum(upstream.to(SUM) * output.to(SUM), axis=1) - tl.load(d_lse + at, mask=inside, other=0.0)
     sums = tl.load(lse + at, mask=inside, other=0.0)
-    tl.store(up.delta + at, delta, mask=inside)
-    tl.store(up.shift + at, tl.where(sums == NEGATIVE, 0.0, sums * UNIT), mask=inside)
-
-
-@triton.jit
-def _to_keys(
-    sum_k, sum_v, key, value, head_q, head_up, up, start, first, stop, batch, head, qkv, size, bias, allowed, dropout,
-    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr, UNIT: tl.constexpr, FREE: tl.constexpr,
-):  # fmt: skip
-    """What the queries from `first` to `stop` add to the gradients of keys and values."""
-    kj, steps = start + tl.arange(0, COLUMNS), -lattice(COLUMNS, ROWS)
-    line = batch.to(tl.int64) * size.heads + head
-    at = bias_at(first - start, head, bias)
-    for begin in range(first, stop, ROWS):
-        qi = begin + tl.arange(0, ROWS)
-        query = rows(head_q, begin, size.n, qkv.q_n, ROWS, D, D_PAD, FREE)
-        upstream = rows(head_up, begin, size.n, up.at_n, ROWS, V, V_PAD, FREE)
-        shift, row_delta = sums_of_rows(up, line, begin, size.n, size.n, ROWS, FREE)
-        raw = product(key, tl.trans(query), qi[None, :], kj[:, None], at, steps, batch, head, size, bias, PRECISION)
-        at += ROWS
-        score = raw * FACTOR
-        if not FREE:
-            score = scores(raw, qi[None, :], kj[:, None], size.n, size.m, batch, size, allowed, FACTOR)
-        weight = exp(score - shift[None, :], UNIT)
-        d_weight = dot(value, tl.trans(upstream), PRECISION)
-        used = weight
-        if dropout.seed is not None:
-            kept = kept_pairs(dropout, batch, head, qi[None, :], kj[:, None])
-            used = tl.where(kept, weight * tl.load(dropout.factor), 0.0)
-            d_weight = tl.where(kept, d_weight * tl.load(dropout.factor), 0.0)
-        sum_v = dot_onto(to(used, upstream.dtype, PRECISION), upstream, sum_v, PRECISION)
-        d_score = weight * (d_weight - row_delta[None, :])
-        sum_k = dot_onto(to(d_score, query.dtype, PRECISION), query, sum_k, PRECISION)
-    return sum_k, sum_v
+    tl.store(delta + at, row_delta, mask=inside)
+    tl.store(shift + at, tl.where(sums == NEGATIVE, 0.0, sums * UNIT), mask=inside)
 
 
 @triton.jit
 def backward_keys(
     d_k, d_v, up, qkv, size, bias, allowed, spans, dropout,
-    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, COARSE: tl.constexpr, FRONT: tl.constexpr, FREE: tl.constexpr,
-    BACK: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
+    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, COARSE: tl.constexpr, FULL: tl.constexpr, TESTED: tl.constexpr, PRECISION: tl.constexpr,
+    SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """The gradients of COLUMNS keys and values of one key head, summed over its query heads in order."""
     start, number = _place(size.m, COLUMNS)
     key_heads = size.heads // size.groups
     batch, key_head = number // key_heads, number % key_heads
     batch64, key_head64 = batch.to(tl.int64), key_head.to(tl.int64)
+    kj = start + tl.arange(0, COLUMNS)
     key = rows(qkv.k + batch64 * qkv.k_b + key_head64 * qkv.k_h, start, size.m, qkv.k_n, COLUMNS, D, D_PAD)
     value = rows(qkv.v + batch64 * qkv.v_b + key_head64 * qkv.v_h, start, size.m, qkv.v_n, COLUMNS, V, V_PAD)
     sum_k = tl.zeros([COLUMNS, D_PAD], SUM)
     sum_v = tl.zeros([COLUMNS, V_PAD], SUM)
     first, stop = span(start, COLUMNS, allowed.right, allowed.left, size.n, batch, spans, COARSE)
     first = tl.maximum(first, 0) // ROWS * ROWS
-    low, high, stop = free_span(start, first, stop, allowed.right, allowed.left, size.n, COLUMNS, ROWS, FREE, BACK)
+    low, high = free_span(start, allowed.right, allowed.left, size.n, allowed, COLUMNS, ROWS)
     for member in range(size.groups):
         head = key_head * size.groups + member
         head64 = head.to(tl.int64)
         head_q, head_up = qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, up.at + batch64 * up.at_b + head64 * up.at_h
-        if FRONT:
-            sum_k, sum_v = _to_keys(
-                sum_k, sum_v, key, value, head_q, head_up, up, start, first, low, batch, head, qkv, size, bias, allowed,
-                dropout, D, V, D_PAD, V_PAD, ROWS, COLUMNS, PRECISION, SCALE * UNIT, UNIT, False,
-            )  # fmt: skip
-        if FREE:
-            sum_k, sum_v = _to_keys(
-                sum_k, sum_v, key, value, head_q, head_up, up, start, low, high, batch, head, qkv, size, bias, allowed,
-                dropout, D, V, D_PAD, V_PAD, ROWS, COLUMNS, PRECISION, SCALE * UNIT, UNIT, True,
-            )  # fmt: skip
-        if BACK:
-            sum_k, sum_v = _to_keys(
-                sum_k, sum_v, key, value, head_q, head_up, up, start, high, stop, batch, head, qkv, size, bias, allowed,
-                dropout, D, V, D_PAD, V_PAD, ROWS, COLUMNS, PRECISION, SCALE * UNIT, UNIT, False,
-            )  # fmt: skip
+        at = bias_at(first - start, head, bias)
+        for begin in range(first, stop, ROWS):
+            qi = begin + tl.arange(0, ROWS)
+            query = rows(head_q, begin, size.n, qkv.q_n, ROWS, D, D_PAD, FULL)
+            upstream = rows(head_up, begin, size.n, up.at_n, ROWS, V, V_PAD, FULL)
+            shift, row_delta = sums_of_rows(up, batch64 * size.heads + head64, begin, size.n, size.n, ROWS, FULL)
+            raw = product(key, tl.trans(query), qi[None, :], kj[:, None], at, -1, batch, head, size, bias, PRECISION)
+            at += ROWS
+            if TESTED:
+                if (begin < low) | (begin >= high):
+                    raw = tested(raw, qi[None, :], kj[:, None], size.n, size.m, batch, size, allowed, SCALE)
+            weight = exp(raw * (SCALE * UNIT) - shift[None, :], UNIT)
+            d_weight = dot(value, tl.trans(upstream), PRECISION)
+            used = weight
+            if dropout.seed is not None:
+                kept = kept_pairs(dropout, batch, head, qi[None, :], kj[:, None])
+                used = tl.where(kept, weight * tl.load(dropout.factor), 0.0)
+                d_weight = tl.where(kept, d_weight * tl.load(dropout.factor), 0.0)
+            sum_v = dot_onto(to(used, upstream.dtype, PRECISION), upstream, sum_v, PRECISION)
+            d_score = weight * (d_weight - row_delta[None, :])
+            sum_k = dot_onto(to(d_score, query.dtype, PRECISION), query, sum_k, PRECISION)
     batch_head = number.to(tl.int64)
     write(d_k + batch_head * size.m * D, sum_k * SCALE, start, size.m, D, COLUMNS, D, D_PAD, PRECISION)
     write(d_v + batch_head * size.m * V, sum_v, start, size.m, V, COLUMNS, V, V_PAD, PRECISION)
 
 
 @triton.jit
-def _to_queries(
-    into, query, upstream, shift, row_delta, head_k, head_v, start, first, stop, batch, head, qkv, size, bias, allowed,
-    dropout,
-    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr, UNIT: tl.constexpr, FREE: tl.constexpr,
-):  # fmt: skip
-    """What the keys from `first` to `stop` add to the gradient of queries."""
-    qi, steps = start + tl.arange(0, ROWS), lattice(ROWS, COLUMNS)
-    at = bias_at(start - first, head, bias)
-    for begin in range(first, stop, COLUMNS):
-        kj = begin + tl.arange(0, COLUMNS)
-        key = rows(head_k, begin, size.m, qkv.k_n, COLUMNS, D, D_PAD, FREE)
-        value = rows(head_v, begin, size.m, qkv.v_n, COLUMNS, V, V_PAD, FREE)
-        raw = product(query, tl.trans(key), qi[:, None], kj[None, :], at, steps, batch, head, size, bias, PRECISION)
-        at -= COLUMNS
-        score = raw * FACTOR
-        if not FREE:
-            score = scores(raw, qi[:, None], kj[None, :], size.n, size.m, batch, size, allowed, FACTOR)
-        weight = exp(score - shift[:, None], UNIT)
-        d_weight = dot(upstream, tl.trans(value), PRECISION)
-        if dropout.seed is not None:
-            kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
-            d_weight = tl.where(kept, d_weight * tl.load(dropout.factor), 0.0)
-        d_score = weight * (d_weight - row_delta[:, None])
-        into = dot_onto(to(d_score, key.dtype, PRECISION), key, into, PRECISION)
-    return into
-
-
-@triton.jit
 def backward_queries(
     d_q, up, qkv, size, bias, allowed, spans, dropout,
-    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, COARSE: tl.constexpr, FRONT: tl.constexpr, FREE: tl.constexpr,
-    BACK: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
+    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, COARSE: tl.constexpr, FULL: tl.constexpr, TESTED: tl.constexpr, PRECISION: tl.constexpr,
+    SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """The gradient of ROWS queries of one head."""
     start, number = _place(size.n, ROWS, allowed.right is not None)
     batch, head = number // size.heads, number % size.heads
     batch_head, batch64, head64 = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
+    qi = start + tl.arange(0, ROWS)
     query = rows(qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, start, size.n, qkv.q_n, ROWS, D, D_PAD)
     head_k = qkv.k + batch64 * qkv.k_b + head64 // size.groups * qkv.k_h
     head_v = qkv.v + batch64 * qkv.v_b + head64 // size.groups * qkv.v_h
@@ -266,49 +185,49 @@ def backward_queries(
     into = tl.zeros([ROWS, D_PAD], SUM)
     first, stop = span(start, ROWS, allowed.left, allowed.right, size.m, batch, spans, COARSE)
     first = tl.maximum(first, 0) // COLUMNS * COLUMNS
-    low, high, stop = free_span(start, first, stop, allowed.left, allowed.right, size.m, ROWS, COLUMNS, FREE, BACK)
-    if FRONT:
-        into = _to_queries(
-            into, query, upstream, shift, row_delta, head_k, head_v, start, first, low, batch, head, qkv, size, bias,
-            allowed, dropout, D, V, D_PAD, V_PAD, ROWS, COLUMNS, PRECISION, SCALE * UNIT, UNIT, False,
-        )  # fmt: skip
-    if FREE:
-        into = _to_queries(
-            into, query, upstream, shift, row_delta, head_k, head_v, start, low, high, batch, head, qkv, size, bias,
-            allowed, dropout, D, V, D_PAD, V_PAD, ROWS, COLUMNS, PRECISION, SCALE * UNIT, UNIT, True,
-        )  # fmt: skip
-    if BACK:
-        into = _to_queries(
-            into, query, upstream, shift, row_delta, head_k, head_v, start, high, stop, batch, head, qkv, size, bias,
-            allowed, dropout, D, V, D_PAD, V_PAD, ROWS, COLUMNS, PRECISION, SCALE * UNIT, UNIT, False,
-        )  # fmt: skip
+    low, high = free_span(start, allowed.left, allowed.right, size.m, allowed, ROWS, COLUMNS)
+    at = bias_at(start - first, head, bias)
+    for begin in range(first, stop, COLUMNS):
+        kj = begin + tl.arange(0, COLUMNS)
+        key = rows(head_k, begin, size.m, qkv.k_n, COLUMNS, D, D_PAD, FULL)
+        value = rows(head_v, begin, size.m, qkv.v_n, COLUMNS, V, V_PAD, FULL)
+        raw = product(query, tl.trans(key), qi[:, None], kj[None, :], at, 1, batch, head, size, bias, PRECISION)
+        at -= COLUMNS
+        if TESTED:
+            if (begin < low) | (begin >= high):
+                raw = tested(raw, qi[:, None], kj[None, :], size.n, size.m, batch, size, allowed, SCALE)
+        weight = exp(raw * (SCALE * UNIT) - shift[:, None], UNIT)
+        d_weight = dot(upstream, tl.trans(value), PRECISION)
+        if dropout.seed is not None:
+            kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
+            d_weight = tl.where(kept, d_weight * tl.load(dropout.factor), 0.0)
+        d_score = weight * (d_weight - row_delta[:, None])
+        into = dot_onto(to(d_score, key.dtype, PRECISION), key, into, PRECISION)
     write(d_q + batch_head * size.n * D, into * SCALE, start, size.n, D, ROWS, D, D_PAD, PRECISION)
 
 
 @triton.jit
 def _d_scores(
-    held, up, qkv, size, bias, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop,
+    held, up, qkv, size, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop, free,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, SIDE: tl.constexpr,
-    PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, FREE: tl.constexpr,
+    FULL: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the scores of one tile, for SIDE queries and keys from `query_at` and `key_at` on, up to stops.
+    """The gradient of the scores of one tile: SIDE queries and keys from `query_at` and `key_at` on, up to their stops.
 
     `held` is its bias, which all tiles of a program share.
     """
     batch64, head64 = batch.to(tl.int64), head.to(tl.int64)
     shared = head64 // size.groups
-    query = rows(qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, query_at, query_stop, qkv.q_n, SIDE, D, D_PAD, FREE)
-    key = rows(qkv.k + batch64 * qkv.k_b + shared * qkv.k_h, key_at, key_stop, qkv.k_n, SIDE, D, D_PAD, FREE)
-    value = rows(qkv.v + batch64 * qkv.v_b + shared * qkv.v_h, key_at, key_stop, qkv.v_n, SIDE, V, V_PAD, FREE)
-    upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, query_at, query_stop, up.at_n, SIDE, V, V_PAD, FREE)
-    line = batch64 * size.heads + head64
-    shift, row_delta = sums_of_rows(up, line, query_at, query_stop, size.n, SIDE, FREE)
-    qi, kj = query_at + tl.arange(0, SIDE), key_at + tl.arange(0, SIDE)
+    query = rows(qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, query_at, query_stop, qkv.q_n, SIDE, D, D_PAD, FULL)
+    key = rows(qkv.k + batch64 * qkv.k_b + shared * qkv.k_h, key_at, key_stop, qkv.k_n, SIDE, D, D_PAD, FULL)
+    value = rows(qkv.v + batch64 * qkv.v_b + shared * qkv.v_h, key_at, key_stop, qkv.v_n, SIDE, V, V_PAD, FULL)
+    upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, query_at, query_stop, up.at_n, SIDE, V, V_PAD, FULL)
+    shift, row_delta = sums_of_rows(up, batch64 * size.heads + head64, query_at, query_stop, size.n, SIDE, FULL)
     raw = dot_onto(query, tl.trans(key), held, PRECISION)
-    score = raw * (SCALE * UNIT)
-    if not FREE:
-        score = scores(raw, qi[:, None], kj[None, :], query_stop, key_stop, batch, size, allowed, SCALE * UNIT)
-    weight = exp(score - shift[:, None], UNIT)
+    qi, kj = query_at + tl.arange(0, SIDE), key_at + tl.arange(0, SIDE)
+    if not free:
+        raw = tested(raw, qi[:, None], kj[None, :], query_stop, key_stop, batch, size, allowed, SCALE)
+    weight = exp(raw * (SCALE * UNIT) - shift[:, None], UNIT)
     d_weight = dot(upstream, tl.trans(value), PRECISION)
     if dropout.seed is not None:
         kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
@@ -332,8 +251,8 @@ def backward_pairs(
     first = part * share
     for step in range(tl.minimum(share, batches - first)):
         summed += _d_scores(
-            held, up, qkv, size, bias, allowed, dropout, first + step, head, query_at, size.n, key_at, size.m,
-            D, V, D_PAD, V_PAD, SIDE, PRECISION, SCALE, UNIT, False,
+            held, up, qkv, size, allowed, dropout, first + step, head, query_at, size.n, key_at, size.m, False,
+            D, V, D_PAD, V_PAD, SIDE, False, PRECISION, SCALE, UNIT,
         )  # fmt: skip
     place = partial + (part * size.heads + head).to(tl.int64) * size.n * size.m
     tl.store(place + qi * size.m + kj, summed, mask=(qi < size.n) & (kj < size.m))
@@ -364,16 +283,16 @@ def _following(batch, cell, first, stop):
 def backward_table(
     partial, up, qkv, size, bias, allowed, dropout, batches, queries, keys,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr,
-    SIDE: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, PRECISION: tl.constexpr,
+    SIDE: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, TESTED: tl.constexpr, PRECISION: tl.constexpr,
     SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a line bias between tokens, for one head and one difference of cells.
 
     Queries and keys behind their prefixes are divided into cells of at most SIDE tokens (a row of a grid, a part of a
     sequence), arranged along three axes. All pairs of cells with one difference along these axes read the same entries
-    of the table, once. Their tiles are summed, over cells and batch, and the diagonals of the sum are the gradient. EVEN:
-    the differences of token indices are equal too, so that a mask by index may forbid all these pairs, or none. FULL: all
-    cells have SIDE tokens.
+    of the table, once. Their tiles are summed, over cells and batch, and the diagonals of the sum are the gradient.
+    EVEN: the differences of token indices are equal too, so that a mask by index may forbid all these pairs, or none.
+    FULL: all cells have SIDE tokens.
     """
     number, head = tl.program_id(0), tl.program_id(1)
     span_2, span_3 = queries.second + keys.second - 1, queries.third + keys.third - 1
@@ -387,37 +306,29 @@ def backward_table(
     stop_3 = tl.minimum(queries.third, keys.third + ahead_3)
     stop = stop_1, stop_2, stop_3
     steps = batches * (stop_1 - first[0]) * (stop_2 - first[1]) * (stop_3 - first[2])
-    free = 0
-    if FULL and allowed.low is None and allowed.high is None and allowed.mine is None:
-        free = steps
     if EVEN:
         apart = (ahead_1 * keys.second + ahead_2) * keys.inner + ahead_3 * SIDE + queries.prefix - keys.prefix
         if allowed.left is not None:
             steps = tl.where(apart - SIDE < allowed.left, steps, 0)
-            free = tl.where(apart + SIDE <= allowed.left + 1, free, 0)
         if allowed.right is not None:
             steps = tl.where(apart + SIDE > -allowed.right, steps, 0)
-            free = tl.where(apart - SIDE >= -allowed.right - 1, free, 0)
-    elif allowed.left is not None or allowed.right is not None:
-        free = 0
-    free = tl.minimum(free, steps)
+    free = not TESTED
+    if FULL and EVEN and allowed.low is None and allowed.high is None and allowed.mine is None:
+        free = True
+        if allowed.left is not None:
+            free = free & (apart + SIDE <= allowed.left + 1)
+        if allowed.right is not None:
+            free = free & (apart - SIDE >= -allowed.right - 1)
     batch, cell = number * 0, first
     tokens = tl.arange(0, SIDE)
     query_at, _, key_at, _ = _cells_at(cell, ahead, queries, keys, SIDE)
     held = bias_of(query_at + tokens[:, None], key_at + tokens[None, :], batch, head, size, bias)
     summed = tl.zeros([SIDE, SIDE], SUM)
-    for _ in range(free):
+    for _ in range(steps):
         query_at, query_stop, key_at, key_stop = _cells_at(cell, ahead, queries, keys, SIDE)
         summed += _d_scores(
-            held, up, qkv, size, bias, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop,
-            D, V, D_PAD, V_PAD, SIDE, PRECISION, SCALE, UNIT, True,
-        )  # fmt: skip
-        batch, cell = _following(batch, cell, first, stop)
-    for _ in range(free, steps):
-        query_at, query_stop, key_at, key_stop = _cells_at(cell, ahead, queries, keys, SIDE)
-        summed += _d_scores(
-            held, up, qkv, size, bias, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop,
-            D, V, D_PAD, V_PAD, SIDE, PRECISION, SCALE, UNIT, False,
+            held, up, qkv, size, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop, free,
+            D, V, D_PAD, V_PAD, SIDE, FULL, PRECISION, SCALE, UNIT,
         )  # fmt: skip
         batch, cell = _following(batch, cell, first, stop)
     # diagonals become columns: column x of row r holds key r + SIDE - x, at offset x - SIDE

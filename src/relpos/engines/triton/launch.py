@@ -26,7 +26,7 @@ class Launch:
         self.call = call
         self.batch, self.heads, self.n, self.d = call.q.shape
         self.own_heads, self.m, self.v = call.v.shape[1:]
-        q, k, v = (x.detach() if x.stride(3) == 1 else x.detach().contiguous() for x in (call.q, call.k, call.v))
+        q, k, v = (readable(x.detach()) for x in (call.q, call.k, call.v))
         self.qkv = tiles.QKV(*with_strides(q), *with_strides(k), *with_strides(v))
         self.size = tiles.Counts(self.heads, self.heads // self.own_heads, self.n, self.m)
         self.wide = torch.promote_types(q.dtype, torch.float32)
@@ -81,18 +81,17 @@ class Launch:
             found[name] = min(found[name], max(16, triton.next_power_of_2(count)))
         return found
 
-    def parts(self, kind: str, shape: dict[str, int]) -> dict[str, bool]:
-        """What a kernel meets on its way along the keys, or the queries: tiles that have to be tested in FRONT of those
-        that are FREE of that, because they are full and hold every pair, and in their BACK."""
-        count, size = (self.n, shape["ROWS"]) if kind == "keys" else (self.m, shape["COLUMNS"])
-        mask = self.call.mask
-        if mask is None:
-            return {"FRONT": False, "FREE": True, "BACK": count % size != 0}
-        side = self.allowed.right if kind == "keys" else self.allowed.left
-        return {"FRONT": side is not None, "FREE": mask.is_interval, "BACK": True}
+    def tests(self, full: bool) -> dict[str, bool]:
+        """Whether all tiles are full, and whether some are tested for pairs that are not allowed or outside."""
+        return {"FULL": full, "TESTED": self.call.mask is not None or not full}
 
 
 _CLASSES = (64, 128, 256)
+
+
+def readable(x: Tensor) -> Tensor:
+    """A tensor as it is, if the kernels can read it: with neighbouring numbers, and offsets in a tile of 32 bits."""
+    return x if x.stride(3) == 1 and x.stride(2) * spans.COARSE < 2**31 else x.contiguous()
 
 
 def with_strides(x: Tensor) -> tuple[Tensor, int, int, int]:

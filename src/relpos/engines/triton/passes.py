@@ -11,7 +11,7 @@ from relpos.core import Sinks
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.triton import kernels, spans, table, tiles
-from relpos.engines.triton.launch import Launch, with_strides
+from relpos.engines.triton.launch import Launch, readable, with_strides
 
 _ROWS = 64
 """Rows of a program of `backward_rows`, which reads the output once."""
@@ -26,7 +26,7 @@ def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"
     shape = launch.shape("forward")
     kernels.forward[(triton.cdiv(launch.n, shape["ROWS"]) * launch.batch * launch.heads,)](
         out, lse, launch.qkv, launch.size, launch.bias, launch.allowed, launch.queries, launch.dropout, launch.sink,
-        **launch.constants(), **shape, COARSE=spans.COARSE, **launch.parts("forward", shape),
+        **launch.constants(), **shape, COARSE=spans.COARSE, **launch.tests(launch.m % shape["COLUMNS"] == 0),
     )  # fmt: skip
     return out, lse
 
@@ -34,11 +34,11 @@ def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"
 def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
     """Add to the gradients that are wanted."""
     launch = Launch(call)
-    d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
+    d_out = readable(d_out)
     out, lse, d_lse = out.contiguous(), lse.contiguous(), d_lse.contiguous()
     up = tiles.Upstream(*with_strides(d_out), torch.empty_like(lse), torch.empty_like(lse))
     kernels.backward_rows[(triton.cdiv(launch.n, _ROWS) * launch.batch * launch.heads,)](
-        up, out, lse, d_lse, launch.size,
+        up.delta, up.shift, out, up, lse, d_lse, launch.size,
         **{name: launch.constants()[name] for name in ("V", "V_PAD", "UNIT", "SUM")}, ROWS=_ROWS,
     )  # fmt: skip
     rows = up, launch.qkv, launch.size, launch.bias, launch.allowed
@@ -47,7 +47,7 @@ def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor,
         d_q = torch.empty(call.q.shape, dtype=call.q.dtype, device=call.q.device)
         kernels.backward_queries[(triton.cdiv(launch.n, shape["ROWS"]) * launch.batch * launch.heads,)](
             d_q, *rows, launch.queries, launch.dropout,
-            **launch.constants(), **shape, COARSE=spans.COARSE, **launch.parts("queries", shape),
+            **launch.constants(), **shape, COARSE=spans.COARSE, **launch.tests(launch.m % shape["COLUMNS"] == 0),
         )  # fmt: skip
         gradients.add(call.q, d_q)
     if gradients.wants(call.k) or gradients.wants(call.v):
@@ -55,7 +55,7 @@ def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor,
         d_k, d_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.k, call.v))
         kernels.backward_keys[(triton.cdiv(launch.m, shape["COLUMNS"]) * launch.batch * launch.own_heads,)](
             d_k, d_v, *rows, launch.keys, launch.dropout,
-            **launch.constants(), **shape, COARSE=spans.COARSE, **launch.parts("keys", shape),
+            **launch.constants(), **shape, COARSE=spans.COARSE, **launch.tests(launch.n % shape["ROWS"] == 0),
         )  # fmt: skip
         for x, gradient in ((call.k, d_k), (call.v, d_v)):
             gradients.add(x, gradient)

@@ -81,11 +81,11 @@ def _between_tokens(
     queries, keys = _cells(query.prefix, query_sizes, side), _cells(key.prefix, key_sizes, side)
     spans = [a + b - 1 for a, b in zip(queries[2:], keys[2:], strict=True)]
     even = queries.second == keys.second and (queries.inner == keys.inner or spans[:2] == [1, 1])
-    full = queries.inner % side == 0 and keys.inner % side == 0
+    tests = launch.tests(queries.inner % side == 0 and keys.inner % side == 0)
     partial = result.new_empty(launch.heads, math.prod(spans[:2]), spans[2], 2, side)
     kernels.backward_table[math.prod(spans), launch.heads](
-        partial, *rows, launch.dropout, launch.batch, queries, keys, **launch.constants(), SIDE=side, EVEN=even, FULL=full,
-        num_warps=shape["num_warps"], num_stages=shape["num_stages"],
+        partial, *rows, launch.dropout, launch.batch, queries, keys, **launch.constants(), SIDE=side, EVEN=even,
+        **tests, num_warps=shape["num_warps"], num_stages=shape["num_stages"],
     )  # fmt: skip
     # neighbouring cells of the last axis overlap by half: these are its offsets, from -SIDE times the key cells on
     whole = result.new_zeros(launch.heads, partial.shape[1], spans[2] + 1, side)

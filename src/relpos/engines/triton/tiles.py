@@ -1,9 +1,9 @@
 """What the kernels share: loading, scoring and writing a tile.
 
 Scores, and sinks, are multiplied by UNIT: in half precision log2(e), for the hardware's exp2; else 1, which avoids a
-rounding. Every kernel computes a tile by `product`, and masks it by `scores` unless it is FREE: full, and without a pair
-that is not allowed. `qi` and `kj` are the indices of its queries and keys, one along rows and the other along columns, so
-that a tile may also be transposed.
+rounding. Every kernel computes a tile by `product`. If TESTED, some tiles may hold pairs that are not allowed, or are
+outside of the tensors: those that `free_span` does not name are `tested`. FULL: no row is outside. `qi` and `kj` are
+the indices of a tile's queries and keys, one along rows and the other along columns, so that it may be transposed.
 
 Arguments that belong together are named tuples. If a pointer in one is None, its part is left out of the compiled code.
 (Triton 3.6 cannot compile a whole tuple that is None, or is compared with None.)
@@ -187,25 +187,37 @@ def kept_pairs(dropout, batch, head, qi, kj):
 
 
 @triton.jit
-def lattice(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Row minus column, in 64 bits: what differs between a thread's numbers can then stand in its load instructions."""
-    return tl.arange(0, ROWS).to(tl.int64)[:, None] - tl.arange(0, COLUMNS).to(tl.int64)[None, :]
-
-
-@triton.jit
-def _peek(table, offsets):
-    """Numbers of a table, in whatever layout their user wants.
+def _read(where):
+    """Numbers from anywhere, in whatever layout their user wants.
 
     A load gets a layout for neighbouring addresses, and is then brought into that of the product through shared memory.
     Triton's passes take inline assembly for arithmetic, which is done in the layout of its user.
     """
-    if DIRECT and table.dtype.element_ty == tl.float32:
-        at = table.to(tl.int64) + 4 * offsets
+    if DIRECT and where.dtype.element_ty == tl.float32:
         return tl.inline_asm_elementwise(
-            "ld.global.nc.f32 $0, [$1];", "=f,l", [at], dtype=tl.float32, is_pure=True, pack=1
+            "ld.global.nc.f32 $0, [$1];", "=f,l", [where.to(tl.int64)], dtype=tl.float32, is_pure=True, pack=1
         )
     else:
-        return tl.load(table + offsets)
+        return tl.load(where)
+
+
+@triton.jit
+def _read_lattice(at, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIGN: tl.constexpr):
+    """Numbers of a table, in row r and column c the one at SIGN * (r - c).
+
+    A thread's numbers keep their distances, so it needs one address and constants that stand in its loads. The compiler
+    sees that only if columns are written as 8 a + b and what is left without a is hidden from it: else it moves every
+    sum of addresses out of the loop and keeps all of them, 64 registers of a thread's 255.
+    """
+    if DIRECT and at.dtype.element_ty == tl.float32:
+        row, column = tl.arange(0, ROWS).to(tl.int64), tl.arange(0, 8).to(tl.int64)
+        near = at.to(tl.int64) + (4 * SIGN) * (row[:, None] - column[None, :])
+        near = tl.inline_asm_elementwise("mov.b64 $0, $1;", "=l,l", [near], dtype=tl.int64, is_pure=True, pack=1)
+        far = (32 * SIGN) * tl.arange(0, COLUMNS // 8).to(tl.int64)
+        where = tl.reshape(near[:, None, :] - far[None, :, None], [ROWS, COLUMNS])
+        return _read(where.to(at.dtype))
+    else:
+        return tl.load(at + SIGN * (tl.arange(0, ROWS)[:, None] - tl.arange(0, COLUMNS)[None, :]))
 
 
 @triton.jit
@@ -215,13 +227,12 @@ def bias_of(qi, kj, batch, head, size, bias):
     if bias.query is not None:
         row = tl.load(bias.query + batch * bias.query_b + row)
         column = tl.load(bias.key + batch * bias.key_b + column)
-    return tl.load(bias.table + head.to(tl.int64) * bias.table_h + bias.origin + (row - column))
+    return _read(bias.table + head.to(tl.int64) * bias.table_h + bias.origin + (row - column))
 
 
 @triton.jit
 def bias_at(apart, head, bias):
-    """Where the bias of a tile is whose first query minus first key is `apart`. A loop adds to it what it adds to that:
-    then the compiler knows that a thread's numbers keep their distances, and needs one address for all of them."""
+    """Where a tile's bias is whose first query minus first key is `apart`. A loop adds to it what it adds to that."""
     if bias.table is None or bias.query is not None:
         return tl.cast(apart, tl.int64)
     else:
@@ -229,23 +240,23 @@ def bias_at(apart, head, bias):
 
 
 @triton.jit
-def product(a, b, qi, kj, at, steps, batch, head, size, bias, PRECISION: tl.constexpr):
+def product(a, b, qi, kj, at, SIGN: tl.constexpr, batch, head, size, bias, PRECISION: tl.constexpr):
     """a @ b, plus the bias of the tile, if any, which will be scaled with it.
 
-    `at` is of `bias_at`, and `steps` are what the pairs of the tile add to it. The bias is the initial value of the sum: if
-    it were added afterwards, Triton's pipeline would copy it to shared memory one number at a time.
+    `at` is of `bias_at`; SIGN is 1 where rows are queries, and -1 where they are keys. The bias is the initial value of
+    the sum: if it were added afterwards, Triton's pipeline would copy it to shared memory one number at a time.
     """
     if bias.table is None:
         return dot(a, b, PRECISION)
     elif bias.query is not None:
         return dot_onto(a, b, bias_of(qi, kj, batch, head, size, bias), PRECISION)
     else:
-        return dot_onto(a, b, _peek(at, steps), PRECISION)
+        return dot_onto(a, b, _read_lattice(at, a.shape[0], b.shape[1], SIGN), PRECISION)
 
 
 @triton.jit
-def scores(product, qi, kj, query_stop, key_stop, batch, size, allowed, FACTOR: tl.constexpr):
-    """The scores of a tile, -inf from the stops on and where a pair is not allowed."""
+def tested(raw, qi, kj, query_stop, key_stop, batch, size, allowed, SCALE: tl.constexpr):
+    """A product, such that the score is -inf from the stops on and where a pair is not allowed."""
     query, key = tl.minimum(qi, size.n - 1), tl.minimum(kj, size.m - 1)
     seen = (kj < key_stop) & (qi < query_stop)
     if allowed.left is not None:
@@ -264,7 +275,7 @@ def scores(product, qi, kj, query_stop, key_stop, batch, size, allowed, FACTOR: 
         mine = tl.load(allowed.mine + batch * allowed.mine_b + query)
         theirs = tl.load(allowed.theirs + batch * allowed.theirs_b + key)
         seen = seen & (mine == theirs) & (mine >= 0)
-    return tl.where(seen, product * FACTOR, NEGATIVE)
+    return tl.where(seen, raw, NEGATIVE if SCALE > 0 else -NEGATIVE)
 
 
 @triton.jit
@@ -282,37 +293,27 @@ def span(start, size, before, after, end, batch, spans, COARSE: tl.constexpr):
 
 
 @triton.jit
-def free_span(
-    start, first, stop, before, after, end,
-    SIZE: tl.constexpr, STEP: tl.constexpr, FREE: tl.constexpr, BACK: tl.constexpr,
-):  # fmt: skip
-    """Of the tiles of STEP keys that `span` found: the start and stop of those that are free, and the stop of all.
-
-    None is known to be unless FREE; all of them are unless there are others in the BACK.
-    """
-    low, high = first, stop
-    if BACK:
-        stop = tl.maximum(first, tl.cdiv(stop, STEP) * STEP)
-        high = first
-        if FREE:
-            high = end // STEP * STEP
-            if before is not None:
-                low = tl.maximum(low, tl.cdiv(tl.maximum(start + SIZE - 1 - before, 0), STEP) * STEP)
-            if after is not None:
-                high = tl.minimum(high, tl.maximum(start + after + 1, 0) // STEP * STEP)
-            low = tl.minimum(low, stop)
-            high = tl.maximum(tl.minimum(high, stop), low)
-    return low, high, stop
+def free_span(start, before, after, end, allowed, SIZE: tl.constexpr, STEP: tl.constexpr):
+    """The start and stop of the tiles of STEP keys that are full, and that each of SIZE queries may see; none where a
+    mask is made of tensors."""
+    low, high = 0, end // STEP * STEP
+    if allowed.low is not None or allowed.high is not None or allowed.mine is not None:
+        high = 0
+    if before is not None:
+        low = tl.cdiv(tl.maximum(start + SIZE - 1 - before, 0), STEP) * STEP
+    if after is not None:
+        high = tl.minimum(high, tl.maximum(start + after + 1, 0) // STEP * STEP)
+    return low, high
 
 
 @triton.jit
 def _places(start, stop, row, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Where SIZE rows of a matrix are, and which of their numbers are inside."""
+    """Where a tile of a matrix begins, where its numbers are from there, which 32 bits hold, and which are inside."""
     numbers, columns = tl.arange(0, SIZE)[:, None], tl.arange(0, PADDED)[None, :]
     inside = start + numbers < stop
     if PADDED != WIDTH:
         inside = inside & (columns < WIDTH)
-    return tl.cast(start, tl.int64) * row + (numbers.to(tl.int64) * row + columns), inside
+    return tl.cast(start, tl.int64) * row, numbers * row + columns, inside
 
 
 @triton.jit
@@ -320,11 +321,11 @@ def rows(
     pointer, start, stop, row, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, FULL: tl.constexpr = False
 ):
     """SIZE rows of a matrix whose row stride is `row`, `[SIZE, PADDED]`, with zeros from `stop` on. FULL: none is."""
-    at, inside = _places(start, stop, row, SIZE, WIDTH, PADDED)
+    begin, at, inside = _places(start, stop, row, SIZE, WIDTH, PADDED)
     if FULL and PADDED == WIDTH:
-        return tl.load(pointer + at)
+        return tl.load(pointer + begin + at)
     else:
-        return tl.load(pointer + at, mask=inside, other=0.0)
+        return tl.load(pointer + begin + at, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -332,8 +333,8 @@ def write(
     pointer, x, start, stop, row, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, PRECISION: tl.constexpr
 ):
     """Write what `rows` would read."""
-    at, inside = _places(start, stop, row, SIZE, WIDTH, PADDED)
-    tl.store(pointer + at, to(x, pointer.dtype.element_ty, PRECISION), mask=inside)
+    begin, at, inside = _places(start, stop, row, SIZE, WIDTH, PADDED)
+    tl.store(pointer + begin + at, to(x, pointer.dtype.element_ty, PRECISION), mask=inside)
 
 
 @triton.jit

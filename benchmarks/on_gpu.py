@@ -1,0 +1,283 @@
+"""All that a GPU is asked, within ten minutes, on a machine that has no network: tests, speed, tiles, short calls.
+
+    python benchmarks/on_gpu.py FOLDER [--parts tests,attention,tiles,short] [--seconds 540] [--flex]
+
+Every result is a line of FOLDER/measured.jsonl as soon as it is there: cut off at any moment, the run has lost nothing.
+The tests run first, and side by side; what is timed runs alone. Kernels of candidate tiles are compiled in processes
+side by side before they are timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+PARTS = ("tests", "attention", "tiles", "short")
+TESTS = "tests/engines/test_gpu.py", "tests/engines/test_flex.py"
+_LINES = "RELPOS_GPU_LINES"
+"""The environment variable that tells tests where to write."""
+
+
+class Lines:
+    """A file of results, each written at once, and how many seconds are left."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self.path, self.stop = path, time.monotonic() + seconds
+
+    def __call__(self, part: str, **result: Any) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"part": part, **result}) + "\n")
+        print(part, *(f"{name}={value}" for name, value in result.items() if not isinstance(value, list)), flush=True)
+
+    def left(self) -> float:
+        return self.stop - time.monotonic()
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    """As a plugin of pytest: a line for every test that has ended, with what it says if it failed."""
+    path = os.environ.get(_LINES)
+    ended = report.when == "call" or report.outcome != "passed"
+    if path is None or not ended or "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    said = "" if report.passed else str(report.longrepr)[-4000:]
+    with Path(path).open("a", encoding="utf-8") as file:
+        line = {"part": "tests", "test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 2)}
+        file.write(json.dumps({**line, "said": said}) + "\n")
+
+
+def tests(lines: Lines, asked: argparse.Namespace) -> None:
+    """The tests that only a GPU can run, for as long as there is time."""
+    limit = min(lines.left(), asked.test_seconds)
+    began = time.monotonic()
+    path = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:benchmark",
+        "-m",
+        "gpu",
+        *TESTS,
+        "-n",
+        str(asked.processes),
+        "--dist",
+        "worksteal",
+    ]
+    process = subprocess.Popen(
+        [*command, "-p", "on_gpu", *(["-k", asked.tests] if asked.tests else [])], cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path, _LINES: str(lines.path.absolute())}, start_new_session=True,
+    )  # fmt: skip
+    try:
+        status: int | None = process.wait(limit)
+    except subprocess.TimeoutExpired:
+        status = None
+        os.killpg(process.pid, 9)
+        process.wait()
+    lines("tests", status=status, seconds=round(time.monotonic() - began, 1))
+
+
+def attention(lines: Lines, asked: argparse.Namespace) -> None:
+    """The cases that have a target, and a causal step, each engine beside PyTorch's own kernels."""
+    from relpos.bench.cases import find_cases
+    from relpos.bench.measure import time_case
+    from relpos.bench.peers import FLEX
+    from relpos.bench.run import surroundings
+
+    lines("attention", surroundings=surroundings("cuda"))
+    cases = find_cases(asked.cases)
+    causal = [replace(case, causal=True) for case in cases if case.position == "line" and case.what == "step"]
+    for case in [*cases, *causal]:
+        if lines.left() < 15:
+            return
+        entries = time_case(
+            case, ("auto",) if case.batch == 1 else ("triton", "sdpa"), asked.repeats, 4, lambda what: None,
+            leave_out=() if asked.flex else (FLEX,),
+        )  # fmt: skip
+        for entry in entries:
+            lines("attention", **entry)
+
+
+def candidates() -> list[tuple[str, int, tuple[int, int, int, int]]]:
+    """Kernels, widths and tiles: those of `tune_triton` that are neither small nor deep."""
+    from tune_triton import KINDS
+    from tune_triton import candidates as every
+
+    return [
+        (kind, width, shape)
+        for width in (64, 128)
+        for kind in KINDS
+        for shape in every(kind)
+        if min(shape[:2]) >= 32 and shape[3] <= 3
+    ]
+
+
+def tiles(lines: Lines, asked: argparse.Namespace) -> None:
+    """Every kernel under every size of tile that fits: compiled side by side, then timed alone."""
+    began, work = time.monotonic(), candidates()
+    children = [
+        subprocess.Popen([sys.executable, __file__, str(asked.folder), "--compile", f"{number}/{asked.processes}",
+                          "--seconds", str(max(10.0, lines.left() / 2))], cwd=ROOT)
+        for number in range(asked.processes)
+    ]  # fmt: skip
+    for child in children:
+        child.wait()
+    lines("tiles", candidates=len(work), compiled_in=round(time.monotonic() - began, 1))
+    _each_tile(work, lines, lines, timed=True)
+
+
+def _each_tile(work: list[Any], lines: Lines, say: Callable[..., None], *, timed: bool) -> None:
+    """Run every candidate, and time it if it gives what the tiles that stand there give."""
+    import statistics
+
+    import torch
+    from tune_triton import kernel_of
+
+    from relpos import LineBias, Sequence, Terms
+    from relpos import lines as lines_of
+    from relpos.bench.measure import interleaved
+    from relpos.bench.peers import Workload
+    from relpos.engines.call import Call
+    from relpos.engines.triton import launch
+
+    tokens, device = 8192 if timed else 512, torch.device("cuda")
+    run, exact, before = None, [], None
+    for kind, width, shape in work:
+        if lines.left() < 3:
+            return
+        key = (kind, "half", width)
+        if (kind, width) != before:
+            line = lines_of(Sequence(tokens), device=device)
+            q, k, v = (torch.randn(2, 8, tokens, width, device=device, dtype=torch.bfloat16) for _ in range(3))
+            terms = Terms(LineBias(torch.randn(8, line.length, device=device), line))
+            run = kernel_of(kind, Call(q, k, v, terms, None, width**-0.5))
+            exact, before = [x.double() for x in run()], (kind, width)
+        assert run is not None
+        now = launch.SHAPES[key]
+        launch.SHAPES[key] = launch._shape(*shape)
+        try:
+            errors = [float((a.double() - b).norm() / b.norm()) for a, b in zip(run(), exact, strict=True)]
+            if timed and max(errors) < 0.02:
+                milliseconds, _ = interleaved({"tile": Workload(lambda run=run: run()[0])}, 1, 5, "cuda")
+                say("tiles", kind=kind, width=width, tile=list(shape), ms=statistics.median(milliseconds["tile"]))
+        except Exception as error:  # more shared memory or registers than there are
+            if timed:
+                say("tiles", kind=kind, width=width, tile=list(shape), failed=repr(error)[:80])
+        finally:
+            launch.SHAPES[key] = now
+
+
+def short(lines: Lines, asked: argparse.Namespace) -> None:
+    """What a call costs beside its arithmetic: microseconds of the clock, one call after the other."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+    from relpos import LineBias, Sequence, T5Bias, attention
+    from relpos import lines as lines_of
+
+    def microseconds(work: Callable[[], object], count: int = 40) -> float:
+        for _ in range(5):
+            work()
+        found = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(count):
+                work()
+            torch.cuda.synchronize()
+            found.append((time.perf_counter() - began) / count * 1e6)
+        return round(min(found), 1)
+
+    for batch, tokens in ((8, 64), (2, 1024)):
+        line, mechanism = lines_of(Sequence(tokens), device=torch.device("cuda")), T5Bias(8).cuda()
+        q, k, v = (torch.randn(batch, 8, tokens, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        values, up = torch.randn(8, line.length, device="cuda", requires_grad=True), torch.randn_like(q)
+        index, where = line.index()[0] if line.index().dim() == 3 else line.index(), Sequence(tokens)
+        forms: dict[str, tuple[Callable[[], Any], list[Any]]] = {
+            "sdpa": (lambda q=q, k=k, v=v: sdpa(q, k, v), []),
+            "gathered": (
+                lambda q=q, k=k, v=v, values=values, index=index: sdpa(
+                    q, k, v, attn_mask=values[:, index].to(q.dtype)[None]
+                ),
+                [values],
+            ),
+            **{
+                f"terms, {name}": (
+                    lambda q=q, k=k, v=v, values=values, line=line, name=name: attention(
+                        q, k, v, position=LineBias(values, line), backend=name
+                    ),
+                    [values],
+                )
+                for name in ("triton", "sdpa", "auto")
+            },
+            "T5Bias, auto": (
+                lambda q=q, k=k, v=v, mechanism=mechanism, where=where: attention(
+                    q, k, v, position=mechanism, queries=where
+                ),
+                list(mechanism.parameters()),
+            ),
+        }
+        for name, (forward, learned) in forms.items():
+            if lines.left() < 3:
+                return
+
+            def step(forward: Callable[[], Any] = forward, learned: list[Any] = learned, up: Any = up) -> object:
+                return torch.autograd.grad(forward(), [*leaves, *learned], up)  # noqa: B023
+
+            with torch.no_grad():
+                found = microseconds(forward)
+            lines("short", batch=batch, tokens=tokens, form=name, forward_us=found, step_us=microseconds(step))
+
+
+def main() -> int:
+    """The parts that were asked for, in order."""
+    parser = argparse.ArgumentParser(description="tests, speed and tiles on a GPU")
+    parser.add_argument("folder", type=Path, help="where measured.jsonl is written")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--seconds", type=float, default=540, help="in all")
+    parser.add_argument("--test-seconds", type=float, default=240, help="of them for tests, at most")
+    parser.add_argument("--tests", default=None, help="only those that match, as pytest's -k")
+    parser.add_argument("--cases", default="gpu-target", help="of `relpos bench`, for attention")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds of attention, of three calls each")
+    parser.add_argument("--processes", type=int, default=min(12, os.cpu_count() or 1), help="side by side")
+    parser.add_argument("--flex", action="store_true", help="time FlexAttention, too, which compiles for a minute")
+    parser.add_argument("--compile", default=None, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    parts = asked.parts.split(",")
+    if unknown := sorted(set(parts) - set(PARTS)):
+        print(f"expected parts of {', '.join(PARTS)}; got {unknown[0]!r}. Leave it out.", file=sys.stderr)
+        return 2
+    import torch
+
+    if not torch.cuda.is_available():
+        print("expected a CUDA device; got none. Run this on the GPU that is asked.", file=sys.stderr)
+        return 2
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    lines = Lines(asked.folder / "measured.jsonl", asked.seconds)
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    if asked.compile:
+        number, of = map(int, asked.compile.split("/"))
+        _each_tile(candidates()[number::of], lines, lines, timed=False)
+        return 0
+    for part in parts:
+        if lines.left() < 5:
+            break
+        try:
+            globals()[part](lines, asked)
+        except Exception as error:
+            lines(part, failed=repr(error)[:500])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
