@@ -2,8 +2,8 @@
 
     compute-sanitizer --tool memcheck --error-exitcode 1 python tests/engines/smallest_kernels.py
 
-Without a GPU, under TRITON_INTERPRET=1, it shows that the calls themselves are sound. Its exit status is the number of
-kernels that have not run.
+With --half in bfloat16 alone, which compiles in a third of the time. Without a GPU, under TRITON_INTERPRET=1, it shows
+that the calls themselves are sound. Its exit status is the number of kernels that have not run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def calls() -> Iterator[tuple[str, relpos.Terms, Mask | None, int, int]]:
 def main() -> int:
     torch.manual_seed(0)
     counted = {name: Counted(name) for name in KERNELS}
-    for few, dtype in ((0, torch.float32), (0, torch.bfloat16), (256, torch.float32)):
+    wide = torch.bfloat16 if "--half" in sys.argv else torch.float32
+    for few, dtype in dict.fromkeys([(0, wide), (0, torch.bfloat16), (256, wide)]):
         limits.FEW = few
         for name, terms, mask, heads, groups in calls():
             q, k, v = (

@@ -281,14 +281,14 @@ def test_every_engine_agrees_in_every_kind_of_call(unchecked: None) -> None:
     assert {row.engine for row in rows if row.found is not None} == {"triton", "streaming", "sdpa", "flex"}
 
 
-@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck"])
-def test_the_sanitizer_finds_nothing(tool: str) -> None:
+@pytest.mark.parametrize(("tool", "calls"), [("memcheck", ()), ("initcheck", ("--half",)), ("racecheck", ("--half",))])
+def test_the_sanitizer_finds_nothing(tool: str, calls: tuple[str, ...]) -> None:
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if sanitizer is None:
         pytest.skip("compute-sanitizer is not installed")
     script = Path(__file__).with_name("smallest_kernels.py")
     done = subprocess.run(
-        [sanitizer, "--tool", tool, "--error-exitcode", "1", sys.executable, str(script)],
+        [sanitizer, "--tool", tool, "--error-exitcode", "1", sys.executable, str(script), *calls],
         capture_output=True, text=True, check=False, timeout=PATIENCE,
         env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},  # else what lies beyond a tensor is allocated too
     )  # fmt: skip
