@@ -107,6 +107,7 @@ def test_it_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # of FlexAttention's compiler
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_gradients_on_a_gpu() -> None:
     line = lines(Sequence(256), device=torch.device("cuda"))

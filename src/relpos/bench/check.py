@@ -9,9 +9,10 @@ error is green where
     max(error) <= 2 * factor * max(cost) + 8 * eps * max(size)
 
 with the cost the error of the reference in the case's own dtype, and a factor of 2, 1.1 in half precision. For float64,
-than which nothing here is more exact, float32's is added in units of float64. The size is the result's, or where that
-is larger the root mean square of the largest gradient: behind a softmax a gradient is a difference of terms of that
-size. The tests of this project use the same rule. NaN is red. Of a layer the product inside is checked.
+than which nothing here is more exact, float32's is added in units of float64, and half of it again for the error of
+what is taken for exact. The size is the result's, or where that is larger the root mean square of the largest gradient:
+behind a softmax a gradient is a difference of terms of that size. The tests of this project use the same rule. NaN is
+red. Of a layer the product inside is checked.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Exact:
         self.exact = reference.build(make(case, torch.float64))()
         self.plain = reference.build(make(case))()
         if case.dtype == "float64":
-            unit = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+            unit = 1.5 * torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
             coarse = reference.build(make(case, torch.float32))()
             results = zip(self.exact, self.plain, coarse, strict=True)
             self.plain = tuple(x + (own - x).abs() + (rough - x).abs() * unit for x, own, rough in results)

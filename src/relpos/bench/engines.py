@@ -203,11 +203,21 @@ def engines(named: str | None = None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(asked))
 
 
-def check(asked: Many[str], *, only: Many[torch.device] | None = None) -> Iterator[EngineRow]:
-    """Hold the engines against the reference, a row a kind of call, on all devices of this machine or some."""
+def check(
+    asked: Many[str],
+    *,
+    only: Many[torch.device] | None = None,
+    dtypes: Many[torch.dtype] = DTYPES,
+    part: slice = slice(None),
+) -> Iterator[EngineRow]:
+    """Hold the engines against the reference, a row a kind of call, on all devices of this machine or some.
+
+    Args:
+        part: of the kinds of calls.
+    """
     for device in devices() if only is None else only:
-        every = kinds(TOKENS[device.type])
-        for dtype in DTYPES:
+        every = kinds(TOKENS[device.type])[part]
+        for dtype in dtypes:
             for kind in every:
                 wanted = expected(lambda kind=kind, dtype=dtype: make(kind, dtype))  # type: ignore[misc]
                 for engine in asked:

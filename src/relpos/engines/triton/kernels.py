@@ -102,17 +102,18 @@ def backward_rows(
     V: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """The delta of ROWS queries of one head, <output, its gradient> - d_lse, and their shift."""
-    start, number = _place(size.n, ROWS)
+    start, number = _place(up.count, ROWS)
     batch, head = number // size.heads, number % size.heads
     batch_head, batch64, head64 = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
     upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, start, size.n, up.at_n, ROWS, V, V_PAD)
     output = rows(out + batch_head * size.n * V, start, size.n, V, ROWS, V, V_PAD)
     qi = start + tl.arange(0, ROWS)
-    at, inside = batch_head * size.n + qi, qi < size.n
-    row_delta = tl.sum(upstream.to(SUM) * output.to(SUM), axis=1) - tl.load(d_lse + at, mask=inside, other=0.0)
-    sums = tl.load(lse + at, mask=inside, other=0.0)
-    tl.store(delta + at, row_delta, mask=inside)
-    tl.store(shift + at, tl.where(sums == NEGATIVE, 0.0, sums * UNIT), mask=inside)
+    read, written = batch_head * size.n + qi, batch_head * up.count + qi
+    row_delta = tl.sum(upstream.to(SUM) * output.to(SUM), axis=1)
+    row_delta -= tl.load(d_lse + read, mask=qi < size.n, other=0.0)
+    sums = tl.load(lse + read, mask=qi < size.n, other=0.0)
+    tl.store(delta + written, row_delta, mask=qi < up.count)
+    tl.store(shift + written, tl.where(sums == NEGATIVE, 0.0, sums * UNIT), mask=qi < up.count)
 
 
 @triton.jit
@@ -144,7 +145,7 @@ def backward_keys(
             qi = begin + tl.arange(0, ROWS)
             query = rows(head_q, begin, size.n, qkv.q_n, ROWS, D, D_PAD, FULL)
             upstream = rows(head_up, begin, size.n, up.at_n, ROWS, V, V_PAD, FULL)
-            shift, row_delta = sums_of_rows(up, batch64 * size.heads + head64, begin, size.n, size.n, ROWS, FULL)
+            shift, row_delta = sums_of_rows(up, batch64 * size.heads + head64, begin, ROWS)
             raw = product(key, tl.trans(query), qi[None, :], kj[:, None], at, -1, batch, head, size, bias, PRECISION)
             at += ROWS
             if TESTED:
@@ -181,7 +182,7 @@ def backward_queries(
     head_k = qkv.k + batch64 * qkv.k_b + head64 // size.groups * qkv.k_h
     head_v = qkv.v + batch64 * qkv.v_b + head64 // size.groups * qkv.v_h
     upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, start, size.n, up.at_n, ROWS, V, V_PAD)
-    shift, row_delta = sums_of_rows(up, batch_head, start, size.n, size.n, ROWS)
+    shift, row_delta = sums_of_rows(up, batch_head, start, ROWS)
     into = tl.zeros([ROWS, D_PAD], SUM)
     first, stop = span(start, ROWS, allowed.left, allowed.right, size.m, batch, spans, COARSE)
     first = tl.maximum(first, 0) // COLUMNS * COLUMNS
@@ -222,7 +223,7 @@ def _d_scores(
     key = rows(qkv.k + batch64 * qkv.k_b + shared * qkv.k_h, key_at, key_stop, qkv.k_n, SIDE, D, D_PAD, FULL)
     value = rows(qkv.v + batch64 * qkv.v_b + shared * qkv.v_h, key_at, key_stop, qkv.v_n, SIDE, V, V_PAD, FULL)
     upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, query_at, query_stop, up.at_n, SIDE, V, V_PAD, FULL)
-    shift, row_delta = sums_of_rows(up, batch64 * size.heads + head64, query_at, query_stop, size.n, SIDE, FULL)
+    shift, row_delta = sums_of_rows(up, batch64 * size.heads + head64, query_at, SIDE)
     raw = dot_onto(query, tl.trans(key), held, PRECISION)
     qi, kj = query_at + tl.arange(0, SIDE), key_at + tl.arange(0, SIDE)
     if not free:

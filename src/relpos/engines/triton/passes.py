@@ -36,8 +36,10 @@ def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor,
     launch = Launch(call)
     d_out = readable(d_out)
     out, lse, d_lse = out.contiguous(), lse.contiguous(), d_lse.contiguous()
-    up = tiles.Upstream(*with_strides(d_out), torch.empty_like(lse), torch.empty_like(lse))
-    kernels.backward_rows[(triton.cdiv(launch.n, _ROWS) * launch.batch * launch.heads,)](
+    count = (triton.cdiv(launch.n, spans.COARSE) + 1) * spans.COARSE  # a cell of a grid may begin at any row
+    sums = lse.new_empty(2, launch.batch, launch.heads, count)
+    up = tiles.Upstream(*with_strides(d_out), *sums, count)
+    kernels.backward_rows[(triton.cdiv(count, _ROWS) * launch.batch * launch.heads,)](
         up.delta, up.shift, out, up, lse, d_lse, launch.size,
         **{name: launch.constants()[name] for name in ("V", "V_PAD", "UNIT", "SUM")}, ROWS=_ROWS,
     )  # fmt: skip
@@ -64,5 +66,5 @@ def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor,
     sinks = call.terms.one(Sinks)
     if sinks is not None and gradients.wants(sinks.logits):
         shift = torch.where(lse == -torch.inf, torch.inf, lse)
-        share = torch.exp(sinks.logits.detach().to(launch.wide)[:, None] - shift) * up.delta
+        share = torch.exp(sinks.logits.detach().to(launch.wide)[:, None] - shift) * up.delta[:, :, : launch.n]
         gradients.add(sinks.logits, -share.sum(dim=(0, 2)))

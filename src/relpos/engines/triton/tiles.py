@@ -42,8 +42,8 @@ class QKV(NamedTuple):
 
 
 class Upstream(NamedTuple):
-    """The gradient of the output with its strides, and of each row, in the order of batch and head, its delta and its
-    shift: the log-sum-exp times UNIT, or 0 if it sees nothing."""
+    """The gradient of the output with its strides, and of each row its delta and its shift: the log-sum-exp times UNIT,
+    or 0 if it sees nothing. A head has `count` of each, more than rows, so that no tile ends behind them."""
 
     at: Any
     at_b: Any
@@ -51,6 +51,7 @@ class Upstream(NamedTuple):
     at_n: Any
     shift: Any
     delta: Any
+    count: Any
 
 
 class Counts(NamedTuple):
@@ -338,12 +339,7 @@ def write(
 
 
 @triton.jit
-def sums_of_rows(up, line, start, stop, n, SIZE: tl.constexpr, FULL: tl.constexpr = False):
-    """The shift and the delta of each row. A shift is inf from `stop` on, so that no key has a weight there."""
-    qi = start + tl.arange(0, SIZE)
-    at = line * n + qi
-    if FULL:
-        return tl.load(up.shift + at), tl.load(up.delta + at)
-    else:
-        inside = qi < stop
-        return tl.load(up.shift + at, mask=inside, other=float("inf")), tl.load(up.delta + at, mask=inside, other=0.0)
+def sums_of_rows(up, line, start, SIZE: tl.constexpr):
+    """The shift and the delta of each row."""
+    at = line * up.count + start + tl.arange(0, SIZE)
+    return tl.load(up.shift + at), tl.load(up.delta + at)
