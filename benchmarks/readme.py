@@ -51,9 +51,10 @@ def cell(entry: Mapping[str, Any] | None) -> str:
 
 def table(results: Mapping[str, Any], device: str) -> str:
     """The results in Markdown."""
-    columns = COLUMNS[device]
     words = {target.case: target.words for target in reversed(targets())}
     found = {(entry["case"], entry["peer"]): entry for entry in results["entries"]}
+    measured = {peer for (_, peer), entry in found.items() if entry["ratio"] is not None}
+    columns = {peer: title for peer, title in COLUMNS[device].items() if peer in measured}
     lines = [f"| case | {' | '.join(columns.values())} |", "|---" * (len(columns) + 1) + "|"]
     for case in rows(device):
         if (case.name, FREE) in found:

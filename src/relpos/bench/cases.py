@@ -211,7 +211,7 @@ def gpu_families() -> dict[str, tuple[Case, ...]]:
     )
     return {
         "gpu-target": (
-            *(case for case in lengths if case.sizes == (8192,) and not case.causal),
+            *(case for case in lengths if case.sizes == (8192,) and (case.what == "step" or not case.causal)),
             *(case for case in grids if case.sizes == (64, 64) and case.what == "step"),
             *(case for case in windows if case.what == "step"),
         ),

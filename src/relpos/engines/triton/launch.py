@@ -129,4 +129,5 @@ SHAPES: dict[tuple[str, str, int], dict[str, int]] = {
     ("table", "full", 128): _shape(32, 32, 8, 1),
     ("table", "full", 256): _shape(16, 16, 4, 1),
 }
-"""By kernel, precision and head width, for Hopper; powers of two that divide `spans.COARSE`. Not measured yet."""
+"""By kernel, precision and head width, for Hopper; powers of two that divide `spans.COARSE`. Those of widths 64 and 128
+in half precision are the best of a few on an H200 (docs/log.md, 2026-11-27); the others are not measured."""

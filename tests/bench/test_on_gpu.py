@@ -1,0 +1,101 @@
+"""The commands of `benchmarks/` for a GPU, without one: what a run says, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from relpos.bench.cases import find_cases
+from relpos.bench.measure import quartiles
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+CASE = "line-8192-bfloat16-step-cuda"
+
+
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def entry(peer: str, milliseconds: float, **more: Any) -> dict[str, Any]:
+    rounds = [milliseconds] * 3
+    return {
+        "part": "attention", "case": CASE, "peer": peer, "title": peer, "backend": None, "ms": quartiles(rounds, 3),
+        "ratio": quartiles([milliseconds / 2.0] * 3, 3), "against": "sdpa-free", "rounds_ms": rounds, "extra_mib": 1.0,
+        "reason": None, **more,
+    }  # fmt: skip
+
+
+def lines() -> list[dict[str, Any]]:
+    failed = {"outcome": "failed", "seconds": 3.0, "said": "x = 1\nE   AssertionError: 2 is not 1\nE   more"}
+    return [
+        {"part": "tests", "test": "tests/engines/test_gpu.py::test_a", "outcome": "passed", "seconds": 1.0, "said": ""},
+        {"part": "tests", "test": "tests/engines/test_gpu.py::test_b", **failed},
+        {"part": "tests", "status": 1, "seconds": 90.0},
+        {"part": "attention", "surroundings": {"device": "cuda", "gpu": "a card", "torch": "2.11.0"}},
+        entry("sdpa-free", 2.0),
+        entry("relpos-auto", 2.5),
+        *({"part": "tiles", "kind": "keys", "width": 64, "tile": [64, n, 4, 2], "ms": n / 32} for n in (64, 32, 128)),
+        {"part": "tiles", "kind": "keys", "width": 64, "tile": [16, 16, 8, 4], "failed": "OutOfResources"},
+    ]
+
+
+def test_a_report_says_what_failed_and_which_tiles_are_best() -> None:
+    said = "\n".join(loaded("gpu_report").said(lines()))
+    assert "tests: 1 of 2 passed, 90 s" in said
+    assert "failed: tests/engines/test_gpu.py::test_b: AssertionError: 2 is not 1" in said
+    assert "tiles: keys, width 64: [64, 32, 4, 2] 1.000 ms; [64, 64, 4, 2] 2.000 ms" in said
+
+
+def test_results_of_a_run_are_a_table_of_the_readme() -> None:
+    found = loaded("gpu_report").results(lines())
+    assert list(found["cases"]) == [CASE]
+    assert found["cases"][CASE]["sizes"] == find_cases(CASE)[0].sizes
+    assert ("bias-free SDPA, flash", 1.25) in [(target["against"], target["reached"]) for target in found["targets"]]
+    table = loaded("readme").table(json.loads(json.dumps(found)), "cuda")
+    assert "| case | relpos |" in table, "a peer that was not measured has no column"
+    assert "| training step, relative bias, N = 8,192, D = 64 | 1.25 (1.25 to 1.25) |" in table
+
+
+def test_every_outcome_is_a_line_as_soon_as_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By pytest itself, in a process whose only plugin is the command's."""
+    (tmp_path / "test_two.py").write_text("def test_right(): pass\ndef test_wrong(): assert 1 == 2\n", encoding="utf-8")
+    written = tmp_path / "lines.jsonl"
+    monkeypatch.setenv("RELPOS_GPU_LINES", str(written))
+    monkeypatch.setenv("PYTHONPATH", str(BENCHMARKS))
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "on_gpu", "-p", "no:cacheprovider", str(tmp_path)]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    right, wrong = map(json.loads, written.read_text(encoding="utf-8").splitlines())
+    assert (right["outcome"], right["said"]) == ("passed", "")
+    assert wrong["test"].endswith("test_wrong")
+    assert "assert 1 == 2" in wrong["said"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "expected a CUDA device; got none. Run this on the GPU that is asked.\n"),
+        (["--parts", "speed"], "expected parts of tests, attention, tiles, short; got 'speed'. Leave it out.\n"),
+    ],
+)
+def test_what_it_cannot_do_is_a_line(
+    arguments: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["on_gpu.py", str(tmp_path / "out"), *arguments])
+    assert loaded("on_gpu").main() == 2
+    assert capsys.readouterr().err == line
+    assert not (tmp_path / "out").exists()
