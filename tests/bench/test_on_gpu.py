@@ -44,7 +44,7 @@ def lines() -> list[dict[str, Any]]:
         {"part": "tests", "test": "tests/engines/test_gpu.py::test_a", "outcome": "passed", "seconds": 1.0, "said": ""},
         {"part": "tests", "test": "tests/engines/test_gpu.py::test_b", **failed},
         {"part": "tests", "status": 1, "seconds": 90.0},
-        {"part": "attention", "surroundings": {"device": "cuda", "gpu": "a card", "torch": "2.11.0"}},
+        {"part": "attention", "surroundings": {"device": "a card", "driver": "5", "torch": "2.11.0"}},
         entry("sdpa-free", 2.0),
         entry("relpos-auto", 2.5),
         *({"part": "tiles", "kind": "keys", "width": 64, "tile": [64, n, 4, 2], "ms": n / 32} for n in (64, 32, 128)),

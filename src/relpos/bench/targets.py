@@ -118,9 +118,9 @@ def _on_gpu() -> tuple[Target, ...]:
                 Target(case, line, flash, of_flash),
                 Target(case, line, best, of_best, (FREE, FREE_CUDNN)),
             ]
-    for width in (64, 128):
-        case = f"line-8192-bfloat16-step-causal{'-d128' if width == 128 else ''}-cuda"
-        found.append(Target(case, f"the same, causal, D = {width}", flash, 1.5))
+    for width in ("", "-d128"):
+        case = f"line-8192-bfloat16-step-causal{width}-cuda"
+        found.append(Target(case, f"the same, causal, D = {128 if width else 64}", flash, 1.5))
     step = "line-8192-bfloat16-step-cuda"
     found += [
         Target(step, "training step, N = 8,192", "compiled FlexAttention, learned table", 0.5, (FLEX,)),

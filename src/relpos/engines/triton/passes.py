@@ -37,8 +37,8 @@ def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor,
     d_out = readable(d_out)
     out, lse, d_lse = out.contiguous(), lse.contiguous(), d_lse.contiguous()
     count = (triton.cdiv(launch.n, spans.COARSE) + 1) * spans.COARSE  # a cell of a grid may begin at any row
-    sums = lse.new_empty(2, launch.batch, launch.heads, count)
-    up = tiles.Upstream(*with_strides(d_out), *sums, count)
+    shift, delta = lse.new_empty(2, launch.batch, launch.heads, count)
+    up = tiles.Upstream(*with_strides(d_out), shift, delta, count)
     kernels.backward_rows[(triton.cdiv(count, _ROWS) * launch.batch * launch.heads,)](
         up.delta, up.shift, out, up, lse, d_lse, launch.size,
         **{name: launch.constants()[name] for name in ("V", "V_PAD", "UNIT", "SUM")}, ROWS=_ROWS,
