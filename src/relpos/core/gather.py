@@ -90,6 +90,13 @@ class Rows:
             return _sorted(self.index, self.rows)
 
 
+def sum_by_rows(values: Float[Tensor, " L *C"], rows: Rows) -> Float[Tensor, " R *C"]:
+    """`segment_sum` by row numbers that are sorted once; without a gradient of its own."""
+    if _adds_in_order(values):
+        return ordered_segment_sum(values, rows.index, rows.rows)
+    return _sum_sorted(values, *rows.order)
+
+
 _WHOLE = (torch.int64, torch.int32)
 """What PyTorch reads rows by. Others are masks, or no numbers of rows."""
 
@@ -150,9 +157,7 @@ class _ReadRows(torch.autograd.Function):
         (gradient,) = gradients
         if torch.is_grad_enabled():  # a second derivative is wanted
             return segment_sum(gradient, rows.index, rows.rows), None
-        if _adds_in_order(gradient):
-            return ordered_segment_sum(gradient, rows.index, rows.rows), None
-        return _sum_sorted(gradient, *rows.order), None
+        return sum_by_rows(gradient, rows), None
 
 
 def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Tensor, "*IC"]:

@@ -1,6 +1,8 @@
-"""An engine's forward and backward as two custom operators, so that a compiled graph holds a call as one node.
+"""An engine's forward and backward as one node of a graph: of autograd's in eager mode, of a compiled one by operators.
 
-They take a call as `packing.pack` makes it. The backward has no gradient of its own: a second derivative raises.
+Two custom operators take a call as `packing.pack` makes it, for compilers, modes and subclasses, which see operators
+alone. To take a call apart for them costs more than to launch its kernels, so an eager call is handed on as it is. The
+backward has no gradient of its own: a second derivative raises.
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from relpos.core import at_least_float32
 from relpos.core.checks import without_autocast
 from relpos.core.private import inside_forward_mode, inside_transform
 from relpos.engines.call import Call
-from relpos.engines.packing import Packed, pack, unpack
+from relpos.engines.packing import Packed, pack, put_together, take_apart, unpack
 
 
 class Gradients:
@@ -85,8 +88,43 @@ def _apart(tensors: list[Tensor]) -> list[Tensor]:
     return [x.detach() if any(x is y for y in tensors[:place]) else x for place, x in enumerate(tensors)]
 
 
+def _seen_by_operators(tensors: Sequence[Tensor]) -> bool:
+    """Whether something looks on that sees operators alone: a compiler, a mode, a tracer, a subclass of tensors."""
+    return (
+        torch.compiler.is_compiling()
+        or is_in_torch_dispatch_mode()
+        or torch.jit.is_tracing()
+        or any(type(x) is not Tensor and type(x) is not torch.nn.Parameter for x in tensors)
+    )
+
+
+class _Node(torch.autograd.Function):
+    """A call in eager mode. Its tensors are saved, and how they stand in the call; the call itself is not kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, forward: RunForward, step_back: Callable[..., list[Tensor]], call: Call, structure: Any,
+        numbers: list[int], *tensors: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        out, lse = forward(call)
+        ctx.save_for_backward(*tensors, out, lse)
+        ctx.step_back, ctx.structure, ctx.numbers = step_back, structure, numbers
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, out, lse = ctx.saved_tensors
+        asked = ctx.needs_input_grad[_Node.BEFORE :]
+        needed = [place for place, wanted in enumerate(asked) if wanted]
+        found = iter(ctx.step_back(tensors, ctx.numbers, ctx.structure, out, lse, *upstream, needed))
+        return *(None,) * _Node.BEFORE, *(next(found) if wanted else None for wanted in asked)
+
+    BEFORE = 5
+    """Arguments of `apply` before the tensors."""
+
+
 def make_operator(engine: str, forward: RunForward, backward: RunBackward) -> RunForward:
-    """A function that computes a call by `relpos::<engine>`, which takes it packed, with its gradient registered.
+    """A function that computes a call with its gradient: in eager mode at once, else by `relpos::<engine>`.
 
     The forward is called with autocast off, as `relpos.attention` runs engines; the backward, which autograd calls
     whenever it comes to it, switches it off itself.
@@ -107,6 +145,13 @@ def make_operator(engine: str, forward: RunForward, backward: RunBackward) -> Ru
         wide = torch.promote_types(call.q.dtype, torch.float32)
         return call.q.new_empty(*shape, call.v.shape[3]), call.q.new_empty(shape, dtype=wide)
 
+    def gradients_of(tensors: list[Tensor], call: Call, out: Tensor, *rest: Any) -> list[Tensor]:
+        *rest, needed = rest
+        gradients = Gradients([tensors[place] for place in needed])
+        with without_autocast(out.device):
+            backward(call, out, *rest, gradients)
+        return gradients.finished()
+
     @torch.library.custom_op(
         f"relpos::{engine}_backward",
         mutates_args=(),
@@ -114,12 +159,9 @@ def make_operator(engine: str, forward: RunForward, backward: RunBackward) -> Ru
         "Tensor d_lse, int[] needed) -> Tensor[]",
     )
     def attend_backward(tensors: list[Tensor], numbers: list[int], structure: str, *rest: Any) -> list[Tensor]:
-        out, lse, d_out, d_lse, needed = rest
+        *rest, needed = rest
         tensors = _apart(tensors)
-        gradients = Gradients([tensors[place] for place in needed])
-        with without_autocast(out.device):
-            backward(unpack(tensors, numbers, structure), out, lse, d_out, d_lse, gradients)
-        return gradients.finished()
+        return gradients_of(tensors, unpack(tensors, numbers, structure), *rest, needed)
 
     @attend_backward.register_fake
     def _(tensors: list[Tensor], numbers: list[int], structure: str, *rest: Any) -> list[Tensor]:
@@ -147,8 +189,23 @@ def make_operator(engine: str, forward: RunForward, backward: RunBackward) -> Ru
     attend.register_autograd(step_back, setup_context=keep)
     attend_backward.register_autograd(no_second_derivative, setup_context=lambda ctx, inputs, output: None)
 
+    def step_back_at_once(tensors: list[Tensor], numbers: list[int], structure: Any, *rest: Any) -> list[Tensor]:
+        call, (*rest, needed) = put_together(structure, tensors, numbers), rest
+        if torch.is_grad_enabled() or _seen_by_operators((*tensors, rest[2])):  # create_graph, compiled autograd
+            packed, *others = pack(call)
+            places = [next(at for at, x in enumerate(packed) if x is tensors[place]) for place in needed]
+            found: list[Tensor] = attend_backward(packed, *others, *rest, places)
+            return found
+        return gradients_of(tensors, call, *rest, needed)
+
     def run(call: Call) -> tuple[Tensor, Tensor]:
-        out, lse = attend(*pack(call))
+        tensors, numbers, structure = take_apart(call)
+        if _seen_by_operators(tensors):
+            out, lse = attend(*pack(call))
+        elif torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            out, lse = _Node.apply(forward, step_back_at_once, call, structure, numbers, *tensors)
+        else:
+            out, lse = forward(call)
         return out, lse
 
     return run

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.core.line import Layout, Ramp
+from relpos.core.line import Layout, Lines, Ramp
 from relpos.core.tree import CLASSES
 from relpos.engines.call import Call
 
@@ -28,15 +28,27 @@ Packed = tuple[list[Tensor], list[int], str]
 """Tensors, each once; integers; and the structure that holds both."""
 
 
+def take_apart(call: Call) -> tuple[list[Tensor], list[int], Any]:
+    """The call's tensors, each once, its integers, and how they stand in it, for `put_together`, in this process.
+
+    Lines stay whole: they are most of a call, have no gradient, never change and keep what follows from them.
+    """
+    tensors: list[Tensor] = []
+    numbers: list[int] = []
+    return tensors, numbers, _take_apart(call, tensors, numbers, Lines)
+
+
 def pack(call: Call) -> Packed:
     """The call as an operator takes it."""
     tensors: list[Tensor] = []
     numbers: list[int] = []
-    structure = _take_apart(call, tensors, numbers)
+    structure = _take_apart(call, tensors, numbers, None)
     return tensors, numbers, str(structure)
 
 
-def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
+def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int], whole: type | None) -> Any:
+    if type(node) is whole:
+        return ("whole", node)
     if isinstance(node, Tensor):
         for place, known in enumerate(tensors):
             if known is node:
@@ -44,7 +56,7 @@ def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
         tensors.append(node)
         return ("Tensor", len(tensors) - 1)
     if isinstance(node, tuple):
-        return ("tuple", *(_take_apart(x, tensors, numbers) for x in node))
+        return ("tuple", *(_take_apart(x, tensors, numbers, whole) for x in node))
     if node is None or isinstance(node, str | bool):
         return node
     if isinstance(node, float | torch.SymFloat):
@@ -53,12 +65,17 @@ def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
         numbers.append(node)  # type: ignore[arg-type]  # a symbol is one
         return ("int", len(numbers) - 1)
     parts = (getattr(node, field.name) for field in fields(node))
-    return (type(node).__name__, *(_take_apart(part, tensors, numbers) for part in parts))
+    return (type(node).__name__, *(_take_apart(part, tensors, numbers, whole) for part in parts))
 
 
 def unpack(tensors: list[Tensor], numbers: list[int], structure: str) -> Call:
     """The call again. What was checked when the terms were made is not checked twice."""
-    call: Call = _put_together(_read(structure), tensors, numbers)
+    return put_together(_read(structure), tensors, numbers)
+
+
+def put_together(structure: Any, tensors: list[Tensor], numbers: list[int]) -> Call:
+    """What `take_apart` took apart."""
+    call: Call = _put_together(structure, tensors, numbers)
     return call
 
 
@@ -71,6 +88,8 @@ def _put_together(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
     if not isinstance(node, tuple):
         return node
     kind, *parts = node
+    if kind == "whole":
+        return parts[0]
     if kind == "Tensor":
         return tensors[parts[0]]
     if kind == "int":

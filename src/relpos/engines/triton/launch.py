@@ -6,17 +6,17 @@ No tensor is read, so a call can be captured in a CUDA graph once a first call h
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from relpos.core import LineBias, Sinks
 from relpos.engines.call import Call
 from relpos.engines.triton import spans, tiles
-from relpos.engines.triton.limits import HOPPERS, interpreting, shared_memory
+from relpos.engines.triton.limits import HOPPERS, interpreting, power_of_2, shared_memory
 
 
 class Launch:
@@ -56,9 +56,10 @@ class Launch:
         query_b, key_b = (x.stride(0) if x.dim() == 2 and x.shape[0] > 1 else 0 for x in (query, key))
         return tiles.Bias(table, head, query, query_b, key, key_b, zero)
 
+    @cached_property
     def constants(self) -> dict[str, Any]:
         """The constants that all kernels take."""
-        padded = (max(16, triton.next_power_of_2(width)) for width in (self.d, self.v))
+        padded = (max(16, power_of_2(width)) for width in (self.d, self.v))
         return {
             **dict(zip(("D_PAD", "V_PAD"), padded, strict=True)),
             "D": self.d,
@@ -78,7 +79,7 @@ class Launch:
         if not roomy:  # the tiles of wider heads, without pipelining
             found["num_stages"] = 1
         for name, count in (("ROWS", self.n), ("COLUMNS", self.m)):  # short sequences need no more
-            found[name] = min(found[name], max(16, triton.next_power_of_2(count)))
+            found[name] = min(found[name], max(16, power_of_2(count)))
         return found
 
     def tests(self, full: bool) -> dict[str, bool]:

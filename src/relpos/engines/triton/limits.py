@@ -30,6 +30,16 @@ def shared_memory(device: torch.device) -> int:
     return int(getattr(properties, "shared_memory_per_block_optin", known))
 
 
+def cdiv(count: int, size: int) -> int:
+    """How many tiles of a size hold a number of tokens. Triton's own function takes microseconds to say so."""
+    return -(-count // size)
+
+
+def power_of_2(count: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << (count - 1).bit_length()
+
+
 def interpreting() -> bool:
     """Whether Triton's interpreter runs the kernels on CPU."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import triton
 from jaxtyping import Float
 from torch import Tensor
 
@@ -12,6 +11,7 @@ from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.triton import kernels, spans, table, tiles
 from relpos.engines.triton.launch import Launch, readable, with_strides
+from relpos.engines.triton.limits import cdiv
 
 _ROWS = 64
 """Rows of a program of `backward_rows`, which reads the output once."""
@@ -24,9 +24,9 @@ def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"
     out = q.new_empty(launch.batch, launch.heads, launch.n, launch.v)
     lse = q.new_empty(launch.batch, launch.heads, launch.n, dtype=launch.wide)
     shape = launch.shape("forward")
-    kernels.forward[(triton.cdiv(launch.n, shape["ROWS"]) * launch.batch * launch.heads,)](
+    kernels.forward[(cdiv(launch.n, shape["ROWS"]) * launch.batch * launch.heads,)](
         out, lse, launch.qkv, launch.size, launch.bias, launch.allowed, launch.queries, launch.dropout, launch.sink,
-        **launch.constants(), **shape, COARSE=spans.COARSE, **launch.tests(launch.m % shape["COLUMNS"] == 0),
+        **launch.constants, **shape, COARSE=spans.COARSE, **launch.tests(launch.m % shape["COLUMNS"] == 0),
     )  # fmt: skip
     return out, lse
 
@@ -36,28 +36,28 @@ def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor,
     launch = Launch(call)
     d_out = readable(d_out)
     out, lse, d_lse = out.contiguous(), lse.contiguous(), d_lse.contiguous()
-    count = (triton.cdiv(launch.n, spans.COARSE) + 1) * spans.COARSE  # a cell of a grid may begin at any row
+    count = (cdiv(launch.n, spans.COARSE) + 1) * spans.COARSE  # a cell of a grid may begin at any row
     shift, delta = lse.new_empty(2, launch.batch, launch.heads, count)
     up = tiles.Upstream(*with_strides(d_out), shift, delta, count)
-    kernels.backward_rows[(triton.cdiv(count, _ROWS) * launch.batch * launch.heads,)](
+    kernels.backward_rows[(cdiv(count, _ROWS) * launch.batch * launch.heads,)](
         up.delta, up.shift, out, up, lse, d_lse, launch.size,
-        **{name: launch.constants()[name] for name in ("V", "V_PAD", "UNIT", "SUM")}, ROWS=_ROWS,
+        **{name: launch.constants[name] for name in ("V", "V_PAD", "UNIT", "SUM")}, ROWS=_ROWS,
     )  # fmt: skip
     rows = up, launch.qkv, launch.size, launch.bias, launch.allowed
     if gradients.wants(call.q):
         shape = launch.shape("queries")
         d_q = torch.empty(call.q.shape, dtype=call.q.dtype, device=call.q.device)
-        kernels.backward_queries[(triton.cdiv(launch.n, shape["ROWS"]) * launch.batch * launch.heads,)](
+        kernels.backward_queries[(cdiv(launch.n, shape["ROWS"]) * launch.batch * launch.heads,)](
             d_q, *rows, launch.queries, launch.dropout,
-            **launch.constants(), **shape, COARSE=spans.COARSE, **launch.tests(launch.m % shape["COLUMNS"] == 0),
+            **launch.constants, **shape, COARSE=spans.COARSE, **launch.tests(launch.m % shape["COLUMNS"] == 0),
         )  # fmt: skip
         gradients.add(call.q, d_q)
     if gradients.wants(call.k) or gradients.wants(call.v):
         shape = launch.shape("keys")
         d_k, d_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.k, call.v))
-        kernels.backward_keys[(triton.cdiv(launch.m, shape["COLUMNS"]) * launch.batch * launch.own_heads,)](
+        kernels.backward_keys[(cdiv(launch.m, shape["COLUMNS"]) * launch.batch * launch.own_heads,)](
             d_k, d_v, *rows, launch.keys, launch.dropout,
-            **launch.constants(), **shape, COARSE=spans.COARSE, **launch.tests(launch.n % shape["ROWS"] == 0),
+            **launch.constants, **shape, COARSE=spans.COARSE, **launch.tests(launch.n % shape["ROWS"] == 0),
         )  # fmt: skip
         for x, gradient in ((call.k, d_k), (call.v, d_v)):
             gradients.add(x, gradient)

@@ -8,14 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from jaxtyping import Float
 from torch import Tensor
 
 from relpos import core
 from relpos.core.rotation import RotationLayout
 from relpos.engines.triton import kernels
-from relpos.engines.triton.limits import interpreting
+from relpos.engines.triton.limits import cdiv, interpreting, power_of_2
 
 _ROWS = 32
 
@@ -29,10 +28,10 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, half: bool, back: bool) -> Tens
     out = x.new_empty(x.shape)
     rest = width - 2 * pairs
     with torch.cuda.device_of(x):
-        kernels.turn[(triton.cdiv(n, _ROWS) * batch * heads,)](
+        kernels.turn[(cdiv(n, _ROWS) * batch * heads,)](
             out, x, *x.stride()[:3], cos, sin, *(cos.stride(axis) if cos.shape[axis] > 1 else 0 for axis in (0, 1)),
-            heads, n, D=width, PAIRS=pairs, PAIRS_PAD=triton.next_power_of_2(pairs),
-            REST_PAD=triton.next_power_of_2(rest) if rest else 0, ROWS=_ROWS, HALF=half, BACK=back,
+            heads, n, D=width, PAIRS=pairs, PAIRS_PAD=power_of_2(pairs),
+            REST_PAD=power_of_2(rest) if rest else 0, ROWS=_ROWS, HALF=half, BACK=back,
             PRECISION="widened" if interpreting() else "ieee",
         )  # fmt: skip
     return out

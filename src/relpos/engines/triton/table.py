@@ -10,16 +10,16 @@ import math
 from typing import Any
 
 import torch
-import triton
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from relpos.core import LineBias, Lines, segment_sum
+from relpos.core import LineBias, Lines, kept
+from relpos.core.gather import Rows, sum_by_rows
 from relpos.core.line import Ramp
 from relpos.core.random import keep
 from relpos.engines.triton import kernels, tiles
 from relpos.engines.triton.launch import Launch
-from relpos.engines.triton.limits import MOST_AXES, are_few
+from relpos.engines.triton.limits import MOST_AXES, are_few, cdiv, power_of_2
 
 
 def gradient(launch: Launch, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:
@@ -49,23 +49,34 @@ _PROGRAMS = 1024
 
 def _of_pairs(launch: Launch, lines: Lines, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:
     """The gradient from that of every pair's score, summed over the batch."""
-    shape = launch.shape("table")
-    side = min(shape["ROWS"], max(16, triton.next_power_of_2(max(launch.n, launch.m))))
-    across = triton.cdiv(launch.n, side) * triton.cdiv(launch.m, side)
-    share = triton.cdiv(launch.batch, triton.cdiv(_PROGRAMS, across * launch.heads))
-    parts = triton.cdiv(launch.batch, share)
-    partial = torch.empty(parts, launch.heads, launch.n, launch.m, dtype=launch.wide, device=launch.call.q.device)
+    shape, n, m = launch.shape("table"), launch.n, launch.m
+    side = min(shape["ROWS"], max(16, power_of_2(max(n, m))))
+    across = cdiv(n, side) * cdiv(m, side)
+    share = cdiv(launch.batch, cdiv(_PROGRAMS, across * launch.heads))
+    parts = cdiv(launch.batch, share)
+    partial = torch.empty(parts, launch.heads, n, m, dtype=launch.wide, device=launch.call.q.device)
     kernels.backward_pairs[across, launch.heads, parts](
-        partial, *rows, launch.dropout, launch.batch, share, **launch.constants(), SIDE=side,
+        partial, *rows, launch.dropout, launch.batch, share, **launch.constants, SIDE=side,
         num_warps=shape["num_warps"], num_stages=shape["num_stages"],
     )  # fmt: skip
+    order = kept.keep(
+        lines, "rows of pairs", partial.device, lambda: Rows(_pairs(lines), lines.length), lambda: _ROW * n * m
+    )
+    return sum_by_rows(partial.sum(dim=0).flatten(1).T, order).T
+
+
+_ROW = 24
+"""Bytes that an entry of `Rows` takes: its row, and its place in the order."""
+
+
+def _pairs(lines: Lines) -> Int[Tensor, " I"]:
     index = lines.index()
-    return segment_sum(partial.sum(dim=0).permute(1, 2, 0), index if index.dim() == 2 else index[0], lines.length).T
+    return (index if index.dim() == 2 else index[0]).flatten()
 
 
 def _cells(prefix: int, sizes: tuple[int, ...], side: int) -> tiles.Cells:
     first, second = (*(1,) * (MOST_AXES - len(sizes)), *sizes[:-1])
-    return tiles.Cells(prefix, sizes[-1], first, second, triton.cdiv(sizes[-1], side))
+    return tiles.Cells(prefix, sizes[-1], first, second, cdiv(sizes[-1], side))
 
 
 def _between_tokens(
@@ -77,14 +88,14 @@ def _between_tokens(
     axes = [axis for axis in axes if axis[:2] != (1, 1)] or axes[-1:]  # a grid with one column is a sequence
     query_sizes, key_sizes, inner_strides = zip(*axes, strict=True)
     wider = max(query_sizes[-1], key_sizes[-1])
-    side = min(shape["ROWS"], max(16, triton.next_power_of_2(wider)))
+    side = min(shape["ROWS"], max(16, power_of_2(wider)))
     queries, keys = _cells(query.prefix, query_sizes, side), _cells(key.prefix, key_sizes, side)
     spans = [a + b - 1 for a, b in zip(queries[2:], keys[2:], strict=True)]
     even = queries.second == keys.second and (queries.inner == keys.inner or spans[:2] == [1, 1])
     tests = launch.tests(queries.inner % side == 0 and keys.inner % side == 0)
     partial = result.new_empty(launch.heads, math.prod(spans[:2]), spans[2], 2, side)
     kernels.backward_table[math.prod(spans), launch.heads](
-        partial, *rows, launch.dropout, launch.batch, queries, keys, **launch.constants(), SIDE=side, EVEN=even,
+        partial, *rows, launch.dropout, launch.batch, queries, keys, **launch.constants, SIDE=side, EVEN=even,
         **tests, num_warps=shape["num_warps"], num_stages=shape["num_stages"],
     )  # fmt: skip
     # neighbouring cells of the last axis overlap by half: these are its offsets, from -SIDE times the key cells on
