@@ -72,7 +72,7 @@ def test_ci_runs_the_command_that_readme_marks() -> None:
 
 
 def test_readme_is_short() -> None:
-    assert len(TEXT.splitlines()) <= 150
+    assert len(TEXT.splitlines()) <= 170  # with a table of speed for each kind of device
 
 
 @pytest.mark.parametrize("example", [*blocks(TEXT, "python"), *blocks(COMMAND, "python")])
@@ -155,7 +155,8 @@ def test_a_table_of_a_gpu_stands_there_once_it_is_measured(tmp_path: Path) -> No
         (tmp_path / f"attention-{device}.json").write_text(results, encoding="utf-8")
     both = script["written"](TEXT, tmp_path)
     assert both.count("<!-- end -->") == 2
-    assert "<!-- benchmark cuda -->\n| case | relpos | its kernels without a bias |" in both
+    assert "<!-- benchmark cuda -->\n| case | relpos |" in both
+    assert "its kernels without a bias" not in both.split("<!-- benchmark cuda -->")[1], "not measured there"
     assert script["written"](both, tmp_path) == both
     assert script["written"](both) == TEXT
 

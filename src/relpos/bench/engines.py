@@ -207,17 +207,17 @@ def check(
     asked: Many[str],
     *,
     only: Many[torch.device] | None = None,
-    dtypes: Many[torch.dtype] = DTYPES,
+    dtypes: Many[torch.dtype] | None = None,
     part: slice = slice(None),
 ) -> Iterator[EngineRow]:
     """Hold the engines against the reference, a row a kind of call, on all devices of this machine or some.
 
     Args:
-        part: of the kinds of calls.
+        dtypes: default all. part: of the kinds of calls.
     """
     for device in devices() if only is None else only:
         every = kinds(TOKENS[device.type])[part]
-        for dtype in dtypes:
+        for dtype in DTYPES if dtypes is None else dtypes:
             for kind in every:
                 wanted = expected(lambda kind=kind, dtype=dtype: make(kind, dtype))  # type: ignore[misc]
                 for engine in asked:
