@@ -93,7 +93,7 @@ def _seen_by_operators(tensors: Sequence[Tensor]) -> bool:
     return (
         torch.compiler.is_compiling()
         or is_in_torch_dispatch_mode()
-        or torch.jit.is_tracing()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         or any(type(x) is not Tensor and type(x) is not torch.nn.Parameter for x in tensors)
     )
 
@@ -145,11 +145,12 @@ def make_operator(engine: str, forward: RunForward, backward: RunBackward) -> Ru
         wide = torch.promote_types(call.q.dtype, torch.float32)
         return call.q.new_empty(*shape, call.v.shape[3]), call.q.new_empty(shape, dtype=wide)
 
-    def gradients_of(tensors: list[Tensor], call: Call, out: Tensor, *rest: Any) -> list[Tensor]:
-        *rest, needed = rest
+    def gradients_of(tensors: list[Tensor], call: Call, saved: Sequence[Tensor], needed: list[int]) -> list[Tensor]:
+        """`saved` are the output, the log-sum-exp and their gradients."""
+        out, lse, d_out, d_lse = saved
         gradients = Gradients([tensors[place] for place in needed])
         with without_autocast(out.device):
-            backward(call, out, *rest, gradients)
+            backward(call, out, lse, d_out, d_lse, gradients)
         return gradients.finished()
 
     @torch.library.custom_op(
@@ -159,9 +160,9 @@ def make_operator(engine: str, forward: RunForward, backward: RunBackward) -> Ru
         "Tensor d_lse, int[] needed) -> Tensor[]",
     )
     def attend_backward(tensors: list[Tensor], numbers: list[int], structure: str, *rest: Any) -> list[Tensor]:
-        *rest, needed = rest
+        *saved, needed = rest
         tensors = _apart(tensors)
-        return gradients_of(tensors, unpack(tensors, numbers, structure), *rest, needed)
+        return gradients_of(tensors, unpack(tensors, numbers, structure), saved, needed)
 
     @attend_backward.register_fake
     def _(tensors: list[Tensor], numbers: list[int], structure: str, *rest: Any) -> list[Tensor]:
@@ -190,22 +191,28 @@ def make_operator(engine: str, forward: RunForward, backward: RunBackward) -> Ru
     attend_backward.register_autograd(no_second_derivative, setup_context=lambda ctx, inputs, output: None)
 
     def step_back_at_once(tensors: list[Tensor], numbers: list[int], structure: Any, *rest: Any) -> list[Tensor]:
-        call, (*rest, needed) = put_together(structure, tensors, numbers), rest
-        if torch.is_grad_enabled() or _seen_by_operators((*tensors, rest[2])):  # create_graph, compiled autograd
+        *saved, needed = rest
+        call = put_together(structure, tensors, numbers)
+        if torch.is_grad_enabled() or _seen_by_operators((*tensors, *saved)):  # create_graph, compiled autograd
             packed, *others = pack(call)
             places = [next(at for at, x in enumerate(packed) if x is tensors[place]) for place in needed]
-            found: list[Tensor] = attend_backward(packed, *others, *rest, places)
+            found: list[Tensor] = attend_backward(packed, *others, *saved, places)
             return found
-        return gradients_of(tensors, call, *rest, needed)
+        return gradients_of(tensors, call, saved, needed)
+
+    def by_operator(call: Call) -> tuple[Tensor, Tensor]:
+        out, lse = attend(*pack(call))
+        return out, lse
 
     def run(call: Call) -> tuple[Tensor, Tensor]:
+        if torch.compiler.is_compiling():
+            return by_operator(call)
         tensors, numbers, structure = take_apart(call)
         if _seen_by_operators(tensors):
-            out, lse = attend(*pack(call))
-        elif torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-            out, lse = _Node.apply(forward, step_back_at_once, call, structure, numbers, *tensors)
-        else:
-            out, lse = forward(call)
+            return by_operator(call)
+        if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
+            return forward(call)
+        out, lse = _Node.apply(forward, step_back_at_once, call, structure, numbers, *tensors)  # type: ignore[no-untyped-call]
         return out, lse
 
     return run
