@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,20 +58,8 @@ def tests(lines: Lines, asked: argparse.Namespace) -> None:
     limit = min(lines.left(), asked.test_seconds)
     began = time.monotonic()
     path = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:benchmark",
-        "-m",
-        "gpu",
-        *TESTS,
-        "-n",
-        str(asked.processes),
-        "--dist",
-        "worksteal",
-    ]
+    pytest = [sys.executable, "-m", "pytest", "-p", "no:benchmark", "-m", "gpu", *TESTS]
+    command = [*pytest, "-n", str(asked.processes), "--dist", "worksteal"]
     process = subprocess.Popen(
         [*command, "-p", "on_gpu", *(["-k", asked.tests] if asked.tests else [])], cwd=ROOT,
         env={**os.environ, "PYTHONPATH": path, _LINES: str(lines.path.absolute())}, start_new_session=True,
@@ -87,16 +74,14 @@ def tests(lines: Lines, asked: argparse.Namespace) -> None:
 
 
 def attention(lines: Lines, asked: argparse.Namespace) -> None:
-    """The cases that have a target, and a causal step, each engine beside PyTorch's own kernels."""
+    """The cases that have a target, each engine beside PyTorch's own kernels."""
     from relpos.bench.cases import find_cases
     from relpos.bench.measure import time_case
     from relpos.bench.peers import FLEX
     from relpos.bench.run import surroundings
 
     lines("attention", surroundings=surroundings("cuda"))
-    cases = find_cases(asked.cases)
-    causal = [replace(case, causal=True) for case in cases if case.position == "line" and case.what == "step"]
-    for case in [*cases, *causal]:
+    for case in find_cases(asked.cases):
         if lines.left() < 15:
             return
         entries = time_case(
