@@ -65,8 +65,8 @@ class Triton(Engine):
         if mask is not None and mask.allowed is not None:
             return "a mask as a tensor"
         biases = call.terms.of(LineBias)
-        if call.scale == 0:
-            return "a scale of 0"
+        if biases and call.scale == 0:
+            return "a scale of 0 beside a bias"
         if len(biases) > 1:
             return "several line biases on different lines"
         if any(limits.lacks_order(term) for term in biases):
