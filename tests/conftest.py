@@ -79,6 +79,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 from chromium_page import browser as browser  # noqa: E402 - one for all: a process has one Playwright
+from loaded import Loaded  # noqa: E402
 
 
 def _let_triton_index() -> None:
@@ -197,6 +198,14 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def loaded() -> Iterator[Loaded]:
+    """What runs programs in processes that have their libraries, without the shape checks."""
+    server = Loaded()
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import pathlib
+import sys
 from typing import Any
 
 import torch
@@ -12,8 +14,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from relpos.adapters.libraries import imported
-
-RANKS = 2
 
 
 def run(rank: int, folder: str) -> None:
@@ -24,8 +24,7 @@ def run(rank: int, folder: str) -> None:
     from replaced_models import FAMILIES
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS, init_method=f"file://{folder}/store")
-    assert dist.get_world_size() == RANKS
+    dist.init_process_group("gloo")
     found: dict[str, Any] = {"world": dist.get_world_size()}
     for name, family in FAMILIES.items():
         whole, model = family.replaced(), family.replaced()
@@ -62,3 +61,7 @@ def _unused(family: Any, model: Any) -> list[str]:
     unused = [key for key, x in zip(named, found, strict=True) if x is None]
     assert not any("positions." in key for key in unused)
     return unused
+
+
+if __name__ == "__main__":
+    run(int(os.environ["RANK"]), sys.argv[1])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +11,8 @@ from process_of_many import HOW, batch, loss
 from torch import Tensor, nn
 
 import relpos
+from loaded import Loaded
 from models import models
-from patience import PATIENCE
 from relpos.adapters.retrofitted import is_swapped
 
 pytestmark = pytest.mark.usefixtures("timm")
@@ -40,17 +37,9 @@ def _assert_equal(own: dict[str, Tensor], published: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.slow  # two processes
-def test_two_processes_have_the_gradients_of_the_published_model(tmp_path: Path) -> None:
-    """With DDP, and then with FSDP2 in the same processes: most of the time is loading."""
-    script = Path(__file__).with_name("process_of_many.py")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    run = subprocess.run(
-        [*torchrun, str(script), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+def test_two_processes_have_the_gradients_of_the_published_model(tmp_path: Path, loaded: Loaded) -> None:
+    """With DDP, and then with FSDP2 in the same processes."""
+    run = loaded.run(Path(__file__).with_name("process_of_many.py"), tmp_path, processes=2, needs=["models"])
     assert run.returncode == 0, run.stderr[-3000:]
     for how in HOW:
         _assert_equal(torch.load(tmp_path / f"{how}.pt", weights_only=True), _published())

@@ -6,14 +6,11 @@ import copy
 import dataclasses
 import json
 import pickle
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import replaced_ranks
 import torch
 from replaced import gradients
 from replaced_models import FAMILIES, Family
@@ -23,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import relpos
-from patience import PATIENCE
+from loaded import Loaded
 from relpos.adapters.replacement.placed import ReplacedPositions
 
 FAST_CASES = 2  # of each of its tests, in the fast part
@@ -172,24 +169,22 @@ print("the same")
 """
 
 
-def _in_a_process_of_its_own(body: str) -> str:
-    here = [str(Path(__file__).parent), *(path for path in sys.path if path)]
-    code = RUN.format(path=here, body=body)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+def _in_a_process_of_its_own(body: str, loaded: Loaded) -> str:
+    done = loaded.run("-c", RUN.format(path=[str(Path(__file__).parent)], body=body), needs=["compiler", "models"])
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()
 
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_pickled_models_run_in_a_process_that_has_not_heard_of_them(tmp_path: Path) -> None:
+def test_pickled_models_run_in_a_process_that_has_not_heard_of_them(tmp_path: Path, loaded: Loaded) -> None:
     sent = []
     for family in FAMILIES.values():
         model = family.replaced()
         sent.append((model, family.inputs(), family.called(model)))
     file = tmp_path / "models.pickle"
     file.write_bytes(pickle.dumps(sent))
-    assert _in_a_process_of_its_own(UNPICKLED.format(file=str(file))) == "the same"
+    assert _in_a_process_of_its_own(UNPICKLED.format(file=str(file)), loaded) == "the same"
 
 
 COMPILED = """
@@ -253,15 +248,17 @@ for name, family in FAMILIES.items():
 
 @pytest.mark.traced
 @pytest.mark.slow
-def test_models_compile_as_one_graph() -> None:
+def test_models_compile_as_one_graph(loaded: Loaded) -> None:
     """Outputs and gradients are those without the compiler; `fullgraph` raises where a graph breaks. All in one
     process, which loads their libraries once."""
-    assert _in_a_process_of_its_own(COMPILED).splitlines() == [f"ok {name}" for name in FAMILIES]
+    assert _in_a_process_of_its_own(COMPILED, loaded).splitlines() == [f"ok {name}" for name in FAMILIES]
 
 
 @pytest.mark.slow
-def test_gradients_of_two_processes_are_those_of_one(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(replaced_ranks.run, (str(tmp_path),), nprocs=replaced_ranks.RANKS)  # type: ignore[no-untyped-call, attr-defined]
+def test_gradients_of_two_processes_are_those_of_one(tmp_path: Path, loaded: Loaded) -> None:
+    script = Path(__file__).with_name("replaced_ranks.py")
+    done = loaded.run(script, tmp_path, processes=2, needs=["models"])
+    assert done.returncode == 0, done.stderr[-3000:]
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         assert found.pop("world") == 2

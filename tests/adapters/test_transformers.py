@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,8 @@ from models_t5 import SMALL
 from torch import nn
 
 import relpos
+from loaded import Loaded
 from models import models, padding, tokens
-from patience import PATIENCE
 from relpos.adapters import retrofitted as swapping
 from relpos.adapters.libraries import imported
 from relpos.adapters.retrofitted import is_swapped
@@ -209,11 +207,10 @@ for name in {names!r}:
 
 @pytest.mark.traced
 @pytest.mark.slow
-def test_models_compile_as_one_graph() -> None:
-    here = [str(Path(__file__).parent), *(path for path in sys.path if path)]
+def test_models_compile_as_one_graph(loaded: Loaded) -> None:
     names = ["t5 encoder, eager", "beit"]
-    code = COMPILED.format(path=here, names=names)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    code = COMPILED.format(path=[str(Path(__file__).parent)], names=names)
+    done = loaded.run("-c", code, needs=["compiler", "models"])
     assert done.stdout.splitlines()[-2:] == [f"compiled {name}" for name in names], done.stderr[-2000:]
 
 
@@ -272,13 +269,12 @@ print(float(model(torch.arange(3, 12)[None])[0].abs().sum()))
 
 
 @pytest.mark.slow
-def test_a_pickled_model_runs_in_a_process_that_has_not_heard_of_it(tmp_path: Path) -> None:
+def test_a_pickled_model_runs_in_a_process_that_has_not_heard_of_it(tmp_path: Path, loaded: Loaded) -> None:
     model = models()["t5 encoder, eager"].made()
     relpos.retrofit(model, border=0, verify=False)
     file = tmp_path / "model.pickle"
     file.write_bytes(pickle.dumps(model))
-    code = UNPICKLED.format(file=str(file))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    done = loaded.run("-c", UNPICKLED.format(file=str(file)), needs=["models"])
     with torch.no_grad():
         wanted = float(model(torch.arange(3, 12)[None])[0].abs().sum())
     assert float(done.stdout) == pytest.approx(wanted), done.stderr[-2000:]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from loaded import Loaded
 from relpos.bench import check, measure, modules, peers
 from relpos.bench.cases import LENGTHS, Case, every_case, find_cases
 from relpos.bench.inputs import make
@@ -242,8 +241,9 @@ print(memory_of(case, "sdpa-free", ("auto",), 1), memory_of(case, "sdpa-dense", 
 
 
 @pytest.mark.slow
-def test_memory_counts_what_a_call_makes_and_not_its_inputs() -> None:
-    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+def test_memory_counts_what_a_call_makes_and_not_its_inputs(loaded: Loaded) -> None:
+    done = loaded.run("-c", MEMORY)
+    assert done.returncode == 0, done.stderr
     free, dense = map(float, done.stdout.split())
     tensor, scores = 2, 8 * 1024 * 1024 * 4 / 2**20  # q, k, v, their gradients and the output have 2 MiB each
     assert 3 * tensor <= free <= 10 * tensor

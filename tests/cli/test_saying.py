@@ -47,7 +47,7 @@ def test_an_error_wraps_at_words_on_a_terminal(width: int, monkeypatch: pytest.M
     file = io.StringIO()
     monkeypatch.setattr(file, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", file)
-    monkeypatch.setattr(parsing.shutil, "get_terminal_size", lambda: os.terminal_size((width, 24)))
+    monkeypatch.setattr(parsing.shutil, "get_terminal_size", lambda *_, **__: os.terminal_size((width, 24)))
     with pytest.raises(SystemExit):
         parsing.fail(TEXT, 2)
     assert file.getvalue().split() == ["relpos:", "error:", *TEXT.split()]

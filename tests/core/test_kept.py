@@ -6,8 +6,6 @@ import copy
 import dataclasses
 import io
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import relpos
+from loaded import Loaded
 from relpos.core import Grid, Lines, Positions, Sequence, keep, lines
 from relpos.core.kept import FEW_BYTES
 
@@ -173,9 +172,10 @@ with ThreadPoolExecutor(8) as pool:
 
 
 @pytest.mark.slow
-def test_threads_agree() -> None:
+def test_threads_agree(loaded: Loaded) -> None:
     """In a process of its own: the checker of shapes in tests is not made for threads that interrupt each other."""
-    subprocess.run([sys.executable, "-c", THREADS], check=True)
+    done = loaded.run("-c", THREADS)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_file_holds_no_more_than_before() -> None:
@@ -207,7 +207,7 @@ for position in (relpos.RotaryEmbedding(16), relpos.T5Bias(2), relpos.RelativePo
 
 @pytest.mark.traced
 @pytest.mark.slow
-def test_a_compiled_graph_knows_nothing_of_what_is_kept() -> None:
+def test_a_compiled_graph_knows_nothing_of_what_is_kept(loaded: Loaded) -> None:
     """No length at which something else is kept makes it compile again. A process, for types are not checked there."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["1", "1", "1"]
+    done = loaded.run("-c", COMPILED, needs=["compiler"])
+    assert done.stdout.split() == ["1", "1", "1"], done.stderr

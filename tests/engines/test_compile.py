@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from compile_terms import CASES, TERMS
 
-from patience import PATIENCE
+from loaded import Loaded
 
 SCRIPT = Path(__file__).with_name("compile_terms.py")
 
@@ -38,11 +36,9 @@ def test_what_importing_inductor_warns_of_is_no_error() -> None:
 
 @pytest.mark.traced
 @pytest.mark.slow
-def test_inductor() -> None:
+def test_inductor(loaded: Loaded) -> None:
     """In a process of its own, without the shape checks."""
-    result = subprocess.run(
-        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    result = loaded.run(SCRIPT, needs=["compiler"])
     print(result.stdout)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("ok ") == 2 * (len(TERMS) + 2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import relpos
+from loaded import Loaded
 from relpos import Mask, attention, attention_weights, explain
 
 B, H, N, D = 2, 4, 6, 8
@@ -184,9 +183,7 @@ def test_explain_says_that_it_is_dense_and_what_is_not(pairs: Tensor, said: str)
 
 @pytest.mark.traced
 @pytest.mark.slow
-def test_compiled_without_graph_breaks() -> None:
+def test_compiled_without_graph_breaks(loaded: Loaded) -> None:
     """In a process where types are not checked, which a compiler does not read."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("compile_masks.py"))], capture_output=True, text=True
-    )
+    done = loaded.run(Path(__file__).with_name("compile_masks.py"), needs=["compiler"])
     assert done.returncode == 0, done.stderr

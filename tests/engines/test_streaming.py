@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from covering import pairwise
+from loaded import Loaded
 from relpos import (
     Blocks,
     DenseBias,
@@ -695,12 +695,11 @@ print(step(int(sys.argv[1])))
 
 
 @pytest.mark.slow
-def test_memory_grows_with_the_tokens() -> None:
+def test_memory_grows_with_the_tokens(loaded: Loaded) -> None:
     """A training step, 8 heads of 64: linear, and at 8,192 tokens at most an eighth of what the scores alone take."""
 
     def mib(n: int) -> float:
-        run = subprocess.run([sys.executable, "-c", WORK, str(n)], capture_output=True, text=True, check=True)
-        return float(run.stdout)
+        return float(loaded.run("-c", WORK, n).stdout)
 
     small, large = mib(2048), mib(8192)
     assert large < 4.6 * small

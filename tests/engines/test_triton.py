@@ -18,6 +18,7 @@ import torch
 from test_streaming import COORDINATES, MASKS, B, D, N, biased, check, run
 from torch._subclasses import FakeTensorMode
 
+from loaded import Loaded
 from relpos import (
     Blocks,
     Grid,
@@ -319,10 +320,9 @@ def test_operators_are_sound(small_tiles: None) -> None:
 
 
 @pytest.mark.slow
-def test_every_kernel_runs_in_the_smallest_calls() -> None:
+def test_every_kernel_runs_in_the_smallest_calls(loaded: Loaded) -> None:
     """What a tool that watches memory is given on a GPU."""
-    script = Path(__file__).with_name("smallest_kernels.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    done = loaded.run(Path(__file__).with_name("smallest_kernels.py"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every kernel has run" in done.stdout
 

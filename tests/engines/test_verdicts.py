@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import random
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,6 +19,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from loaded import Loaded
 from patience import PATIENCE
 from relpos import Grid, LineBias, Mask, RotaryEmbedding, Sequence, Softcap, attention, explain, lines
 from relpos.engines import verdicts
@@ -266,10 +265,9 @@ def test_nothing_is_run_under_transforms(gated: list[Any], monkeypatch: pytest.M
 
 @pytest.mark.traced
 @pytest.mark.slow
-def test_compiled_functions_take_it_once_it_is_known() -> None:
+def test_compiled_functions_take_it_once_it_is_known(loaded: Loaded) -> None:
     """In a process of its own, without the shape checks."""
-    script = Path(__file__).with_name("compile_verdicts.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    done = loaded.run(Path(__file__).with_name("compile_verdicts.py"), needs=["compiler"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "as it should" in done.stdout
 

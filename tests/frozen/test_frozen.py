@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 import relpos
 from frozen.freeze import HERE, call, cases, differing, model, signatures
-from patience import PATIENCE
+from loaded import Loaded
 
 
 def kept(name: str) -> dict[str, Any]:
@@ -145,10 +143,8 @@ for backend, dynamic in (("auto", None), ("streaming", None), ("streaming", True
 
 @pytest.mark.traced
 @pytest.mark.slow
-def test_graphs_of_four_lengths() -> None:
+def test_graphs_of_four_lengths(loaded: Loaded) -> None:
     """In a process of its own, without the shape checks."""
-    found = subprocess.run(
-        [sys.executable, "-c", GRAPHS], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    found = loaded.run("-c", GRAPHS, needs=["compiler"])
     wanted = ["auto None 2", "streaming None 2", "streaming True 1"]
     assert found.stdout.splitlines() == wanted, found.stdout + found.stderr

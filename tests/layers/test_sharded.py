@@ -6,14 +6,16 @@ import json
 import pathlib
 
 import pytest
-import torch
-import two_ranks
+from two_ranks import RANKS
+
+from loaded import Loaded
 
 
 @pytest.mark.slow
-def test_two_ranks_in_half_precision(tmp_path: pathlib.Path) -> None:
-    torch.multiprocessing.spawn(two_ranks.run, (str(tmp_path),), nprocs=two_ranks.RANKS)  # type: ignore[no-untyped-call, attr-defined]
-    for rank in range(two_ranks.RANKS):
+def test_two_ranks_in_half_precision(tmp_path: pathlib.Path, loaded: Loaded) -> None:
+    done = loaded.run(pathlib.Path(__file__).with_name("two_ranks.py"), tmp_path, processes=RANKS, needs=["train"])
+    assert done.returncode == 0, done.stderr[-3000:]
+    for rank in range(RANKS):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         cast = {name: found.pop(name) for name in ("across: bias", "across: rotation", "model: blocks cast")}
         assert found == dict.fromkeys(found, True)

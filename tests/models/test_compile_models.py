@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import compile_models
 import export_models
 import pytest
 
-from patience import PATIENCE
+from loaded import Loaded
 
 RUNS = {"compile_models": [*compile_models.CASES, *compile_models.ALONE], "export_models": export_models.RUNS}
 
@@ -18,9 +16,8 @@ RUNS = {"compile_models": [*compile_models.CASES, *compile_models.ALONE], "expor
 @pytest.mark.traced
 @pytest.mark.slow
 @pytest.mark.parametrize("script", RUNS)
-def test_models(script: str) -> None:
+def test_models(script: str, loaded: Loaded) -> None:
     """In a process of its own, without the shape checks."""
-    command = [sys.executable, str(Path(__file__).with_name(f"{script}.py"))]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    result = loaded.run(Path(__file__).with_name(f"{script}.py"), needs=["compiler", "models"])
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("ok ") == len(RUNS[script])

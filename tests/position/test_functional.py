@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 import relpos
+from loaded import Loaded
 from patience import PATIENCE
 from relpos import (
     ALiBi,
@@ -201,11 +200,9 @@ def test_gradients_by_a_transform(make: Callable[[], Mechanism]) -> None:
 
 @pytest.mark.traced
 @pytest.mark.slow
-def test_in_a_compiled_graph() -> None:
+def test_in_a_compiled_graph(loaded: Loaded) -> None:
     """In a process of its own, without the shape checks."""
-    result = subprocess.run(
-        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    result = loaded.run(SCRIPT, needs=["compiler"])
     print(result.stdout)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("ok ") == 2

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import relpos
+from loaded import Loaded
 from relpos.core import Grid, Rotation, Sequence
 
 
@@ -77,10 +76,10 @@ print(errors)
 
 
 @pytest.mark.slow
-def test_threads_may_decode_with_one_model() -> None:
+def test_threads_may_decode_with_one_model(loaded: Loaded) -> None:
     """In a process of its own: the checker of shapes in tests is not made for threads that interrupt each other."""
-    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    done = loaded.run("-c", THREADS)
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_decoding_far_out_takes_no_line_from_the_beginning() -> None:

@@ -1,6 +1,6 @@
 """Several processes train what one would: over gloo, DDP and FSDP2.
 
-Where launchers or signals matter, they are torchrun's; else `worlds` starts them.
+Where launchers or signals matter, they are torchrun's; else `loaded` starts them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from worlds import Worlds
 
+from loaded import Loaded
 from patience import PATIENCE
 from relpos.data import find_task
 from relpos.train import Recipe
@@ -43,27 +43,18 @@ def _command(*given: Any, processes: int = 1) -> list[str]:
     return [sys.executable, *launcher, "-m", "relpos", "train", "--batch-size", "32", *map(str, given)]
 
 
-@pytest.fixture(scope="module")
-def started() -> Iterator[Worlds]:
-    """What starts processes that have their libraries."""
-    worlds = Worlds()
-    yield worlds
-    worlds.close()
-
-
 Run = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def run_processes(started: Worlds, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run_processes(loaded: Loaded) -> Run:
     """Runs a program, or `relpos train`, in so many processes; what they said."""
 
     def run(*given: Any, processes: int = 1, code: int = 0, script: Path | None = None) -> str:
         program = _command(*given)[1:] if script is None else [script, *given]
-        log = tmp_path_factory.mktemp("said") / "log"
-        found, said = started.run(processes, list(map(str, program)), log)
-        assert (found == code) or (processes > 1 and found and code), said[-3000:]
-        return said
+        done = loaded.run(*program, processes=processes, needs=["train"], separate=False)
+        assert (done.returncode == code) or (processes > 1 and done.returncode and code), done.stdout[-3000:]
+        return done.stdout
 
     return run
 
@@ -393,17 +384,17 @@ main(sys.argv[1:])
     [(1, signal.SIGTERM, 143), (1, signal.SIGINT, 130), (2, signal.SIGTERM, 1), (2, signal.SIGINT, 1)],
 )
 def test_a_run_that_is_told_to_end_writes_one_more(
-    processes: int, number: signal.Signals, code: int, started: Worlds, tmp_path: Path
+    processes: int, number: signal.Signals, code: int, loaded: Loaded, tmp_path: Path
 ) -> None:
     """The only one after step 1. What starts several hands the signal on, and ends with a code of its own."""
     program, folder, log = tmp_path / "told.py", tmp_path / "run", tmp_path / "log"
     program.write_text(TOLD)
     given = ["train", "--position", "none", "--batch-size", "32", "--steps", "100000", "--out", str(folder)]
     store = SnapshotStore(folder / "checkpoints")
-    run = started.begin(processes, [str(program), *given], log)
+    run = loaded.begin([program, *given], log, processes, needs=["train"])
     _wait_for(lambda: bool(store.steps()), run, log)
     os.kill(run, number)
-    assert started.end() == code, log.read_text()
+    assert loaded.end() == code, log.read_text()
     (newest, *rest) = store.steps()
     assert rest == [1]
     assert f"interrupted; a checkpoint of step {newest} is in" in " ".join(log.read_text().split())

@@ -1,0 +1,245 @@
+"""Runs programs for the tests in processes that have their libraries already: each is a fork of one that loaded them.
+
+A new Python spends most of a short program on loading PyTorch and what else it needs, and the first compiled function
+of a process on the compiler. Here that is done once for all programs that a worker's tests start. Relpos is in them as
+users have it, without the shape checks. What is about starting a process itself starts one itself.
+
+Several processes are told what torchrun tells them, the store that the launcher serves included; it hands signals on,
+and ends the others where one fails.
+
+Lines of JSON come in, `{"processes": 2, "program": [...], "needs": [...], "stdout": FILE, "stderr": FILE}`, with a
+program as after `python`; the launcher's number goes out, and when it has ended its exit status and the processor
+seconds that it took.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import times
+
+HERE = Path(__file__).resolve()
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # it would start processes when it is loaded
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # after the other check no fork can use a GPU
+}
+
+
+class Loaded:
+    """The other side: runs programs in so many processes.
+
+    What they need is loaded before they are forked: "train", "compiler", "models" (the libraries that have them).
+    """
+
+    def __init__(self) -> None:
+        self.server: subprocess.Popen[str] | None = None
+        self.seconds = 0.0
+        self.folder = tempfile.TemporaryDirectory(prefix="relpos-loaded-")
+
+    def begin(self, program: Sequence[Any], log: Path, processes: int = 1, needs: Iterable[str] = ()) -> int:
+        """The number of the launcher, which is the one process where there is one; all write to `log`. `end` waits."""
+        return self._begin(program, log, log, processes, needs)
+
+    def end(self) -> int:
+        """The exit status of what has begun."""
+        status, seconds = self._told().split()
+        self.seconds += float(seconds)
+        times.elsewhere += float(seconds)
+        return int(status)
+
+    def run(
+        self, *program: Any, processes: int = 1, needs: Iterable[str] = (), separate: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """As `subprocess.run([sys.executable, *program], capture_output=True, text=True)`; all output is in `stdout`
+        where it is not to be kept separate."""
+        out, errors = (Path(self.folder.name, name) for name in ("stdout", "stderr" if separate else "stdout"))
+        for file in (out, errors):
+            file.unlink(missing_ok=True)
+        self._begin(program, out, errors, processes, needs)
+        status = self.end()
+        said = [file.read_text() for file in (out, errors)] if separate else [out.read_text(), ""]
+        return subprocess.CompletedProcess(program, status, *said)
+
+    def close(self) -> None:
+        """End it."""
+        if self.server is not None:
+            with self.server:  # closes its pipes, and waits
+                pass
+            times.elsewhere -= self.seconds  # it has been waited for, and counts by itself
+        self.folder.cleanup()
+
+    def _begin(self, program: Sequence[Any], out: Path, errors: Path, processes: int, needs: Iterable[str]) -> int:
+        if self.server is None:
+            self.server = subprocess.Popen(
+                [sys.executable, str(HERE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                env=os.environ | _ENVIRONMENT,
+            )  # fmt: skip
+        asked = {
+            "program": list(map(str, program)), "processes": processes, "needs": list(needs),
+            "stdout": str(out), "stderr": str(errors),
+        }  # fmt: skip
+        assert self.server.stdin is not None
+        print(json.dumps(asked), file=self.server.stdin, flush=True)
+        return int(self._told())
+
+    def _told(self) -> str:
+        assert self.server is not None
+        assert self.server.stdout is not None
+        line = self.server.stdout.readline()
+        assert line, "what starts processes has ended"
+        return line
+
+
+# The one that forks. It loads what starts no thread: a fork would lack it.
+
+
+def _load_train() -> None:
+    import accelerate
+    import sklearn.datasets
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import torch.distributed.tensor
+
+    import relpos.cli.train_verb
+    import relpos.comparing.call
+    import relpos.train
+
+    loaded = (accelerate, sklearn.datasets, torch._dynamo, torch.distributed.fsdp, relpos.train, relpos.comparing.call)
+    assert all(loaded)
+
+
+def _load_compiler() -> None:
+    """It loads much of itself when it first compiles."""
+    import warnings
+
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler itself
+        x = torch.ones(2, requires_grad=True)
+        torch.compile(lambda x: (x * 2).sin(), backend="aot_eager", fullgraph=True)(x)  # no backward: it has a thread
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+
+
+def _load_models() -> None:
+    from relpos.adapters.libraries import imported
+
+    imported("timm"), imported("transformers")
+
+
+_LOADS = {"train": _load_train, "compiler": _load_compiler, "models": _load_models}
+
+
+def _forked(work: Any) -> int:
+    """A process that does some work and ends."""
+    own = os.fork()
+    if own:
+        return own
+    code = 1
+    try:
+        work()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _program(given: list[str]) -> None:
+    if given[0] == "-m":
+        sys.argv = given[1:]
+        runpy.run_module(given[1], run_name="__main__", alter_sys=True)
+    elif given[0] == "-c":
+        sys.argv = ["-c", *given[2:]]
+        sys.modules["__main__"] = main = types.ModuleType("__main__")
+        exec(compile(given[1], "<string>", "exec"), vars(main))
+    else:
+        sys.argv = given
+        sys.path[:0] = [str(Path(given[0]).parent)]
+        runpy.run_path(given[0], run_name="__main__")
+
+
+def _world(asked: dict[str, Any]) -> None:
+    """The launcher of a run, itself a fork: it serves the store, and waits for its processes."""
+    given, processes = asked["program"], asked["processes"]
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(asked[name], os.O_CREAT | os.O_WRONLY | os.O_APPEND), number)
+    if processes == 1:
+        _program(given)
+        return
+    begin, served = os.pipe()
+    family: set[int] = set()
+
+    def hand_on(number: int, _: object) -> None:
+        for one in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, number)
+
+    def work(rank: int) -> None:
+        os.close(served)
+        port = os.read(begin, 16).split(b" ")[0].decode()
+        os.environ.update(
+            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes),
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=port, TORCHELASTIC_USE_AGENT_STORE="True",
+            TORCHELASTIC_RESTART_COUNT="0",
+        )  # fmt: skip
+        _program(given)
+
+    family |= {_forked(lambda rank=rank: work(rank)) for rank in range(processes)}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, hand_on)
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # after the forks: it has a thread
+    os.write(served, str(store.port).encode().ljust(16) * processes)
+    failed = 0
+    while family:
+        ended, status = os.wait()
+        family.discard(ended)
+        if status:
+            failed = failed or 1
+            for one in family:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGTERM)
+    raise SystemExit(failed)
+
+
+def _serve() -> None:
+    loaded: set[str] = set()
+    spent = 0.0
+    for line in sys.stdin:
+        asked = json.loads(line)
+        for name in asked["needs"]:
+            if name not in loaded:
+                _LOADS[name]()
+                loaded.add(name)
+        print(world := _forked(lambda asked=asked: _world(asked)), flush=True)
+        status = os.waitpid(world, 0)[1]
+        before, spent = spent, sum(os.times()[:4])
+        print(os.waitstatus_to_exitcode(status), spent - before, flush=True)
+
+
+if __name__ == "__main__":
+    import relpos
+
+    assert relpos
+    _serve()
