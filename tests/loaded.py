@@ -25,9 +25,7 @@ import tempfile
 import types
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
-
-import times
+from typing import Any, ClassVar
 
 HERE = Path(__file__).resolve()
 _ENVIRONMENT = {
@@ -43,9 +41,11 @@ class Loaded:
     What they need is loaded before they are forked: "train", "compiler", "models" (the libraries that have them).
     """
 
+    seconds: ClassVar[float] = 0.0
+    """Of the processor, of all programs so far: they are waited for elsewhere."""
+
     def __init__(self) -> None:
         self.server: subprocess.Popen[str] | None = None
-        self.seconds = 0.0
         self.folder = tempfile.TemporaryDirectory(prefix="relpos-loaded-")
 
     def begin(self, program: Sequence[Any], log: Path, processes: int = 1, needs: Iterable[str] = ()) -> int:
@@ -55,8 +55,7 @@ class Loaded:
     def end(self) -> int:
         """The exit status of what has begun."""
         status, seconds = self._told().split()
-        self.seconds += float(seconds)
-        times.elsewhere += float(seconds)
+        Loaded.seconds += float(seconds)
         return int(status)
 
     def run(
@@ -77,7 +76,7 @@ class Loaded:
         if self.server is not None:
             with self.server:  # closes its pipes, and waits
                 pass
-            times.elsewhere -= self.seconds  # it has been waited for, and counts by itself
+            Loaded.seconds = 0.0  # it has been waited for, and counts by itself
         self.folder.cleanup()
 
     def _begin(self, program: Sequence[Any], out: Path, errors: Path, processes: int, needs: Iterable[str]) -> int:
@@ -107,6 +106,7 @@ class Loaded:
 
 def _load_train() -> None:
     import accelerate
+    import matplotlib.backends.backend_agg
     import sklearn.datasets
     import torch._dynamo
     import torch.distributed.fsdp
@@ -115,9 +115,9 @@ def _load_train() -> None:
     import relpos.cli.train_verb
     import relpos.comparing.call
     import relpos.train
+    import relpos.viz.portrait
 
-    loaded = (accelerate, sklearn.datasets, torch._dynamo, torch.distributed.fsdp, relpos.train, relpos.comparing.call)
-    assert all(loaded)
+    assert all((accelerate, matplotlib, sklearn, torch, relpos))
 
 
 def _load_compiler() -> None:

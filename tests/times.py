@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from loaded import Loaded
+
 _NAME = "processor seconds"
 
 
@@ -54,10 +56,6 @@ class _Times:
             self.file.write_text(json.dumps(self.seconds, indent=0))
 
 
-elsewhere = 0.0
-"""Seconds of processes that another waits for (`loaded`)."""
-
-
 def _seconds() -> float:
     """Of this process and of those that it has waited for, or that are said to it."""
-    return sum(os.times()[:4]) + elsewhere
+    return sum(os.times()[:4]) + Loaded.seconds

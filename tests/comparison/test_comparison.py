@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 from schema import check
 
+from loaded import Loaded
 from patience import PATIENCE
 from relpos.cli import main
 from relpos.files.writing import PART
@@ -134,10 +133,10 @@ def test_training_figures_repeat(finished: Path, results: dict[str, Any], tmp_pa
             assert record[part] == mine[record["id"]][part], part
 
 
-def wait_for_a_record(process: subprocess.Popen[bytes], records: Path) -> None:
+def wait_for_a_record(process: int, records: Path) -> None:
     deadline = time.monotonic() + PATIENCE
     while not (records.exists() and list(records.glob("*.json"))):
-        assert process.poll() is None, "it ended before it could be killed"
+        assert Path(f"/proc/{process}").exists(), "it ended before it could be killed"
         assert time.monotonic() < deadline, "no record"
         time.sleep(0.02)
 
@@ -153,28 +152,35 @@ def alive(group: int) -> list[int]:
     return found
 
 
-def kill_in_the_middle(command: list[str], environment: dict[str, str], out: Path, log: Path) -> None:
+COMPARE = """
+import os, sys
+os.setsid()
+from relpos.cli import main
+main(sys.argv[1:])
+"""
+"""`relpos` in a group of its own."""
+
+
+def kill_in_the_middle(loaded: Loaded, program: list[str], out: Path, log: Path) -> None:
     """Start the command, SIGKILL its main process after the first record, and see its workers stop by themselves."""
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+    process = loaded.begin(program, log, needs=["train"])
     try:
         wait_for_a_record(process, out / "records")
-        process.send_signal(signal.SIGKILL)
-        process.wait(timeout=PATIENCE)
+        os.kill(process, signal.SIGKILL)
+        assert loaded.end() == -signal.SIGKILL
         deadline = time.monotonic() + PATIENCE
-        while alive(process.pid):
+        while alive(process):
             assert time.monotonic() < deadline, "workers without a parent stop at their next report"
             time.sleep(0.1)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process, signal.SIGKILL)
 
 
-def test_killed_in_the_middle_it_goes_on(tmp_path: Path) -> None:
+def test_killed_in_the_middle_it_goes_on(tmp_path: Path, loaded: Loaded) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "relpos.cli", *call(out, steps=20)]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    kill_in_the_middle(command, environment, out, tmp_path / "log")
+    program = ["-c", COMPARE, *call(out, steps=20)]
+    kill_in_the_middle(loaded, program, out, tmp_path / "log")
     kept = snapshot(out / "records")
     assert 1 <= len(kept) < 4, "killed in the middle of training"
     for content, _ in kept.values():
@@ -183,7 +189,7 @@ def test_killed_in_the_middle_it_goes_on(tmp_path: Path) -> None:
     half.write_text('[{"position": "no')
     os.utime(half, (0, 0))
 
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = loaded.run(*program, needs=["train"])
     assert done.returncode == 0, done.stderr
     after = snapshot(out / "records")
     assert len(after) == 2 + 2 + 1, "two runs, memory of two mechanisms, the timing"

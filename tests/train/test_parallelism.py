@@ -166,14 +166,11 @@ def test_a_batch_that_processes_cannot_share(run_processes: Run, tmp_path: Path)
 
 
 @pytest.mark.parametrize("launcher", [["--multi_gpu"], ["--cpu"]])
-def test_accelerate_launch(launcher: list[str], tmp_path: Path) -> None:
+def test_accelerate_launch(launcher: list[str], tmp_path: Path, loaded: Loaded) -> None:
     """On CPUs it starts several processes by --multi_gpu alone."""
-    out, given = tmp_path / "out", ["--position", "none", "--steps", "2", "--batch-size", "32"]
-    command = [sys.executable, "-m", "accelerate.commands.launch", *launcher, "--num_processes", "2"]
-    run = subprocess.run(
-        [*command, "--main_process_port", "0", "-m", "relpos", "train", *given, "--out", str(out)],
-        capture_output=True, text=True, env=ENV, timeout=PATIENCE, check=False,
-    )  # fmt: skip
+    out = tmp_path / "out"
+    launch = ["-m", "accelerate.commands.launch", *launcher, "--num_processes", "2", "--main_process_port", "0"]
+    run = loaded.run(*launch, *_command("--position", "none", "--steps", 2, "--out", out)[1:], needs=["train"])
     if launcher == ["--multi_gpu"]:
         assert run.returncode == 0, run.stderr[-3000:]
         assert json.loads((out / "config.json").read_text())["processes"] == 2
@@ -238,10 +235,9 @@ def test_others_wait_for_the_one_that_writes(run_processes: Run, tmp_path: Path)
     assert said.count("the writer had written: True") == 1
 
 
-def test_devices_start_processes(tmp_path: Path) -> None:
+def test_devices_start_processes(tmp_path: Path, run_processes: Run) -> None:
     out = tmp_path / "out"
-    command = _command("--position", "none", "--steps", 2, "--devices", 2, "--out", out)
-    said = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=PATIENCE, check=True).stdout
+    said = run_processes("--position", "none", "--steps", 2, "--devices", 2, "--out", out)
     assert said.count("Saved in") == 1
     assert json.loads((out / "config.json").read_text())["processes"] == 2
 
@@ -359,15 +355,10 @@ def test_sharing_a_hessian(run_processes: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("processes", "kills"), [(1, 2), (2, 1)])
-def test_a_killed_run_goes_on(processes: int, kills: int, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on(processes: int, kills: int, run_processes: Run, tmp_path: Path) -> None:
     """`scripts/kill_runs` does it a hundred times."""
-    given = [sys.executable, str(ROOT / "scripts" / "kill_runs"), "--kills", str(kills)]
-    run = subprocess.run(
-        [*given, "--processes", str(processes), "--folder", str(tmp_path / "run")],
-        capture_output=True, text=True, env=ENV, timeout=PATIENCE, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stdout + run.stderr[-3000:]
-    assert "nothing unreadable, nothing left behind" in run.stdout
+    given = ("--kills", kills, "--processes", processes, "--folder", tmp_path / "run")
+    assert "nothing unreadable, nothing left behind" in run_processes(*given, script=ROOT / "scripts" / "kill_runs")
 
 
 TOLD = """

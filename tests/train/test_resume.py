@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 import signal
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from loaded import Loaded
 from relpos.data import find_task
 from relpos.train import Curve, ImageRecipe, Progress, Recipe, TextRecipe, train
 from relpos.train.checkpointing import Checkpointing, StoppedError
@@ -201,10 +201,11 @@ def test_it_is_told_in_the_middle_of_an_accumulation(
 
 TWICE = """
 import os, signal, sys
+os.environ["WORLD_SIZE"] = sys.argv[2]
 from pathlib import Path
 from relpos.train.checkpointing import Checkpointing
 with Checkpointing(Path(sys.argv[1])).listening():
-    for name in sys.argv[2:]:
+    for name in sys.argv[3:]:
         os.kill(os.getpid(), signal.Signals[name])
 print("goes on")
 """
@@ -220,9 +221,10 @@ print("goes on")
         (["SIGTERM", "SIGINT"], 2, -signal.SIGINT),
     ],
 )
-def test_which_second_signal_ends_at_once(told: list[str], world: int, code: int, tmp_path: Path) -> None:
-    command, env = [sys.executable, "-c", TWICE, str(tmp_path), *told], os.environ | {"WORLD_SIZE": str(world)}
-    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+def test_which_second_signal_ends_at_once(
+    told: list[str], world: int, code: int, tmp_path: Path, loaded: Loaded
+) -> None:
+    run = loaded.run("-c", TWICE, tmp_path, world, *told, needs=["train"])
     assert run.returncode == code, run.stderr
     assert ("goes on" in run.stdout) == (code == 0)
 
