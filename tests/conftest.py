@@ -78,29 +78,11 @@ import hypothesis  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
+import interpreter  # noqa: E402
 from chromium_page import browser as browser  # noqa: E402 - one for all: a process has one Playwright
 from loaded import Loaded  # noqa: E402
 
-
-def _let_triton_index() -> None:
-    """The interpreter of Triton 3.6, that of torch 2.10, calls int() on arrays of one number; numpy 2.4 forbids it."""
-    try:
-        version = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        return
-    if tuple(int(part) for part in version.split(".")[:2]) > (3, 6) or torch.cuda.is_available():
-        return
-    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    interpreter._patch_lang_tensor = patched
-
-
-_let_triton_index()
+interpreter.prepare()
 torch.set_num_threads(int(os.environ.get("RELPOS_TEST_THREADS", "1")))
 gc.set_threshold(100_000, 50, 1000)  # every full collection walks all that was collected to be run: a tenth of the time
 

@@ -38,7 +38,8 @@ _ENVIRONMENT = {
 class Loaded:
     """The other side: runs programs in so many processes.
 
-    What they need is loaded before they are forked: "train", "compiler", "models" (the libraries that have them).
+    What they need is loaded before they are forked: "train", "compiler", "models" (the libraries that have them),
+    "kernels" (Triton's interpreter).
     """
 
     seconds: ClassVar[float] = 0.0
@@ -140,7 +141,13 @@ def _load_models() -> None:
     imported("timm"), imported("transformers")
 
 
-_LOADS = {"train": _load_train, "compiler": _load_compiler, "models": _load_models}
+def _load_kernels() -> None:
+    import interpreter
+
+    interpreter.prepare()
+
+
+_LOADS = {"train": _load_train, "compiler": _load_compiler, "models": _load_models, "kernels": _load_kernels}
 
 
 def _forked(work: Any) -> int:

@@ -189,19 +189,25 @@ def test_pickled_models_run_in_a_process_that_has_not_heard_of_them(tmp_path: Pa
 
 COMPILED = """
 import warnings
+from dataclasses import replace
 from functools import partial
 import relpos
 from relpos.adapters.libraries import imported
 from replaced_models import FAMILIES
 
-LORA = {"timm ViT": "qkv", "Llama": "q_proj", "PyTorch": "linear1"}
+LORA = {"Llama": "q_proj", "PyTorch": "linear1"}
+TO_THE_END = ("timm ViT", "T5", "PyTorch")  # others are traced alone: most of the time is the compiler's
+ONE_LAYER = {
+    "timm ViT": {"depth": 1}, "BERT": {"num_hidden_layers": 1}, "GPT-2": {"n_layer": 1},
+    "Llama": {"num_hidden_layers": 1}, "T5": {"num_layers": 1},
+}
 
 def slopes(model, out):
     model.zero_grad()
     (out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum().backward()
     return {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
 
-def compare(family):
+def compare(name, family):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model = family.replaced().float()
@@ -209,7 +215,8 @@ def compare(family):
         if hasattr(part, "config"):
             part.config.use_cache = False  # torch below 2.13 does not trace how transformers makes one
     eager = family.called(model)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    backend = "aot_eager" if name in TO_THE_END else "eager"
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
     own = family.called(compiled)
     assert float((own - eager).detach().abs().max()) <= 1e-4 * float(eager.detach().abs().max())
     wanted, came = slopes(model, eager), slopes(model, own)
@@ -236,8 +243,9 @@ def beside_lora(family, target):
     assert sum("frozen at its start" in str(one.message) for one in caught) == 1, [str(one.message) for one in caught]
 
 for name, family in FAMILIES.items():
+    family = replace(family, build=partial(family.build, **ONE_LAYER.get(name, {})))
     try:
-        compare(family)
+        compare(name, family)
         if name in LORA:
             beside_lora(family, LORA[name])
         print("ok", name)

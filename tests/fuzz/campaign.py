@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+import interpreter
 from fuzz.description import Described, shown
 from fuzz.drawing import draw
 from fuzz.running import Outcome, Tally, check
@@ -22,13 +23,19 @@ def _one(given: tuple[int, tuple[str, ...]]) -> tuple[int, Outcome]:
     return seed, check(draw(seed, engines), engines)
 
 
+def _begin(engines: tuple[str, ...], threads: int) -> None:
+    torch.set_num_threads(threads)
+    if "triton" in engines:
+        interpreter.prepare(sanitized=True)
+
+
 def _outcomes(seeds: Iterable[int], engines: tuple[str, ...], jobs: int, threads: int) -> Iterator[tuple[int, Outcome]]:
     given = ((seed, engines) for seed in seeds)
     if jobs == 1:
-        torch.set_num_threads(threads)
+        _begin(engines, threads)
         yield from map(_one, given)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs, torch.set_num_threads, (threads,)) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, _begin, (engines, threads)) as pool:
         yield from pool.imap(_one, given, chunksize=20)
 
 
