@@ -137,6 +137,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+def pytest_collection_finish() -> None:
+    """What was collected stays: a test that collects garbage walks its own objects, and not these, which takes a
+    second."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Libraries say at the end what is left of theirs."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _gpu_started() -> None:
     """What PyTorch warns of once a process on a GPU, it says here, and not to the test that happens to be first."""

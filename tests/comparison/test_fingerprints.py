@@ -154,7 +154,7 @@ def test_an_edit_in_a_notebook_is_seen(before: str, after: str) -> None:
 def test_it_is_the_same_in_another_process() -> None:
     script = (
         "import own_model\nfrom functools import partial\nfrom relpos.comparison.callables import described\n"
-        "print(described(partial(own_model.build, {'a', 'b', 'c'}, depth=(1, 2), of={'k': [own_model.Pooled]})))"
+        "print(described(partial(own_model.build, set('abcdefghij'), depth=(1, 2), of={'k': [own_model.Pooled]})))"
     )
     said = {
         subprocess.run(
