@@ -159,6 +159,9 @@ def _forked(work: Any) -> int:
     try:
         work()
         code = 0
+    except KeyboardInterrupt:  # as Python ends of it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:

@@ -1,5 +1,7 @@
 """What each test costs: seconds of the processor, those of the processes that it starts among them. Not of the clock,
-which a busy machine stretches. A plugin of pytest; `scripts/test_times` prints what it writes.
+which a busy machine stretches; and of one machine, for the same suite took 480 to 600 on another within a day: every
+half minute a loop is timed, and what follows is counted as where that loop takes `LOOP` seconds. A plugin of pytest;
+`scripts/test_times` prints what it writes.
 
     python -m pytest --times=FILE
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +22,10 @@ import pytest
 from loaded import Loaded
 
 _NAME = "processor seconds"
+LOOP = 0.128
+"""Where the suite of e658dab took two workers 1,736 s (docs/log.md); that and the loop were both timed on a second
+machine, which needed 1.72 times as long for each test of it."""
+_EVERY = 30.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,14 +44,18 @@ class _Times:
         self.file = Path(config.rootpath, config.getoption("--times"))
         self.reports = not hasattr(config, "workerinput")
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.paced, self.pace = _seconds(), LOOP / _loop()
         self.began = _seconds()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
         report = yield
         now = _seconds()
-        report.user_properties = [(_NAME, now - self.began)]
+        report.user_properties = [(_NAME, (now - self.began) * self.pace)]
         self.began = now
+        if now > self.paced + _EVERY:
+            self.pace, self.paced = LOOP / _loop(), now
+            self.began = _seconds()
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -59,3 +70,11 @@ class _Times:
 def _seconds() -> float:
     """Of this process and of those that it has waited for, or that are said to it."""
     return sum(os.times()[:4]) + Loaded.seconds
+
+
+def _loop() -> float:
+    """Seconds of a million steps of Python."""
+    began, found = time.process_time(), 0
+    for number in range(1_000_000):
+        found += number * number % 7
+    return time.process_time() - began

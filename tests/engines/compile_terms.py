@@ -43,7 +43,7 @@ TERMS = (
     "Softcap",
     "a mask and Sinks",
 )
-LENGTHS, SYMBOLS = "several lengths", "several lengths, dynamic=True"
+SYMBOLS = "several lengths, dynamic=True"
 BY_INDUCTOR = {"LineBias with prefix", "RowRule"}
 
 
@@ -51,7 +51,7 @@ def compiler(name: str, backend: str) -> str:
     """Who compiles. With symbols the backward takes most of the time, and is traced where it is our own."""
     if "--all" in sys.argv or (backend == "auto" and name in BY_INDUCTOR):
         return "inductor"
-    return "eager" if backend == "auto" and name in (LENGTHS, SYMBOLS) else "aot_eager"
+    return "eager" if backend == "auto" and name == SYMBOLS else "aot_eager"
 
 
 def gradients(output: Tensor, leaves: list[Tensor], upstream: Tensor) -> list[Tensor]:
@@ -77,29 +77,27 @@ def compare(name: str, backend: str) -> None:
         torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-5)
 
 
-def compare_lengths(backend: str, dynamic: bool | None = None) -> None:
-    """One compiled function at one length after another: from the second on the compiler makes sizes symbolic.
+def compare_lengths(backend: str) -> None:
+    """One compiled function at one length after another, all sizes and numbers symbols from the start.
 
-    Queries are keys, and both are turned, which the compiler does once: one tensor then stands at two places. With
-    `dynamic`, all sizes and numbers are symbols from the start, the head's width and the scale too, the mask hides
-    tokens that no graph can know, and streaming, which asks for no border between sizes, is one graph.
+    Queries are keys, and both are turned, which the compiler does once: one tensor then stands at two places. The
+    head's width and the scale are symbols too, the mask hides tokens that no graph can know, and streaming, which asks
+    for no border between sizes, is one graph. (Sizes that become symbols at the second length are frozen:
+    `test_graphs_of_four_lengths`.)
     """
     mechanism = relpos.T5Bias(num_heads=2) + relpos.RotaryEmbedding(8)
     scale = None if backend == "streaming" else 0.25  # the width's own, and one of the caller
 
     def run(q: Tensor) -> Tensor:
-        tokens, mask = relpos.Sequence(q.shape[2]), relpos.Mask.causal()
-        if dynamic:
-            numbers = torch.arange(q.shape[2])
-            mask = relpos.Mask.causal(numbers, numbers) & relpos.Mask.packed(numbers % 3 - 1, numbers % 2)
+        tokens, numbers = relpos.Sequence(q.shape[2]), torch.arange(q.shape[2])
+        mask = relpos.Mask.causal(numbers, numbers) & relpos.Mask.packed(numbers % 3 - 1, numbers % 2)
         output = relpos.attention(q, q, q, position=mechanism, queries=tokens, mask=mask, scale=scale, backend=backend)
         assert isinstance(output, Tensor)
         return output
 
     torch._dynamo.reset()
     counters.clear()
-    name = SYMBOLS if dynamic else LENGTHS
-    compiled = torch.compile(run, fullgraph=True, dynamic=dynamic, backend=compiler(name, backend))
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend=compiler(SYMBOLS, backend))
     for length in (6, 9, 14, 9):
         q, upstream = torch.randn(1, 2, length, 8).requires_grad_(), torch.randn(1, 2, length, 8)
         leaves = [q, *mechanism.parameters()]
@@ -107,19 +105,16 @@ def compare_lengths(backend: str, dynamic: bool | None = None) -> None:
             gradients(compiled(q), leaves, upstream), gradients(run(q), leaves, upstream), strict=True
         ):
             torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-5)
-    assert not dynamic or backend != "streaming" or counters["stats"]["unique_graphs"] == 1, counters["stats"]
+    assert backend != "streaming" or counters["stats"]["unique_graphs"] == 1, counters["stats"]
 
 
 def main() -> int:
     torch.set_num_threads(1)
     failed = 0
-    for name in (*TERMS, LENGTHS, SYMBOLS):
+    for name in (*TERMS, SYMBOLS):
         for backend in BACKENDS:
             try:
-                if name in (LENGTHS, SYMBOLS):
-                    compare_lengths(backend, dynamic=True if name == SYMBOLS else None)
-                else:
-                    compare(name, backend)
+                compare_lengths(backend) if name == SYMBOLS else compare(name, backend)
                 print(f"ok      {name}, {backend}", flush=True)
             except Exception as error:
                 failed += 1

@@ -109,9 +109,9 @@ def test_a_row_that_sees_nothing_is_blank_and_has_no_gradient() -> None:
     assert all(x.isfinite().all() for x in others)
 
 
-@pytest.mark.parametrize("heads", [1, HEADS], ids=["shared", "a head"])
-@pytest.mark.parametrize("far", [256, 1], ids=["as it is", "turned round"])
-@pytest.mark.parametrize("at_once", [vector_product.AT_ONCE, 1])
+@pytest.mark.parametrize(  # far: turned round beyond; heads: one vector for all
+    ("heads", "far", "at_once"), pairwise((1, HEADS), (256, 1), (vector_product.AT_ONCE, 1))
+)
 def test_gradcheck_also_twice(at_once: int, far: int, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where q meets keys and vectors, each way has its own part of the gradient."""
     monkeypatch.setattr(vector_product, "AT_ONCE", at_once)

@@ -136,7 +136,8 @@ for backend, dynamic in (("auto", None), ("streaming", None), ("streaming", True
     counter = CompileCounter()
     compiled = torch.compile(run, fullgraph=True, dynamic=dynamic, backend=counter)
     for length in (6, 9, 14, 9):
-        compiled(torch.randn(1, 2, length, 8))
+        q = torch.randn(1, 2, length, 8)
+        torch.testing.assert_close(compiled(q), run(q), rtol=1e-4, atol=1e-5)
     print(backend, dynamic, counter.frame_count)
 """
 

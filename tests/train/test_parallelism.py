@@ -180,23 +180,31 @@ def test_accelerate_launch(launcher: list[str], tmp_path: Path, loaded: Loaded) 
         assert not out.exists()
 
 
-def test_a_process_that_is_gone(tmp_path: Path) -> None:
-    """The main one says so in a line, which is no bug."""
+def test_a_process_that_is_gone(tmp_path: Path, loaded: Loaded) -> None:
+    """Of those that --devices starts. The main one says so in a line, which is no bug."""
     folder, log = tmp_path / "run", tmp_path / "log"
-    given = ("--position", "none", "--steps", 100_000, "--checkpoint-every", 5, "--out", folder)
-    with (
-        log.open("w") as said,
-        subprocess.Popen(
-            _command(*given, processes=2), env=ENV | {"RELPOS_TEST": tmp_path.name}, stdout=said, stderr=said
-        ) as run,
-    ):
-        _wait_for(lambda: bool(SnapshotStore(folder / "checkpoints").steps()), run.pid, log)
-        os.kill(max(_marked(tmp_path.name)), signal.SIGKILL)
-        assert run.wait(timeout=PATIENCE) != 0
+    given = ("--position", "none", "--steps", 100_000, "--checkpoint-every", 5, "--out", folder, "--devices", 2)
+    run = loaded.begin(["-c", MARKED, tmp_path.name, *_command(*given)[3:]], log, needs=["train"])
+    store = SnapshotStore(folder / "checkpoints")
+    _wait_for(lambda: bool(store.steps()), run, log)
+    read, _ = store.newest()
+    assert read is not None
+    assert json.loads((read / "state.json").read_text())["about"]["processes"] == 2
+    os.kill(max(_marked(tmp_path.name)), signal.SIGKILL)
+    assert loaded.end() != 0
     errors = [line for line in log.read_text().splitlines() if line.startswith("relpos: error:")]
     assert len(errors) <= 1  # torchrun may end the other before it has noticed
     for line in errors:
         assert "another process has ended, or does not answer; what checkpoints hold is kept" in line
+
+
+MARKED = """
+import os, sys
+os.environ["RELPOS_TEST"] = sys.argv.pop(1)
+from relpos.cli import main
+main(sys.argv[1:])
+"""
+"""`relpos`, whose processes have a mark."""
 
 
 WAITS = """
@@ -233,13 +241,6 @@ def test_others_wait_for_the_one_that_writes(run_processes: Run, tmp_path: Path)
     given = ["train", "--position", "none", "--batch-size", "32", "--steps", "3", "--out", tmp_path / "out"]
     said = run_processes(tmp_path / "written", *given, processes=2, script=path)
     assert said.count("the writer had written: True") == 1
-
-
-def test_devices_start_processes(tmp_path: Path, run_processes: Run) -> None:
-    out = tmp_path / "out"
-    said = run_processes("--position", "none", "--steps", 2, "--devices", 2, "--out", out)
-    assert said.count("Saved in") == 1
-    assert json.loads((out / "config.json").read_text())["processes"] == 2
 
 
 def test_a_second_interruption_ends_all_at_once(tmp_path: Path) -> None:
