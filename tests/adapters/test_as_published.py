@@ -23,6 +23,8 @@ from relpos.adapters import retrofitted
 from relpos.adapters.libraries import imported
 from relpos.adapters.retrofitted import is_swapped, published_class
 
+FAST_CASES = 3  # of each of its tests, in the fast part
+
 pytestmark = [
     pytest.mark.usefixtures("timm"),
     pytest.mark.filterwarnings(

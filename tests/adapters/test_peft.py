@@ -15,7 +15,7 @@ from models import Model, models, padding, tokens
 from relpos.adapters.kinds import path_of, replaced_classes
 from relpos.adapters.libraries import imported
 
-FAST_CASES = 8  # of each of its tests, in the fast part
+FAST_CASES = 3  # of each of its tests, in the fast part
 pytestmark = [
     pytest.mark.usefixtures("timm"),
     pytest.mark.filterwarnings(

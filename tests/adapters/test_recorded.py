@@ -15,6 +15,8 @@ import relpos
 from models import models
 from relpos.adapters.retrofitted import is_swapped, route
 
+FAST_CASES = 6  # of each of its tests, in the fast part
+
 pytestmark = [
     pytest.mark.usefixtures("timm", "unchecked"),  # traced sizes are tensors
     pytest.mark.filterwarnings("ignore"),

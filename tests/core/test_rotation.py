@@ -13,6 +13,8 @@ from relpos.core.rotation import turn
 from relpos.testing import oracle
 from relpos.testing.tolerance import assert_close
 
+FAST_CASES = 4  # of each of its tests, in the fast part
+
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("pairs", [1, 2, 4])

@@ -17,6 +17,8 @@ from relpos.engines.streaming import key_vectors, planning, vector_term, vectors
 from relpos.engines.streaming.key_vectors import KeyBands, KeyProducts
 from relpos.engines.streaming.planning import make_plan
 
+FAST_CASES = 6  # of each of its tests, in the fast part
+
 B, H, D, ROWS = 2, 3, 4, 11
 
 

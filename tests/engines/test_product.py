@@ -63,6 +63,7 @@ def test_equals_the_reference(
         torch.testing.assert_close(one, wanted, rtol=1e-5, atol=1e-5 if dtype == torch.float32 else 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [Sequence(4), Grid(2, 2, prefix=1), None], ids=["line", "grid", "dense"])
 @pytest.mark.parametrize("stored", [product.STORED, 0], ids=["stored", "again"])
 @pytest.mark.parametrize("at_once", [product.AT_ONCE, 1])

@@ -594,6 +594,7 @@ def packed(dtype: torch.dtype = torch.float64) -> Iterator[Packed]:
 
 
 @pytest.mark.traced
+@pytest.mark.slow
 def test_operators_pass_opcheck() -> None:
     for call in packed():
         torch.library.opcheck(torch.ops.relpos.streaming.default, call)

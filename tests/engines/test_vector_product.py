@@ -109,6 +109,7 @@ def test_a_row_that_sees_nothing_is_blank_and_has_no_gradient() -> None:
     assert all(x.isfinite().all() for x in others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(  # far: turned round beyond; heads: one vector for all
     ("heads", "far", "at_once"), pairwise((1, HEADS), (256, 1), (vector_product.AT_ONCE, 1))
 )

@@ -20,6 +20,8 @@ from relpos.adapters.libraries import imported
 from relpos.models import RotaryChoice
 from relpos.position.saved import is_settings, with_settings
 
+FAST_CASES = 6  # of each of its tests, in the fast part
+
 SWIN = {"img_size": 16, "patch_size": 2, "in_chans": 2, "num_classes": 5, "embed_dim": 8, "depths": (1, 1),
         "num_heads": (1, 2), "window_size": 4}  # fmt: skip
 Weights = dict[str, Tensor]

@@ -17,6 +17,8 @@ from relpos.core import Coordinates
 from relpos.position import Mechanism, find, presets
 from relpos.position.mechanism import acts_in_attention, acts_on_tokens
 
+FAST_CASES = 6  # of each of its tests, in the fast part
+
 HEADS, WIDTH = 2, 8
 META = torch.device("meta")
 SUMS = ("t5+rotary_1d", "sinusoidal_1d+alibi", "rotary_2d+relative_2d", "learned+rotary_1d")

@@ -14,6 +14,8 @@ from text_results import make_text
 from relpos.report import advise
 from relpos.results import ResultsError, read
 
+FAST_CASES = 12  # of each of its tests, in the fast part
+
 Tree = dict[str, Any]
 Change = Callable[[Tree], object]
 

@@ -61,6 +61,7 @@ def page(make: Any) -> str:
     return build_page(make(ELEVEN))
 
 
+@pytest.mark.slow
 def test_sections_stand_in_order_and_elements_balance(page: str) -> None:
     found = parsed(page)
     assert found.headings == HEADINGS
@@ -72,6 +73,7 @@ def test_the_page_knows_what_of_a_recipe_is_the_models() -> None:
     assert set(_OF_MODEL) == OF_THE_MODEL
 
 
+@pytest.mark.slow
 def test_nothing_is_asked_of_the_network(page: str) -> None:
     for address in parsed(page).addresses:
         assert address.startswith(("#", "data:", "https://arxiv.org/abs/")), address
@@ -79,6 +81,7 @@ def test_nothing_is_asked_of_the_network(page: str) -> None:
     assert not re.search(r"url\((?!#)", page)
 
 
+@pytest.mark.slow
 def test_it_opens_with_at_most_three_lines_and_says_nothing_unmeasured(page: str) -> None:
     answer = page[page.index('class="answer"') : page.index("</header>")]
     assert 1 <= answer.count("<p>") <= 3
@@ -86,6 +89,7 @@ def test_it_opens_with_at_most_three_lines_and_says_nothing_unmeasured(page: str
         assert gone not in page
 
 
+@pytest.mark.slow
 def test_at_most_eight_stand_in_a_picture_and_one_line_each(page: str) -> None:
     pictures = re.findall(r'<figure class="card">(.*?)</figure>', page, re.DOTALL)
     assert len(pictures) == 5
@@ -94,6 +98,7 @@ def test_at_most_eight_stand_in_a_picture_and_one_line_each(page: str) -> None:
         assert len(names) == len(set(names)) == 8
 
 
+@pytest.mark.slow
 def test_pictures_follow_light_and_dark(page: str) -> None:
     picture = page[page.index("<figure") : page.index("</figure>")]
     colours = set(re.findall(r"var\(--(c[0-9a-f]{6})\)", picture))

@@ -15,6 +15,8 @@ from relpos.report.table import Table, build_table
 from relpos.report.terminal import render_terminal
 from relpos.results import read
 
+FAST_CASES = 2  # of each of its tests, in the fast part
+
 
 def cells(table: Table, name: str, rule: str | None = None) -> dict[str, str]:
     """The texts of a row by column."""

@@ -9,6 +9,8 @@ from relpos.data import find_task
 from relpos.position import presets
 from relpos.train import ImageRecipe, build_swin
 
+FAST_CASES = 6  # of each of its tests, in the fast part
+
 ON_GRIDS = [preset.name for preset in presets().values() if 2 in preset.token_axes]
 
 

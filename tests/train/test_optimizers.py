@@ -15,6 +15,8 @@ from relpos.optim import Lion, Sophia
 from relpos.train import OPTIMIZERS, ImageRecipe, OptimizerName, TextRecipe, estimate_hessian, loop, train
 from relpos.train.loop import rate_at
 
+FAST_CASES = 4  # of each of its tests, in the fast part
+
 TINY = ImageRecipe(steps=4, warmup_steps=2, batch_size=16, embed_dim=16, depth=1, num_heads=2)
 CPU = torch.device("cpu")
 

@@ -27,6 +27,8 @@ from relpos.train.checkpointing import Checkpointing
 from relpos.train.shards import stored_in
 from relpos.train.snapshots import Snapshot, SnapshotStore, read_snapshot
 
+FAST_CASES = 40  # of each of its tests, in the fast part
+
 
 def _snapshot(step: int) -> Snapshot:
     generator = torch.Generator().manual_seed(step)
