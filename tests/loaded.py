@@ -129,8 +129,8 @@ def _load_compiler() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the compiler itself
-        x = torch.ones(2, requires_grad=True)
-        torch.compile(lambda x: (x * 2).sin(), backend="aot_eager", fullgraph=True)(x)  # no backward: it has a thread
+        # Without a gradient: no process can be forked in which autograd has threads, and in torch 2.10 it has at once.
+        torch.compile(lambda x: (x * 2).sin(), backend="aot_eager", fullgraph=True)(torch.ones(2))
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
 
