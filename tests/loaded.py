@@ -14,18 +14,25 @@ seconds that it took.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import json
 import os
 import runpy
+import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import traceback
 import types
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+
+from patience import PATIENCE
 
 HERE = Path(__file__).resolve()
 _ENVIRONMENT = {
@@ -47,6 +54,7 @@ class Loaded:
 
     def __init__(self) -> None:
         self.server: subprocess.Popen[str] | None = None
+        self.running = 0
         self.folder = tempfile.TemporaryDirectory(prefix="relpos-loaded-")
 
     def begin(self, program: Sequence[Any], log: Path, processes: int = 1, needs: Iterable[str] = ()) -> int:
@@ -56,14 +64,17 @@ class Loaded:
     def end(self) -> int:
         """The exit status of what has begun."""
         status, seconds = self._told().split()
+        self.running = 0
         Loaded.seconds += float(seconds)
         return int(status)
 
     def run(
         self, *program: Any, processes: int = 1, needs: Iterable[str] = (), separate: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """As `subprocess.run([sys.executable, *program], capture_output=True, text=True)`; all output is in `stdout`
-        where it is not to be kept separate."""
+        """As `subprocess.run([sys.executable, *program], capture_output=True, text=True)`, with `tests` in its path.
+
+        All output is in `stdout` where it is not to be kept separate.
+        """
         out, errors = (Path(self.folder.name, name) for name in ("stdout", "stderr" if separate else "stdout"))
         for file in (out, errors):
             file.unlink(missing_ok=True)
@@ -75,31 +86,45 @@ class Loaded:
     def close(self) -> None:
         """End it."""
         if self.server is not None:
+            self._stop()
             with self.server:  # closes its pipes, and waits
                 pass
             Loaded.seconds = 0.0  # it has been waited for, and counts by itself
         self.folder.cleanup()
 
+    def _stop(self) -> None:
+        """What a test has begun and not ended, as one that failed."""
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.running, signal.SIGKILL)
+            self.end()
+
     def _begin(self, program: Sequence[Any], out: Path, errors: Path, processes: int, needs: Iterable[str]) -> int:
-        if self.server is None:
+        self._stop()
+        if self.server is None or self.server.poll() is not None:
             self.server = subprocess.Popen(
                 [sys.executable, str(HERE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                 env=os.environ | _ENVIRONMENT,
             )  # fmt: skip
         asked = {
             "program": list(map(str, program)), "processes": processes, "needs": list(needs),
-            "stdout": str(out), "stderr": str(errors),
+            "stdout": str(out), "stderr": str(errors), "environment": os.environ | _ENVIRONMENT, "folder": os.getcwd(),
         }  # fmt: skip
         assert self.server.stdin is not None
         print(json.dumps(asked), file=self.server.stdin, flush=True)
-        return int(self._told())
+        answer = self._told()
+        assert answer.isdecimal(), json.loads(answer)
+        self.running = int(answer)
+        return self.running
 
     def _told(self) -> str:
         assert self.server is not None
         assert self.server.stdout is not None
+        if not select.select([self.server.stdout], [], [], PATIENCE)[0]:
+            self.server.kill()
         line = self.server.stdout.readline()
         assert line, "what starts processes has ended"
-        return line
+        return line.strip()
 
 
 # The one that forks. It loads what starts no thread: a fork would lack it.
@@ -127,6 +152,8 @@ def _load_compiler() -> None:
 
     import torch
 
+    if torch.cuda.is_available():  # it would start CUDA, which no fork can use then
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the compiler itself
         # Without a gradient: no process can be forked in which autograd has threads, and in torch 2.10 it has at once.
@@ -151,25 +178,31 @@ _LOADS = {"train": _load_train, "compiler": _load_compiler, "models": _load_mode
 
 
 def _forked(work: Any) -> int:
-    """A process that does some work and ends."""
+    """A process that does some work and ends as Python does."""
     own = os.fork()
     if own:
         return own
-    code = 1
+    code, interrupted = 1, False
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         work()
         code = 0
-    except KeyboardInterrupt:  # as Python ends of it
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
+        if not isinstance(ended.code, int | None):
+            print(ended.code, file=sys.stderr)
+    except BaseException as error:
         sys.excepthook(*sys.exc_info())
+        interrupted = isinstance(error, KeyboardInterrupt)
     finally:
         with contextlib.suppress(Exception):
+            threading._shutdown()  # type: ignore[attr-defined]  # waits for other threads
+            atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()
+        if interrupted:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
         os._exit(code)
 
 
@@ -180,7 +213,7 @@ def _program(given: list[str]) -> None:
     elif given[0] == "-c":
         sys.argv = ["-c", *given[2:]]
         sys.modules["__main__"] = main = types.ModuleType("__main__")
-        exec(compile(given[1], "<string>", "exec"), vars(main))
+        exec(compile(given[1], "<string>", "exec", dont_inherit=True), vars(main))
     else:
         sys.argv = given
         sys.path[:0] = [str(Path(given[0]).parent)]
@@ -188,7 +221,10 @@ def _program(given: list[str]) -> None:
 
 
 def _world(asked: dict[str, Any]) -> None:
-    """The launcher of a run, itself a fork: it serves the store, and waits for its processes."""
+    """A program in one process, or the launcher of several, itself a fork: it serves the store, and waits for them."""
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    os.chdir(asked["folder"])
     given, processes = asked["program"], asked["processes"]
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, name in ((1, "stdout"), (2, "stderr")):
@@ -205,6 +241,9 @@ def _world(asked: dict[str, Any]) -> None:
                 os.kill(one, number)
 
     def work(rank: int) -> None:
+        if sys.platform == "linux":
+            end_with_the_parent = 1
+            ctypes.CDLL(None).prctl(end_with_the_parent, signal.SIGKILL)
         os.close(served)
         port = os.read(begin, 16).split(b" ")[0].decode()
         os.environ.update(
@@ -234,18 +273,26 @@ def _world(asked: dict[str, Any]) -> None:
 
 
 def _serve() -> None:
+    """Until its input ends: an interruption is for the programs."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # of what is loaded
     loaded: set[str] = set()
     spent = 0.0
     for line in sys.stdin:
         asked = json.loads(line)
-        for name in asked["needs"]:
-            if name not in loaded:
+        try:
+            for name in set(asked["needs"]) - loaded:
                 _LOADS[name]()
                 loaded.add(name)
-        print(world := _forked(lambda asked=asked: _world(asked)), flush=True)
+        except Exception:
+            print(json.dumps(traceback.format_exc()), file=answers)
+            continue
+        world = _forked(lambda asked=asked: _world(asked))
+        print(world, file=answers)
         status = os.waitpid(world, 0)[1]
         before, spent = spent, sum(os.times()[:4])
-        print(os.waitstatus_to_exitcode(status), spent - before, flush=True)
+        print(os.waitstatus_to_exitcode(status), spent - before, file=answers)
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ LORA = {"Llama": "q_proj", "PyTorch": "linear1"}
 TO_THE_END = ("timm ViT", "T5", "PyTorch")  # others are traced alone: most of the time is the compiler's
 ONE_LAYER = {
     "timm ViT": {"depth": 1}, "BERT": {"num_hidden_layers": 1}, "GPT-2": {"n_layer": 1},
-    "Llama": {"num_hidden_layers": 1}, "T5": {"num_layers": 1},
+    "Llama": {"num_hidden_layers": 1},
 }
 
 def slopes(model, out):

@@ -700,7 +700,9 @@ def test_memory_grows_with_the_tokens(loaded: Loaded) -> None:
     """A training step, 8 heads of 64: linear, and at 4,096 tokens at most a quarter of what the scores alone take."""
 
     def mib(n: int) -> float:
-        return float(loaded.run("-c", WORK, n).stdout)
+        done = loaded.run("-c", WORK, n)
+        assert done.returncode == 0, done.stderr
+        return float(done.stdout)
 
     small, large = mib(1024), mib(4096)
     assert large < 4.6 * small

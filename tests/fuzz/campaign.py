@@ -26,7 +26,7 @@ def _one(given: tuple[int, tuple[str, ...]]) -> tuple[int, Outcome]:
 def _begin(engines: tuple[str, ...], threads: int) -> None:
     torch.set_num_threads(threads)
     if "triton" in engines:
-        interpreter.prepare(sanitized=True)
+        interpreter.prepare()
 
 
 def _outcomes(seeds: Iterable[int], engines: tuple[str, ...], jobs: int, threads: int) -> Iterator[tuple[int, Outcome]]:

@@ -14,6 +14,7 @@ TOKENS, WIDTH = 2048, 64
 PAIRS = TOKENS * TOKENS
 
 WORK = """
+import contextlib
 import ctypes
 import sys
 import torch
@@ -23,8 +24,9 @@ from relpos.comparison.memory import PeakMemory
 
 name, backend, tokens, width = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 torch.set_num_threads(1)
-for parameter in (-1, -3):  # glibc gives freed memory back at once: what it would keep varies by tens of MiB
-    ctypes.CDLL(None).mallopt(parameter, 65536)
+with contextlib.suppress(OSError, AttributeError):
+    for parameter in (-1, -3):  # glibc gives freed memory back at once: what it would keep varies by tens of MiB
+        ctypes.CDLL(None).mallopt(parameter, 65536)
 mechanism = {
     "shaw": lambda: ShawPosition(width, 64),
     "shaw, keys only": lambda: ShawPosition(width, 64, values=False),

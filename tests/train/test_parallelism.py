@@ -243,6 +243,13 @@ def test_others_wait_for_the_one_that_writes(run_processes: Run, tmp_path: Path)
     assert said.count("the writer had written: True") == 1
 
 
+def test_devices_start_processes(tmp_path: Path, run_processes: Run) -> None:
+    out = tmp_path / "out"
+    said = run_processes("--position", "none", "--steps", 2, "--devices", 2, "--out", out)
+    assert said.count("Saved in") == 1
+    assert json.loads((out / "config.json").read_text())["processes"] == 2
+
+
 def test_a_second_interruption_ends_all_at_once(tmp_path: Path) -> None:
     """Of a run that does not come to its checkpoint."""
     stuck = tmp_path / "stuck.py"
