@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
+import relpos
 from relpos import LineBias, Mask, Sequence, attention, lines
 from relpos.engines import operators
 
@@ -148,3 +153,56 @@ def test_no_tensor_outlives_its_graph() -> None:
         assert [one() for one in tensors] == [None] * 4
     finally:
         gc.enable()
+
+
+@contextlib.contextmanager
+def _seen(where: str, here: str) -> Iterator[None]:
+    """A mode that sees operators, in one half of a step."""
+    with FlopCounterMode(display=False) if where == here else contextlib.nullcontext():
+        yield
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("rule", [False, True], ids=["a line", "a row rule beside it"])
+def test_a_mode_in_half_of_a_step_that_is_computed_again(where: str, rule: bool) -> None:
+    """What is saved does not depend on who runs the call; a row rule checkpoints itself."""
+    line = lines(Sequence(9))
+    leaves = [torch.randn(1, 2, 9, 8, requires_grad=True) for _ in range(3)]
+    leaves.append(torch.randn(2, line.length, requires_grad=True))
+    fire = relpos.FIREBias(num_heads=2)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, values: Tensor) -> Tensor:
+        terms = LineBias(values, line)
+        position = fire.terms(Sequence(9)) + terms if rule else terms
+        found = attention(q, k, v, position=position, mask="causal", backend="streaming")
+        assert isinstance(found, Tensor)
+        return found
+
+    wanted = torch.autograd.grad(run(*leaves).square().sum(), leaves)
+    with _seen(where, "forward"):
+        out = run(*leaves) if rule else checkpoint(run, *leaves, use_reentrant=False)
+    with _seen(where, "backward"):
+        found = torch.autograd.grad(out.square().sum(), leaves)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.traced
+def test_compiled_autograd_traces_the_backward_of_an_eager_forward() -> None:
+    compiled_autograd = importlib.import_module("torch._dynamo.compiled_autograd")
+    line = lines(Sequence(9))
+    q, values = torch.randn(1, 2, 9, 8, requires_grad=True), torch.randn(2, line.length, requires_grad=True)
+
+    def run() -> Tensor:
+        found = attention(q, q, q, position=LineBias(values, line), backend="streaming")
+        assert isinstance(found, Tensor)
+        return found.square().sum()
+
+    wanted = torch.autograd.grad(run(), (q, values))
+    total = run()
+    with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="eager")):
+        total.backward()
+    for ours, theirs in zip((q.grad, values.grad), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs)

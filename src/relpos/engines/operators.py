@@ -98,6 +98,10 @@ def _seen_by_operators(tensors: Sequence[Tensor]) -> bool:
     )
 
 
+_BEFORE = 5
+"""Arguments of `_Node.apply` before the tensors. Compiled autograd reads no attribute of a class."""
+
+
 class _Node(torch.autograd.Function):
     """A call in eager mode. Its tensors are saved, and how they stand in the call; the call itself is not kept."""
 
@@ -107,20 +111,17 @@ class _Node(torch.autograd.Function):
         numbers: list[int], *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         out, lse = forward(call)
-        ctx.save_for_backward(*tensors, out, lse)
+        ctx.save_for_backward(*(x.clone() if x.is_inference() else x for x in tensors), out, lse)
         ctx.step_back, ctx.structure, ctx.numbers = step_back, structure, numbers
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, out, lse = ctx.saved_tensors
-        asked = ctx.needs_input_grad[_Node.BEFORE :]
+        asked = ctx.needs_input_grad[_BEFORE:]
         needed = [place for place, wanted in enumerate(asked) if wanted]
         found = iter(ctx.step_back(tensors, ctx.numbers, ctx.structure, out, lse, *upstream, needed))
-        return *(None,) * _Node.BEFORE, *(next(found) if wanted else None for wanted in asked)
-
-    BEFORE = 5
-    """Arguments of `apply` before the tensors."""
+        return *(None,) * _BEFORE, *(next(found) if wanted else None for wanted in asked)
 
 
 def make_operator(engine: str, forward: RunForward, backward: RunBackward) -> RunForward:

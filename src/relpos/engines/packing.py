@@ -31,7 +31,9 @@ Packed = tuple[list[Tensor], list[int], str]
 def take_apart(call: Call) -> tuple[list[Tensor], list[int], Any]:
     """The call's tensors, each once, its integers, and how they stand in it, for `put_together`, in this process.
 
-    Lines stay whole: they are most of a call, have no gradient, never change and keep what follows from them.
+    Lines stay whole: they are most of a call, have no gradient, never change and keep what follows from them. Their
+    tensors are in the list all the same, in the order of `pack`: what a checkpoint computes again must save as many,
+    and may be run by the operator where the first run was not.
     """
     tensors: list[Tensor] = []
     numbers: list[int] = []
@@ -48,6 +50,8 @@ def pack(call: Call) -> Packed:
 
 def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int], whole: type | None) -> Any:
     if type(node) is whole:
+        for part in (node.query, node.key):
+            _take_apart(part, tensors, numbers, whole)
         return ("whole", node)
     if isinstance(node, Tensor):
         for place, known in enumerate(tensors):
