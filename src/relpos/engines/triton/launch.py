@@ -45,9 +45,11 @@ class Launch:
     def _bias(self, line: LineBias) -> tiles.Bias:
         lines, layout = line.lines, line.lines.layout
         values = line.values.detach().to(self.wide)
-        table = values.new_zeros(values.shape[0], values.shape[1] + 2 * spans.COARSE)
-        torch.div(values, self.call.scale, out=table[:, spans.COARSE : -spans.COARSE])
-        head, zero = 0 if table.shape[0] == 1 else table.stride(0), spans.COARSE + lines.origin
+        # A tile beyond the last is read of, and two more where a compiler reads ahead of the loop (Blackwell's does).
+        pad = 3 * spans.COARSE
+        table = values.new_zeros(values.shape[0], values.shape[1] + 2 * pad)
+        torch.div(values, self.call.scale, out=table[:, pad:-pad])
+        head, zero = 0 if table.shape[0] == 1 else table.stride(0), pad + lines.origin
         if layout.kind == "affine":
             assert layout.query is not None
             assert layout.key is not None

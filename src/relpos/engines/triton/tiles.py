@@ -67,7 +67,7 @@ class Bias(NamedTuple):
     """A line bias: `values` divided by the scale, and the lines of queries and keys, with strides of head and batch.
 
     Without lines, coordinates are consecutive integers, and `origin` is the entry of the first query and first key. The
-    table has zeros on both sides, as many as a tile has rows or columns, so that no index of a tile needs a clamp.
+    table has zeros on both sides, three times as many as a tile has rows or columns, so that no index needs a clamp.
     """
 
     table: Any
