@@ -37,21 +37,21 @@ def take_apart(call: Call) -> tuple[list[Tensor], list[int], Any]:
     """
     tensors: list[Tensor] = []
     numbers: list[int] = []
-    return tensors, numbers, _take_apart(call, tensors, numbers, Lines)
+    return tensors, numbers, _take_apart(call, tensors, numbers, whole=True)
 
 
 def pack(call: Call) -> Packed:
     """The call as an operator takes it."""
     tensors: list[Tensor] = []
     numbers: list[int] = []
-    structure = _take_apart(call, tensors, numbers, None)
+    structure = _take_apart(call, tensors, numbers, whole=False)
     return tensors, numbers, str(structure)
 
 
-def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int], whole: type | None) -> Any:
-    if type(node) is whole:
+def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int], *, whole: bool) -> Any:
+    if whole and isinstance(node, Lines):
         for part in (node.query, node.key):
-            _take_apart(part, tensors, numbers, whole)
+            _take_apart(part, tensors, numbers, whole=whole)
         return ("whole", node)
     if isinstance(node, Tensor):
         for place, known in enumerate(tensors):
@@ -60,7 +60,7 @@ def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int], whole: typ
         tensors.append(node)
         return ("Tensor", len(tensors) - 1)
     if isinstance(node, tuple):
-        return ("tuple", *(_take_apart(x, tensors, numbers, whole) for x in node))
+        return ("tuple", *(_take_apart(x, tensors, numbers, whole=whole) for x in node))
     if node is None or isinstance(node, str | bool):
         return node
     if isinstance(node, float | torch.SymFloat):
@@ -69,7 +69,7 @@ def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int], whole: typ
         numbers.append(node)  # type: ignore[arg-type]  # a symbol is one
         return ("int", len(numbers) - 1)
     parts = (getattr(node, field.name) for field in fields(node))
-    return (type(node).__name__, *(_take_apart(part, tensors, numbers, whole) for part in parts))
+    return (type(node).__name__, *(_take_apart(part, tensors, numbers, whole=whole) for part in parts))
 
 
 def unpack(tensors: list[Tensor], numbers: list[int], structure: str) -> Call:
