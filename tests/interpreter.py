@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import importlib.metadata
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import torch
 
 
+@functools.cache
 def prepare() -> None:
-    """Before a kernel is run, once a process.
+    """Before a kernel is run; once a process.
 
     It looks in 64 bits for an overflow of each sum and product of whole numbers, a third of its time, and says nothing
     of what it finds unless it is told to debug.

@@ -7,9 +7,9 @@ users have it, without the shape checks. What is about starting a process itself
 Several processes are told what torchrun tells them, the store that the launcher serves included; it hands signals on,
 and ends the others where one fails.
 
-Lines of JSON come in, `{"processes": 2, "program": [...], "needs": [...], "stdout": FILE, "stderr": FILE}`, with a
-program as after `python`; the launcher's number goes out, and when it has ended its exit status and the processor
-seconds that it took.
+A line of JSON comes in for each: the program as after `python`, in how many processes, what it needs, its environment
+and folder, and the files that it writes to. The launcher's number goes out, or why nothing was started; and when it has
+ended its exit status and the processor seconds that it took.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import runpy
@@ -63,8 +64,8 @@ class Loaded:
 
     def end(self) -> int:
         """The exit status of what has begun."""
-        status, seconds = self._told().split()
         self.running = 0
+        status, seconds = self._told().split()
         Loaded.seconds += float(seconds)
         return int(status)
 
@@ -97,7 +98,8 @@ class Loaded:
         if self.running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.running, signal.SIGKILL)
-            self.end()
+            with contextlib.suppress(AssertionError):  # the server may have ended, too: there will be another
+                self.end()
 
     def _begin(self, program: Sequence[Any], out: Path, errors: Path, processes: int, needs: Iterable[str]) -> int:
         self._stop()
@@ -130,20 +132,15 @@ class Loaded:
 # The one that forks. It loads what starts no thread: a fork would lack it.
 
 
+_OF_TRAINING = (
+    "accelerate", "matplotlib.backends.backend_agg", "sklearn.datasets", "torch._dynamo", "torch.distributed.fsdp",
+    "torch.distributed.tensor", "relpos.cli.train_verb", "relpos.comparing.call", "relpos.train", "relpos.viz.portrait",
+)  # fmt: skip
+
+
 def _load_train() -> None:
-    import accelerate
-    import matplotlib.backends.backend_agg
-    import sklearn.datasets
-    import torch._dynamo
-    import torch.distributed.fsdp
-    import torch.distributed.tensor
-
-    import relpos.cli.train_verb
-    import relpos.comparing.call
-    import relpos.train
-    import relpos.viz.portrait
-
-    assert all((accelerate, matplotlib, sklearn, torch, relpos))
+    for name in _OF_TRAINING:
+        importlib.import_module(name)
 
 
 def _load_compiler() -> None:
@@ -296,7 +293,5 @@ def _serve() -> None:
 
 
 if __name__ == "__main__":
-    import relpos
-
-    assert relpos
+    importlib.import_module("relpos")
     _serve()

@@ -1,5 +1,5 @@
 """What each test costs: seconds of the processor, those of the processes that it starts among them. Not of the clock,
-which a busy machine stretches; and of one machine, for the same suite took 480 to 600 on another within a day: every
+which a busy machine stretches; and of one machine, for the same tests took 440 to 603 on another within a day: every
 half minute a loop is timed, and what follows is counted as where that loop takes `LOOP` seconds. A plugin of pytest;
 `scripts/test_times` prints what it writes.
 
@@ -23,8 +23,8 @@ from loaded import Loaded
 
 _NAME = "processor seconds"
 LOOP = 0.061
-"""Where the suite of e658dab took two workers 1,736 s (docs/log.md); that and the loop were both timed on a second
-machine, which needed 1.72 times as long for each test of it."""
+"""Where the suite of e658dab took two workers 1,736 s (docs/log.md); by calculation, from a second machine, on which
+that suite took 2,991 s and the loop 0.106."""
 _EVERY = 30.0
 
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import relpos
-from relpos import LineBias, Mask, Sequence, attention, lines
+from relpos import LineBias, Mask, Positions, Sequence, attention, lines
 from relpos.engines import operators
 
 N, HEADS, WIDTH = 12, 2, 8
@@ -206,3 +206,17 @@ def test_compiled_autograd_traces_the_backward_of_an_eager_forward() -> None:
         total.backward()
     for ours, theirs in zip((q.grad, values.grad), wanted, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_a_mask_and_lines_made_in_inference_mode_are_trained_under() -> None:
+    q, values = torch.randn(2, HEADS, N, WIDTH, requires_grad=True), torch.randn(HEADS, 2 * N - 1, requires_grad=True)
+    found = []
+    for inference in (True, False):
+        with torch.inference_mode(inference):
+            numbers = torch.arange(N)
+            mask, line = Mask.packed(numbers // 5), lines(Positions(numbers, low=0, high=N - 1))
+        output = attention(q, q, q, position=LineBias(values, line), mask=mask, backend="streaming")
+        assert isinstance(output, Tensor)
+        found.append(gradients([q, values], output))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)

@@ -111,6 +111,7 @@ class _Node(torch.autograd.Function):
         numbers: list[int], *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         out, lse = forward(call)
+        # A mask or lines made in inference mode cannot be saved themselves.
         ctx.save_for_backward(*(x.clone() if x.is_inference() else x for x in tensors), out, lse)
         ctx.step_back, ctx.structure, ctx.numbers = step_back, structure, numbers
         return out, lse

@@ -45,7 +45,7 @@ class Launch:
     def _bias(self, line: LineBias) -> tiles.Bias:
         lines, layout = line.lines, line.lines.layout
         values = line.values.detach().to(self.wide)
-        # A tile beyond the last is read of, and two more where a compiler reads ahead of the loop (Blackwell's does).
+        # A tile reaches one beyond the table; compilers that read ahead of the loop (for Blackwell) reach two more.
         pad = 3 * spans.COARSE
         table = values.new_zeros(values.shape[0], values.shape[1] + 2 * pad)
         torch.div(values, self.call.scale, out=table[:, pad:-pad])
