@@ -1,17 +1,19 @@
 """What Python costs around a call on a GPU, without one: kernels return at once, everything else is done.
 
-    python benchmarks/host.py [--rounds 7]
+    python benchmarks/host.py [--rounds 7] [--profile FORM]
 
 A call of 8 x 8 heads x 64 tokens through `backend="triton"`, its terms ready and through T5Bias, beside a floor: a bare
-`torch.autograd.Function` that saves as many tensors, makes the same outputs and asks as many kernels. Tensors lie on
-the CPU. Writes `benchmarks/results/host.json`. On a machine with a GPU `on_gpu.py --parts short` times the calls.
+`torch.autograd.Function` that saves the same tensors, makes the same ones and asks as many kernels. Tensors lie on the
+CPU. Writes `benchmarks/results/host.json`. On a machine with a GPU `on_gpu.py --parts short` times the calls.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
 import os
+import pstats
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,13 +24,15 @@ os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: the engine th
 import torch
 from torch import Tensor
 
-from relpos import LineBias, Sequence, T5Bias, attention, lines
+from relpos import LineBias, Sequence, T5Bias, Terms, attention, lines
 from relpos.bench.run import surroundings
 
 RESULT = Path(__file__).parent / "results" / "host.json"
 BATCH, HEADS, TOKENS, WIDTH = 8, 8, 64, 64
-LAUNCHES = {"forward": 1, "backward": 4}
-"""Kernels of a call without a mask: the forward; rows, queries, keys and pairs of the table."""
+LAUNCHES = {"forward": 1, "backward": 5}
+"""Kernels of a call without a mask: the forward; rows, queries, keys, pairs of the table, and their sum."""
+PADDING = 768
+"""Numbers beside a head's table, so that no kernel reads outside."""
 
 
 class Idle:
@@ -42,33 +46,40 @@ class Idle:
 
 
 class Floor(torch.autograd.Function):
-    """What the least call does: its outputs, what it saves, its gradients."""
+    """What the least call does: its outputs, what it saves, its gradients, and the numbers in between."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, values: Tensor, line: Tensor) -> tuple[Tensor, Tensor]:
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-        Idle()[0](q, k, v, values)
-        ctx.save_for_backward(q, k, v, values, out, lse)
+        table = values.new_zeros(HEADS, values.shape[1] + PADDING)
+        torch.div(values, 0.125, out=table[:, PADDING // 2 : -PADDING // 2])
+        for _ in range(LAUNCHES["forward"]):
+            Idle()[0](out, lse, q, k, v, table)
+        ctx.save_for_backward(q, k, v, values, line, out, lse)
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, ...]:
-        *tensors, _, _ = ctx.saved_tensors
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, values, _, _, lse = ctx.saved_tensors
+        table = values.new_zeros(HEADS, values.shape[1] + PADDING)
+        torch.div(values, 0.125, out=table[:, PADDING // 2 : -PADDING // 2])
+        between = lse.new_empty(2, BATCH, HEADS, 2 * TOKENS), lse.new_empty(BATCH, HEADS, TOKENS, TOKENS)
+        found = tuple(torch.empty_like(x) for x in (q, k, v, values))
         for _ in range(LAUNCHES["backward"]):
-            Idle()[0](*tensors)
-        return tuple(torch.empty_like(x) for x in tensors)
+            Idle()[0](*found, *between, table)
+        return *found, None
 
 
 def microseconds(work: Callable[[], object], rounds: int, count: int = 100) -> float:
-    """The least of several rounds, a call."""
+    """Of the processor, the least of several rounds, a call."""
     for _ in range(20):
         work()
     found = []
     for _ in range(rounds):
-        began = time.perf_counter()
+        began = time.process_time()
         for _ in range(count):
             work()
-        found.append((time.perf_counter() - began) / count * 1e6)
+        found.append((time.process_time() - began) / count * 1e6)
     return min(found)
 
 
@@ -78,15 +89,25 @@ def works() -> dict[str, tuple[Callable[[], Tensor], list[Tensor]]]:
     line, mechanism = lines(where), T5Bias(HEADS)
     q, k, v = (torch.randn(BATCH, HEADS, TOKENS, WIDTH, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
     values = torch.randn(HEADS, line.length, requires_grad=True)
+    terms = Terms(LineBias(values, line))
     given: dict[str, Any] = {"backend": "triton"}
     return {
-        "floor": (lambda: Floor.apply(q, k, v, values)[0], [q, k, v, values]),
-        "terms ready": (lambda: _out(attention(q, k, v, position=LineBias(values, line), **given)), [q, k, v, values]),
+        "floor": (lambda: Floor.apply(q, k, v, values, line.query)[0], [q, k, v, values]),
+        "terms ready": (lambda: _out(attention(q, k, v, position=terms, **given)), [q, k, v, values]),
         "T5Bias": (
             lambda: _out(attention(q, k, v, position=mechanism, queries=where, **given)),
             [q, k, v, *mechanism.parameters()],
         ),
     }
+
+
+def print_profile(work: Callable[[], object], count: int = 2000) -> None:
+    """Python's functions by the time that a number of calls spend in each."""
+    for _ in range(20):
+        work()
+    profiler = cProfile.Profile()
+    profiler.runcall(lambda: [work() for _ in range(count)])
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(40)
 
 
 def _out(output: Any) -> Tensor:
@@ -98,12 +119,17 @@ def main() -> None:
     """Time every form, forward and step, in turns."""
     parser = argparse.ArgumentParser(description="what Python costs around a call on a GPU")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--profile", metavar="FORM", help="print where a step of this form spends its time, and no more"
+    )
     asked = parser.parse_args()
     torch.set_num_threads(1)
     from relpos.engines.triton import kernels
 
     for name in ("forward", "backward_rows", "backward_queries", "backward_keys", "backward_table", "backward_pairs"):
         setattr(kernels, name, Idle())
+    if hasattr(kernels, "sum_of_pairs"):
+        kernels.sum_of_pairs = Idle()
     upstream = torch.ones(BATCH, HEADS, TOKENS, WIDTH, dtype=torch.bfloat16)
     found: dict[str, dict[str, float]] = {}
     for name, (forward, leaves) in works().items():
@@ -111,9 +137,15 @@ def main() -> None:
         def step(forward: Callable[[], Tensor] = forward, leaves: list[Tensor] = leaves) -> object:
             return torch.autograd.grad(forward(), leaves, upstream)
 
+        if asked.profile is not None:
+            if name == asked.profile:
+                print_profile(step)
+            continue
         with torch.no_grad():
             alone = microseconds(forward, asked.rounds)
         found[name] = {"forward_us": round(alone, 1), "step_us": round(microseconds(step, asked.rounds), 1)}
+    if asked.profile is not None:
+        return
     for name, times in found.items():
         ratios = {what: round(time / found["floor"][what], 2) for what, time in times.items()}
         print(f"{name:12} forward {times['forward_us']:7.1f} us ({ratios['forward_us']} of the floor), "

@@ -168,6 +168,13 @@ def seeds() -> None:
     torch.default_generator.manual_seed(0)  # torch's own call also leaves notes for devices that never start
 
 
+@pytest.fixture(autouse=True)
+def _nothing_planned() -> None:
+    """No test meets a plan of another's, which may have changed what decides."""
+    if (plan := sys.modules.get("relpos.engines.plan")) is not None:
+        plan.PLANS.clear()
+
+
 CHECKED_SHARE = 4
 """One in so many of the conformance suites' tests, of the slow ones and of those with parameters runs with shapes and
 types enforced, always the same ones; all other tests do. The checks are up to two fifths of their time, and they differ

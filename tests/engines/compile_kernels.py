@@ -113,7 +113,9 @@ def spills(binary: bytes) -> str:
     return "registers unknown" if found is None else f"{found[1]} registers, {found[2]} bytes of stack"
 
 
-KERNELS = ("forward", "backward_rows", "backward_keys", "backward_queries", "backward_table", "backward_pairs")
+KERNELS = (
+    "forward", "backward_rows", "backward_keys", "backward_queries", "backward_table", "backward_pairs", "sum_of_pairs",
+)  # fmt: skip
 
 
 def run(label: str, call: Call, arch: int) -> int:

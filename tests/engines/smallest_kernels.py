@@ -19,7 +19,10 @@ import relpos
 from relpos import Grid, LineBias, Mask, RotaryEmbedding, Sequence, Sinks, attention, lines
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-KERNELS = ("forward", "backward_rows", "backward_keys", "backward_queries", "backward_table", "backward_pairs", "turn")
+KERNELS = (
+    "forward", "backward_rows", "backward_keys", "backward_queries", "backward_table", "backward_pairs", "sum_of_pairs",
+    "turn",
+)  # fmt: skip
 limits = importlib.import_module("relpos.engines.triton.limits")
 kernels = importlib.import_module("relpos.engines.triton.kernels")
 

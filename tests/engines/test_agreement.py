@@ -40,7 +40,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 def call_of(n: int, m: int, dtype: torch.dtype = torch.float32, groups: int = H, **given: Any) -> Call:
     q, k, v = (torch.randn(2, heads, count, 8, dtype=dtype) for heads, count in ((H, n), (groups, m), (groups, m)))
     arguments = {"position": None, "queries": None, "keys": None, "mask": None, "scale": None, "dropout": 0.0}
-    return prepare(q, k, v, **(arguments | given), return_lse=True)[0]
+    return prepare(q, k, v, **(arguments | given), return_lse=True)
 
 
 def difference(engine: Engine, reference: Engine, make: Callable[[], Call], device: torch.device) -> Difference:

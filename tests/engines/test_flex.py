@@ -31,7 +31,7 @@ SERVED = [
 
 def both(*tensors: torch.Tensor, position: Any, mask: Mask | None = None) -> None:
     """Output and log-sum-exp against the definition's."""
-    call, _ = prepare(
+    call = prepare(
         *tensors, position=position, queries=None, keys=None, mask=mask, scale=None, dropout=0.0, return_lse=True
     )
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_it_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
         device = torch.device("cuda")
 
     def lacks(x: torch.Tensor = q, dropout: float = 0.0, **given: Any) -> str | None:
-        call, _ = prepare(
+        call = prepare(
             x, x, x, queries=None, keys=None, scale=None, dropout=dropout, return_lse=False, mask=None,
             **({"position": None} | given),
         )  # fmt: skip

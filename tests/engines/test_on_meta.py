@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from relpos import CoPE, Mask, Sequence, Sinks, T5Bias, attention
-from relpos.engines.api import ENGINES
+from relpos.engines.selection import ENGINES
 
 META = torch.device("meta")
 

@@ -586,7 +586,7 @@ def packed(dtype: torch.dtype = torch.float64) -> Iterator[Packed]:
         (Terms(DenseBias(torch.randn(1, 2, 6, 6).to(dtype)), Sinks(torch.randn(2).to(dtype))), None),
     ):
         q, k, v = (torch.randn(1, 2, 6, 4, dtype=dtype) for _ in range(3))
-        call, _ = prepare(
+        call = prepare(
             q, k, v, position=position, queries=None, keys=None, mask=mask, scale=None, dropout=0.0, return_lse=True
         )
         tensors, *rest = pack(call.rotated())

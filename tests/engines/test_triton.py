@@ -280,7 +280,7 @@ def test_gpus_with_less_shared_memory(
     monkeypatch.setattr(limits, "shared_memory", lambda device: room * 1024)
     with FakeTensorMode():
         q = torch.empty(1, 1, 600, width, dtype=dtype, device="cuda")
-        call, _ = prepare(
+        call = prepare(
             q, q, q, position=None, queries=None, keys=None, mask=None, scale=None, dropout=0.0, return_lse=False
         )
         lack = TRITON.unsupported(call)
@@ -289,7 +289,7 @@ def test_gpus_with_less_shared_memory(
 
 def test_tiles_of_gpus_with_less_shared_memory_are_those_of_wider_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.zeros(1, 1, 600, 64, dtype=torch.bfloat16)
-    call = launch.Launch(Call(q, q, q, Terms(), None, 1.0))
+    call = launch.Launches(Call(q, q, q, Terms(), None, 1.0))
     assert call.shape("queries") == launch.SHAPES["queries", "half", 64]
     monkeypatch.setattr(launch, "shared_memory", lambda device: 99 * 1024)
     assert call.shape("queries") == {**launch.SHAPES["queries", "half", 128], "num_stages": 1}
@@ -310,7 +310,7 @@ def test_operators_are_sound(small_tiles: None) -> None:
     position, shapes = biased(Sequence(N))
     q, k, v = (torch.randn(1, 2, N, D, requires_grad=True, device=HERE) for _ in range(3))
     values = torch.randn(2, shapes[0][1], requires_grad=True, device=HERE)
-    call, _ = prepare(
+    call = prepare(
         q, k, v, position=position(values).to(HERE), queries=None, keys=None, mask=Mask.causal(), scale=None,
         dropout=0.0, return_lse=False,
     )  # fmt: skip
@@ -335,4 +335,15 @@ def test_kernels_compile_for_hopper() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("ok") == 40
+    assert done.stdout.count("ok") == 42
+
+
+@pytest.mark.traced
+@pytest.mark.slow
+def test_what_is_launched_again_is_what_triton_would_launch() -> None:
+    """By a driver that runs nothing, in a process of its own without the interpreter."""
+    script = Path(__file__).parent / "launch_kernels.py"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "launches compared" in done.stdout

@@ -21,9 +21,10 @@ from relpos.bench.run import surroundings
 from relpos.core import Blocks, Coordinates, DenseBias, Grid, Mask, Positions, Sequence, Sinks, Softcap, Term, Terms
 from relpos.core.checks import require_name
 from relpos.engines.agreement import Difference
-from relpos.engines.api import backends, difference, expected
+from relpos.engines.api import difference, expected
 from relpos.engines.arguments import prepare
 from relpos.engines.call import Call
+from relpos.engines.selection import backends
 from relpos.position import (
     CoPE,
     DecomposedPosition,
@@ -132,10 +133,8 @@ def make(kind: CallKind, dtype: torch.dtype) -> Call:
     shared = 2 if kind.shared else 1
     q = normal(2, _HEADS, kind.queries.count, kind.width)
     k, v = (normal(2, _HEADS // shared, keys.count, kind.width) for _ in range(2))
-    call, _ = prepare(
-        q, k, v, position=_position(kind, dtype, generator), queries=None, keys=None, mask=kind.mask, scale=None,
-        dropout=kind.dropout, return_lse=False,
-    )  # fmt: skip
+    position = _position(kind, dtype, generator)
+    call = prepare(q, k, v, position=position, mask=kind.mask, dropout=kind.dropout)
     return replace(call, seed=torch.tensor(12345) if kind.dropout else None)
 
 

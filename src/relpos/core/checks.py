@@ -266,6 +266,11 @@ def dtype_under_autocast(x: Tensor) -> torch.dtype:
     return x.dtype if kind is None or x.dtype == torch.float64 else torch.get_autocast_dtype(kind)
 
 
+def is_under_autocast(device: torch.device) -> bool:
+    """Whether autocast is on for a device."""
+    return _autocast(device) is not None
+
+
 _NOTHING = nullcontext()
 
 

@@ -35,7 +35,7 @@ class _Kept(dict[Hashable, Any]):
         return _Kept()
 
 
-NOT_COPIED = ("_kept", "_held", "_whole")
+NOT_COPIED = ("_kept", "_held", "_whole", "_structure")
 """Attributes that follow from others; no copy and no file has them."""
 
 

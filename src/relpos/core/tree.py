@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 CLASSES: dict[str, type] = {}
 """Every registered class by its own name, as a packed call knows it."""
+OWN: dict[type, tuple[str, ...]] = {}
+"""The fields of those that relpos itself registers."""
 
 
 def static(**arguments: Any) -> Any:
@@ -45,6 +47,8 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
         children = [field.name for field in fields if not field.metadata.get("static")]
         structure = [field.name for field in fields if field.metadata.get("static")]
+        if name.startswith("relpos."):
+            OWN[cls] = tuple(field.name for field in fields)
 
         def flatten(node: T) -> tuple[list[Any], tuple[Any, ...]]:
             return [getattr(node, one) for one in children], tuple(getattr(node, one) for one in structure)

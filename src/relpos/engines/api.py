@@ -1,8 +1,6 @@
 """`relpos.attention`: one function, SDPA's layout, any engine, the same meaning.
 
-The engine is chosen here and nowhere else. One asked for by name never falls back; `auto` takes the first of `ENGINES`
-that has everything the call needs, does not say itself that another is faster and, where it must, agrees with the
-reference on this device (`verdicts`); `explain` says which that is and why the others were passed over.
+A call is planned once for all that have its structure (`plan`): checked, its engine chosen (`selection`) and prepared.
 """
 
 from __future__ import annotations
@@ -14,38 +12,17 @@ from typing import Literal, overload
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from relpos.core import Coordinates, MaskLike
-from relpos.core.checks import require_name, without_autocast
-from relpos.core.private import exporting
-from relpos.engines import verdicts
+from relpos.core.checks import without_autocast
 from relpos.engines.agreement import Difference, Expected
-from relpos.engines.arguments import Position, prepare
+from relpos.engines.arguments import Position, prepare, resolve
 from relpos.engines.call import Call
 from relpos.engines.dense_mask import note_on
-from relpos.engines.engine import Engine
-from relpos.engines.familiar import Familiar
-from relpos.engines.flex import FLEX
 from relpos.engines.hidden import without_hidden
+from relpos.engines.plan import PLANS, make_plan, structure_of_call
 from relpos.engines.reference import REFERENCE, weights
-from relpos.engines.sdpa import SDPA
-from relpos.engines.streaming import STREAMING
-from relpos.engines.triton import TRITON
-
-ENGINES: tuple[Engine, ...] = (TRITON, STREAMING, SDPA, FLEX, REFERENCE)
-"""In the order in which `auto` asks them."""
-_BY_NAME = {engine.name: engine for engine in ENGINES}
-
-
-def backends() -> dict[str, str]:
-    """The engines' names, and what each is for, in the order `auto` asks them.
-
-    Examples:
-        >>> list(relpos.backends())
-        ['triton', 'streaming', 'sdpa', 'flex', 'reference']
-    """
-    return {engine.name: engine.summary for engine in ENGINES}
+from relpos.engines.selection import BY_NAME, ENGINES, choose, require_backend
 
 
 @dataclass(frozen=True)
@@ -77,58 +54,10 @@ class Explanation:
         return "\n".join(lines)
 
 
-def require_backend(backend: object) -> None:
-    """Raise unless `backend` is "auto" or an engine's name."""
-    if not (isinstance(backend, str) and (backend == "auto" or backend in _BY_NAME)):
-        require_name(backend, ["auto", *_BY_NAME], "a backend")
-
-
-def _fault(engine: Engine, call: Call) -> str | None:
-    """What is wrong with an engine on the call's device, as far as it must be asked, or None."""
-    return verdicts.fault(engine, REFERENCE, call) if call.q.device.type in engine.checked_on else None
-
-
-def _engine_of(call: Call, familiar: Familiar) -> Engine:
-    """The engine that `auto` takes, chosen once for calls that are alike; and what it does for them."""
-    if familiar.engine is None:
-        familiar.engine = _choose(call, "auto", {})
-        familiar.repeat = None if call.is_empty else familiar.engine.repeat(call)
-    return familiar.engine
-
-
-def _choose(call: Call, backend: str, passed_over: dict[str, str]) -> Engine:
-    """The engine of a call; why those before it are not goes into `passed_over`."""
-    require_backend(backend)
-    if backend != "auto":
-        engine = _BY_NAME[backend]
-        if (lack := engine.unsupported(call)) is not None:
-            raise NotImplementedError(
-                f"expected a backend with all the call needs; got {backend!r}, and backend {backend!r} lacks {lack}. "
-                "Use backend='auto' or 'reference'."
-            )
-        return engine
-    if exporting():
-        # Of any size, as a program of an example may serve: sizes that decided here would bound them all.
-        return SDPA if SDPA.unsupported(call) is None else REFERENCE
-    last: Engine = REFERENCE  # used if no engine is preferred: one that serves any size, else the reference
-    for engine in ENGINES:
-        if (lack := engine.unsupported(call)) is not None:
-            passed_over[engine.name] = f"it lacks {lack}"
-        elif (slower := engine.not_preferred(call)) is not None:
-            passed_over[engine.name] = slower
-            last = engine if engine.serves_any_size else last
-        elif (fault := _fault(engine, call)) is not None:
-            passed_over[engine.name] = fault
-        else:
-            return engine
-    return last
-
-
 def _explain(call: Call, backend: str) -> Explanation:
     """The choice, and a reason for every other engine."""
-    passed_over: dict[str, str] = {}
-    chosen = _choose(call, backend, passed_over)
-    passed_over.pop(chosen.name, None)
+    choice = choose(call, backend)
+    chosen, passed_over = choice.engine, choice.passed_over
     for engine in ENGINES:
         if engine is chosen or engine.name in passed_over:
             continue
@@ -259,19 +188,14 @@ def attention(
         >>> relpos.attention(q, k, v, position=bias, queries=grid).shape
         torch.Size([2, 8, 197, 64])
     """
-    call, familiar = prepare(
-        q, k, v, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=dropout,
-        return_lse=return_lse,
-    )  # fmt: skip
-    if not isinstance(backend, str) or backend != "auto":
-        familiar = None
-    if familiar is not None and familiar.repeat is not None:
-        with without_autocast(q.device):
-            return familiar.repeat(call)
-    engine = _choose(call, backend, {}) if familiar is None else _engine_of(call, familiar)
-    with without_autocast(q.device):
-        nothing = call.is_empty or (call.q.is_meta and backend == "auto" and not is_in_torch_dispatch_mode())
-        output, lse = call.of_nothing() if nothing else engine.run(without_hidden(call.seeded()))
+    if not isinstance(backend, str):
+        require_backend(backend)
+    given = resolve(q, k, v, position, queries, keys, mask, scale, dropout, return_lse)
+    structure = structure_of_call(q, k, v, given.terms, given.mask, given.dtype, scale, dropout, return_lse, backend)
+    plan = None if structure is None else PLANS.get(structure)
+    if plan is None:
+        plan = make_plan(given, backend, structure)
+    output, lse = plan.run(q, k, v, given.terms, given.mask, given.dropout, return_lse)
     if not return_lse:
         return output
     assert lse is not None, "an engine without it says so"
@@ -326,7 +250,7 @@ def explain(
           not sdpa: not asked for
           not flex: not asked for
     """
-    call, _ = prepare(
+    call = prepare(
         q, k, v, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=dropout,
         return_lse=return_lse,
     )  # fmt: skip
@@ -344,7 +268,7 @@ def difference(backend: str, wanted: Expected, device: torch.device) -> Differen
     Raises:
         NotImplementedError: the engine lacks something that the call needs; the message names it alone.
     """
-    return wanted.difference(_BY_NAME[backend], device)
+    return wanted.difference(BY_NAME[backend], device)
 
 
 def attention_weights(
@@ -381,8 +305,6 @@ def attention_weights(
                 [0.5000, 0.5000, 0.0000],
                 [0.3333, 0.3333, 0.3333]])
     """
-    call, _ = prepare(
-        q, k, k, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=0.0, return_lse=False
-    )
+    call = prepare(q, k, k, position=position, queries=queries, keys=keys, mask=mask, scale=scale)
     with without_autocast(q.device):
         return weights(without_hidden(call))[0].to(call.q.dtype)

@@ -1,9 +1,11 @@
-"""The arguments of `relpos.attention`, checked and resolved to a `Call`: tensors, the position, the mask."""
+"""The arguments of `relpos.attention`: checked, the position resolved to terms, and whether they fit together."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from relpos.core import Coordinates, Mask, MaskLike, Scale, Term, Terms, require_sides
@@ -22,7 +24,6 @@ from relpos.core.checks import (
 from relpos.core.terms.fitting import check_device, check_heads
 from relpos.core.tree import fields_of
 from relpos.engines.call import Call
-from relpos.engines.familiar import Familiar, familiar_of
 
 
 @runtime_checkable
@@ -37,11 +38,45 @@ class SupportsTerms(Protocol):
 Position = Terms | Term | SupportsTerms
 
 
-def prepare(
+@dataclass
+class Resolved:
+    """The arguments of `relpos.attention`, each of the right kind, with the position resolved to terms. Whether they
+    fit together is `check`ed once for all of one structure."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    terms: Terms
+    mask: Mask | None
+    dtype: torch.dtype
+    scale: float | None
+    dropout: float
+    return_lse: bool
+
+    def check(self) -> None:
+        """Raise unless they fit together."""
+        _check_fit(self.q, self.k, self.v)
+        self.terms.check(self.q, self.k, self.v)
+        if self.mask is not None:
+            _check_mask(self.mask, self.q, self.k)
+
+    def call(self) -> Call:
+        """The call that they make, checked."""
+        self.check()
+        scale = self.scale
+        if scale is None:
+            own = self.terms.one(Scale)
+            scale = own.value if own is not None else self.q.shape[-1] ** -0.5
+        q, k, v = self.q, self.k, self.v
+        if not q.dtype == k.dtype == v.dtype == self.dtype:
+            q, k, v = q.to(self.dtype), k.to(self.dtype), v.to(self.dtype)
+        return Call(q, k, v, self.terms, self.mask, float(scale), self.dropout, return_lse=self.return_lse)
+
+
+def resolve(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *,
     position: Position | None,
     queries: Coordinates | None,
     keys: Coordinates | None,
@@ -49,8 +84,8 @@ def prepare(
     scale: float | None,
     dropout: float,
     return_lse: bool,
-) -> tuple[Call, Familiar | None]:
-    """Check the arguments of `relpos.attention`, see there, and make them a `Call`; and what is known of such calls."""
+) -> Resolved:
+    """The arguments of `relpos.attention`, see there."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         _check_tensor(x, name)
     require_probability(dropout, "dropout")
@@ -58,23 +93,25 @@ def prepare(
     if scale is not None:
         require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
     terms = _resolve_terms(position, queries, keys, q, k, v)
-    dtype = dtype_under_autocast(q)
-    plain = mask is None and dropout == 0 and not return_lse
-    familiar = familiar_of(q, k, v, terms, dtype) if plain else None
-    if familiar is None or not familiar.fits:
-        _check_fit(q, k, v)
-        terms.check(q, k, v)
-        if familiar is not None:
-            familiar.fits = True
-    if mask is not None:
-        mask = Mask.of(mask)
-        _check_mask(mask, q, k)
-    own = terms.one(Scale)
-    if scale is None:
-        scale = own.value if own is not None else q.shape[-1] ** -0.5
-    if not q.dtype == k.dtype == v.dtype == dtype:
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    return Call(q, k, v, terms, mask, float(scale), float(dropout), return_lse=return_lse), familiar
+    mask = None if mask is None else Mask.of(mask)
+    return Resolved(q, k, v, terms, mask, dtype_under_autocast(q), scale, float(dropout), return_lse)
+
+
+def prepare(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    position: Position | None = None,
+    queries: Coordinates | None = None,
+    keys: Coordinates | None = None,
+    mask: MaskLike | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    return_lse: bool = False,
+) -> Call:
+    """The call that such arguments make, checked."""
+    return resolve(q, k, v, position, queries, keys, mask, scale, dropout, return_lse).call()
 
 
 def _check_tensor(x: Tensor, name: str) -> None:

@@ -97,6 +97,8 @@ class Call:
         Args:
             rotate: what applies the rotation, for an engine that has its own.
         """
+        if not any(isinstance(term, _APPLIED) for term in self.terms.items):
+            return self
         q, k, v = self.q, self.k, self.v
         plain_q = plain_k = None
         rotation = self.terms.one(Rotation)
@@ -106,8 +108,10 @@ class Call:
             if rotation is not None and rotation.turns_keys_by_head:
                 k, v = k.repeat_interleave(self.groups, dim=1), v.repeat_interleave(self.groups, dim=1)
             q, k = content(self.terms, q, k, rotate)
-        terms = self.terms.without(*_APPLIED)
-        return replace(self, q=q, k=k, v=v, plain_q=plain_q, plain_k=plain_k, terms=terms)
+        return Call(
+            q, k, v, self.terms.without(*_APPLIED), self.mask, self.scale, self.dropout, self.seed, self.return_lse,
+            plain_q, plain_k, self.first_row, self.tokens,
+        )  # fmt: skip
 
     def of_nothing(self) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
         """Output and log-sum-exp where `is_empty`, or on meta: zeros, to which gradients lead all the same."""

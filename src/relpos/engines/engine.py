@@ -12,6 +12,9 @@ from torch import Tensor
 from relpos.core import Term
 from relpos.engines.call import Call
 
+Compute = Callable[[Call], tuple[Tensor, Tensor | None]]
+"""Output and log-sum-exp of a call."""
+
 
 class Engine(ABC):
     """One way to compute a call. Engines never import one another.
@@ -46,10 +49,10 @@ class Engine(ABC):
         """Why `auto` should pass over this engine although it could compute the call: it measured slower. Else None."""
         return None
 
-    def repeat(self, call: Call) -> Callable[[Call], Float[Tensor, "B H N V"]] | None:
-        """What `run` does for this call and those that are like it (`familiar`), with everything decided that follows
-        from what they have in common; None where nothing is worth deciding once."""
-        return None
+    def plan(self, call: Call) -> Compute:
+        """What `run` does for this call and all that have its structure (`structure`), in eager mode, where nothing
+        looks on: with everything decided that follows from the structure. Nothing of the call is kept."""
+        return self.run
 
     @abstractmethod
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"] | None]:

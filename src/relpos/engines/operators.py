@@ -8,6 +8,7 @@ backward has no gradient of its own: a second derivative raises.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from relpos.core import at_least_float32
 from relpos.core.checks import without_autocast
 from relpos.core.private import inside_forward_mode, inside_transform
 from relpos.engines.call import Call
-from relpos.engines.packing import Packed, pack, put_together, take_apart, unpack
+from relpos.engines.packing import CallForm, Packed, pack, unpack
 
 
 class Gradients:
@@ -31,9 +32,10 @@ class Gradients:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors
         self.sums: list[Tensor | None] = [None] * len(tensors)
+        self._places = {id(x): place for place, x in enumerate(tensors)}
 
     def _place(self, x: Tensor | None) -> int | None:
-        return next((place for place, known in enumerate(self.tensors) if known is x), None)
+        return self._places.get(id(x))
 
     def wants(self, x: Tensor | None) -> bool:
         """Whether a tensor is among them."""
@@ -98,22 +100,26 @@ def _seen_by_operators(tensors: Sequence[Tensor]) -> bool:
     )
 
 
-_BEFORE = 5
+_BEFORE = 4
 """Arguments of `_Node.apply` before the tensors. Compiled autograd reads no attribute of a class."""
 
 
 class _Node(torch.autograd.Function):
-    """A call in eager mode. Its tensors are saved, and how they stand in the call; the call itself is not kept."""
+    """A call in eager mode. Its tensors are saved, and the lines that keep what follows from them; not the call."""
 
     @staticmethod
     def forward(
-        ctx: Any, forward: RunForward, step_back: Callable[..., list[Tensor]], call: Call, structure: Any,
-        numbers: list[int], *tensors: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx: Any,
+        forward: RunForward,
+        step_back: Callable[..., list[Tensor]],
+        form: CallForm,
+        call: Call,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         out, lse = forward(call)
         # A mask or lines made in inference mode cannot be saved themselves.
         ctx.save_for_backward(*(x.clone() if x.is_inference() else x for x in tensors), out, lse)
-        ctx.step_back, ctx.structure, ctx.numbers = step_back, structure, numbers
+        ctx.step_back, ctx.form, ctx.lines = step_back, form, form.lines(call)
         return out, lse
 
     @staticmethod
@@ -121,16 +127,85 @@ class _Node(torch.autograd.Function):
         *tensors, out, lse = ctx.saved_tensors
         asked = ctx.needs_input_grad[_BEFORE:]
         needed = [place for place, wanted in enumerate(asked) if wanted]
-        found = iter(ctx.step_back(tensors, ctx.numbers, ctx.structure, out, lse, *upstream, needed))
+        call = ctx.form.call(tensors, ctx.lines)
+        found = iter(ctx.step_back(call, tensors, (out, lse, *upstream), needed))
         return *(None,) * _BEFORE, *(next(found) if wanted else None for wanted in asked)
 
 
-def make_operator(engine: str, forward: RunForward, backward: RunBackward) -> RunForward:
-    """A function that computes a call with its gradient: in eager mode at once, else by `relpos::<engine>`.
+class Operator:
+    """A call with its gradient: in eager mode at once, else by `relpos::<engine>`.
 
     The forward is called with autocast off, as `relpos.attention` runs engines; the backward, which autograd calls
     whenever it comes to it, switches it off itself.
     """
+
+    def __init__(self, engine: str, forward: RunForward, backward: RunBackward) -> None:
+        self._forward, self._backward = forward, backward
+        self._attend, self._attend_backward = _register(engine, forward, backward)
+
+    def __call__(self, call: Call) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of any call."""
+        if torch.compiler.is_compiling():
+            return self._by_operator(call)
+        form = CallForm(call)
+        if _seen_by_operators(form.tensors(call)):
+            return self._by_operator(call)
+        return self._at_once(self._forward, self._backward, form, call)
+
+    def planned(self, prepare: Callable[[Call], tuple[RunForward, RunBackward]] | None = None) -> RunForward:
+        """What computes calls of one structure in eager mode, where nothing looks on that sees operators alone.
+
+        Args:
+            prepare: makes forward and backward for such calls of the first of them; default those of this operator.
+        """
+        ready: tuple[RunForward, RunBackward, CallForm] | None = None
+
+        def compute(call: Call) -> tuple[Tensor, Tensor]:
+            nonlocal ready
+            if ready is None:
+                forward, backward = (self._forward, self._backward) if prepare is None else prepare(call)
+                ready = forward, backward, CallForm(call)
+            return self._at_once(*ready, call)
+
+        return compute
+
+    def _by_operator(self, call: Call) -> tuple[Tensor, Tensor]:
+        out, lse = self._attend(*pack(call))
+        return out, lse
+
+    def _at_once(self, forward: RunForward, backward: RunBackward, form: CallForm, call: Call) -> tuple[Tensor, Tensor]:
+        if not torch.is_grad_enabled():
+            return forward(call)
+        tensors = form.tensors(call)
+        if not any(x.requires_grad for x in tensors):
+            return forward(call)
+        out, lse = _Node.apply(forward, partial(self._step_back, backward), form, call, *tensors)  # type: ignore[no-untyped-call]
+        return out, lse
+
+    def _step_back(
+        self, backward: RunBackward, call: Call, tensors: list[Tensor], saved: Sequence[Tensor], needed: list[int]
+    ) -> list[Tensor]:
+        if torch.is_grad_enabled() or _seen_by_operators((*tensors, *saved)):  # create_graph, compiled autograd
+            packed, *others = pack(call)
+            places = [next(at for at, x in enumerate(packed) if x is tensors[place]) for place in needed]
+            found: list[Tensor] = self._attend_backward(packed, *others, *saved, places)
+            return found
+        return _gradients(backward, tensors, call, saved, needed)
+
+
+def _gradients(
+    backward: RunBackward, tensors: list[Tensor], call: Call, saved: Sequence[Tensor], needed: list[int]
+) -> list[Tensor]:
+    """Of the tensors at the places that are needed. `saved` are the output, the log-sum-exp and their gradients."""
+    out, lse, d_out, d_lse = saved
+    gradients = Gradients([tensors[place] for place in needed])
+    with without_autocast(out.device):
+        backward(call, out, lse, d_out, d_lse, gradients)
+    return gradients.finished()
+
+
+def _register(engine: str, forward: RunForward, backward: RunBackward) -> tuple[Any, Any]:
+    """The operators `relpos::<engine>` and `relpos::<engine>_backward`."""
 
     @torch.library.custom_op(
         f"relpos::{engine}",
@@ -147,14 +222,6 @@ def make_operator(engine: str, forward: RunForward, backward: RunBackward) -> Ru
         wide = torch.promote_types(call.q.dtype, torch.float32)
         return call.q.new_empty(*shape, call.v.shape[3]), call.q.new_empty(shape, dtype=wide)
 
-    def gradients_of(tensors: list[Tensor], call: Call, saved: Sequence[Tensor], needed: list[int]) -> list[Tensor]:
-        """`saved` are the output, the log-sum-exp and their gradients."""
-        out, lse, d_out, d_lse = saved
-        gradients = Gradients([tensors[place] for place in needed])
-        with without_autocast(out.device):
-            backward(call, out, lse, d_out, d_lse, gradients)
-        return gradients.finished()
-
     @torch.library.custom_op(
         f"relpos::{engine}_backward",
         mutates_args=(),
@@ -164,7 +231,7 @@ def make_operator(engine: str, forward: RunForward, backward: RunBackward) -> Ru
     def attend_backward(tensors: list[Tensor], numbers: list[int], structure: str, *rest: Any) -> list[Tensor]:
         *saved, needed = rest
         tensors = _apart(tensors)
-        return gradients_of(tensors, unpack(tensors, numbers, structure), saved, needed)
+        return _gradients(backward, tensors, unpack(tensors, numbers, structure), saved, needed)
 
     @attend_backward.register_fake
     def _(tensors: list[Tensor], numbers: list[int], structure: str, *rest: Any) -> list[Tensor]:
@@ -191,30 +258,4 @@ def make_operator(engine: str, forward: RunForward, backward: RunBackward) -> Ru
 
     attend.register_autograd(step_back, setup_context=keep)
     attend_backward.register_autograd(no_second_derivative, setup_context=lambda ctx, inputs, output: None)
-
-    def step_back_at_once(tensors: list[Tensor], numbers: list[int], structure: Any, *rest: Any) -> list[Tensor]:
-        *saved, needed = rest
-        call = put_together(structure, tensors, numbers)
-        if torch.is_grad_enabled() or _seen_by_operators((*tensors, *saved)):  # create_graph, compiled autograd
-            packed, *others = pack(call)
-            places = [next(at for at, x in enumerate(packed) if x is tensors[place]) for place in needed]
-            found: list[Tensor] = attend_backward(packed, *others, *saved, places)
-            return found
-        return gradients_of(tensors, call, saved, needed)
-
-    def by_operator(call: Call) -> tuple[Tensor, Tensor]:
-        out, lse = attend(*pack(call))
-        return out, lse
-
-    def run(call: Call) -> tuple[Tensor, Tensor]:
-        if torch.compiler.is_compiling():
-            return by_operator(call)
-        tensors, numbers, structure = take_apart(call)
-        if _seen_by_operators(tensors):
-            return by_operator(call)
-        if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
-            return forward(call)
-        out, lse = _Node.apply(forward, step_back_at_once, call, structure, numbers, *tensors)  # type: ignore[no-untyped-call]
-        return out, lse
-
-    return run
+    return attend, attend_backward

@@ -9,8 +9,10 @@ be symbols. Rotations and query biases are applied before.
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import lru_cache
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -28,31 +30,15 @@ Packed = tuple[list[Tensor], list[int], str]
 """Tensors, each once; integers; and the structure that holds both."""
 
 
-def take_apart(call: Call) -> tuple[list[Tensor], list[int], Any]:
-    """The call's tensors, each once, its integers, and how they stand in it, for `put_together`, in this process.
-
-    Lines stay whole: they are most of a call, have no gradient, never change and keep what follows from them. Their
-    tensors are in the list all the same, in the order of `pack`: what a checkpoint computes again must save as many,
-    and may be run by the operator where the first run was not.
-    """
-    tensors: list[Tensor] = []
-    numbers: list[int] = []
-    return tensors, numbers, _take_apart(call, tensors, numbers, whole=True)
-
-
 def pack(call: Call) -> Packed:
     """The call as an operator takes it."""
     tensors: list[Tensor] = []
     numbers: list[int] = []
-    structure = _take_apart(call, tensors, numbers, whole=False)
+    structure = _take_apart(call, tensors, numbers)
     return tensors, numbers, str(structure)
 
 
-def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int], *, whole: bool) -> Any:
-    if whole and isinstance(node, Lines):
-        for part in (node.query, node.key):
-            _take_apart(part, tensors, numbers, whole=whole)
-        return ("whole", node)
+def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
     if isinstance(node, Tensor):
         for place, known in enumerate(tensors):
             if known is node:
@@ -60,7 +46,7 @@ def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int], *, whole: 
         tensors.append(node)
         return ("Tensor", len(tensors) - 1)
     if isinstance(node, tuple):
-        return ("tuple", *(_take_apart(x, tensors, numbers, whole=whole) for x in node))
+        return ("tuple", *(_take_apart(x, tensors, numbers) for x in node))
     if node is None or isinstance(node, str | bool):
         return node
     if isinstance(node, float | torch.SymFloat):
@@ -69,17 +55,12 @@ def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int], *, whole: 
         numbers.append(node)  # type: ignore[arg-type]  # a symbol is one
         return ("int", len(numbers) - 1)
     parts = (getattr(node, field.name) for field in fields(node))
-    return (type(node).__name__, *(_take_apart(part, tensors, numbers, whole=whole) for part in parts))
+    return (type(node).__name__, *(_take_apart(part, tensors, numbers) for part in parts))
 
 
 def unpack(tensors: list[Tensor], numbers: list[int], structure: str) -> Call:
     """The call again. What was checked when the terms were made is not checked twice."""
-    return put_together(_read(structure), tensors, numbers)
-
-
-def put_together(structure: Any, tensors: list[Tensor], numbers: list[int]) -> Call:
-    """What `take_apart` took apart."""
-    call: Call = _put_together(structure, tensors, numbers)
+    call: Call = _put_together(_read(structure), tensors, numbers)
     return call
 
 
@@ -92,8 +73,6 @@ def _put_together(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
     if not isinstance(node, tuple):
         return node
     kind, *parts = node
-    if kind == "whole":
-        return parts[0]
     if kind == "Tensor":
         return tensors[parts[0]]
     if kind == "int":
@@ -106,3 +85,95 @@ def _put_together(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
     for field, value in zip(fields(cls), values, strict=True):
         object.__setattr__(made, field.name, value)
     return made
+
+
+_PartMaker = Callable[[Sequence[Tensor], Sequence[Lines]], Any]
+
+
+class CallForm:
+    """How calls of one structure are taken apart for a node of autograd's graph, and put together again for its
+    backward: what `pack` finds out anew for each.
+
+    Lines stay whole: they are most of a call, have no gradient, never change and keep what follows from them. Their
+    tensors are listed all the same, in the order of `pack`: what a checkpoint computes again must save as many, and may
+    be run by the operator where the first run was not. Nothing of the call that a form is made of is kept.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._tensors: list[Callable[[Call], Tensor]] = []
+        self._lines: list[Callable[[Call], Lines]] = []
+        make = self._maker(call, (), [])
+        assert make is not None
+        self._make = make
+
+    def tensors(self, call: Call) -> list[Tensor]:
+        """The call's tensors, each once."""
+        return [get(call) for get in self._tensors]
+
+    def lines(self, call: Call) -> list[Lines]:
+        """The lines of its terms."""
+        return [get(call) for get in self._lines]
+
+    def call(self, tensors: Sequence[Tensor], lines: Sequence[Lines]) -> Call:
+        """The call that has these."""
+        made: Call = self._make(tensors, lines)
+        return made
+
+    def _place(self, x: Tensor, path: Path, known: list[Tensor]) -> int:
+        for place, other in enumerate(known):
+            if other is x:
+                return place
+        known.append(x)
+        self._tensors.append(_at(path))
+        return len(known) - 1
+
+    def _maker(self, node: Any, path: Path, known: list[Tensor]) -> _PartMaker | None:
+        """What makes a part of the call again; None of one that is the same in all calls."""
+        if isinstance(node, Lines):
+            for side in ("query", "key"):
+                self._place(getattr(node, side), (*path, side), known)
+            number = len(self._lines)
+            self._lines.append(_at(path))
+            return lambda tensors, lines: lines[number]
+        if isinstance(node, Tensor):
+            place = self._place(node, path, known)
+            return lambda tensors, lines: tensors[place]
+        if isinstance(node, tuple):
+            makers = [self._maker(part, (*path, at), known) or _always(part) for at, part in enumerate(node)]
+            return lambda tensors, lines: tuple([make(tensors, lines) for make in makers])
+        if type(node).__name__ not in CLASSES and type(node) is not Call:
+            return None
+        named = {field.name: getattr(node, field.name) for field in fields(node)}
+        makers_of = {name: self._maker(part, (*path, name), known) for name, part in named.items()}
+        varying = [(name, make) for name, make in makers_of.items() if make is not None]
+        same = {name: part for name, part in named.items() if makers_of[name] is None}
+        kind = type(node)
+
+        def make(tensors: Sequence[Tensor], lines: Sequence[Lines]) -> Any:
+            made: Any = object.__new__(kind)
+            attributes = made.__dict__
+            attributes.update(same)
+            for name, make_part in varying:
+                attributes[name] = make_part(tensors, lines)
+            return made
+
+        return make
+
+
+Path = tuple[str | int, ...]
+
+
+def _always(x: Any) -> _PartMaker:
+    return lambda tensors, lines: x
+
+
+def _at(path: Path) -> Callable[[Any], Any]:
+    """What takes a part of a call from it."""
+    steps = [attrgetter(step) if isinstance(step, str) else itemgetter(step) for step in path]
+
+    def get(node: Any) -> Any:
+        for step in steps:
+            node = step(node)
+        return node
+
+    return steps[0] if len(steps) == 1 else get

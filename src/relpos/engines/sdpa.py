@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from relpos.core import LineBias, LineVectors, QueryBias, Rotation, Sinks, Softcap, at_least_float32, densify, may_keep
 from relpos.engines import dense, product, vector_product, view
 from relpos.engines.call import Call
-from relpos.engines.engine import Engine
+from relpos.engines.engine import Compute, Engine
 from relpos.engines.once import once
 from relpos.engines.operators import FORWARD_MODE, lacks_transform
 
@@ -50,18 +50,13 @@ class DenseSDPA(Engine):
         transform = lacks_transform()
         return transform if transform is not None and (transform == FORWARD_MODE or _adds(call)) else None
 
-    def repeat(self, call: Call) -> Callable[[Call], Float[Tensor, "B H N V"]] | None:
-        line = view.readable(call)
-        if line is not None:
-            return view.Reading.of(call, line).attend
-        if not call.q.is_cpu or not may_keep(call.q.device) or call.mask is not None or call.dropout > 0:
-            return None
-        line = call.lone_bias
-        if line is None:
-            return None
-        if not (torch.is_grad_enabled() and line.values.requires_grad):
-            return _under_constant
-        return _under_learned if product.serves(call) and line.values.dtype == call.q.dtype else None
+    def plan(self, call: Call) -> Compute:
+        short = None if vector_product.serves(call) and product.serves(call) else _short(call)
+        if short is None:
+            return self.run
+        if _is_turned(call):
+            return lambda call: (short(call), None)
+        return lambda call: (short(call.rotated()), None)
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], None]:
         """The output; there is no log-sum-exp."""
@@ -71,7 +66,7 @@ class DenseSDPA(Engine):
                 allowed = allowed | blank
             output = vector_product.attend(_turned(call), allowed)
             return (output if blank is None else output.masked_fill(blank, 0)), None
-        if (short := self.repeat(call)) is not None:
+        if (short := _short(call)) is not None:
             return short(_turned(call)), None
         square = call.mask is not None and call.q.shape[2] == call.k.shape[2]
         plain = call.mask is not None and call.mask.is_plain_causal and not _adds(call)
@@ -109,10 +104,30 @@ class DenseSDPA(Engine):
 SDPA = DenseSDPA()
 
 
+def _short(call: Call) -> Callable[[Call], Float[Tensor, "B H N V"]] | None:
+    """The short way of a call and those of its structure, once their rotation is applied: for a bias on regular lines,
+    on CPU. None for others."""
+    line = view.readable(call)
+    if line is not None:
+        return view.Reading.of(call, line).attend
+    if not call.q.is_cpu or not may_keep(call.q.device) or call.mask is not None or call.dropout > 0:
+        return None
+    line = call.lone_bias
+    if line is None:
+        return None
+    if not (torch.is_grad_enabled() and line.values.requires_grad):
+        return _under_constant
+    return _under_learned if product.serves(call) and line.values.dtype == call.q.dtype else None
+
+
+def _is_turned(call: Call) -> bool:
+    """Whether there is nothing that `Call.rotated` would apply."""
+    return call.terms.one(Rotation) is None and call.terms.one(QueryBias) is None
+
+
 def _turned(call: Call) -> Call:
     """`Call.rotated`, where there is something to apply."""
-    plain = call.terms.one(Rotation) is None and call.terms.one(QueryBias) is None
-    return call if plain else call.rotated()
+    return call if _is_turned(call) else call.rotated()
 
 
 def _under_constant(call: Call) -> Float[Tensor, "B H N V"]:

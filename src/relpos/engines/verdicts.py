@@ -16,6 +16,7 @@ which could be waiting for it in autograd.
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,7 +39,15 @@ _faults: dict[Key, str] = {}
 _SIZES: tuple[Size, ...] = ("odd", "full")
 
 
-def fault(engine: Engine, reference: Engine, call: Call) -> str | None:
+@dataclass(frozen=True)
+class Fault:
+    """Why `auto` must not use an engine for a call, in words, and whether the next call would hear the same."""
+
+    words: str
+    lasts: bool = False
+
+
+def fault(engine: Engine, reference: Engine, call: Call) -> Fault | None:
     """Why `auto` must not use an engine for a call, or None. Runs the check if that is possible and not done yet.
 
     Args:
@@ -47,24 +56,25 @@ def fault(engine: Engine, reference: Engine, call: Call) -> str | None:
     """
     variant = variant_of(call)
     if variant is None:
-        return "no check against the reference is known for its terms"
+        return Fault("no check against the reference is known for its terms", lasts=True)
     device = call.q.device
     key = (engine.name, device.type, device.index, *variant)
     if key in _agreed:
         return None
     if torch.compiler.is_compiling():
-        return "it has not been checked on this device, or failed: call the same once outside of torch.compile"
+        return Fault("it has not been checked on this device, or failed: call the same once outside of torch.compile")
     if key in _faults:
-        return _faults[key]
+        return Fault(_faults[key], lasts=True)
     obstacle = _obstacle(call.q)
     if obstacle is not None:
-        return f"it has not been checked on {device}, and nothing is run under {obstacle}: call the same once outside"
+        words = f"it has not been checked on {device}, and nothing is run under {obstacle}: call the same once outside"
+        return Fault(words)
     try:
         found = _check(engine, reference, variant, device)
     except Exception as error:
         if not _is_of_memory(error):
             raise
-        return f"memory ran out while it was checked on {device}"  # not the engine's fault: the next call checks again
+        return Fault(f"memory ran out while it was checked on {device}")  # the next call checks again
     if found is None:
         _agreed.setdefault(key, None)
         return None
@@ -76,7 +86,7 @@ def fault(engine: Engine, reference: Engine, call: Call) -> str | None:
             RuntimeWarning,
             stacklevel=5,  # whoever called attention
         )
-    return said
+    return Fault(said, lasts=True)
 
 
 def _obstacle(q: Tensor) -> str | None:

@@ -12,7 +12,7 @@ import torch
 
 from relpos.core import LineBias, Mask, Terms
 from relpos.engines import backends
-from relpos.engines.api import ENGINES
+from relpos.engines.selection import ENGINES
 from relpos.position import Mechanism
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)

@@ -23,7 +23,7 @@ from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.streaming.chunks import Chunk, KeyGradient
 from relpos.engines.streaming.matmul import add_matmul
-from relpos.engines.streaming.plan import Plan
+from relpos.engines.streaming.plan import TilePlan
 from relpos.engines.streaming.scores import Scores
 from relpos.engines.streaming.side_by_side import run_all, workers
 
@@ -39,7 +39,7 @@ class Backward:
     def __init__(
         self,
         call: Call,
-        plan: Plan,
+        plan: TilePlan,
         out: Float[Tensor, "B H N V"],
         lse: Float[Tensor, "B H N"],
         d_out: Float[Tensor, "B H N V"],

@@ -23,7 +23,7 @@ from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.streaming import masks
 from relpos.engines.streaming.chunks import Chunk, KeyGradient
-from relpos.engines.streaming.plan import Plan
+from relpos.engines.streaming.plan import TilePlan
 from relpos.engines.streaming.tiles import Block, Tile, count_of
 from relpos.engines.streaming.workspace import Workspace, fill
 
@@ -31,12 +31,12 @@ MOST_ROWS = 256
 """The most rows of a block under a mask."""
 
 
-class DensePlan(Plan):
+class DensePlan(TilePlan):
     """A plan for any call.
 
     Args:
         pairs: the most scores of a block, over all heads; a block of one row may have more.
-        unit, bfloat16: see `Plan`.
+        unit, bfloat16: see `TilePlan`.
     """
 
     renormalizes = True

@@ -25,8 +25,8 @@ from relpos.core import (
 )
 from relpos.engines import dense
 from relpos.engines.call import Call
-from relpos.engines.engine import Engine
-from relpos.engines.operators import Gradients, lacks_transform, make_operator
+from relpos.engines.engine import Compute, Engine
+from relpos.engines.operators import Gradients, Operator, lacks_transform
 from relpos.engines.streaming import cpu_kernel
 from relpos.engines.streaming.backward import Backward
 from relpos.engines.streaming.forward import Forward
@@ -71,7 +71,7 @@ def _backward_whole(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: 
     Backward(call, make_plan(call, backward=True, natural=natural), out, lse, d_out, d_lse, gradients).run()
 
 
-_attend = make_operator("streaming", _forward, _backward)
+_attend = Operator("streaming", _forward, _backward)
 
 
 class Streaming(Engine):
@@ -89,6 +89,12 @@ class Streaming(Engine):
 
     def not_preferred(self, call: Call) -> str | None:
         return slower(call)
+
+    def plan(self, call: Call) -> Compute:
+        if call.terms.one(RowRule) is not None:
+            return self.run
+        planned = _attend.planned()
+        return lambda call: planned(call.rotated())
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
         call = call.rotated()

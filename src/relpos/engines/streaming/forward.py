@@ -18,7 +18,7 @@ from torch import Tensor
 from relpos.engines.call import Call
 from relpos.engines.streaming.chunks import Chunk
 from relpos.engines.streaming.matmul import add_matmul
-from relpos.engines.streaming.plan import Plan
+from relpos.engines.streaming.plan import TilePlan
 from relpos.engines.streaming.scores import Scores
 from relpos.engines.streaming.side_by_side import run_all, workers
 
@@ -29,7 +29,7 @@ _ENOUGH = 2.0**-26
 class Forward:
     """Computes the output of a call by a plan."""
 
-    def __init__(self, call: Call, plan: Plan) -> None:
+    def __init__(self, call: Call, plan: TilePlan) -> None:
         self.call, self.plan = call, plan
         self.scores = Scores(call, plan)
 
@@ -47,7 +47,7 @@ class Forward:
         shares = [self] if len(plans) == 1 else [self._share(plan) for plan in plans]
         run_all([partial(share._write_chunks, out, lse) for share in shares])
 
-    def _share(self, plan: Plan) -> Forward:
+    def _share(self, plan: TilePlan) -> Forward:
         share = copy.copy(self)
         share.plan, share.scores = plan, self.scores.share(plan)
         return share

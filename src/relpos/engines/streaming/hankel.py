@@ -45,19 +45,19 @@ from relpos.engines.operators import Gradients
 from relpos.engines.streaming import masks
 from relpos.engines.streaming.chunks import Chunk, KeyGradient
 from relpos.engines.streaming.columns import Columns, column_coordinate, rows_and_columns
-from relpos.engines.streaming.plan import Plan
+from relpos.engines.streaming.plan import TilePlan
 from relpos.engines.streaming.tiles import Block, Tile
 from relpos.engines.streaming.vectors import Vectors
 from relpos.engines.streaming.workspace import Workspace, clear_around, fill, whole
 
 
-class HankelPlan(Plan):
+class HankelPlan(TilePlan):
     """A plan for a call whose only position is at most one regular line bias, and vectors on a sequence.
 
     Args:
         rows, keys: the most rows of a block and keys of a tile.
         pairs: the most scores of a chunk, over all its heads.
-        unit, bfloat16: see `Plan`.
+        unit, bfloat16: see `TilePlan`.
         whole_columns: whether each column of a grid is a block of its own, however short it is.
         only_prefix: whether the rows behind the prefix are left out, for whoever computes them without blocks.
     """

@@ -19,7 +19,7 @@ from relpos.engines.streaming.workspace import Workspace
 
 
 @runtime_checkable  # for the checks of shapes in tests
-class Plan(Protocol):
+class TilePlan(Protocol):
     """How a call is computed tile by tile.
 
     Attributes:
@@ -37,7 +37,7 @@ class Plan(Protocol):
     by_block: bool
     share_count: int
 
-    def shares(self, count: int) -> Sequence[Plan]:
+    def shares(self, count: int) -> Sequence[TilePlan]:
         """This plan for about equal shares of the heads, which threads compute side by side; in the backward after
         `expect`."""
 

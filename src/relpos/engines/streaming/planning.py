@@ -11,7 +11,7 @@ from relpos.engines.call import Call
 from relpos.engines.streaming import matmul
 from relpos.engines.streaming.dense_plan import DensePlan
 from relpos.engines.streaming.hankel import HankelPlan
-from relpos.engines.streaming.plan import Plan
+from relpos.engines.streaming.plan import TilePlan
 
 ROWS, WIDTH = 256, 8192
 """The most rows and keys of a tile. For vectors, which come with many small products, and in the backward in float32,
@@ -38,7 +38,7 @@ def log_base(dtype: torch.dtype) -> float:
     return 1.0 if dtype == torch.float64 else math.log2(math.e)
 
 
-def make_plan(call: Call, *, backward: bool = False, natural: bool = False) -> Plan:
+def make_plan(call: Call, *, backward: bool = False, natural: bool = False) -> TilePlan:
     """The plan of a call, or of its backward; `natural` for scores in base e, as those of the flash kernel."""
     unit, bfloat16 = 1.0 if natural else log_base(call.q.dtype), matmul.native(call.q)
     if not HankelPlan.supports(call):

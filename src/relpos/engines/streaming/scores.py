@@ -25,7 +25,7 @@ from relpos.engines.call import Call
 from relpos.engines.streaming.chunks import CallTensors, Chunk, Heads
 from relpos.engines.streaming.dropout import DropoutFactors
 from relpos.engines.streaming.matmul import add_matmul
-from relpos.engines.streaming.plan import Plan
+from relpos.engines.streaming.plan import TilePlan
 from relpos.engines.streaming.tiles import Tile
 from relpos.engines.streaming.workspace import Workspace
 
@@ -41,7 +41,7 @@ class Scores:
         dropout: the factors of dropout, or None without dropout.
     """
 
-    def __init__(self, call: Call, plan: Plan) -> None:
+    def __init__(self, call: Call, plan: TilePlan) -> None:
         self.call, self.plan = call, plan
         self.batch, self.heads = call.q.shape[:2]
         self.dtype = torch.promote_types(call.q.dtype, torch.float32)
@@ -55,7 +55,7 @@ class Scores:
             logits = sinks.logits.detach().to(self.dtype) * plan.unit
             self.sink = logits.expand(self.batch, self.heads).reshape(-1, 1, 1)
 
-    def share(self, plan: Plan) -> Scores:
+    def share(self, plan: TilePlan) -> Scores:
         """The scores by a plan for some of the heads, in a thread of its own."""
         share = copy.copy(self)
         share.plan = plan

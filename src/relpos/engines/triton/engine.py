@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,8 +12,8 @@ from torch import Tensor
 
 from relpos.core import LineBias, QueryBias, Rotation, Scale, Sinks
 from relpos.engines.call import Call
-from relpos.engines.engine import Engine
-from relpos.engines.operators import Gradients, lacks_transform, make_operator
+from relpos.engines.engine import Compute, Engine
+from relpos.engines.operators import Gradients, Operator, RunBackward, RunForward, lacks_transform
 from relpos.engines.triton import limits
 
 _WIDEST = 256
@@ -32,8 +34,28 @@ def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor
         passes.backward(call, out, lse, d_out, d_lse, gradients)
 
 
+def _prepared(call: Call) -> tuple[RunForward, RunBackward]:
+    """Forward and backward of the calls of one structure, of the first of them."""
+    from relpos.engines.triton import launch, passes
+
+    launches, device = launch.Launches(call), call.q.device
+    forward, backward = partial(passes.forward, launches=launches), partial(passes.backward, launches=launches)
+    if device.type != "cuda":
+        return forward, backward
+
+    def there(call: Call) -> tuple[Tensor, Tensor]:
+        with torch.cuda.device(device):
+            return forward(call)
+
+    def back(*arguments: Any) -> None:
+        with torch.cuda.device(device):
+            backward(*arguments)
+
+    return there, back
+
+
 _INSTALLED = importlib.util.find_spec("triton") is not None
-_attend = make_operator("triton", _forward, _backward)
+_attend = Operator("triton", _forward, _backward)
 
 
 class Triton(Engine):
@@ -86,6 +108,12 @@ class Triton(Engine):
         if max(call.q.shape[2], call.k.shape[2]) < _SHORT:
             return f"fewer than {_SHORT} tokens"
         return None
+
+    def plan(self, call: Call) -> Compute:
+        from relpos.engines.triton.rotation import rotate
+
+        planned = _attend.planned(_prepared)
+        return lambda call: planned(call.rotated(rotate))
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
         """Output and log-sum-exp."""

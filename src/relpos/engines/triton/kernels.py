@@ -260,6 +260,29 @@ def backward_pairs(
 
 
 @triton.jit
+def sum_of_pairs(
+    out, partial, order, begins, parts, pairs, length, heads,
+    ENTRIES: tl.constexpr, ACROSS: tl.constexpr, SUM: tl.constexpr,
+):  # fmt: skip
+    """For ENTRIES entries of the line of one head the sum over their pairs, in order, and over the parts of the batch.
+
+    `order` has the numbers of all pairs, those of one entry from its `begins` to the next entry's.
+    """
+    entry, head = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES), tl.program_id(1)
+    begin = tl.load(begins + entry, mask=entry < length, other=0)
+    end = tl.load(begins + entry + 1, mask=entry < length, other=0)
+    summed = tl.zeros([ENTRIES, ACROSS], SUM)
+    for step in range(0, tl.max(end - begin, axis=0), ACROSS):
+        at = begin[:, None] + step + tl.arange(0, ACROSS)[None, :]
+        inside = at < end[:, None]
+        pair = tl.load(order + at, mask=inside, other=0)
+        for part in range(parts):
+            where = partial + (part * heads + head).to(tl.int64) * pairs
+            summed += tl.load(where + pair, mask=inside, other=0.0)
+    tl.store(out + head.to(tl.int64) * length + entry, tl.sum(summed, axis=1), mask=entry < length)
+
+
+@triton.jit
 def _cells_at(cell, ahead, queries, keys, SIDE: tl.constexpr):
     """The start and stop of a cell of queries, and of the cell of keys that is `ahead` behind it on each axis."""
     query_row = queries.prefix + (cell[0] * queries.second + cell[1]) * queries.inner

@@ -1,4 +1,4 @@
-"""The arguments of the kernels for a call: tensors with strides, constants, and the size of tiles.
+"""The arguments of the kernels: constants and sizes of tiles of all calls of one structure, tensors of a call.
 
 No tensor is read, so a call can be captured in a CUDA graph once a first call has compiled the kernels.
 """
@@ -6,57 +6,104 @@ No tensor is read, so a call can be captured in a CUDA graph once a first call h
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from relpos.core import LineBias, Sinks
+from relpos.core import LineBias, Lines, Sinks, keep
 from relpos.engines.call import Call
 from relpos.engines.triton import spans, tiles
 from relpos.engines.triton.limits import HOPPERS, interpreting, power_of_2, shared_memory
 
+T = TypeVar("T")
 
-class Launch:
-    """The arguments of any kernel for one call."""
+
+class Launches:
+    """What the kernels of all calls of one structure have in common. Holds no tensor.
+
+    Args:
+        call: the first of them, its rotation applied.
+    """
 
     def __init__(self, call: Call) -> None:
-        self.call = call
         self.batch, self.heads, self.n, self.d = call.q.shape
         self.own_heads, self.m, self.v = call.v.shape[1:]
-        q, k, v = (readable(x.detach()) for x in (call.q, call.k, call.v))
-        self.qkv = tiles.QKV(*with_strides(q), *with_strides(k), *with_strides(v))
+        self.device, self.dtype, self.scale = call.q.device, call.q.dtype, call.scale
+        self.sides = [_Reader(x) for x in (call.q, call.k, call.v)]
         self.size = tiles.Counts(self.heads, self.heads // self.own_heads, self.n, self.m)
-        self.wide = torch.promote_types(q.dtype, torch.float32)
-        self.unit = 1.0 if q.dtype == self.wide else math.log2(math.e)
-        self.line = next(iter(call.terms.of(LineBias)), None)
-        self.bias = tiles.Bias(None, 0, None, 0, None, 0, 0) if self.line is None else self._bias(self.line)
-        self.allowed, self.queries, self.keys = spans.allowed(call.mask, self.n, self.m, q.device)
-        sinks = call.terms.one(Sinks)
-        self.sink = None if sinks is None else sinks.logits.detach().to(self.wide) * self.unit
-        self.dropout = tiles.Dropout(None, 0, None)
-        if call.seed is not None:
-            threshold = int(call.dropout * 2**32)
-            factor = torch.full((1,), 1 / (1 - call.dropout), dtype=self.wide, device=q.device)
-            self.dropout = tiles.Dropout(call.seed.view(1), threshold, factor)
+        self.wide = torch.promote_types(call.q.dtype, torch.float32)
+        self.unit = 1.0 if call.q.dtype == self.wide else math.log2(math.e)
+        kinds = [type(term) for term in call.terms.items]
+        self.line_at = kinds.index(LineBias) if LineBias in kinds else None
+        line = self.line(call)
+        self.starts = None if line is None else _starts(line.lines)
+        self.sinks_at = kinds.index(Sinks) if Sinks in kinds else None
+        self.tested = call.mask is not None
+        plain = call.mask is None or call.mask.is_interval
+        self.spans = spans.allowed(call.mask, self.n, self.m, self.device) if plain else None
+        self.threshold = int(call.dropout * 2**32)
+        self._made: dict[str, Any] = {}
 
-    def _bias(self, line: LineBias) -> tiles.Bias:
-        lines, layout = line.lines, line.lines.layout
-        values = line.values.detach().to(self.wide)
+    def line(self, call: Call) -> LineBias | None:
+        """The bias of a call."""
+        found: LineBias | None = None if self.line_at is None else call.terms.items[self.line_at]  # type: ignore[assignment]
+        return found
+
+    def sinks(self, call: Call) -> Sinks | None:
+        """The sinks of a call."""
+        found: Sinks | None = None if self.sinks_at is None else call.terms.items[self.sinks_at]  # type: ignore[assignment]
+        return found
+
+    def qkv(self, call: Call) -> tiles.QKV:
+        """The queries, keys and values of a call."""
+        q, k, v = self.sides
+        return tiles.QKV(q.readable(call.q), *q.strides, k.readable(call.k), *k.strides, v.readable(call.v), *v.strides)
+
+    def bias(self, call: Call) -> tiles.Bias:
+        """The table of a call, and its lines."""
+        line = self.line(call)
+        if line is None:
+            return _NO_BIAS
+        lines, values = line.lines, line.values
         # A tile reaches one beyond the table; compilers that read ahead of the loop (for Blackwell) reach two more.
         pad = 3 * spans.COARSE
-        table = values.new_zeros(values.shape[0], values.shape[1] + 2 * pad)
-        torch.div(values, self.call.scale, out=table[:, pad:-pad])
-        head, zero = 0 if table.shape[0] == 1 else table.stride(0), pad + lines.origin
-        if layout.kind == "affine":
-            assert layout.query is not None
-            assert layout.key is not None
-            return tiles.Bias(table, head, None, 0, None, 0, zero + layout.query.start - layout.key.start)
-        query, key = (x.to(torch.int32).contiguous() for x in (lines.query, lines.key))
+        rows, length = values.shape
+        table = values.new_zeros((rows, length + 2 * pad), dtype=self.wide)
+        torch.div(values if values.dtype == self.wide else values.to(self.wide), self.scale, out=table[:, pad:-pad])
+        head = 0 if rows == 1 else length + 2 * pad
+        if self.starts is not None:
+            return tiles.Bias(table, head, None, 0, None, 0, pad + lines.origin + self.starts)
+        query, key = keep(lines, "in 32 bits", self.device, lambda: _narrowed(lines), lambda: _narrow_bytes(lines))
         query_b, key_b = (x.stride(0) if x.dim() == 2 and x.shape[0] > 1 else 0 for x in (query, key))
-        return tiles.Bias(table, head, query, query_b, key, key_b, zero)
+        return tiles.Bias(table, head, query, query_b, key, key_b, pad + lines.origin)
+
+    def allowed(self, call: Call) -> tuple[tiles.Allowed, tiles.Spans, tiles.Spans]:
+        """The mask of a call, and the spans of queries and of keys."""
+        return spans.allowed(call.mask, self.n, self.m, self.device) if self.spans is None else self.spans
+
+    def sink(self, call: Call) -> Tensor | None:
+        """The logits of the sinks of a call."""
+        sinks = self.sinks(call)
+        return None if sinks is None else sinks.logits.to(self.wide) * self.unit
+
+    def dropout(self, call: Call) -> tiles.Dropout:
+        """The dropout of a call."""
+        if call.seed is None:
+            return _NO_DROPOUT
+        factor = torch.full((1,), 1 / (1 - call.dropout), dtype=self.wide, device=self.device)
+        return tiles.Dropout(call.seed.view(1), self.threshold, factor)
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What `make` made when this name came first: a kernel, with all that follows from the structure."""
+        known = self._made.get(name)
+        if known is None:
+            known = self._made[name] = make()
+        made: T = known
+        return made
 
     @cached_property
     def constants(self) -> dict[str, Any]:
@@ -67,16 +114,16 @@ class Launch:
             "D": self.d,
             "V": self.v,
             "PRECISION": "widened" if interpreting() else "ieee",  # no effect in half precision
-            "SCALE": self.call.scale,
+            "SCALE": self.scale,
             "UNIT": self.unit,
             "SUM": tl.float64 if self.wide == torch.float64 else tl.float32,
         }
 
     def shape(self, kind: str) -> dict[str, int]:
         """Rows, columns, warps and stages of a kernel: fixed, so that sums have the same order in every run."""
-        half = self.call.q.dtype in (torch.float16, torch.bfloat16)
+        half = self.dtype in (torch.float16, torch.bfloat16)
         classes = [width for width in _CLASSES if width >= max(self.d, self.v)]
-        roomy = shared_memory(self.call.q.device) >= HOPPERS
+        roomy = shared_memory(self.device) >= HOPPERS
         found = dict(SHAPES[kind, "half" if half else "full", classes[0 if roomy else min(1, len(classes) - 1)]])
         if not roomy:  # the tiles of wider heads, without pipelining
             found["num_stages"] = 1
@@ -86,10 +133,42 @@ class Launch:
 
     def tests(self, full: bool) -> dict[str, bool]:
         """Whether all tiles are full, and whether some are tested for pairs that are not allowed or outside."""
-        return {"FULL": full, "TESTED": self.call.mask is not None or not full}
+        return {"FULL": full, "TESTED": self.tested or not full}
+
+
+class _Reader:
+    """How the kernels read a tensor: its strides, and whether it must be copied."""
+
+    def __init__(self, x: Tensor) -> None:
+        read = readable(x.detach())
+        self.copied, self.strides = read is not x and read.data_ptr() != x.data_ptr(), with_strides(read)[1:]
+
+    def readable(self, x: Tensor) -> Tensor:
+        return x.contiguous() if self.copied else x
 
 
 _CLASSES = (64, 128, 256)
+_NO_BIAS = tiles.Bias(None, 0, None, 0, None, 0, 0)
+_NO_DROPOUT = tiles.Dropout(None, 0, None)
+
+
+def _starts(lines: Lines) -> int | None:
+    """The first query less the first key, on lines of consecutive integers; None of others, which are read."""
+    layout = lines.layout
+    if layout.kind != "affine":
+        return None
+    assert layout.query is not None
+    assert layout.key is not None
+    return layout.query.start - layout.key.start
+
+
+def _narrowed(lines: Lines) -> tuple[Tensor, Tensor]:
+    query, key = (x.to(torch.int32).contiguous() for x in (lines.query, lines.key))
+    return query, key
+
+
+def _narrow_bytes(lines: Lines) -> int:
+    return 4 * (lines.query.numel() + lines.key.numel())
 
 
 def readable(x: Tensor) -> Tensor:

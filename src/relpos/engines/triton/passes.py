@@ -2,69 +2,96 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import Sinks
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.triton import kernels, spans, table, tiles
-from relpos.engines.triton.launch import Launch, readable, with_strides
+from relpos.engines.triton.handles import Kernel
+from relpos.engines.triton.launch import Launches, readable, with_strides
 from relpos.engines.triton.limits import cdiv
 
 _ROWS = 64
 """Rows of a program of `backward_rows`, which reads the output once."""
 
 
-def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
-    """The output and the natural log-sum-exp."""
-    launch = Launch(call)
-    q = call.q
-    out = q.new_empty(launch.batch, launch.heads, launch.n, launch.v)
-    lse = q.new_empty(launch.batch, launch.heads, launch.n, dtype=launch.wide)
-    shape = launch.shape("forward")
-    kernels.forward[(cdiv(launch.n, shape["ROWS"]) * launch.batch * launch.heads,)](
-        out, lse, launch.qkv, launch.size, launch.bias, launch.allowed, launch.queries, launch.dropout, launch.sink,
-        **launch.constants, **shape, COARSE=spans.COARSE, **launch.tests(launch.m % shape["COLUMNS"] == 0),
+def forward(call: Call, launches: Launches | None = None) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
+    """The output and the natural log-sum-exp.
+
+    Args:
+        call: its rotation applied.
+        launches: of calls like this one; default made for it.
+    """
+    launches = Launches(call) if launches is None else launches
+    q, (batch, heads, n, v) = call.q, (launches.batch, launches.heads, launches.n, launches.v)
+    out = q.new_empty((batch, heads, n, v))
+    lse = q.new_empty((batch, heads, n), dtype=launches.wide)
+    allowed, queries, _ = launches.allowed(call)
+    launches.once("forward", lambda: _by_queries(launches, "forward", kernels.forward))(
+        out, lse, launches.qkv(call), launches.size, launches.bias(call), allowed, queries, launches.dropout(call),
+        launches.sink(call),
     )  # fmt: skip
     return out, lse
 
 
-def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
+def backward(
+    call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients,
+    launches: Launches | None = None,
+) -> None:  # fmt: skip
     """Add to the gradients that are wanted."""
-    launch = Launch(call)
+    launches = Launches(call) if launches is None else launches
     d_out = readable(d_out)
     out, lse, d_lse = out.contiguous(), lse.contiguous(), d_lse.contiguous()
-    count = (cdiv(launch.n, spans.COARSE) + 1) * spans.COARSE  # a cell of a grid may begin at any row
-    shift, delta = lse.new_empty(2, launch.batch, launch.heads, count)
+    count = (cdiv(launches.n, spans.COARSE) + 1) * spans.COARSE  # a cell of a grid may begin at any row
+    shift, delta = lse.new_empty((2, launches.batch, launches.heads, count)).unbind()
     up = tiles.Upstream(*with_strides(d_out), shift, delta, count)
-    kernels.backward_rows[(cdiv(count, _ROWS) * launch.batch * launch.heads,)](
-        up.delta, up.shift, out, up, lse, d_lse, launch.size,
-        **{name: launch.constants[name] for name in ("V", "V_PAD", "UNIT", "SUM")}, ROWS=_ROWS,
-    )  # fmt: skip
-    rows = up, launch.qkv, launch.size, launch.bias, launch.allowed
+    strides = up[1:4]
+    launches.once("rows", lambda: _rows(launches, count))(
+        up.delta, up.shift, out, up, lse, d_lse, launches.size, varying=strides
+    )
+    allowed, of_queries, of_keys = launches.allowed(call)
+    dropout = launches.dropout(call)
+    rows = up, launches.qkv(call), launches.size, launches.bias(call), allowed
     if gradients.wants(call.q):
-        shape = launch.shape("queries")
         d_q = torch.empty(call.q.shape, dtype=call.q.dtype, device=call.q.device)
-        kernels.backward_queries[(cdiv(launch.n, shape["ROWS"]) * launch.batch * launch.heads,)](
-            d_q, *rows, launch.queries, launch.dropout,
-            **launch.constants, **shape, COARSE=spans.COARSE, **launch.tests(launch.m % shape["COLUMNS"] == 0),
-        )  # fmt: skip
+        launches.once("queries", lambda: _by_queries(launches, "queries", kernels.backward_queries))(
+            d_q, *rows, of_queries, dropout, varying=strides
+        )
         gradients.add(call.q, d_q)
     if gradients.wants(call.k) or gradients.wants(call.v):
-        shape = launch.shape("keys")
         d_k, d_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.k, call.v))
-        kernels.backward_keys[(cdiv(launch.m, shape["COLUMNS"]) * launch.batch * launch.own_heads,)](
-            d_k, d_v, *rows, launch.keys, launch.dropout,
-            **launch.constants, **shape, COARSE=spans.COARSE, **launch.tests(launch.n % shape["ROWS"] == 0),
-        )  # fmt: skip
+        launches.once("keys", lambda: _by_keys(launches))(d_k, d_v, *rows, of_keys, dropout, varying=strides)
         for x, gradient in ((call.k, d_k), (call.v, d_v)):
             gradients.add(x, gradient)
-    if launch.line is not None and gradients.wants(launch.line.values):
-        gradients.add(launch.line.values, table.gradient(launch, rows))
-    sinks = call.terms.one(Sinks)
+    line = launches.line(call)
+    if line is not None and gradients.wants(line.values):
+        gradients.add(line.values, table.gradient(launches, call, line, (*rows, dropout)))
+    sinks = launches.sinks(call)
     if sinks is not None and gradients.wants(sinks.logits):
         shift = torch.where(lse == -torch.inf, torch.inf, lse)
-        share = torch.exp(sinks.logits.detach().to(launch.wide)[:, None] - shift) * up.delta[:, :, : launch.n]
+        share = torch.exp(sinks.logits.detach().to(launches.wide)[:, None] - shift) * up.delta[:, :, : launches.n]
         gradients.add(sinks.logits, -share.sum(dim=(0, 2)))
+
+
+def _by_queries(launches: Launches, kind: str, kernel: Any) -> Kernel:
+    shape = launches.shape(kind)
+    tests = launches.tests(launches.m % shape["COLUMNS"] == 0)
+    grid = (cdiv(launches.n, shape["ROWS"]) * launches.batch * launches.heads,)
+    return Kernel(kernel, grid, {**launches.constants, **shape, "COARSE": spans.COARSE, **tests})
+
+
+def _by_keys(launches: Launches) -> Kernel:
+    shape = launches.shape("keys")
+    tests = launches.tests(launches.n % shape["ROWS"] == 0)
+    grid = (cdiv(launches.m, shape["COLUMNS"]) * launches.batch * launches.own_heads,)
+    return Kernel(kernels.backward_keys, grid, {**launches.constants, **shape, "COARSE": spans.COARSE, **tests})
+
+
+def _rows(launches: Launches, count: int) -> Kernel:
+    constants = {name: launches.constants[name] for name in ("V", "V_PAD", "UNIT", "SUM")}
+    grid = (cdiv(count, _ROWS) * launches.batch * launches.heads,)
+    return Kernel(kernels.backward_rows, grid, {**constants, "ROWS": _ROWS})

@@ -13,65 +13,83 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from relpos.core import LineBias, Lines, kept
-from relpos.core.gather import Rows, sum_by_rows
+from relpos.core import LineBias, Lines, keep
 from relpos.core.line import Ramp
-from relpos.core.random import keep
+from relpos.core.random import keep as kept_pairs
+from relpos.engines.call import Call
 from relpos.engines.triton import kernels, tiles
-from relpos.engines.triton.launch import Launch
+from relpos.engines.triton.handles import Kernel
+from relpos.engines.triton.launch import Launches
 from relpos.engines.triton.limits import MOST_AXES, are_few, cdiv, power_of_2
 
+Common = tuple[Any, ...]
+"""What every backward kernel takes: the gradient from above, q, k and v, sizes, bias, mask and dropout."""
 
-def gradient(launch: Launch, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:
-    """The gradient of `values`, in their shape; `rows` are the arguments that every backward kernel takes."""
-    assert launch.line is not None
-    values, lines = launch.line.values, launch.line.lines
+
+def gradient(launches: Launches, call: Call, line: LineBias, rows: Common) -> Float[Tensor, "H L"]:
+    """The gradient of `values`, in their shape."""
+    values, lines = line.values, line.lines
     if are_few(lines):
-        return _of_pairs(launch, lines, rows).sum_to_size(values.shape)
+        result = _of_pairs(launches, lines, rows)
+        return result if values.shape[0] == launches.heads else result.sum_to_size(values.shape)
     query, key = lines.layout.query, lines.layout.key
     assert query is not None
     assert key is not None
-    result = torch.zeros(launch.heads, lines.length, dtype=launch.wide, device=launch.call.q.device)
-    _between_tokens(launch, lines, rows, query, key, result)
+    result = torch.zeros(launches.heads, lines.length, dtype=launches.wide, device=launches.device)
+    _between_tokens(launches, lines, rows, query, key, result)
     prefixes = query.prefix, key.prefix
     for first, second in (
-        (slice(0, prefixes[0]), slice(0, launch.m)),
-        (slice(prefixes[0], launch.n), slice(0, prefixes[1])),
+        (slice(0, prefixes[0]), slice(0, launches.m)),
+        (slice(prefixes[0], launches.n), slice(0, prefixes[1])),
     ):
         if first.stop > first.start and second.stop > second.start:
-            _of_prefix(launch, launch.line, rows, first, second, prefixes, result)
+            _of_prefix(launches, call, line, rows[0], first, second, prefixes, result)
     return result.sum_to_size(values.shape)
 
 
 _PROGRAMS = 1024
 """Programs that fill a GPU several times. Fixed, because the division of the batch decides the order of sums."""
+_ENTRIES, _ACROSS = 16, 32
+"""Entries of the line that a program of `sum_of_pairs` sums, and pairs of each that it reads at once."""
 
 
-def _of_pairs(launch: Launch, lines: Lines, rows: tuple[Any, ...]) -> Float[Tensor, "H L"]:
+def _of_pairs(launches: Launches, lines: Lines, rows: Common) -> Float[Tensor, "H L"]:
     """The gradient from that of every pair's score, summed over the batch."""
-    shape, n, m = launch.shape("table"), launch.n, launch.m
+    n, m, length = launches.n, launches.m, lines.length
+    kernel, share = launches.once("pairs", lambda: _pairs_kernel(launches))
+    partial = torch.empty((kernel.grid[2], launches.heads, n, m), dtype=launches.wide, device=launches.device)
+    kernel(partial, *rows, launches.batch, share, varying=rows[0][1:4])
+    order, begins = keep(lines, "order of pairs", launches.device, lambda: _order(lines), lambda: 4 * n * m)
+    result = torch.empty((launches.heads, length), dtype=launches.wide, device=launches.device)
+    launches.once("sum", lambda: _sum_kernel(launches, length))(
+        result, partial, order, begins, kernel.grid[2], n * m, length, launches.heads
+    )
+    return result
+
+
+def _pairs_kernel(launches: Launches) -> tuple[Kernel, int]:
+    """The kernel of the pairs, and how many elements of the batch each of its programs takes."""
+    shape, n, m = launches.shape("table"), launches.n, launches.m
     side = min(shape["ROWS"], max(16, power_of_2(max(n, m))))
     across = cdiv(n, side) * cdiv(m, side)
-    share = cdiv(launch.batch, cdiv(_PROGRAMS, across * launch.heads))
-    parts = cdiv(launch.batch, share)
-    partial = torch.empty(parts, launch.heads, n, m, dtype=launch.wide, device=launch.call.q.device)
-    kernels.backward_pairs[across, launch.heads, parts](
-        partial, *rows, launch.dropout, launch.batch, share, **launch.constants, SIDE=side,
-        num_warps=shape["num_warps"], num_stages=shape["num_stages"],
-    )  # fmt: skip
-    order = kept.keep(
-        lines, "rows of pairs", partial.device, lambda: Rows(_pairs(lines), lines.length), lambda: _ROW * n * m
-    )
-    return sum_by_rows(partial.sum(dim=0).flatten(1).T, order).T
+    share = cdiv(launches.batch, cdiv(_PROGRAMS, across * launches.heads))
+    tile = {"SIDE": side, "num_warps": shape["num_warps"], "num_stages": shape["num_stages"]}
+    grid = (across, launches.heads, cdiv(launches.batch, share))
+    return Kernel(kernels.backward_pairs, grid, {**launches.constants, **tile}), share
 
 
-_ROW = 24
-"""Bytes that an entry of `Rows` takes: its row, and its place in the order."""
+def _sum_kernel(launches: Launches, length: int) -> Kernel:
+    constants = {"ENTRIES": _ENTRIES, "ACROSS": _ACROSS, "SUM": launches.constants["SUM"]}
+    return Kernel(kernels.sum_of_pairs, (cdiv(length, _ENTRIES), launches.heads), constants)
 
 
-def _pairs(lines: Lines) -> Int[Tensor, " I"]:
+def _order(lines: Lines) -> tuple[Int[Tensor, " I"], Int[Tensor, " L"]]:
+    """The numbers of all pairs, sorted by the entry that they read, and where each entry's begin; and the end."""
     index = lines.index()
-    return (index if index.dim() == 2 else index[0]).flatten()
+    entries = (index if index.dim() == 2 else index[0]).flatten()
+    order = torch.argsort(entries, stable=True)
+    numbers = torch.arange(lines.length + 1, device=entries.device, dtype=entries.dtype)
+    return order.to(torch.int32), torch.searchsorted(entries[order], numbers).to(torch.int32)
 
 
 def _cells(prefix: int, sizes: tuple[int, ...], side: int) -> tiles.Cells:
@@ -79,27 +97,20 @@ def _cells(prefix: int, sizes: tuple[int, ...], side: int) -> tiles.Cells:
     return tiles.Cells(prefix, sizes[-1], first, second, cdiv(sizes[-1], side))
 
 
-def _between_tokens(
-    launch: Launch, lines: Lines, rows: tuple[Any, ...], query: Ramp, key: Ramp, result: Tensor
-) -> None:
+def _between_tokens(launches: Launches, lines: Lines, rows: Common, query: Ramp, key: Ramp, result: Tensor) -> None:
     """Write the gradient from pairs without a prefix."""
-    shape = launch.shape("table")
     axes = list(zip(query.sizes, key.sizes, query.strides, strict=True))
     axes = [axis for axis in axes if axis[:2] != (1, 1)] or axes[-1:]  # a grid with one column is a sequence
     query_sizes, key_sizes, inner_strides = zip(*axes, strict=True)
-    wider = max(query_sizes[-1], key_sizes[-1])
-    side = min(shape["ROWS"], max(16, power_of_2(wider)))
+    side = min(launches.shape("table")["ROWS"], max(16, power_of_2(max(query_sizes[-1], key_sizes[-1]))))
     queries, keys = _cells(query.prefix, query_sizes, side), _cells(key.prefix, key_sizes, side)
     spans = [a + b - 1 for a, b in zip(queries[2:], keys[2:], strict=True)]
-    even = queries.second == keys.second and (queries.inner == keys.inner or spans[:2] == [1, 1])
-    tests = launch.tests(queries.inner % side == 0 and keys.inner % side == 0)
-    partial = result.new_empty(launch.heads, math.prod(spans[:2]), spans[2], 2, side)
-    kernels.backward_table[math.prod(spans), launch.heads](
-        partial, *rows, launch.dropout, launch.batch, queries, keys, **launch.constants, SIDE=side, EVEN=even,
-        **tests, num_warps=shape["num_warps"], num_stages=shape["num_stages"],
-    )  # fmt: skip
+    partial = result.new_empty(launches.heads, math.prod(spans[:2]), spans[2], 2, side)
+    launches.once("table", lambda: _table_kernel(launches, queries, keys, spans, side))(
+        partial, *rows, launches.batch, queries, keys, varying=rows[0][1:4]
+    )
     # neighbouring cells of the last axis overlap by half: these are its offsets, from -SIDE times the key cells on
-    whole = result.new_zeros(launch.heads, partial.shape[1], spans[2] + 1, side)
+    whole = result.new_zeros(launches.heads, partial.shape[1], spans[2] + 1, side)
     whole[:, :, :-1] += partial[:, :, :, 0]
     whole[:, :, 1:] += partial[:, :, :, 1]
     lowest, count = -(keys.inner - 1), queries.inner + keys.inner - 1
@@ -111,25 +122,33 @@ def _between_tokens(
     view.copy_(sums)
 
 
+def _table_kernel(launches: Launches, queries: tiles.Cells, keys: tiles.Cells, spans: list[int], side: int) -> Kernel:
+    shape = launches.shape("table")
+    even = queries.second == keys.second and (queries.inner == keys.inner or spans[:2] == [1, 1])
+    tests = launches.tests(queries.inner % side == 0 and keys.inner % side == 0)
+    tile = {"SIDE": side, "EVEN": even, "num_warps": shape["num_warps"], "num_stages": shape["num_stages"]}
+    grid = (math.prod(spans), launches.heads)
+    return Kernel(kernels.backward_table, grid, {**launches.constants, **tile, **tests})
+
+
 def _of_prefix(
-    launch: Launch, line: LineBias, rows: tuple[Any, ...], queries: slice, keys: slice, prefixes: tuple[int, int],
-    result: Tensor,
+    launches: Launches, call: Call, line: LineBias, up: tiles.Upstream, queries: slice, keys: slice,
+    prefixes: tuple[int, int], result: Tensor,
 ) -> None:  # fmt: skip
     """Write the gradient from pairs in which the queries or the keys are a prefix: O(N) of them, in PyTorch."""
-    call, up = launch.call, rows[0]
-    groups = launch.heads // launch.own_heads
-    q, upstream = call.q.detach()[:, :, queries].to(launch.wide), up.at[:, :, queries].to(launch.wide)
-    k, v = (x.detach()[:, :, keys].to(launch.wide).repeat_interleave(groups, dim=1) for x in (call.k, call.v))
+    groups = launches.heads // launches.own_heads
+    q, upstream = call.q.detach()[:, :, queries].to(launches.wide), up.at[:, :, queries].to(launches.wide)
+    k, v = (x.detach()[:, :, keys].to(launches.wide).repeat_interleave(groups, dim=1) for x in (call.k, call.v))
     entries = line.lines.query[queries, None] - line.lines.key[None, keys] + line.lines.origin
-    score = (q @ k.mT) * call.scale + line.values.detach().to(launch.wide)[:, entries]
+    score = (q @ k.mT) * call.scale + line.values.detach().to(launches.wide)[:, entries]
     numbers = torch.arange(queries.start, queries.stop, device=q.device)
     if call.mask is not None:
         score = score.masked_fill(~call.mask.pairs(numbers, keys), -torch.inf)
-    weight = torch.exp(score - up.shift[:, :, queries, None] / launch.unit)
+    weight = torch.exp(score - up.shift[:, :, queries, None] / launches.unit)
     d = upstream @ v.mT
     if call.seed is not None:
         columns = torch.arange(keys.start, keys.stop, device=q.device)
-        kept = keep(call.seed, launch.batch, launch.heads, numbers, columns, call.dropout)
+        kept = kept_pairs(call.seed, launches.batch, launches.heads, numbers, columns, call.dropout)
         d = d * kept / (1 - call.dropout)
     d = (weight * (d - up.delta[:, :, queries, None])).sum(dim=0)
     if queries.start == 0 and prefixes[0]:  # these queries have one coordinate

@@ -1,10 +1,12 @@
-"""Calls like the one before are not checked again, and all that differs in what the checks or the choice ask is."""
+"""Calls of one structure are checked and planned once; of what differs in anything they ask, anew."""
 
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import re
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +14,8 @@ import torch
 
 import relpos
 from relpos import LineBias, RelativePositionBias, Sequence, T5Bias, Terms, attention, lines
-from relpos.engines import api
+from relpos.engines import plan
+from relpos.engines.plan import PLANS, Plans
 
 N, H, D = 6, 2, 4
 
@@ -25,14 +28,14 @@ def heads(tokens: int = N, count: int = H, width: int = D, batch: int = 1) -> to
 def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The engines that were chosen, one entry for each choice that was made."""
     made: list[str] = []
-    choose = api._choose
+    choose = plan.choose
 
     def spy(*arguments: object) -> object:
-        engine = choose(*arguments)  # type: ignore[arg-type]
-        made.append(engine.name)
-        return engine
+        choice = choose(*arguments)  # type: ignore[arg-type]
+        made.append(choice.engine.name)
+        return choice
 
-    monkeypatch.setattr(api, "_choose", spy)
+    monkeypatch.setattr(plan, "choose", spy)
     return made
 
 
@@ -58,10 +61,9 @@ def test_a_call_like_the_last_is_neither_checked_nor_chosen_again(
     for step in range(3):
         q, k, v = heads(), heads(), heads()
         ours = attention(q, k, v, position=bias, queries=Sequence(N))
-        assert (len(chosen), len(checked)) == (1, 1)
+        assert len(chosen) == len(checked) == min(step, 1) + 1
         theirs = attention(q, k, v, position=bias, queries=Sequence(N), backend="reference")
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-        del chosen[1:]  # an engine by name is asked for in every call
         with torch.no_grad():
             bias.get_parameter(next(name for name, _ in bias.named_parameters())).add_(step + 1.0)
 
@@ -192,22 +194,37 @@ def test_keys_and_values_that_do_not_fit_are_named_before_coordinates(make: Call
         attention(heads(), heads(N - 1), heads(), position=make(), queries=Sequence(N))
 
 
-def test_a_mask_dropout_or_another_term_is_asked_about_every_time(chosen: list[str], checked: list[Terms]) -> None:
+OTHER_CALLS: dict[str, Callable[[], dict[str, object]]] = {
+    "a causal mask": lambda: {"mask": relpos.Mask.causal()},
+    "a window": lambda: {"mask": relpos.Mask.window(2, 1)},
+    "padding": lambda: {"mask": relpos.Mask.padding(torch.arange(N) < N - 1)},
+    "a mask as a tensor": lambda: {"mask": torch.ones(N, N).tril().bool()},
+    "dropout": lambda: {"dropout": 0.5},
+    "the log-sum-exp": lambda: {"return_lse": True},
+    "a scale": lambda: {"scale": 0.3},
+    "a soft cap": lambda: {"position": T5Bias(H).terms(Sequence(N)) + relpos.Softcap(5.0)},
+    "a rotation": lambda: {"position": relpos.RotaryEmbedding(D).terms(Sequence(N))},
+    "vectors": lambda: {"position": relpos.ShawPosition(D, 3).terms(Sequence(N))},
+    "an engine": lambda: {"backend": "streaming"},
+    "no position": lambda: {"position": None},
+}
+
+
+@pytest.mark.parametrize("name", OTHER_CALLS)
+def test_every_kind_of_call_is_planned_once(name: str, chosen: list[str], checked: list[Terms]) -> None:
+    q, terms = heads(), T5Bias(H, scaled=True).terms(Sequence(N))
+    attention(q, q, q, position=terms)
+    for _ in range(2):
+        attention(q, q, q, **({"position": terms} | OTHER_CALLS[name]()))  # type: ignore[call-overload]
+    assert (len(chosen), len(checked)) == (2, 2)
+
+
+def test_what_is_a_function_is_planned_every_time(chosen: list[str]) -> None:
     q = heads()
-    terms = T5Bias(H, scaled=True).terms(Sequence(N))
-    for given in (
-        {"mask": relpos.Mask.causal()},
-        {"dropout": 0.5},
-        {"return_lse": True},
-        {"position": terms + relpos.Softcap(5.0)},
-        {"backend": "reference"},
-    ):
-        before = len(chosen), len(checked)
-        for _ in range(2):
-            attention(q, q, q, **({"position": terms} | given))  # type: ignore[call-overload]
-        assert len(chosen) == before[0] + 2, given
-        if "backend" not in given:  # who asks for an engine by name has the same checks
-            assert len(checked) == before[1] + 2, given
+    rule = relpos.RowRule(lambda q, k, allowed, rows: torch.zeros(1, 1, len(range(*rows.indices(N))), N))
+    for _ in range(2):
+        attention(q, q, q, position=rule)
+    assert len(chosen) == 2
 
 
 @pytest.mark.parametrize(
@@ -234,7 +251,7 @@ def test_arguments_that_do_not_fit_are_refused_each_time(tensors: tuple[torch.Te
     attention(q, q, q, position=terms)
 
 
-def test_nothing_is_known_of_other_kinds_of_tensors(chosen: list[str]) -> None:
+def test_tensors_of_other_classes_are_planned_every_time(chosen: list[str]) -> None:
     class Own(torch.Tensor):
         """What may answer for sizes in its own way."""
 
@@ -244,16 +261,55 @@ def test_nothing_is_known_of_other_kinds_of_tensors(chosen: list[str]) -> None:
     assert len(chosen) == 2
 
 
-def test_nothing_is_known_of_a_copy_or_under_a_transform(chosen: list[str]) -> None:
+def test_a_copy_has_the_same_plan_and_a_transform_none(chosen: list[str]) -> None:
     bias, q = RelativePositionBias(H, seq_len=N), heads()
     with torch.no_grad():  # a tensor with a history has no copy
         terms = bias.terms(Sequence(N))
     attention(q, q, q, position=terms)
-    for copied in (copy.deepcopy(terms), pickle.loads(pickle.dumps(terms)), terms.narrow(slice(0, N), slice(0, N))):
-        before = len(chosen)
+    for copied in (copy.deepcopy(terms), pickle.loads(pickle.dumps(terms))):
         attention(q, q, q, position=copied)
-        assert len(chosen) == before + 1
-    before = len(chosen)
+    assert len(chosen) == 1
     for _ in range(2):
         torch.func.vmap(lambda x: attention(x, q, q, position=terms))(heads(batch=3)[:, None])
-    assert len(chosen) == before + 2
+    assert len(chosen) == 3
+
+
+@pytest.mark.parametrize("backend", ["auto", "streaming", "sdpa", "triton"])
+def test_a_plan_holds_no_tensor_of_a_call(backend: str) -> None:
+    line = lines(Sequence(N))
+    given = [heads().requires_grad_(), heads(), heads(), torch.randn(H, line.length, requires_grad=True)]
+    mask = relpos.Mask.packed(torch.arange(N) // 3) if backend == "triton" else None
+    attention(*given[:3], position=LineBias(given[3], line), mask=mask, backend=backend).sum().backward()
+    assert mask is None or mask.query_segments is not None
+    held = [weakref.ref(x) for x in (*given, line, line.query, *([] if mask is None else [mask, mask.query_segments]))]
+    assert len(PLANS) == 1
+    gc.disable()
+    try:
+        del given, line, mask
+        assert not any(one() is not None for one in held)
+    finally:
+        gc.enable()
+
+
+def test_the_oldest_plan_goes_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = Plans(most=3)
+    monkeypatch.setattr(plan, "PLANS", few)
+    for tokens in range(1, 7):
+        attention(heads(tokens), heads(tokens), heads(tokens))
+        assert len(few) <= 3
+
+
+def test_one_tensor_given_twice_is_another_structure() -> None:
+    """Its gradient is a sum, and it is saved once."""
+    line = lines(Sequence(N))
+    values = torch.randn(H, line.length, requires_grad=True)
+    for same in (False, True, False):
+        q = heads().requires_grad_()
+        k = q if same else q.detach().clone().requires_grad_()
+        own = attention(q, k, k, position=LineBias(values, line), backend="streaming")
+        wanted = attention(q, k, k, position=LineBias(values, line), backend="reference")
+        leaves = [q, values] if same else [q, k, values]
+        for x, y in zip(
+            torch.autograd.grad(own.sin().sum(), leaves), torch.autograd.grad(wanted.sin().sum(), leaves), strict=True
+        ):
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)

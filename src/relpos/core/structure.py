@@ -1,0 +1,75 @@
+"""The structure of tensors, terms, lines and masks: all about them but the numbers in their tensors.
+
+What is checked of a call, and how it is best computed, follows from its structure, which layers and steps repeat. It is
+made of plain values, to be compared and looked up by, and holds no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos.core.line import Lines
+from relpos.core.tree import OWN
+
+_PLAIN = frozenset((type(None), bool, int, float, str))
+
+
+class _Hashed:
+    """A structure that is kept where it follows from, with its hash."""
+
+    __slots__ = ("hash", "parts")
+
+    def __init__(self, parts: tuple[Hashable, ...]) -> None:
+        self.parts, self.hash = parts, hash(parts)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Hashed) and self.hash == other.hash and self.parts == other.parts
+
+
+def structure_of(x: Any, tensors: list[Tensor]) -> Hashable | None:
+    """The structure of a tensor, terms or a mask; None where something has none: a function, a tensor of another class,
+    which may be anything, a tree that somebody else registered.
+
+    Args:
+        x: a tensor: shape, strides, dtype, device and whether it requires a gradient; or a registered tree.
+        tensors: what is found is appended, but lines' own.
+    """
+    kind = type(x)
+    if kind is Tensor or kind is torch.nn.Parameter:
+        tensors.append(x)
+        return x.shape, x.stride(), x.dtype, x.device, x.requires_grad
+    if kind is Lines:  # they never change, and are most of a call
+        return _of_lines(x)
+    if kind is tuple:
+        parts: Iterable[Any] = x
+    elif (names := OWN.get(kind)) is not None:
+        attributes = x.__dict__
+        parts = [attributes[name] for name in names]
+    else:
+        return None
+    found: list[Any] = [kind]
+    for part in parts:
+        if type(part) in _PLAIN:
+            found.append(part)
+        elif (own := structure_of(part, tensors)) is not None:
+            found.append(own)
+        else:
+            return None
+    return tuple(found)
+
+
+def _of_lines(lines: Lines) -> Hashable | None:
+    kept = lines.__dict__
+    if "_structure" not in kept:
+        vectors = structure_of((lines.query, lines.key), [])
+        rest = lines.origin, lines.length, lines.layout, lines.query is lines.key
+        kept["_structure"] = None if vectors is None else _Hashed((Lines, vectors, *rest))
+    known: _Hashed | None = kept["_structure"]
+    return known

@@ -1,0 +1,146 @@
+"""All about a call but its numbers is its structure; a structure is planned once, and a plan is run with numbers.
+
+Layers and steps repeat their calls with other numbers. What the checks say of such calls, which engine computes them
+and what that engine prepares follow from their structure, and are found once, for the first of them: a plan. Plans hold
+no tensor and stand in one table, for most of what calls are made of (terms, masks) is made anew for each.
+
+A call has no structure where something looks on that may change the choice or must see all that is done (a compiler, a
+mode, a tracer, a transform, the capture of a CUDA graph), and where an argument is of a class that is not relpos's own.
+It is then planned for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from threading import Lock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from relpos.core import Mask, Terms, may_keep
+from relpos.core.checks import is_under_autocast, without_autocast
+from relpos.core.seen import hides_nothing
+from relpos.core.structure import structure_of
+from relpos.engines.arguments import Resolved
+from relpos.engines.call import Call
+from relpos.engines.engine import Compute, Engine
+from relpos.engines.hidden import without_hidden
+from relpos.engines.selection import choose
+
+Structure = Hashable
+
+
+def structure_of_call(
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Mask | None, dtype: torch.dtype, *settings: Hashable
+) -> Structure | None:
+    """All that a plan depends on, or None.
+
+    Args:
+        q: queries of four dimensions.
+        k: keys, alike.
+        v: values, alike.
+        terms: of the call.
+        mask: of the call.
+        dtype: in which it is computed: autocast's, where that is on.
+        settings: its other arguments.
+    """
+    if not may_keep(q.device) or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return None
+    found: list[Hashable] = [dtype, is_under_autocast(q.device), torch.is_grad_enabled(), settings]
+    tensors: list[Tensor] = []
+    for part in (q, k, v, terms, mask):
+        own = None if part is None else structure_of(part, tensors)
+        if own is None and part is not None:
+            return None
+        found.append(own)
+    if len(set(map(id, tensors))) < len(tensors):  # what is saved for the gradient is saved once
+        found.append(tuple(next(at for at, x in enumerate(tensors) if x is y) for y in tensors))
+    return tuple(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How calls of one structure are computed.
+
+    Attributes:
+        engine: that computes them, to be named.
+        dtype: to convert q, k and v to, or None where they have it.
+        scale: the factor on the content product.
+        autocast: whether it is on, and to be switched off.
+        hides: whether the mask may hide tokens from all others.
+        compute: what the engine does.
+    """
+
+    engine: Engine
+    dtype: torch.dtype | None
+    scale: float
+    autocast: bool
+    hides: bool
+    compute: Compute
+
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Mask | None, dropout: float, return_lse: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Output and log-sum-exp."""
+        if self.dtype is not None:
+            q, k, v = q.to(self.dtype), k.to(self.dtype), v.to(self.dtype)
+        call = Call(q, k, v, terms, mask, self.scale, dropout, None, return_lse)
+        if dropout > 0:
+            call = call.seeded()
+        if not self.autocast:
+            return self.compute(without_hidden(call) if self.hides else call)
+        with without_autocast(q.device):
+            return self.compute(without_hidden(call) if self.hides else call)
+
+
+def make_plan(given: Resolved, backend: str, structure: Structure | None) -> Plan:
+    """The plan of a call, checked; kept for others of its structure where it has one."""
+    call = given.call()
+    choice = choose(call, backend)
+    engine = choice.engine
+    on_meta = call.q.is_meta and backend == "auto" and not is_in_torch_dispatch_mode()
+    mask = call.mask
+    hides = mask is not None and (mask.blocks is not None or not hides_nothing(mask, call.q.shape[2], call.k.shape[2]))
+    compute: Compute = Call.of_nothing if call.is_empty or on_meta else engine.run
+    if structure is not None and not hides and compute == engine.run:
+        compute = engine.plan(call)
+    as_it_is = given.q.dtype == given.k.dtype == given.v.dtype == given.dtype
+    plan = Plan(engine, None if as_it_is else given.dtype, call.scale, is_under_autocast(call.q.device), hides, compute)
+    if structure is not None and choice.lasts:
+        PLANS.keep(structure, plan)
+    return plan
+
+
+_MOST = 1024
+
+
+class Plans:
+    """Plans by structure, the newest of them. Threads may share it: one that finds nothing makes a plan of its own."""
+
+    def __init__(self, most: int = _MOST) -> None:
+        self._plans: dict[Structure, Plan] = {}
+        self._lock, self._most = Lock(), most
+
+    def get(self, structure: Structure) -> Plan | None:
+        """The plan of a structure, if there is one."""
+        return self._plans.get(structure)
+
+    def keep(self, structure: Structure, plan: Plan) -> None:
+        """Keep a plan; the oldest goes where there are too many."""
+        with self._lock:
+            if len(self._plans) >= self._most:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[structure] = plan
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def clear(self) -> None:
+        """Forget all plans."""
+        with self._lock:
+            self._plans.clear()
+
+
+PLANS = Plans()

@@ -1,0 +1,137 @@
+"""Launches of compiled kernels without a GPU: a driver that runs nothing tells what it was given. A script.
+
+What a kernel of `handles.py` launches again without asking Triton must be what Triton itself would launch: the same
+compiled code and the same arguments, for tensors wherever they begin and gradients with any strides.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from relpos import Grid, LineBias, Mask, Sequence, Sinks, Terms, lines
+from relpos.engines.call import Call
+from relpos.engines.operators import Gradients
+
+launch = importlib.import_module("relpos.engines.triton.launch")
+limits = importlib.import_module("relpos.engines.triton.limits")
+handles = importlib.import_module("relpos.engines.triton.handles")
+passes = importlib.import_module("relpos.engines.triton.passes")
+
+Launch = tuple[str, tuple[int, ...], tuple[Any, ...]]
+LAUNCHED: list[Launch] = []
+
+
+class Utilities:
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 232448, "multiprocessor_count": 132}
+
+    def load_binary(self, name: str, *rest: Any) -> tuple[Any, ...]:
+        return "module", name, 0, 0, 1024
+
+    def unload_module(self, module: Any) -> None:
+        pass
+
+
+class Launcher:
+    """What Triton hands a kernel's launch to."""
+
+    def __init__(self, source: Any, metadata: Any) -> None:
+        self.code = f"{metadata.name} {metadata.hash}"
+
+    def __call__(self, x: int, y: int, z: int, stream: int, function: Any, *rest: Any) -> None:
+        *_, _enter, _exit = rest[:4]
+        LAUNCHED.append((self.code, (x, y, z, stream), tuple(map(plain, rest[4:]))))
+
+
+def plain(x: Any) -> Any:
+    """An argument as it can be compared: of a tensor shape, strides and whether 16 divides where it begins."""
+    if isinstance(x, torch.Tensor):
+        return tuple(x.shape), x.stride(), x.dtype, x.data_ptr() % 16 == 0
+    return tuple(map(plain, x)) if isinstance(x, tuple) else str(x) if isinstance(x, triton.language.dtype) else x
+
+
+class Driver:
+    """A GPU that is none."""
+
+    binary_ext = "cubin"
+
+    def __init__(self) -> None:
+        self.utils, self.launcher_cls, self.stream = Utilities(), Launcher, 0
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return self.stream
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def map_python_to_cpp_type(self, kind: str) -> str:
+        return kind
+
+
+def moved(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers, one further than where an allocation begins."""
+    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+
+
+def run(launches: Any, call: Call, d_out: torch.Tensor) -> list[Launch]:
+    """What is launched by the forward and the backward of a call."""
+    LAUNCHED.clear()
+    out, lse = passes.forward(call, launches)
+    (term,) = call.terms.of(LineBias)
+    wanted = Gradients([call.q, call.k, call.v, term.values])
+    passes.backward(call, out, lse, d_out, torch.zeros_like(lse), wanted, launches)
+    return list(LAUNCHED)
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    stand_in = Driver()
+    driver.set_active(stand_in)
+    # The kernels were imported with what this machine has: nothing.
+    launch.shared_memory = lambda device: 227 * 1024
+    compared = 0
+    for where, mask, few in ((Sequence(33), None, 256), (Grid(5, 7, prefix=1), Mask.causal(), 16)):
+        limits.FEW = few
+        line = lines(where)
+        shape = (2, 2, where.count, 24)
+        q, k, v = (torch.zeros(shape, dtype=torch.bfloat16) for _ in range(3))
+        terms = Terms(LineBias(torch.zeros(2, line.length), line), Sinks(torch.zeros(2)))
+        kept = launch.Launches(Call(q, k, v, terms, mask, 0.1))
+        tokens_first = torch.zeros(2, where.count, 2, 24, dtype=torch.bfloat16).transpose(1, 2)
+        gradients = torch.zeros(shape, dtype=torch.bfloat16), tokens_first
+        for stream, place, d_out in [*itertools.product((0, 1), (lambda x: x, moved), gradients)] * 2:
+            stand_in.stream = stream
+            call = Call(place(q), k, place(v), terms, mask, 0.1)
+            mine, wanted = run(kept, call, d_out), run(launch.Launches(call), call, d_out)
+            assert len(mine) == len(wanted) >= 5, (len(mine), len(wanted))
+            for one, other in zip(mine, wanted, strict=True):
+                assert one == other, f"{one}\n\n{other}"
+            compared += len(mine)
+        made = {name: x for name, x in kept._made.items() if isinstance(x, handles.Kernel)}
+        reused = {name: len(kernel._compiled) for name, kernel in made.items()}
+        assert reused["forward"] == 2, reused  # where q and v begin
+        assert reused["queries"] == 4, reused  # and the strides of the gradient
+    print(f"{compared} launches compared")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
