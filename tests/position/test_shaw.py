@@ -9,18 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from parity import TIGHT, layers_agree
-from position.published import (
-    BOTH,
-    DTYPES,
-    attended,
-    config,
-    heads,
-    merged,
-    model,
-    random,
-    running_in,
-    tokens,
-)
+from position.published import BOTH, DTYPES, attended, config, heads, merged, model, random, running_in, tokens
 from position.suites import PositionSuite
 from relpos import Mask, Sequence, ShawPosition, Site
 from relpos.testing import oracle
