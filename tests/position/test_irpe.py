@@ -113,6 +113,10 @@ def test_every_distance(ratio: float) -> None:
     assert own.piecewise(torch.tensor(both)).tolist() == [piecewise(one, ratio) for one in both]
 
 
+def between_tokens(offsets: Tensor) -> Offsets:
+    return Offsets(offsets, torch.zeros(len(offsets), dtype=torch.long), (-160, -160), (160, 160))
+
+
 @pytest.mark.parametrize(
     ("method", "ratio", "count"),
     [("product", 1.9, 49), ("euclidean", 20, 41), ("quantization", 33, 67), ("rows", 1.9, 7), ("columns", 20, 81)],
@@ -122,8 +126,15 @@ def test_counts(method: Any, ratio: float, count: int) -> None:
     own = ImageRelativePosition(4, 8, method=method, ratio=ratio)
     assert own.table.shape == (4, count + 1, 8)
     assert not own.table.any(), "zeros, as published"
-    far = [*range(-5, 6), *range(-160, 161, 2)]
-    offsets = torch.cartesian_prod(torch.tensor(far), torch.tensor(far))
-    kinds = torch.zeros(len(offsets), dtype=torch.long)
-    found = own.bucket(Offsets(offsets, kinds, (-160, -160), (160, 160)))
+    far = torch.tensor([*range(-5, 6), *range(-160, 161, 2)])
+    found = own.bucket(between_tokens(torch.cartesian_prod(far, far)))
     assert (found.min(), found.max()) == (0, count - 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "ratio", "buckets"), [("euclidean", 5, [0, 1, 3, 5]), ("quantization", 25, [0, 2, 8, 25])]
+)
+def test_euclidean_rounds_the_distance_first(method: Any, ratio: float, buckets: list[int]) -> None:
+    """(1, 1) is at 1.41, which rounds to 1; (2, 2) at 2.83, to 3. The squares are 2 and 8."""
+    where = between_tokens(torch.tensor([(0, 0), (1, 1), (2, 2), (3, 4)]))
+    assert ImageRelativePosition(1, None, method=method, ratio=ratio).bucket(where).tolist() == buckets
