@@ -33,6 +33,12 @@ def config(name: str, **arguments: Any) -> Any:
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 
 
+BOTH = pytest.mark.parametrize(
+    ("backend", "dtype"), [("reference", torch.float64), ("sdpa", torch.float32)], ids=["float64", "float32"]
+)
+"""Both dtypes, and both engines: each with one, for that engines agree is what the suites show."""
+
+
 @contextmanager
 def running_in(dtype: torch.dtype) -> Iterator[None]:
     """Their code as it is; for float64, with float64 wherever it says float32.
@@ -54,6 +60,11 @@ def running_in(dtype: torch.dtype) -> Iterator[None]:
             yield
         finally:
             torch.set_default_dtype(single)
+
+
+def merged(x: Tensor) -> Tensor:
+    """`[B, H, N, D]` as `[B, N, H D]`."""
+    return x.transpose(1, 2).flatten(2)
 
 
 def random(module: nn.Module, dtype: torch.dtype = torch.float64) -> Any:
@@ -78,6 +89,13 @@ def heads(x: Tensor, count: int) -> Tensor:
     return x.unflatten(-1, (count, -1)).transpose(1, 2)
 
 
+def attended(position: Mechanism, *qkv: Tensor, **arguments: Any) -> Tensor:
+    """`relpos.attention` under a mechanism: the output."""
+    output = attention(*qkv, position=position, **arguments)
+    assert isinstance(output, Tensor)
+    return output
+
+
 class Largest(TorchDispatchMode):
     """Notes how many numbers the largest tensor has that any operation returns."""
 
@@ -95,7 +113,5 @@ def largest_tensor(mechanism: Mechanism, backend: str, tokens: int = 256, width:
     """The numbers of the largest tensor in attention and its gradient, of one head."""
     q, k, v = (torch.randn(1, 1, tokens, width, requires_grad=True) for _ in range(3))
     with Largest() as largest:
-        output = attention(q, k, v, position=mechanism, queries=Sequence(tokens), backend=backend)
-        assert isinstance(output, Tensor)
-        output.sum().backward()
+        attended(mechanism, q, k, v, queries=Sequence(tokens), backend=backend).sum().backward()
     return largest.numbers

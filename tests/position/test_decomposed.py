@@ -4,40 +4,29 @@ from __future__ import annotations
 
 import importlib
 import math
-from fractions import Fraction
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from conformance.suite import LibrarySuite
 from parity import TIGHT, layers_agree
-from position.published import DTYPES, EXACT, config, model, random, running_in, tokens
-from relpos import AxisVectors, DecomposedPosition, Grid, Site, attention
+from position.published import BOTH, DTYPES, attended, config, merged, model, random, running_in, tokens
+from position.suites import PositionSuite, stretched
+from relpos import AxisVectors, DecomposedPosition, Grid, Site
 from relpos.testing import SuiteCase, oracle
 
 
-def resized(table: Tensor, rows: int) -> list[Tensor]:
-    """Each new row lies at the middle of its share of the old ones, between two of them, or on an end."""
-    old, out = len(table), []
-    for r in range(rows):
-        place = min(max(Fraction(2 * r + 1, 2) * old / rows - Fraction(1, 2), Fraction(0)), Fraction(old - 1))
-        below = math.floor(place)
-        above, share = min(below + 1, old - 1), place - below
-        out.append(table[below] * float(1 - share) + table[above] * float(share))
-    return out
+def row_of(i: Any, j: Any, n: int, m: int) -> Any:
+    """floor(i * max(m / n, 1) + (m - 1 - j) * max(n / m, 1)) in whole numbers."""
+    return (i * max(m * m, n * m) + (m - 1 - j) * max(n * n, n * m)) // (n * m)
 
 
-class Decomposed(LibrarySuite):
+class Decomposed(PositionSuite):
     """No `Positions`, and so nothing to move: a table is read by offsets between the cells of two grids."""
 
     axes: ClassVar[tuple[int, ...]] = (2, 3)
     irregular = False
-    every: ClassVar[int] = 1  # of the cases
-
-    def cases(self) -> list[SuiteCase]:
-        return super().cases()[:: self.every]
 
     def window(self, site: Site) -> tuple[int, ...]:
         keys = site.queries if site.keys is None else site.keys
@@ -48,32 +37,18 @@ class Decomposed(LibrarySuite):
     def build(self, site: Site) -> DecomposedPosition:
         return DecomposedPosition(site.head_dim, self.window(site), init_std=1.0)
 
-    def oracle_attention(
-        self,
-        mechanism: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        queries: Any,
-        keys: Any,
-        allowed: Tensor | None,
-    ) -> Tensor:
+    def said(self, own: Any, q: Tensor, k: Tensor, queries: Any, keys: Any) -> dict[str, Any]:
         bias = q.new_zeros(1, 1, queries.count, keys.count)
-        for axis, table in enumerate(mechanism.rel_pos):
+        for axis, table in enumerate(own.rel_pos):
             n, m = queries.sizes[axis], keys.sizes[axis]
-            rows = resized(table, 2 * max(n, m) - 1)
-
-            # i * max(m / n, 1) + (m - 1 - j) * max(n / m, 1), times n m to be whole; prefixes read what is behind
-            up, down = max(m * m, n * m), max(n * n, n * m)
+            rows = stretched(table, 2 * max(n, m) - 1)
+            rows.append(torch.zeros_like(rows[0]))  # what prefixes read
             read = [
-                len(rows) if a is None or b is None else (a[axis] * up + (m - 1 - b[axis]) * down) // (n * m)
-                for a in oracle.places(queries)
-                for b in oracle.places(keys)
+                [-1 if a is None or b is None else row_of(a[axis], b[axis], n, m) for b in self.places(keys)]
+                for a in self.places(queries)
             ]
-            own = torch.stack([*rows, torch.zeros_like(rows[0])])[read].unflatten(0, (queries.count, keys.count))
-            vectors = [[x[None] for x in row] for row in own]
-            bias = bias + oracle.meet(q, vectors)
-        return oracle.attention(q, k, v, bias=bias, allowed=allowed)[0]
+            bias = bias + oracle.meet(q, [[rows[row] for row in line] for line in read])
+        return {"bias": bias}
 
 
 class TestDecomposed(Decomposed):
@@ -88,7 +63,7 @@ class TestDecomposedInterpolated(Decomposed):
     axes = (2,)
     row = "decomposed (interpolated)"
 
-    def takes(self, case: Any) -> bool:
+    def takes(self, case: SuiteCase) -> bool:
         return super().takes(case) and min(case.queries.sizes) > 1
 
     def window(self, site: Site) -> tuple[int, ...]:
@@ -111,8 +86,7 @@ def as_ours(block: Any, size: int) -> DecomposedPosition:
     return own
 
 
-@DTYPES
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@BOTH
 @pytest.mark.parametrize("kind", ["SamVisionAttention", "SamVisionSdpaAttention"])
 @pytest.mark.parametrize("grid", [(4, 4), (6, 3), (5, 8)], ids=str)
 def test_parity_with_sam(timm: Any, grid: tuple[int, int], kind: str, backend: str, dtype: torch.dtype) -> None:
@@ -123,9 +97,8 @@ def test_parity_with_sam(timm: Any, grid: tuple[int, int], kind: str, backend: s
     with running_in(dtype):
         theirs, _ = block(x)
     q, k, v = block.qkv(x).flatten(1, 2).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
-    attended = attention(q, k, v, position=own, queries=Grid(*grid), backend=backend)
-    assert isinstance(attended, Tensor)
-    output = block.proj(attended.transpose(1, 2).flatten(2).view(2, *grid, 12))
+    found = attended(own, q, k, v, queries=Grid(*grid), backend=backend)
+    output = block.proj(merged(found).view(2, *grid, 12))
     leaves = {"x": x, **dict(block.named_parameters())}
     name = "decomposed" if grid == (4, 4) else "decomposed (interpolated)"
     layers_agree(name, f"transformers {kind}", output, theirs, leaves, tables(own), limit=TIGHT[dtype])
@@ -136,16 +109,7 @@ def tables(own: DecomposedPosition) -> dict[str, Tensor]:
     return {"rel_pos_h": own.rel_pos[0], "rel_pos_w": own.rel_pos[1]}
 
 
-def scores(own: DecomposedPosition, q: Tensor, queries: Grid, keys: Grid) -> Tensor:
-    (term,) = own.terms(queries, keys).of(AxisVectors)
-    total = q.new_zeros(*q.shape[:3], keys.count)
-    for vectors, line in zip(term.vectors, term.lines, strict=True):
-        total = total + torch.einsum("bhid,ijd->bhij", q, vectors[0][line.index()])
-    return total
-
-
-@DTYPES
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@BOTH
 @pytest.mark.parametrize(
     ("queries", "keys"),
     [((4, 4), (2, 2)), ((2, 2), (4, 4)), ((4, 2), (2, 6)), ((3, 5), (2, 3)), ((2, 3), (3, 7)), ((1, 4), (3, 1))],
@@ -154,18 +118,15 @@ def scores(own: DecomposedPosition, q: Tensor, queries: Grid, keys: Grid) -> Ten
 def test_parity_with_sams_formula_of_two_sizes(
     timm: Any, queries: Any, keys: Any, backend: str, dtype: torch.dtype
 ) -> None:
-    """`get_decomposed_rel_pos`, MViT's own, which SAM itself only calls with equal sizes; alone, and in attention."""
+    """`get_decomposed_rel_pos`, MViT's own, which SAM itself only calls with equal sizes."""
     block = sam(4, dtype)
     own = as_ours(block, 4)
     q = tokens(2, 3, math.prod(queries), 4, dtype=dtype)
     k, v = (tokens(2, 3, math.prod(keys), 4, dtype=dtype) for _ in range(2))
     said = block.get_decomposed_rel_pos(q.flatten(0, 1), block.rel_pos_h, block.rel_pos_w, queries, keys)
     said = said.reshape(2, 3, math.prod(queries), math.prod(keys))
-    if dtype == torch.float64:
-        torch.testing.assert_close(scores(own, q, Grid(*queries), Grid(*keys)), said, **EXACT)
     theirs = (q @ k.mT / 2 + said).softmax(dim=-1) @ v
-    ours = attention(q, k, v, position=own, queries=Grid(*queries), keys=Grid(*keys), backend=backend)
-    assert isinstance(ours, Tensor)
+    ours = attended(own, q, k, v, queries=Grid(*queries), keys=Grid(*keys), backend=backend)
     leaves = {"q": q, "k": k, "v": v, "rel_pos_h": block.rel_pos_h, "rel_pos_w": block.rel_pos_w}
     name, oracle = "decomposed (unequal sizes)", "transformers SAM get_decomposed_rel_pos"
     layers_agree(name, oracle, ours, theirs, leaves, tables(own), limit=TIGHT[dtype])
@@ -202,9 +163,8 @@ def test_parity_with_mvit_v2(timm: Any, queries: int, keys: int, token: bool, dt
     q, k, v = pooled
     own = as_ours(block, 4 // min(queries, keys))
     grids = (Grid(4 // step, 4 // step, prefix=int(token)) for step in (queries, keys))
-    attended = attention(q, k, v, **dict(zip(("queries", "keys"), grids, strict=True)), position=own)
-    assert isinstance(attended, Tensor)
-    output = block.proj((attended + q).transpose(1, 2).flatten(2))
+    found = attended(own, q, k, v, **dict(zip(("queries", "keys"), grids, strict=True)))
+    output = block.proj(merged(found + q))
     leaves = {"x": x, **dict(block.named_parameters())}
     name = "decomposed" if queries == keys else "decomposed (unequal sizes)"
     layers_agree(name, "timm MViTv2 MultiScaleAttention", output, theirs, leaves, tables(own), limit=TIGHT[dtype])
@@ -212,49 +172,21 @@ def test_parity_with_mvit_v2(timm: Any, queries: int, keys: int, token: bool, dt
 
 @pytest.mark.parametrize("larger", [True, False], ids=["more queries", "more keys"])
 def test_rows_of_every_pair_of_sizes(timm: Any, larger: bool) -> None:
-    """Against `get_rel_pos` up to 20 cells, with the row's number for a vector. Where a float32 product of theirs falls
+    """Against `get_rel_pos` up to 14 cells, with the row's number for a vector. Where a float32 product of theirs falls
     below the whole number that it is, they are a row apart; ours is the exact one. Never where one size divides the
     other."""
     get = sam(4).get_rel_pos
-    for big in range(1, 21):
+    for big in range(1, 15):
         for small in range(1, big + 1):
             n, m = (big, small) if larger else (small, big)
             own = DecomposedPosition(1, (big,))
             numbers = torch.arange(2.0 * big - 1)[:, None]
             own.load_state_dict({"rel_pos.0": numbers})
-            queries, keys = torch.arange(n)[:, None], torch.arange(m)
-            product = queries * max(m * m, n * m) + (m - 1 - keys) * max(n * n, n * m)
-            exact, whole = product // (n * m), product % (n * m) == 0
+            exact = row_of(torch.arange(n)[:, None], torch.arange(m), n, m)
             (term,) = own.terms(Grid(n), Grid(m)).of(AxisVectors)
             found = term.vectors[0][0, term.lines[0].index(), 0].long()
             assert torch.equal(found, exact), (n, m)
             theirs = get(n, m, numbers)[..., 0].long()
             rounded = theirs != exact
-            assert not (rounded & ~whole).any()
             assert torch.equal(theirs[rounded], exact[rounded] - 1)
             assert big % small or not rounded.any()
-
-
-def test_prefixes_read_nothing_of_a_longer_table() -> None:
-    """With pooled keys the table has rows that no pair reads; prefixes stand there on the line."""
-    own = DecomposedPosition(4, (4, 4), init_std=1.0)
-    queries, keys = Grid(4, 4, prefix=2), Grid(2, 2, prefix=1)
-    (term,) = own.terms(queries, keys).of(AxisVectors)
-    for vectors, line in zip(term.vectors, term.lines, strict=True):
-        index = line.index()
-        assert (index[:2] >= vectors.shape[1]).all()
-        assert (index[:, :1] >= vectors.shape[1]).all()
-        assert (index[2:, 1:] < vectors.shape[1]).all()
-
-
-# a module like any other
-
-
-def test_from_site_and_growth() -> None:
-    own = DecomposedPosition.from_site(Site(3, 4, 12, Grid(2, 5)))
-    assert [tuple(x.shape) for x in own.rel_pos] == [(3, 4), (9, 4)]
-    wide = DecomposedPosition.from_site(Site(3, 4, 12, Grid(2, 5), Grid(4, 3)))
-    assert wide.sizes == (4, 5)
-    assert own.growth == ("as is",)
-    assert own.grow(Grid(9, 9), "as is") is own
-    assert not any(x.any() for x in DecomposedPosition(4, (2, 2), init_std=0).rel_pos)

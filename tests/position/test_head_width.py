@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+import relpos
 from relpos import (
     DynamicNTK,
     Grid,
-    LinearAttention,
     Mechanism,
     MultiHeadAttention,
     MultimodalRotary,
@@ -25,20 +26,25 @@ from relpos import (
     Sequence,
     XPos,
     attention,
-    attention_weights,
-    explain,
-    linear_attention,
-    rotate,
 )
 
 GRID = Grid(2, 3)
-TURNED = {
+TURNED: dict[str, Any] = {
     "rotary": lambda width, **partial: RotaryEmbedding(width, **partial),
     "rotary on a grid": lambda width, **partial: RotaryEmbedding(width, axes=2, **partial),
     "dynamic": lambda width, **partial: RotaryEmbedding(width, scaling=DynamicNTK(1.0, 2), **partial),
     "xpos": lambda width, **partial: XPos(width, **partial),
     "mixed": lambda width: RotaryMixed(2, width),
     "multimodal": lambda width: MultimodalRotary(width, (2, 1, 1)),
+}
+CALLS: dict[str, Any] = {
+    "attention": lambda own, *qkv: attention(*qkv, position=own, queries=GRID),
+    "the reference": lambda own, *qkv: attention(*qkv, position=own, queries=GRID, backend="reference"),
+    "terms": lambda own, *qkv: attention(*qkv, position=own.terms(GRID), backend="streaming"),
+    "explain": lambda own, *qkv: relpos.explain(*qkv, position=own, queries=GRID),
+    "weights": lambda own, q, k, v: relpos.attention_weights(q, k, position=own, queries=GRID),
+    "linear attention": lambda own, *qkv: relpos.linear_attention(*qkv, position=own.terms(GRID)),
+    "rotate": lambda own, q, k, v: relpos.rotate(k, own.angles(Sequence(6)), layout="half", width=own.head_dim),
 }
 
 
@@ -52,24 +58,16 @@ def rotation(mechanism: Mechanism) -> Rotation:
     return found
 
 
-@pytest.mark.parametrize("name", TURNED)
-def test_heads_of_another_width_are_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "call"), [*((name, "attention") for name in TURNED), *(("rotary", call) for call in CALLS)]
+)
+def test_heads_of_another_width_are_refused(name: str, call: str) -> None:
     mechanism = TURNED[name](8)
     assert rotation(mechanism).width == 8
-    attention(*heads(8), position=mechanism, queries=GRID)
+    CALLS[call](mechanism, *heads(8))
     for width in (6, 16):
-        q, k, v = heads(width)
-        calls = [
-            lambda x=(q, k, v): attention(*x, position=mechanism, queries=GRID),
-            lambda x=(q, k, v): attention(*x, position=mechanism, queries=GRID, backend="reference"),
-            lambda x=(q, k, v): attention(*x, position=mechanism.terms(GRID), backend="streaming"),
-            lambda x=(q, k, v): explain(*x, position=mechanism, queries=GRID),
-            lambda x=(q, k, v): attention_weights(*x[:2], position=mechanism, queries=GRID),
-            lambda x=(q, k, v): linear_attention(*x, position=mechanism.terms(GRID)),
-        ]
-        for call in calls:
-            with pytest.raises(ValueError, match=rf"expected heads 8 wide for this Rotation; got {width}\. "):
-                call()
+        with pytest.raises(ValueError, match=rf"expected heads 8 wide for this Rotation; got {width}\. "):
+            CALLS[call](mechanism, *heads(width))
 
 
 @pytest.mark.parametrize("name", ["rotary", "rotary on a grid", "dynamic", "xpos"])
@@ -89,22 +87,9 @@ def test_an_odd_width_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("kind", ["softmax", "linear", "flash"])
-def test_layers_refuse_it(kind: str) -> None:
-    tokens = torch.randn(1, 6, 32)
-    layer = MultiHeadAttention(32, 2, position=RotaryEmbedding(8), kind=kind)  # type: ignore[arg-type]
+def test_layers_refuse_it(kind: Any) -> None:
     with pytest.raises(ValueError, match="expected heads 8 wide"):
-        layer(tokens)
-    with pytest.raises(ValueError, match="expected heads 8 wide"):
-        LinearAttention(32, 2, position=RotaryEmbedding(8))(tokens)
-
-
-def test_rotate_takes_it() -> None:
-    """For keys that go into a cache."""
-    own = RotaryEmbedding(8)
-    angles = own.angles(Sequence(6))
-    rotate(heads(8)[1], angles, layout="half", width=own.head_dim)
-    with pytest.raises(ValueError, match="expected heads 8 wide"):
-        rotate(heads(16)[1], angles, layout="half", width=own.head_dim)
+        MultiHeadAttention(32, 2, position=RotaryEmbedding(8), kind=kind)(torch.randn(1, 6, 32))
 
 
 def test_a_rotation_of_no_width_turns_what_it_has_angles_for() -> None:

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 import parity
-from conformance.suite import LibrarySuite
-from position.published import config, heads, model
+from position.published import attended, config, heads, merged, model
+from position.suites import PositionSuite
 from position.widened import in_float64
-from relpos import Grid, Mask, MultimodalRotary, Positions, RotaryEmbedding, Sequence, Site, attention
+from relpos import Grid, Mask, MultimodalRotary, Positions, Site
 from relpos.core import Coordinates
-from relpos.testing import SuiteCase, oracle
+from relpos.testing import oracle
 
 
 def axis(p: int, sections: tuple[int, ...], order: str) -> int:
@@ -34,40 +34,27 @@ def three(place: Any) -> tuple[float, ...]:
     return {1: place * 3, 2: (0, *place), 3: place}[len(place)]
 
 
-class Multimodal(LibrarySuite):
+class Multimodal(PositionSuite):
     sections: ClassVar[tuple[int, int, int]] = (0, 1, 1)
     order: ClassVar[Any] = "blocked"
     layout: ClassVar[Any] = "half"
-    every: ClassVar[int] = 2
-
-    def cases(self) -> list[SuiteCase]:
-        return super().cases()[:: self.every]
+    every = 2
 
     def build(self, site: Site) -> MultimodalRotary:
         return MultimodalRotary(site.head_dim, self.sections, order=self.order, base=100.0, layout=self.layout)
 
-    def oracle_attention(
-        self,
-        mechanism: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        queries: Coordinates,
-        keys: Coordinates,
-        allowed: Tensor | None,
-    ) -> Tensor:
+    def said(self, own: Any, q: Tensor, k: Tensor, queries: Any, keys: Any) -> dict[str, Any]:
         pairs = sum(self.sections)
 
         def turned(x: Tensor, coordinates: Coordinates) -> Tensor:
-            rows = []
-            for place in oracle.places(coordinates):
-                at = three(place)
-                rows.append([at[axis(p, self.sections, self.order)] / 100.0 ** (p / pairs) for p in range(pairs)])
+            places = [three(place) for place in self.places(coordinates)]
+            follows = [axis(p, self.sections, self.order) for p in range(pairs)]
+            rows = [[at[follows[p]] / 100.0 ** (p / pairs) for p in range(pairs)] for at in places]
             wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
             angles = torch.tensor(rows, dtype=torch.float64).to(wide.dtype)[None, None]
             return oracle.rotate(wide, angles, self.layout).to(x.dtype)
 
-        return oracle.attention(turned(q, queries), turned(k, keys), v, allowed=allowed)[0]
+        return {"q": turned(q, queries), "k": turned(k, keys)}
 
 
 class TestRowsAndColumns(Multimodal):
@@ -93,9 +80,6 @@ class TestTimeAndColumnsWithoutPrefix(Multimodal):
     every = 4
 
 
-# which pair follows what
-
-
 @pytest.mark.parametrize("order", ["blocked", "interleaved"])
 @pytest.mark.parametrize("sections", [(4, 6, 6), (16, 24, 24), (3, 3, 2), (6, 5, 5), (24, 20, 20)], ids=str)
 def test_angles_by_loops(sections: tuple[int, int, int], order: Any) -> None:
@@ -110,33 +94,6 @@ def test_angles_by_loops(sections: tuple[int, int, int], order: Any) -> None:
     wanted = [[7, 19, 5][axis(p, sections, order)] / 1000.0 ** (p / pairs) for p in range(pairs)]
     assert found == pytest.approx(wanted, rel=1e-14)
     assert [sum(axis(p, sections, order) == a for p in range(pairs)) for a in range(3)] == list(sections)
-
-
-@pytest.mark.parametrize("order", ["blocked", "interleaved"])
-def test_text_turns_as_under_the_plain_rotation(order: Any) -> None:
-    own, plain = MultimodalRotary(16, (3, 3, 2), order=order, base=10000.0), RotaryEmbedding(16)
-    text = Sequence(9, start=4, prefix=1)
-    torch.testing.assert_close(own.angles(text), plain.angles(text), rtol=1e-15, atol=0)
-    alike = Positions(torch.arange(4, 13)[:, None].expand(9, 3), low=(4,) * 3, high=(12,) * 3)
-    assert torch.equal(own.angles(alike), own.angles(Sequence(9, start=4)))
-
-
-def test_a_grid_is_an_image_at_time_0() -> None:
-    own = MultimodalRotary(16, (3, 3, 2), order="interleaved")
-    assert torch.equal(own.angles(Grid(4, 5, prefix=1)), own.angles(Grid(1, 4, 5, prefix=1)))
-    cells = Positions(torch.tensor([[1, 2], [3, 0]]), low=(0, 0), high=(3, 3))
-    video = Positions(torch.tensor([[0, 1, 2], [0, 3, 0]]), low=(0, 0, 0), high=(0, 3, 3))
-    assert torch.equal(own.angles(cells), own.angles(video))
-
-
-def test_batched_places() -> None:
-    own = MultimodalRotary(8, (1, 2, 1))
-    places = torch.randint(0, 9, (2, 5, 3))
-    found = own.angles(Positions(places, low=(0,) * 3, high=(8,) * 3, prefix=1))
-    assert found.shape == (2, 1, 6, 4)
-    for b in range(2):
-        alone = own.angles(Positions(places[b], low=(0,) * 3, high=(8,) * 3, prefix=1))
-        assert torch.equal(found[b : b + 1], alone)
 
 
 # as published
@@ -204,22 +161,15 @@ def test_parity_with_qwen(name: str, sections: tuple[int, int, int], dtype: torc
         sections = (3, 3, 2)
     own = MultimodalRotary(16, sections, order="interleaved" if third else "blocked", base=10000.0)
     where = Positions(places, low=(0, 0, 0), high=(n, n, n))
-    attended = attention(q, k, v, position=own, queries=where, mask=Mask.causal())
-    assert isinstance(attended, Tensor)
-    output = block.o_proj(attended.transpose(1, 2).flatten(2))
+    output = block.o_proj(merged(attended(own, q, k, v, queries=where, mask=Mask.causal())))
     what = "transformers Qwen3VLTextAttention" if third else "transformers Qwen2VLAttention"
     parity.layers_agree("rotary_multimodal", what, output, theirs, {"x": x, **dict(block.named_parameters())})
 
 
-# a module like any other
-
-
-def test_from_site_and_growth() -> None:
-    for width, sections in ((16, (3, 3, 2)), (64, (11, 11, 10)), (4, (1, 1, 0)), (2, (1, 0, 0)), (128, (22, 21, 21))):
-        own = MultimodalRotary.from_site(Site(3, width, 3 * width, Grid(2, 2)))
-        assert own.sections == sections
-        assert (own.order, own.base) == ("interleaved", 10000.0)
-    assert own.growth == ("as is",)
-    assert own.grow(Grid(9, 9), "as is") is own
-    assert not list(own.parameters())
-    assert own.angles(Grid(2, 3)).dtype == torch.float64
+@pytest.mark.parametrize(
+    ("width", "sections"),
+    [(16, (3, 3, 2)), (64, (11, 11, 10)), (4, (1, 1, 0)), (2, (1, 0, 0)), (128, (22, 21, 21))],
+)
+def test_a_site_shares_pairs_out_evenly(width: int, sections: tuple[int, int, int]) -> None:
+    own = MultimodalRotary.from_site(Site(3, width, 3 * width, Grid(2, 2)))
+    assert (own.sections, own.order, own.base) == (sections, "interleaved", 10000.0)

@@ -9,65 +9,39 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.suite import LibrarySuite
 from parity import TIGHT, layers_agree
-from position.published import DTYPES, config, heads, largest_tensor, model, random, tokens
-from relpos import Grid, Mask, Sequence, Site, TransformerXLPosition, attention
-from relpos.core import Coordinates
+from position.published import BOTH, attended, config, heads, merged, model, random, tokens
+from position.suites import PositionSuite
+from relpos import Grid, Mask, Sequence, Site, TransformerXLPosition
 from relpos.position.angles import frequencies, turned, waves
 from relpos.position.saved import with_settings
-from relpos.testing import SuiteCase, oracle
+from relpos.testing import oracle
 
 
-class TransformerXL(LibrarySuite):
+class TransformerXL(PositionSuite):
     axes: ClassVar[tuple[int, ...]] = (1, 2)
+    raster = True
     translation_invariant = True
     layout: ClassVar[Literal["grouped", "interleaved"]] = "grouped"
     base: ClassVar[float] = 100.0
-    every: ClassVar[int] = 1  # of the cases
-
-    def cases(self) -> list[SuiteCase]:
-        return super().cases()[:: self.every]
-
-    def takes(self, case: Any) -> bool:
-        return super().takes(case) and not (case.axes == 2 and case.irregular)  # those have no raster order
 
     def build(self, site: Site) -> TransformerXLPosition:
         return TransformerXLPosition(site.num_heads, site.head_dim, 6, layout=self.layout, base=self.base, init_std=1.0)
 
-    def oracle_attention(
-        self,
-        mechanism: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        queries: Coordinates,
-        keys: Coordinates,
-        allowed: Tensor | None,
-    ) -> Tensor:
-        count, width = mechanism.u.shape
-        weight = mechanism.projection.weight.view(count, width, 6)
-        made: dict[int, Tensor] = {}
+    def said(self, own: Any, q: Tensor, k: Tensor, queries: Any, keys: Any) -> dict[str, Any]:
+        count, width = own.u.shape
+        weight = own.projection.weight.view(count, width, 6)
 
-        def vector(a: Any, b: Any) -> Tensor:
-            if a is None or b is None:
-                return q.new_zeros(count, width)
-            distance = a[0] - b[0]
-            if distance not in made:
-                angles = [distance / self.base ** (p / 3) for p in range(3)]
-                if self.layout == "grouped":
-                    wave = [math.sin(x) for x in angles] + [math.cos(x) for x in angles]
-                else:
-                    wave = [turn(x) for x in angles for turn in (math.sin, math.cos)]
-                made[distance] = weight @ torch.tensor(wave, dtype=torch.float64).to(weight.dtype)
-            return made[distance]
+        def vector(distance: int) -> Tensor:
+            angles = [distance / self.base ** (p / 3) for p in range(3)]
+            if self.layout == "grouped":
+                wave = [math.sin(x) for x in angles] + [math.cos(x) for x in angles]
+            else:
+                wave = [turn(x) for x in angles for turn in (math.sin, math.cos)]
+            return weight @ torch.tensor(wave, dtype=torch.float64).to(weight.dtype)
 
-        vectors = [[vector(a, b) for b in oracle.raster(keys)] for a in oracle.raster(queries)]
-        bias = oracle.meet(q + mechanism.v[:, None], vectors) * width**-0.5
-        return oracle.attention(q + mechanism.u[:, None], k, v, bias=bias, allowed=allowed)[0]
-
-    def test_a_part_of_a_grid_reads_the_same_numbers(self) -> None:
-        """In raster order a corner of a grid has no offsets of its own."""
+        vectors = self.by_offset(queries, keys, vector, q.new_zeros(count, width))
+        return {"q": q + own.u[:, None], "bias": oracle.meet(q + own.v[:, None], vectors) * width**-0.5}
 
 
 class TestTransformerXL(TransformerXL):
@@ -98,8 +72,7 @@ def sinusoid(distances: range, layout: Any) -> Tensor:
     return waves(turned(places, frequencies(6, 10000.0)), layout)
 
 
-@DTYPES
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@BOTH
 def test_parity_with_conformer(timm: Any, backend: str, dtype: torch.dtype) -> None:
     """The whole layer: output, and the gradients of tokens and of all that is learned. In float64 given their float32
     sinusoid in float64, which is all that rounds."""
@@ -124,9 +97,7 @@ def test_parity_with_conformer(timm: Any, backend: str, dtype: torch.dtype) -> N
     theirs = block(x, relative_position_embeddings=exact[None] if dtype == torch.float64 else table)[0]
 
     q, k, v = (heads(layer(x), 3) for layer in (block.linear_q, block.linear_k, block.linear_v))
-    attended = attention(q, k, v, position=own, queries=Sequence(n), backend=backend)
-    assert isinstance(attended, Tensor)
-    output = block.linear_out(attended.transpose(1, 2).flatten(2))
+    output = block.linear_out(merged(attended(own, q, k, v, queries=Sequence(n), backend=backend)))
     layers_agree(
         "transformer_xl (interleaved sinusoid)",
         "transformers Wav2Vec2ConformerSelfAttention",
@@ -138,8 +109,7 @@ def test_parity_with_conformer(timm: Any, backend: str, dtype: torch.dtype) -> N
     )
 
 
-@DTYPES
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@BOTH
 @pytest.mark.parametrize("memory", [0, 5])
 def test_parity_with_xlnet(timm: Any, memory: int, backend: str, dtype: torch.dtype) -> None:
     """The whole layer, Transformer-XL's own relative shift with all sines first; queries behind a memory too. Its
@@ -149,9 +119,6 @@ def test_parity_with_xlnet(timm: Any, memory: int, backend: str, dtype: torch.dt
     n, m = 7, 7 + memory
     x, past = tokens(n, 2, 12, dtype=dtype), tokens(memory, 2, 12, dtype=dtype)
     wave = sinusoid(range(m, -n, -1), "grouped").to(dtype)  # theirs begins one farther than it reads
-    bands = [10000.0 ** (-p / 6) for p in range(6)]
-    if dtype == torch.float64:
-        assert wave[m - 1].tolist() == pytest.approx([math.sin(x) for x in bands] + [math.cos(x) for x in bands])
     later = torch.ones(n, m).triu(1 + memory).to(dtype)[:, :, None, None].expand(-1, -1, 2, 3)
     theirs, _ = block(x, None, later, None, wave[:, None].expand(-1, 2, -1), None, mems=past)
 
@@ -161,30 +128,19 @@ def test_parity_with_xlnet(timm: Any, memory: int, backend: str, dtype: torch.dt
     own.projection.weight = block.r.flatten(1).T  # no parameter of ours: gradients reach theirs through it
     whole = torch.cat([past, x])
     sides = ((x, block.q), (whole, block.k), (whole, block.v))
-    attended = attention(
+    found = attended(
+        own,
         *(torch.einsum("ibh,hnd->bnid", side, weight) for side, weight in sides),
-        position=own,
         queries=Sequence(n, start=memory),
         keys=Sequence(m),
         mask=Mask.causal(torch.arange(memory, m), torch.arange(m)),
         backend=backend,
     )
-    assert isinstance(attended, Tensor)
-    output = block.layer_norm(x + torch.einsum("bnid,hnd->ibh", attended, block.o))
+    output = block.layer_norm(x + torch.einsum("bnid,hnd->ibh", found, block.o))
     leaves = {name: x for name, x in block.named_parameters() if name not in ("r_s_bias", "seg_embed")}  # no segments
     leaves |= {"x": x, "past": past} if memory else {"x": x}
     layers_agree("transformer_xl", "transformers XLNetRelativeAttention", output, theirs, leaves, limit=TIGHT[dtype])
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
-def test_never_a_vector_a_pair(backend: str) -> None:
-    """Of 256 tokens and width 64 the largest tensor is N x 2 N, the products with the line, not N x N x 64."""
-    assert largest_tensor(TransformerXLPosition(1, 64, 64), backend) < 2 * 256 * 257
-
-
-def test_from_site_and_growth() -> None:
-    own = TransformerXLPosition.from_site(Site(3, 4, 13, Grid(2, 5)))
-    assert own.projection.in_features == 12
-    assert own.layout == "grouped"
-    assert own.growth == ("as is",)
-    assert own.grow(Grid(9, 9), "as is") is own
+def test_an_odd_width_of_tokens_is_rounded_down() -> None:
+    assert TransformerXLPosition.from_site(Site(3, 4, 13, Grid(2, 5))).projection.in_features == 12
