@@ -133,7 +133,7 @@ def test_a_pattern_is_dense_attention_with_its_dense_mask(name: str, backend: st
 ALWAYS = (("a line", 0.0), ("other terms", 0.4))
 """Positions, and the probability of dropout, that are quick enough to look at on every run."""
 CASES = [(name, 0.0) for name in positions()] + [("a grid", 0.4)]
-SHARE = 3
+SHARE = 4
 """Under each mask one in so many of `CASES`, from a different one on."""
 
 
@@ -154,9 +154,9 @@ def test_streaming_is_the_definition(name: str, position: str, dropout: float) -
     """Blocks, stretches and segments of every kind, all terms and dropout; the same bits on every run."""
     made, inputs, upstream = drawn(position)
     given = {"mask": MASKS[name], "dropout": dropout}
-    mine, theirs, again = (
-        step(backend, made, inputs, upstream, **given) for backend in ("streaming", "reference", "streaming")
-    )
-    for number, (a, b, same) in enumerate(zip(mine, theirs, again, strict=True)):
+    mine, theirs = (step(backend, made, inputs, upstream, **given) for backend in ("streaming", "reference"))
+    for number, (a, b) in enumerate(zip(mine, theirs, strict=True)):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10, msg=lambda text, n=number: f"{n}: {text}")
-        assert torch.equal(a, same)
+    if (position, dropout) in ALWAYS:
+        again = step("streaming", made, inputs, upstream, **given)
+        assert all(torch.equal(a, b) for a, b in zip(mine, again, strict=True))

@@ -1,5 +1,5 @@
 """`terms_from` through `torch.compile(fullgraph=True)`, values and gradients against eager: a program of
-`test_functional`, which prints "ok" for each mechanism."""
+`test_functional`, which prints "ok"."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ import relpos
 warnings.simplefilter("ignore")  # of the compiler itself
 torch.set_num_threads(1)
 GRID = relpos.Grid(3, 4)
-IN_ONE_GRAPH = (  # the parameters of a sum have a gradient each, so one graph shows of them what four would
-    relpos.RelativePositionBias(2, window_size=(3, 4))
+# The parameters of a sum have a gradient each, so one graph shows of them what five would. TUPE has modules inside.
+mechanism = (
+    relpos.TUPEPosition(2, 4, 8, grid_size=(3, 4))
+    + relpos.RelativePositionBias(2, window_size=(3, 4))
     + relpos.LogContinuousBias(2, (3, 4), hidden_dim=8)
-    + relpos.T5Bias(2)
+    + relpos.T5Bias(2, scaled=True)
     + relpos.RotaryMixed(2, 4)
 )
-MODULES_INSIDE = relpos.TUPEPosition(2, 4, 8, grid_size=(3, 4))
+q = torch.randn(1, 2, 12, 4)
+own = {name: x.detach().clone() for name, x in mechanism.named_parameters()}
 
-for mechanism in (IN_ONE_GRAPH, MODULES_INSIDE):
-    q = torch.randn(1, 2, 12, 4)
-    own = {name: x.detach().clone() for name, x in mechanism.named_parameters()}
 
-    def run(tensors: dict[str, Tensor], mechanism: relpos.Mechanism = mechanism, q: Tensor = q) -> Tensor:
-        return relpos.attention(q, q, q, position=mechanism.terms_from(tensors, GRID))
+def run(tensors: dict[str, Tensor]) -> Tensor:
+    return relpos.attention(q, q, q, position=mechanism.terms_from(tensors, GRID))
 
-    torch._dynamo.reset()
-    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-    for _ in range(2):
-        tensors = {name: torch.randn_like(x).requires_grad_() for name, x in own.items()}
-        found, wanted = compiled(tensors), run(tensors)
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-        upstream, leaves = torch.randn_like(q), list(tensors.values())
-        for ours, theirs in zip(*(torch.autograd.grad(x, leaves, upstream) for x in (found, wanted)), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    for name, x in mechanism.named_parameters():
-        assert torch.equal(x, own[name]), f"{name} was changed"
-    print("ok")
+
+compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+for _ in range(2):
+    tensors = {name: torch.randn_like(x).requires_grad_() for name, x in own.items()}
+    found, wanted = compiled(tensors), run(tensors)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    upstream, leaves = torch.randn_like(q), list(tensors.values())
+    for ours, theirs in zip(*(torch.autograd.grad(x, leaves, upstream) for x in (found, wanted)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+for name, x in mechanism.named_parameters():
+    assert torch.equal(x, own[name]), f"{name} was changed"
+print("ok")

@@ -25,6 +25,7 @@ from relpos import (
     Sequence,
     SinusoidalPositionEmbedding,
     T5Bias,
+    YaRN,
     alibi_slopes,
     attention,
 )
@@ -160,9 +161,12 @@ def test_llamas_attention(base: float, backend: str, dtype: torch.dtype) -> None
 
 
 @DTYPES
-def test_gpt_neoxs_attention(dtype: torch.dtype) -> None:
-    """A quarter of each head turns, halves apart."""
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+@pytest.mark.parametrize("scaling", [None, YaRN(4.0, 16)], ids=["plain", "yarn"])
+def test_gpt_neoxs_attention(scaling: YaRN | None, dtype: torch.dtype) -> None:
+    """A quarter of each head turns, halves apart; under YaRN it is multiplied on both sides, and the rest is not."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+    if scaling is not None:
+        rope |= {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
     settings = config("gpt_neox", hidden_size=48, num_attention_heads=3, rope_parameters=rope)
     settings._attn_implementation = "eager"
     x = tokens(2, N, 48, dtype=dtype)
@@ -171,8 +175,8 @@ def test_gpt_neoxs_attention(dtype: torch.dtype) -> None:
         waves = model("gpt_neox").GPTNeoXRotaryEmbedding(settings)(x, torch.arange(N)[None])
         theirs, _ = block(x, before(N, dtype), position_embeddings=waves)
     qkv = block.query_key_value(x).unflatten(-1, (3, 3, 16)).permute(3, 0, 2, 1, 4)
-    ours = block.dense(attended(qkv, RotaryEmbedding(16, rotary_dim=4)))
-    agree("rotary_1d", block, x, ours, theirs)
+    ours = block.dense(attended(qkv, RotaryEmbedding(16, rotary_dim=4, scaling=scaling)))
+    agree("rotary_1d" if scaling is None else "rotary_yarn", block, x, ours, theirs)
 
 
 @DTYPES

@@ -25,11 +25,9 @@ from relpos import (
     NTKScaling,
     Positions,
     RotaryEmbedding,
-    Rotation,
     Sequence,
     YaRN,
     attention,
-    rotate,
 )
 from relpos.core import Coordinates
 from relpos.testing import oracle
@@ -338,21 +336,6 @@ def test_phi_3s_attention_turns_a_part(n: int) -> None:
     output = block.o_proj(attended.transpose(1, 2).flatten(2))
     leaves = {"x": x, **dict(block.named_parameters())}
     layers_agree("LongRoPE", "transformers Phi3Attention", output, theirs, leaves)
-
-
-@pytest.mark.usefixtures("timm")
-def test_gpt_neox_turns_a_part_under_yarn() -> None:
-    """The quarter that turns is multiplied on both sides, the rest is not."""
-    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, **OF_16}
-    settings = config("gpt_neox", hidden_size=48, num_attention_heads=3, rope_parameters=rope)
-    q, k = torch.randn(2, 2, 3, 40, 16, dtype=torch.float64)
-    with running_in(torch.float64):
-        cos, sin = model("gpt_neox").GPTNeoXRotaryEmbedding(settings)(q, torch.arange(40)[None])
-        theirs = model("gpt_neox").apply_rotary_pos_emb(q, k, cos, sin)
-    rotation = RotaryEmbedding(16, rotary_dim=4, scaling=YaRN(4.0, 16)).terms(Sequence(40)).one(Rotation)
-    for mine, angles, other in ((q, rotation.query, theirs[0]), (k, rotation.key, theirs[1])):
-        turned = rotate(mine, angles, layout="half", magnitude=rotation.magnitude)
-        torch.testing.assert_close(turned, other, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.usefixtures("timm")
