@@ -81,10 +81,10 @@ def test_weights_are_those_it_attends_with() -> None:
     torch.testing.assert_close(layer.proj((weights @ values).transpose(1, 2).flatten(2)), layer(x, mask=Mask.causal()))
 
 
-def random(module: Any, std: float = 0.5) -> Any:
+def random(module: Any) -> Any:
     """In float64, every parameter from a normal."""
     for parameter in module.parameters():
-        nn.init.normal_(parameter, std=std)
+        nn.init.normal_(parameter, std=0.5)
     return module.double()
 
 
