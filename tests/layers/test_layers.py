@@ -63,15 +63,12 @@ def test_a_mechanism_of_its_own_and_terms_from_outside() -> None:
     layer = MultiHeadAttention(12, 3, position=own).double()
     x = torch.randn(2, 7, 12, dtype=torch.float64)
     grid = Grid(2, 3, prefix=1)
-    torch.testing.assert_close(layer(x, coordinates=grid), by_loops(layer, x, own().double()[None]))
     more = torch.randn(2, 1, 7, 7, dtype=torch.float64)
-    torch.testing.assert_close(
-        layer(x, coordinates=grid, position=DenseBias(more)), by_loops(layer, x, own().double()[None] + more)
-    )
+    torch.testing.assert_close(layer(x, coordinates=grid), by_loops(layer, x, own()[None]))
+    both = layer(x, coordinates=grid, position=DenseBias(more))
+    torch.testing.assert_close(both, by_loops(layer, x, own()[None] + more))
     line = MultiHeadAttention(12, 3, position=RelativePositionBias(3, seq_len=7))
     assert line(x.float()).shape == (2, 7, 12), "a plain sequence where coordinates are left out"
-    with pytest.raises(ValueError, match="mechanism of its own"):
-        MultiHeadAttention(12, 3)(x.float(), coordinates=grid)
 
 
 def test_weights_are_those_it_attends_with() -> None:
@@ -84,45 +81,78 @@ def test_weights_are_those_it_attends_with() -> None:
     torch.testing.assert_close(layer.proj((weights @ values).transpose(1, 2).flatten(2)), layer(x, mask=Mask.causal()))
 
 
+def random(module: Any) -> Any:
+    """In float64, every parameter from a normal."""
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return module.double()
+
+
+def normed(norm: Any, x: Tensor) -> Tensor:
+    if isinstance(norm, nn.LayerNorm):
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight
+
+
+@pytest.mark.parametrize(
+    ("more", "bias"),
+    [
+        ({}, True),
+        ({"norm": "rmsnorm", "qkv_bias": False, "proj_bias": False}, False),
+        ({"norm": "rmsnorm", "mlp": "swiglu"}, True),
+    ],
+    ids=str,
+)
+def test_block_by_hand(more: dict[str, Any], bias: bool) -> None:
+    """Norms before attention and MLP, of numbers so small that the epsilon shows."""
+    own = RelativePositionBias(3, seq_len=5, init_std=1.0) if bias else None
+    block = random(TransformerBlock(12, 3, mlp_ratio=2.0, position=own, **more))
+    x = torch.randn(2, 5, 12, dtype=torch.float64) / 1000
+    dense = block.attn.position()[None] if bias else None
+    middle = x + by_loops(block.attn, normed(block.norm1, x), dense)
+    torch.testing.assert_close(block(x), middle + block.mlp(normed(block.norm2, middle)))
+    assert isinstance(block.mlp, GatedMlp if "mlp" in more else Mlp)
+    assert block.mlp.fc2.in_features == (16 if "mlp" in more else 24)
+
+
+def test_norms_after_attention_and_mlp_by_hand() -> None:
+    block = random(TransformerBlock(12, 3, post_norm=True, layer_scale=0.5, mlp_hidden=7, norm_eps=0.1))
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    assert block.mlp.fc1.out_features == 7
+    assert block.norm1.eps == block.norm2.eps == 0.1
+    y = x + block.ls1.gamma * normed(block.norm1, by_loops(block.attn, x))
+    torch.testing.assert_close(block(x), y + block.ls2.gamma * normed(block.norm2, block.mlp(y)))
+
+
+def test_mlp_by_hand() -> None:
+    layer = random(Mlp(12, 24))
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    hidden = x @ layer.fc1.weight.T + layer.fc1.bias
+    hidden = hidden * 0.5 * (1 + torch.erf(hidden / 2**0.5))
+    torch.testing.assert_close(layer(x), hidden @ layer.fc2.weight.T + layer.fc2.bias)
+
+
 def test_cosines_of_queries_and_keys_by_hand() -> None:
     """Swin V2's attention, with grouped heads; its keys have no bias, and no scale passes 100."""
-    layer = MultiHeadAttention(12, 3, num_kv_heads=1, qk_norm="cosine").double()
+    layer: Any = random(MultiHeadAttention(12, 3, num_kv_heads=1, qk_norm="cosine"))
     assert layer.qkv.bias is None
-    assert layer.q_bias is not None
-    assert layer.v_bias is not None
-    scale = layer.qk_norm.logit_scale  # type: ignore[union-attr]
-    with torch.no_grad():
-        layer.q_bias.normal_()
-        layer.v_bias.normal_()
-        scale.copy_(torch.tensor([0.3, 2.0, 9.0]).view(3, 1, 1))  # type: ignore[operator]
+    scales = torch.tensor([0.3, 2.0, 9.0], dtype=torch.float64)
+    layer.qk_norm.logit_scale.data = scales.view(3, 1, 1)
     x = torch.randn(2, 5, 12, dtype=torch.float64)
     q, k, v = (x @ layer.qkv.weight.T).split([12, 4, 4], dim=-1)
     q, v = q + layer.q_bias, v + layer.v_bias
     rows = []
-    for head, factor in enumerate((torch.tensor(0.3).double().exp(), torch.tensor(2.0).double().exp(), 100.0)):
-        own = q[..., 4 * head : 4 * head + 4]
+    for own, factor in zip(q.split(4, dim=-1), (*scales[:2].exp(), 100.0), strict=True):
         cosine = (own @ k.mT) / (own.norm(dim=-1)[..., None] * k.norm(dim=-1)[:, None])
         rows.append((factor * cosine).softmax(-1))
     weights = torch.stack(rows, dim=1)
     torch.testing.assert_close(layer.weights(x), weights)
     torch.testing.assert_close(layer(x), layer.proj((weights @ v[:, None]).transpose(1, 2).flatten(2)))
-    whole = MultiHeadAttention(12, 3, qk_norm="cosine").double()
-    fewer = whole.grouped(1)
-    assert fewer.v_bias is not None
+    whole: Any = random(MultiHeadAttention(12, 3, qk_norm="cosine"))
+    fewer: Any = whole.grouped(1)
     assert fewer(x).shape == x.shape
-    torch.testing.assert_close(fewer.v_bias, whole.v_bias.view(3, 4).mean(0))  # type: ignore[union-attr]
-
-
-def test_norms_after_attention_and_mlp_by_hand() -> None:
-    block = TransformerBlock(12, 3, post_norm=True, layer_scale=0.5, mlp_hidden=7, norm_eps=0.1)
-    x = torch.randn(2, 5, 12)
-    assert block.mlp.fc1.out_features == 7
-    assert block.norm1.eps == block.norm2.eps == 0.1
-    with torch.no_grad():
-        block.ls1.gamma.normal_()  # type: ignore[union-attr, operator]
-        block.ls2.gamma.normal_()  # type: ignore[union-attr, operator]
-    y = x + block.ls1.gamma * block.norm1(block.attn(x))
-    torch.testing.assert_close(block(x), y + block.ls2.gamma * block.norm2(block.mlp(y)))
+    torch.testing.assert_close(fewer.v_bias, whole.v_bias.view(3, 4).mean(0))
 
 
 @pytest.mark.parametrize("groups", [3, 1])
@@ -140,25 +170,6 @@ def test_product_with_a_dense_bias_is_the_one_with_terms(groups: int) -> None:
         product(q, k, v, bias(), position=bias.terms(Sequence(6)))
 
 
-def test_block_by_hand() -> None:
-    block = TransformerBlock(12, 3, mlp_ratio=2.0, position=RelativePositionBias(3, seq_len=5, init_std=1.0)).double()
-    for parameter in block.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    x = torch.randn(2, 5, 12, dtype=torch.float64)
-
-    def norm(layer: nn.LayerNorm, x: Tensor) -> Tensor:
-        centred = x - x.mean(-1, keepdim=True)
-        return centred / (centred.square().mean(-1, keepdim=True) + layer.eps).sqrt() * layer.weight + layer.bias
-
-    bias = block.attn.position()[None]  # type: ignore[misc]
-    wanted = x + by_loops(block.attn, norm(block.norm1, x), bias)
-    hidden = norm(block.norm2, wanted) @ block.mlp.fc1.weight.T + block.mlp.fc1.bias
-    hidden = hidden * 0.5 * (1 + torch.erf(hidden / 2**0.5))
-    wanted = wanted + hidden @ block.mlp.fc2.weight.T + block.mlp.fc2.bias
-    torch.testing.assert_close(block(x), wanted)
-    assert block.mlp.fc1.out_features == 24
-
-
 @pytest.mark.parametrize("width", [24, 7])
 def test_gated_mlp_by_hand(width: int) -> None:
     """SwiGLU of Shazeer 2020: (x W, gated by the Swish of x V) times W2, without biases."""
@@ -171,11 +182,7 @@ def test_gated_mlp_by_hand(width: int) -> None:
 
 def test_the_gated_width_is_two_thirds_in_eights() -> None:
     widths = {(96, 4.0): 256, (768, 4.0): 2048, (64, 4.0): 168, (128, 4.0): 344, (16, 2.0): 24, (8, 0.1): 8}
-    for (dim, ratio), width in widths.items():
-        assert gated_width(dim, ratio) == width
-        assert abs(width - dim * ratio * 2 / 3) <= 4 or width == 8
-        block = TransformerBlock(dim, 1, ratio, mlp="swiglu")
-        assert block.mlp.fc2.in_features == width
+    assert {sizes: gated_width(*sizes) for sizes in widths} == widths
 
 
 def test_the_configuration_of_a_block_is_its_arguments() -> None:
@@ -192,21 +199,6 @@ def test_the_configuration_of_a_block_is_its_arguments() -> None:
     with pytest.raises(ValueError, match="mlp_ratio to be a number above 0"):
         dataclasses.replace(config, mlp_ratio=0.0)
     assert not torch.equal(first.attn.qkv.weight, second.attn.qkv.weight)  # type: ignore[union-attr,arg-type]
-
-
-@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
-def test_block_with_rms_norm_by_hand(mlp: Any) -> None:
-    block = TransformerBlock(12, 3, 2.0, norm="rmsnorm", mlp=mlp, qkv_bias=False, proj_bias=False).double()
-    for parameter in block.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    x = torch.randn(2, 5, 12, dtype=torch.float64) / 1000  # so small that the epsilon of 1e-6 shows
-
-    def norm(layer: nn.RMSNorm, x: Tensor) -> Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * layer.weight
-
-    wanted = x + by_loops(block.attn, norm(block.norm1, x))
-    torch.testing.assert_close(block(x), wanted + block.mlp(norm(block.norm2, wanted)))
-    assert isinstance(block.mlp, GatedMlp if mlp == "swiglu" else Mlp)
 
 
 @pytest.mark.parametrize("own", [None, "alibi", "rotary"])
@@ -250,29 +242,15 @@ def test_patches_by_loops(patch: tuple[int, int], size: tuple[int, int]) -> None
             cut = images[:, :, row * patch[0] : (row + 1) * patch[0], column * patch[1] : (column + 1) * patch[1]]
             tokens.append((cut[:, None] * layer.proj.weight).sum((2, 3, 4)) + layer.proj.bias)
     torch.testing.assert_close(layer(images), torch.stack(tokens, dim=1))
+    assert PatchEmbedding(12, patch, in_chans=3, embed_dim=5)(images.float()).shape == (2, len(tokens), 5), "any size"
     assert layer.num_patches == len(tokens)
     assert layer.grid(size, prefix=2) == Grid(size[0] // patch[0], size[1] // patch[1], prefix=2)
 
 
-def test_patches_take_any_size_they_divide() -> None:
-    layer = PatchEmbedding(8, 4, 1, 6)
-    assert layer(torch.randn(1, 1, 12, 20)).shape == (1, 15, 6)
-    for images in (torch.randn(1, 1, 10, 8), torch.randn(1, 3, 8, 8)):
-        with pytest.raises(ValueError, match=r"expected .*; got .*\. "):
-            layer(images)
-
-
 def test_under_autocast_dtypes_may_differ_but_for_float64() -> None:
     x, images = torch.randn(2, 5, 12), torch.randn(2, 1, 4, 4)
-    layers = (
-        MultiHeadAttention(12, 3),
-        Mlp(12, 24),
-        GatedMlp(12, 16),
-        TransformerBlock(12, 3),
-        TransformerBlock(12, 3, mlp="swiglu"),
-        PatchEmbedding(4, 2, 1, 12),
-    )
-    for layer in layers:
+    block = TransformerBlock(12, 3)
+    for layer in (MultiHeadAttention(12, 3), Mlp(12, 24), GatedMlp(12, 16), block, PatchEmbedding(4, 2, 1, 12)):
         given = images if isinstance(layer, PatchEmbedding) else x
         exact = layer(given)
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -282,37 +260,31 @@ def test_under_autocast_dtypes_may_differ_but_for_float64() -> None:
                 layer(given.double())
 
 
-DROPPING: dict[str, Any] = {
-    "weights": lambda: MultiHeadAttention(12, 3, attn_drop=0.5),
-    "projection": lambda: MultiHeadAttention(12, 3, proj_drop=0.5),
-    "mlp": lambda: Mlp(12, 24, drop=0.5),
-    "gated mlp": lambda: GatedMlp(12, 24, drop=0.5),
-    "block": lambda: TransformerBlock(12, 3, attn_drop=0.3, proj_drop=0.3),
-}
-
-
-@pytest.mark.parametrize("name", DROPPING)
-def test_dropout_in_training_alone(name: str) -> None:
-    layer = DROPPING[name]()
-    x = torch.randn(2, 5, 12)
+@pytest.mark.parametrize(
+    "layer",
+    [
+        MultiHeadAttention(12, 3, attn_drop=0.5),
+        MultiHeadAttention(12, 3, proj_drop=0.5),
+        Mlp(12, 24, drop=0.5),
+        GatedMlp(12, 24, drop=0.5),
+        TransformerBlock(12, 3, attn_drop=0.3, proj_drop=0.3),
+        ScaledDotProductAttention(dropout=0.5),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_dropout_in_training_alone(layer: nn.Module) -> None:
+    x = [torch.randn(2, 5, 12)] if not isinstance(layer, ScaledDotProductAttention) else [torch.randn(1, 2, 5, 4)] * 3
 
     def run(seed: int) -> Tensor:
         torch.manual_seed(seed)
-        output: Tensor = layer(x)
+        output: Tensor = layer(*x)
         return output
 
+    layer.train()
     assert torch.equal(run(1), run(1))
     assert not torch.equal(run(1), run(2))
     layer.eval()
     assert torch.equal(run(1), run(2))
-
-
-def test_product_drops_in_training_alone() -> None:
-    layer, x = ScaledDotProductAttention(dropout=0.5), torch.randn(1, 2, 5, 4)
-    first, second = layer(x, x, x), layer(x, x, x)
-    assert not torch.equal(first, second)
-    layer.eval()
-    assert torch.equal(layer(x, x, x), layer(x, x, x))
 
 
 def test_layers_serve_the_engine_asked_for() -> None:

@@ -11,10 +11,9 @@ from laws import OptimizerLaws
 from relpos import Lion
 
 
-def by_loops(
-    weights: list[float], gradients: list[list[float]], lr: float, beta1: float, beta2: float, decay: float
-) -> list[float]:
+def by_loops(weights: list[float], gradients: list[list[float]], decay: float) -> list[float]:
     """Algorithm 2 of the paper, in Python's own floating point."""
+    lr, beta1, beta2 = 3e-3, 0.9, 0.99
     weights, momenta = list(weights), [0.0] * len(weights)
     for step in gradients:
         for i, g in enumerate(step):
@@ -41,7 +40,7 @@ def test_a_hundred_steps_are_the_papers(decay: float) -> None:
     for gradient in gradients:
         weight.grad = gradient.clone()
         optimizer.step()
-    wanted = by_loops(start.tolist(), gradients.tolist(), 3e-3, 0.9, 0.99, decay)
+    wanted = by_loops(start.tolist(), gradients.tolist(), decay)
     torch.testing.assert_close(weight.data, torch.tensor(wanted, dtype=torch.float64), rtol=1e-13, atol=1e-14)
 
 

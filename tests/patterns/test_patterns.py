@@ -1,4 +1,4 @@
-"""Each pattern against its definition pair by pair, and attention under it against dense attention with that mask."""
+"""Each pattern against its definition pair by pair; layers and windows that use them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from relpos import Grid, LocalAttention, Mask, RelativePositionBias, Sequence, SparseAttention, attention
+from relpos import Grid, LocalAttention, Mask, RelativePositionBias, SparseAttention, attention
 from relpos.patterns import big_bird, block_sparse, dilated, fixed, join, local, longformer, partition, strided, windows
 from relpos.testing import oracle
 
@@ -69,34 +69,10 @@ def test_the_pairs_are_those_of_the_definition(name: str) -> None:
     assert not wanted.all()
 
 
-@pytest.mark.parametrize("position", ["none", "a table"])
-@pytest.mark.parametrize("backend", ["reference", "streaming", "auto"])
-@pytest.mark.parametrize("name", PATTERNS)
-def test_attention_under_it_is_dense_attention_with_its_mask(name: str, backend: str, position: str) -> None:
-    torch.manual_seed(0)
-    mask = PATTERNS[name][0]
-    q, k, v = (torch.randn(2, 2, N, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    table = RelativePositionBias(2, seq_len=N, init_std=1.0).double()
-    given: dict[str, Any] = {}
-    leaves, bias = [q, k, v], None
-    if position == "a table":
-        given = {"position": table, "queries": Sequence(N)}
-        offsets = torch.arange(N)[:, None] - torch.arange(N) + N - 1
-        bias = table.relative_position_bias_table[offsets].permute(2, 0, 1)[None]
-        leaves = [*leaves, table.relative_position_bias_table]
-    ours = attention(q, k, v, mask=mask, backend=backend, **given)
-    assert isinstance(ours, torch.Tensor)
-    wanted = oracle.attention(q, k, v, bias=bias, allowed=mask.dense(N, N)[:, :1])[0]
-    torch.testing.assert_close(ours, wanted)
-    upstream = torch.randn_like(ours)
-    for a, b in zip(*(torch.autograd.grad(x, leaves, upstream) for x in (ours, wanted)), strict=True):
-        torch.testing.assert_close(a, b)
-
-
 def test_big_bird_has_its_three_parts() -> None:
-    mask = big_bird(100, 8, window=3, global_blocks=2, random_blocks=3, heads=4, seed=5)
-    assert mask.blocks is not None
-    layout = mask.blocks.layout
+    layout, again = (
+        big_bird(100, 8, window=3, global_blocks=2, random_blocks=3, heads=4, seed=5).blocks.layout for _ in range(2)
+    )
     assert layout.shape == (4, 13, 13)
     assert layout[:, :2].all()
     assert layout[:, :, :2].all()
@@ -107,37 +83,34 @@ def test_big_bird_has_its_three_parts() -> None:
             assert near <= seen
             assert len(seen - near) == 3
     assert not all(torch.equal(layout[0], layout[head]) for head in (1, 2, 3)), "each head draws its own"
-    again = big_bird(100, 8, window=3, global_blocks=2, random_blocks=3, heads=4, seed=5)
-    assert again.blocks is not None
-    assert torch.equal(again.blocks.layout, layout)
+    assert torch.equal(again, layout)
 
 
-def test_the_local_layer() -> None:
-    layer = LocalAttention(8, 2, 5, position=RelativePositionBias(2, seq_len=N, init_std=1.0))
+TABLE = RelativePositionBias(2, seq_len=N, init_std=1.0)
+
+
+LAYERS: dict[str, tuple[Any, Mask, Any, Mask]] = {
+    "local": (
+        LocalAttention(8, 2, 5, position=TABLE), local(5), LocalAttention(8, 2, 4, causal=True), local(4, causal=True),
+    ),
+    "sparse": (
+        SparseAttention(8, 2, position=TABLE), fixed(N, 4),
+        SparseAttention(8, 2, 6, causal=True), fixed(N, 6, causal=True),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("layer", "mask", "causal", "sees"), LAYERS.values(), ids=LAYERS)
+def test_layers_attend_under_their_pattern(layer: Any, mask: Mask, causal: Any, sees: Mask) -> None:
+    """A changed token changes the output of those that see it, and no other."""
     x = torch.randn(2, N, 8)
-    plain = layer.attn(x, mask=Mask.window(2, 2))
-    assert torch.equal(layer(x), plain)
-    changed = x.clone()
-    changed[:, 12] = 0.0
-    same = (layer(changed) == layer(x)).all(dim=(0, 2))
-    assert same.nonzero()[:, 0].tolist() == [n for n in range(N) if abs(n - 12) > 2]
-    causal = LocalAttention(8, 2, 4, causal=True)
-    same = (causal(changed) == causal(x)).all(dim=(0, 2))
-    assert same.nonzero()[:, 0].tolist() == [n for n in range(N) if not 12 <= n <= 15]
-
-
-def test_the_sparse_layer() -> None:
-    x, changed = torch.randn(2, 2, N, 8).unbind()
-    layer = SparseAttention(8, 2, position=RelativePositionBias(2, seq_len=N, init_std=1.0))
-    assert torch.equal(layer(x), layer.attn(x, mask=fixed(N, 4)))
-    mixed = x.clone()
-    mixed[:, 9] = changed[:, 9]
-    same = (layer(mixed) == layer(x)).all(dim=(0, 2))
-    assert same.nonzero()[:, 0].tolist() == [n for n in range(N) if n // 4 != 2]
-    causal = SparseAttention(8, 2, 6, causal=True)
-    mixed[:, 11] = changed[:, 11]
-    same = (causal(mixed) == causal(x)).all(dim=(0, 2))
-    assert same.nonzero()[:, 0].tolist() == list(range(9)), "token 11 is the last of its block: all after it see it"
+    assert torch.equal(layer(x), layer.attn(x, mask=mask))
+    for own, pattern in ((layer, mask), (causal, sees)):
+        for token in (11, 12):
+            changed = x.clone()
+            changed[:, token] = 0.0
+            same = (own(changed) == own(x)).all(dim=(0, 2))
+            assert torch.equal(same, ~pattern.dense(N, N)[0, 0, :, token])
 
 
 @pytest.mark.parametrize(("size", "shift"), [(2, 0), (2, 1), (3, 0), (3, 1), ((3, 2), (2, 0)), (5, 2)])
@@ -150,7 +123,6 @@ def test_windows_taken_apart_are_the_mask(size: Any, shift: Any) -> None:
     tokens, apart = partition(x, size, shift)
     q = tokens.unflatten(-1, (3, 2)).transpose(1, 2)
     out = attention(q, q, q, position=table, queries=Grid(rows, columns), mask=apart)
-    assert isinstance(out, torch.Tensor)
     ours = join(out.transpose(1, 2).flatten(2), grid, size, shift)
     allowed = windows(grid, size, shift).dense(N, N)
     cells = [divmod(n, COLUMNS) for n in range(N)]
@@ -168,8 +140,10 @@ def test_windows_taken_apart_are_the_mask(size: Any, shift: Any) -> None:
     assert torch.equal(join(tokens, grid, size, shift), x)
 
 
-def test_what_does_not_fit_is_said(unchecked: None) -> None:
-    for call, says in (
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
         (lambda: local(4), "an odd window_size"),
         (lambda: local(0), "window_size to be an integer of at least 1"),
         (lambda: dilated(8, 3, 0), "dilation to be an integer of at least 1"),
@@ -183,6 +157,8 @@ def test_what_does_not_fit_is_said(unchecked: None) -> None:
         (lambda: windows(Grid(4, 4), (2, 2, 2)), "a size for each of 2 axes"),
         (lambda: partition(torch.ones(4, 4), 2), r"tokens \[B, rows, columns, E\]"),
         (lambda: windows(Grid(4, 4), 2, 2), "a shift below the window's size; got 2 and 2"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            call()
+    ],
+)
+def test_what_does_not_fit_is_said(call: Callable[[], object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        call()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from position.widened import in_float64
 from relpos import Mechanism, Sequence, attention
 
 EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
@@ -39,27 +39,13 @@ BOTH = pytest.mark.parametrize(
 """Both dtypes, and both engines: each with one, for that engines agree is what the suites show."""
 
 
-@contextmanager
-def running_in(dtype: torch.dtype) -> Iterator[None]:
-    """Their code as it is; for float64, with float64 wherever it says float32.
+def running_in(dtype: torch.dtype) -> AbstractContextManager[None]:
+    """Their code as it is; for float64, with float64 wherever it says float32. Only theirs may run inside.
 
     Most of it forms angles, slopes or a softmax in float32 whatever the dtype of the weights. With those widened, what
-    is left is the difference in what the two compute. Only theirs may run inside.
+    is left is the difference in what the two compute.
     """
-    single, double = torch.float32, torch.float64
-    if dtype == single:
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tensor, "float", Tensor.double)
-        patch.setattr(torch, "FloatTensor", torch.DoubleTensor)
-        for name in ("float", "float32"):
-            patch.setattr(torch, name, double)
-        torch.set_default_dtype(double)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(single)
+    return in_float64() if dtype == torch.float64 else nullcontext()
 
 
 def merged(x: Tensor) -> Tensor:

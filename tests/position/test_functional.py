@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -52,8 +53,8 @@ def loaded(mechanism: Mechanism, tensors: dict[str, Tensor]) -> Mechanism:
 
 
 def values_of(terms: Terms) -> Tensor:
-    (bias,) = terms
-    assert isinstance(bias, LineBias)
+    bias = terms.one(LineBias)
+    assert bias is not None
     return bias.values
 
 
@@ -65,12 +66,13 @@ def test_a_sum_and_the_modules_inside() -> None:
     mechanism = relative() + LogContinuousBias(2, (3, 4), hidden_dim=8) + T5Bias(2, scaled=True)
     tensors = others(mechanism)
     assert "mechanisms.1.cpb_mlp.0.weight" in tensors
-    found, wanted = mechanism.terms_from(tensors, GRID), loaded(mechanism, tensors).terms(GRID)
+    found, wanted = (
+        [term.values for term in terms.of(LineBias)]
+        for terms in (mechanism.terms_from(tensors, GRID), loaded(mechanism, tensors).terms(GRID))
+    )
     for ours, theirs in zip(found, wanted, strict=True):
-        assert isinstance(ours, LineBias)
-        assert isinstance(theirs, LineBias)
-        assert torch.equal(ours.values, theirs.values)
-    for x in torch.autograd.grad(sum(term.values.sum() for term in found), list(tensors.values())):  # type: ignore[attr-defined]
+        assert torch.equal(ours, theirs)
+    for x in torch.autograd.grad(torch.cat(found, dim=1).sum(), list(tensors.values())):
         assert x.any()
 
 
@@ -113,7 +115,6 @@ class Halved(nn.Module):
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         (bias,) = self.inner.terms(queries, keys)
-        assert isinstance(bias, LineBias)
         return Terms(LineBias(bias.values * self.factor, bias.lines))
 
 
@@ -170,16 +171,6 @@ def test_nothing_is_held_while_tokens_are_decoded() -> None:
     assert torch.equal(found, wanted)
 
 
-def attended(mechanism: Mechanism, q: Tensor) -> Callable[[dict[str, Tensor]], Tensor]:
-    def total(tensors: dict[str, Tensor]) -> Tensor:
-        terms = mechanism.terms_from(tensors, GRID)
-        out = relpos.attention(q, q, q, position=terms, backend="reference")
-        assert isinstance(out, Tensor)
-        return out.square().sum()
-
-    return total
-
-
 MECHANISMS = [relative, lambda: LogContinuousBias(2, (3, 4), hidden_dim=8), lambda: T5Bias(2, scaled=True)]
 
 
@@ -187,7 +178,11 @@ MECHANISMS = [relative, lambda: LogContinuousBias(2, (3, 4), hidden_dim=8), lamb
 def test_gradients_by_a_transform(make: Callable[[], Mechanism]) -> None:
     mechanism, q = make(), torch.randn(1, 2, 12, 4)
     tensors = others(mechanism)
-    total = attended(mechanism, q)
+
+    def total(tensors: dict[str, Tensor]) -> Tensor:
+        terms = mechanism.terms_from(tensors, GRID)
+        return relpos.attention(q, q, q, position=terms, backend="reference").square().sum()
+
     wanted = torch.autograd.grad(total(tensors), list(tensors.values()))
     by_transform = torch.func.grad(total)({name: x.detach() for name, x in tensors.items()})
     for found, exact in zip(by_transform.values(), wanted, strict=True):
@@ -201,11 +196,9 @@ def test_gradients_by_a_transform(make: Callable[[], Mechanism]) -> None:
 @pytest.mark.traced
 @pytest.mark.slow
 def test_in_a_compiled_graph(loaded: Loaded) -> None:
-    """In a process of its own, without the shape checks."""
+    """In a process of its own: compilers must see relpos as users have it, without the shape checks."""
     result = loaded.run(SCRIPT, needs=["compiler"])
-    print(result.stdout)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("ok ") == 2
+    assert result.stdout == "ok\n", result.stderr
 
 
 class Meeting(OffsetBias):
@@ -256,33 +249,31 @@ def test_functional_call() -> None:
 
 
 TABLE = "relative_position_bias_table"
-BAD: dict[str, tuple[Callable[[], Mechanism], Any, str]] = {
-    "a list": (relative, [torch.zeros(35, 2)], "expected tensors by the names of parameters; got list"),
-    "an unknown name": (
+BAD: list[tuple[Callable[[], Mechanism], Any, str]] = [
+    (relative, [torch.zeros(35, 2)], "expected tensors by the names of parameters; got list"),
+    (
         relative, {"relative_position_bias": torch.zeros(35, 2)},
         f"among {TABLE}; got 'relative_position_bias'. Did you mean '{TABLE}'?",
     ),
-    "no name": (relative, {3: torch.zeros(35, 2)}, f"among {TABLE}; got int 3."),
-    "a shape": (
+    (relative, {3: torch.zeros(35, 2)}, f"among {TABLE}; got int 3."),
+    (
         relative, {TABLE: torch.zeros(36, 2)},
         f"expected {TABLE} of RelativePositionBias as a floating-point tensor of shape (35, 2); got a tensor of shape "
         "(36, 2) and dtype float32. Shape it like the parameter.",
     ),
-    "no tensor": (relative, {TABLE: [0.0]}, "as a floating-point tensor of shape (35, 2); got list [0.0]."),
-    "whole numbers": (relative, {TABLE: torch.zeros(35, 2, dtype=torch.int64)}, "and dtype int64."),
-    "a device": (
+    (relative, {TABLE: [0.0]}, "as a floating-point tensor of shape (35, 2); got list [0.0]."),
+    (relative, {TABLE: torch.zeros(35, 2, dtype=torch.int64)}, "and dtype int64."),
+    (
         relative, {TABLE: torch.zeros(35, 2, device="meta")},
         f"expected {TABLE} of RelativePositionBias on cpu; got meta. Move it, or the mechanism, with .to(device).",
     ),
-    "nothing to replace": (NoPosition, {"x": torch.zeros(1)}, "expected no tensors for NoPosition, which has no"),
-}  # fmt: skip
+    (NoPosition, {"x": torch.zeros(1)}, "expected no tensors for NoPosition, which has no"),
+]  # fmt: skip
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("name", BAD)
-def test_bad_tensors(name: str) -> None:
-    make, tensors, message = BAD[name]
-    with pytest.raises(ValueError) as caught:
+@pytest.mark.parametrize(("make", "tensors", "message"), BAD)
+def test_bad_tensors(make: Callable[[], Mechanism], tensors: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         make().terms_from(tensors, GRID)
-    assert message in str(caught.value)
     assert "\n" not in str(caught.value)

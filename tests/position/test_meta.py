@@ -44,32 +44,6 @@ def _used(mechanism: Any, site: Site) -> Tensor:
     return x.sum() + out
 
 
-def _assigned(made: nn.Module, weights: dict[str, Tensor]) -> None:
-    made.load_state_dict(weights, assign=True)
-
-
-def _emptied(made: nn.Module, weights: dict[str, Tensor]) -> None:
-    made.to_empty(device="cpu").load_state_dict(weights)
-
-
-def _moved(made: nn.Module, weights: dict[str, Tensor]) -> None:
-    made.load_state_dict(weights, assign=True)
-    made.to("cpu").double().float()
-
-
-@pytest.mark.parametrize("give", [_assigned, _emptied, _moved])
-@pytest.mark.parametrize("name", [*presets(), *SUMS])
-def test_a_mechanism_that_is_given_weights(name: str, give: Callable[..., None]) -> None:
-    site = _site(name)
-    own = find(name).make(site)
-    with META:
-        made = find(name).make(site)
-    assert made.device == META
-    give(made, own.state_dict())
-    assert torch.equal(_used(made, site), _used(own, site))
-    assert made.device == (META if name == "none" and give is _assigned else torch.device("cpu"))
-
-
 class Composed(Mechanism):
     """A mechanism of a person's own, made of two of ours, neither with weights."""
 
@@ -92,14 +66,34 @@ class Constants(relpos.OffsetBias):
         return -self.slopes[:, None] * offsets.axes[:, 0].abs()
 
 
-@pytest.mark.parametrize("give", [_assigned, _emptied, _moved])
-@pytest.mark.parametrize("make", [Composed, Constants])
-def test_a_mechanism_of_a_persons_own(make: type[Mechanism], give: Callable[..., None]) -> None:
-    site, own = _site("alibi"), make()
+def _assigned(made: nn.Module, weights: dict[str, Tensor]) -> None:
+    made.load_state_dict(weights, assign=True)
+
+
+def _emptied(made: nn.Module, weights: dict[str, Tensor]) -> None:
+    made.to_empty(device="cpu").load_state_dict(weights)
+
+
+def _moved(made: nn.Module, weights: dict[str, Tensor]) -> None:
+    made.load_state_dict(weights, assign=True)
+    made.to("cpu").double().float()
+
+
+given = pytest.mark.parametrize("give", [_assigned, _emptied, _moved])
+
+
+@given
+@pytest.mark.parametrize("name", [*presets(), *SUMS, Composed, Constants])
+def test_a_mechanism_that_is_given_weights(name: Any, give: Callable[..., None]) -> None:
+    site = _site(name if isinstance(name, str) else "alibi")
+    make: Callable[[], Mechanism] = (lambda: find(name).make(site)) if isinstance(name, str) else name
+    own = make()
     with META:
         made = make()
+    assert made.device == META
     give(made, own.state_dict())
     assert torch.equal(_used(made, site), _used(own, site))
+    assert made.device == (META if name == "none" and give is _assigned else torch.device("cpu"))
 
 
 def test_a_sum_that_is_made_of_parts_on_meta() -> None:
@@ -145,22 +139,13 @@ def test_terms_on_meta_of_a_mechanism_without_weights_say_what_to_do() -> None:
     assert relpos.rotate(x, rotary.angles(Sequence(6)), layout="half").device == META
 
 
+VIT: dict[str, Any] = {"img_size": 8, "patch_size": 4, "in_chans": 1, "num_classes": 3, "embed_dim": 16, "depth": 2}
+SWIN: dict[str, Any] = {"embed_dim": 16, "depths": (2, 1), "num_heads": (2, 2), "window_size": 2}
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "ViT, learned and a rotation": lambda: relpos.VisionTransformer(
-        8, 4, 1, 3, embed_dim=16, depth=2, num_heads=2, position="learned+rotary_2d"
-    ),
-    "ViT, sinusoids": lambda: relpos.VisionTransformer(
-        8, 4, 1, 3, embed_dim=16, depth=2, num_heads=2, position="sinusoidal_2d"
-    ),
-    "ViT, nothing": lambda: relpos.VisionTransformer(8, 4, 1, 3, embed_dim=16, depth=2, num_heads=2, position="none"),
-    "Swin": lambda: relpos.SwinTransformer(8, 2, 1, 3, embed_dim=16, depths=(2, 1), num_heads=(2, 2), window_size=2),
-    "Swin, slopes": lambda: relpos.SwinTransformer(
-        8, 2, 1, 3, embed_dim=16, depths=(2, 1), num_heads=(2, 2), window_size=2, position="sinusoidal_2d+alibi"
-    ),
-    "language, a rotation": lambda: relpos.LanguageModel(16, 16, embed_dim=16, depth=2, num_heads=2),
-    "language, T5 and slopes": lambda: relpos.LanguageModel(
-        16, 16, embed_dim=16, depth=2, num_heads=2, position="t5+alibi"
-    ),
+    "ViT": lambda: relpos.VisionTransformer(**VIT, num_heads=2, position="learned+rotary_2d"),
+    "ViT, sinusoids": lambda: relpos.VisionTransformer(**VIT, num_heads=2, position="sinusoidal_2d"),
+    "Swin": lambda: relpos.SwinTransformer(8, 2, 1, 3, **SWIN, position="sinusoidal_2d+alibi"),
+    "language": lambda: relpos.LanguageModel(16, 16, embed_dim=16, depth=2, num_heads=2, position="t5+alibi"),
     "a layer": lambda: relpos.MultiHeadAttention(16, 2, position=relpos.RotaryEmbedding(8)),
     "linear attention": lambda: relpos.LinearAttention(16, 2, position=relpos.RotaryEmbedding(8)),
     "the documents' rotation": lambda: relpos.RotaryPositionalEmbedding(16),
@@ -178,7 +163,7 @@ def _called(model: nn.Module) -> Tensor:
     return model(torch.linspace(-1, 1, 96).view(1, 6, 16))
 
 
-@pytest.mark.parametrize("give", [_assigned, _emptied, _moved])
+@given
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_a_model_that_is_given_weights(name: str, give: Callable[..., None]) -> None:
@@ -203,9 +188,15 @@ def test_compiled_before_it_was_ever_called() -> None:
 ON_CPU: dict[str, Any] = {"device_map": {"": "cpu"}}
 
 
-@pytest.mark.parametrize("how", [ON_CPU, {"device_map": "auto"}, {**ON_CPU, "force_hooks": True}], ids=str)
-@pytest.mark.parametrize("buffers", [False, True], ids=["parameters", "buffers too"])
-@pytest.mark.parametrize("name", ["ViT, learned and a rotation", "language, T5 and slopes", "Swin, slopes"])
+@pytest.mark.parametrize(
+    ("name", "buffers", "how"),
+    [
+        ("ViT", False, ON_CPU),
+        ("language", True, {"device_map": "auto"}),
+        ("Swin", True, {**ON_CPU, "force_hooks": True}),
+    ],
+    ids=str,
+)
 @torch.no_grad()
 def test_accelerate_loads_and_dispatches(name: str, buffers: bool, how: Any, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from parity import TIGHT, agree, layers_agree
 from position.published import DTYPES, random, tokens
@@ -29,73 +28,40 @@ WINDOWS = [(1, 1), (1, 5), (4, 8), (5, 3), (7, 7)]
 pytestmark = pytest.mark.usefixtures("timm")
 
 
-@pytest.mark.parametrize("window", WINDOWS)
-def test_swins_index(timm: ModuleType, window: tuple[int, int]) -> None:
-    theirs = timm.models.swin_transformer.get_relative_position_index(*window)
-    assert torch.equal(get_relative_position_index_2d(window), theirs)
-    assert torch.equal(RelativePositionBias(2, window).relative_position_index, theirs)
-    layers = importlib.import_module("timm.layers.pos_embed_rel")
-    assert torch.equal(get_relative_position_index_2d(window), layers.gen_relative_position_index(window))
+@pytest.mark.parametrize("window", [(1, 1), (1, 5), (4, 8), (5, 3), (7, 7)])
+def test_index_of_swin_and_with_a_class_token_of_beit(timm: ModuleType, window: tuple[int, int]) -> None:
+    swin = timm.models.swin_transformer.get_relative_position_index(*window)
+    beit = timm.models.beit.gen_relative_position_index(window)
+    assert torch.equal(get_relative_position_index_2d(window), swin)
+    assert torch.equal(RelativePositionBias(2, window).relative_position_index, swin)
+    assert torch.equal(RelativePositionBias(2, window, prefix=1).relative_position_index, beit)
 
 
-@pytest.mark.parametrize("window", WINDOWS)
-def test_beits_index_with_class_token(timm: ModuleType, window: tuple[int, int]) -> None:
-    theirs = timm.models.beit.gen_relative_position_index(window)
-    assert theirs.shape[0] == window[0] * window[1] + 1, "with the class token"
-    assert torch.equal(RelativePositionBias(2, window, prefix=1).relative_position_index, theirs)
-    layers = importlib.import_module("timm.layers.pos_embed_rel")
-    assert torch.equal(layers.gen_relative_position_index(window, class_token=True), theirs)
-
-
-def assert_same_attention(
-    oracle: str, block: Any, ours: RelativePositionBias, coordinates: Grid, bias: Tensor, backend: str
-) -> None:
+@DTYPES
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@pytest.mark.parametrize("window", [(4, 8), (5, 3), (7, 7)])
+@pytest.mark.parametrize("name", ["BEiT Attention", "Swin WindowAttention"])
+def test_attention(timm: ModuleType, name: str, window: tuple[int, int], backend: str, dtype: torch.dtype) -> None:
     """Output and the gradients of tokens, projections and table, ours loaded from a checkpoint that also carries the
     index."""
+    beit = name.startswith("BEiT")
+    kind, more = (
+        (timm.models.beit.Attention, {"qkv_bias": True}) if beit else (timm.models.swin_transformer.WindowAttention, {})
+    )
+    block = random(kind(24, num_heads=3, window_size=window, **more), dtype)
+    ours = RelativePositionBias(3, window, prefix=int(beit)).to(dtype)
     checkpoint = {name: x for name, x in block.named_parameters() if name.startswith("relative")}
     checkpoint["relative_position_index"] = block.relative_position_index
     ours.load_state_dict(checkpoint, strict=True)
-    x = tokens(2, coordinates.count, 24, dtype=block.qkv.weight.dtype)
-    theirs = block(x)
-    qkv = nn.functional.linear(x, block.qkv.weight, bias).unflatten(-1, (3, ours.num_heads, -1)).permute(2, 0, 3, 1, 4)
-    attended = attention(*qkv, position=ours, queries=coordinates, backend=backend)
-    assert isinstance(attended, Tensor)
-    layers_agree(
-        "relative_2d",
-        oracle,
-        block.proj(attended.transpose(1, 2).flatten(2)),
-        theirs,
-        {"x": x, **dict(block.named_parameters())},
-        {"relative_position_bias_table": ours.relative_position_bias_table},
-        limit=TIGHT[x.dtype],
-    )
-
-
-@DTYPES
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("window", [(4, 8), (5, 3)])
-def test_beits_attention(
-    timm: ModuleType, window: tuple[int, int], fused: bool, backend: str, dtype: torch.dtype
-) -> None:
-    block = random(timm.models.beit.Attention(24, num_heads=3, qkv_bias=True, window_size=window), dtype)
-    block.fused_attn = fused
-    ours = RelativePositionBias(3, window, prefix=1).to(dtype)
-    bias = torch.cat([block.q_bias, block.k_bias, block.v_bias])
-    assert_same_attention("timm BEiT Attention", block, ours, Grid(*window, prefix=1), bias, backend)
-
-
-@DTYPES
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("window", [(4, 8), (7, 7)])
-def test_swins_attention(
-    timm: ModuleType, window: tuple[int, int], fused: bool, backend: str, dtype: torch.dtype
-) -> None:
-    block = random(timm.models.swin_transformer.WindowAttention(24, num_heads=3, window_size=window), dtype)
-    block.fused_attn = fused
-    ours = RelativePositionBias(3, window).to(dtype)
-    assert_same_attention("timm Swin WindowAttention", block, ours, Grid(*window), block.qkv.bias, backend)
+    grid = Grid(*window, prefix=int(beit))
+    x = tokens(2, grid.count, 24, dtype=dtype)
+    bias = torch.cat([block.q_bias, block.k_bias, block.v_bias]) if beit else block.qkv.bias
+    qkv = nn.functional.linear(x, block.qkv.weight, bias).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
+    attended = attention(*qkv, position=ours, queries=grid, backend=backend)
+    output = block.proj(attended.transpose(1, 2).flatten(2))
+    leaves = {"x": x, **dict(block.named_parameters())}
+    own = {"relative_position_bias_table": ours.relative_position_bias_table}
+    layers_agree("relative_2d", f"timm {name}", output, block(x), leaves, own, limit=TIGHT[dtype])
 
 
 def test_swins_layer_with_all_its_weights(timm: ModuleType) -> None:
@@ -113,18 +79,9 @@ def test_swins_layer_with_all_its_weights(timm: ModuleType) -> None:
 @pytest.mark.parametrize("class_token", [False, True])
 def test_learned_positions_of_a_vision_transformer(timm: ModuleType, class_token: bool, dtype: torch.dtype) -> None:
     """What timm's adds to patches, its class token in front."""
+    sizes = {"img_size": (8, 12), "patch_size": 4, "in_chans": 1, "embed_dim": 6, "depth": 0, "num_heads": 1}
     pool = "token" if class_token else "avg"
-    block = timm.models.VisionTransformer(
-        img_size=(8, 12),
-        patch_size=4,
-        in_chans=1,
-        embed_dim=6,
-        depth=0,
-        num_heads=1,
-        class_token=class_token,
-        global_pool=pool,
-        fc_norm=False,
-    )
+    block = timm.models.VisionTransformer(**sizes, class_token=class_token, global_pool=pool, fc_norm=False)
     block = random(block, dtype)
     x = tokens(2, 6, 6, dtype=dtype)
     theirs = block._pos_embed(x)

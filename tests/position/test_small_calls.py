@@ -17,9 +17,7 @@ from relpos.core import Grid, Rotation, Sequence
 
 
 def total(position: relpos.Mechanism, where: Sequence | Grid, q: Tensor, backend: str = "auto") -> Tensor:
-    out = relpos.attention(q, q, q, position=position, queries=where, backend=backend)
-    assert isinstance(out, Tensor)
-    return out.sum()
+    return relpos.attention(q, q, q, position=position, queries=where, backend=backend).sum()
 
 
 def test_a_copy_made_while_decoding_is_not_in_the_scope() -> None:
@@ -57,21 +55,17 @@ def test_a_subclass_may_learn_its_angles(where: Any) -> None:
 
 THREADS = """
 import sys, threading, torch, relpos
-bias, errors = relpos.T5Bias(2), []
+bias = relpos.T5Bias(2)
 def decode():
-    try:
-        for step in range(200):
-            with torch.no_grad(), relpos.decoding(bias):
-                bias.terms(relpos.Sequence(1, start=step), relpos.Sequence(step + 1))
-    except Exception as error:
-        errors.append(error)
+    for step in range(200):
+        with torch.no_grad(), relpos.decoding(bias):
+            bias.terms(relpos.Sequence(1, start=step), relpos.Sequence(step + 1))
 sys.setswitchinterval(1e-6)
 threads = [threading.Thread(target=decode) for _ in range(4)]
 for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-print(errors)
 """
 
 
@@ -79,7 +73,8 @@ print(errors)
 def test_threads_may_decode_with_one_model(loaded: Loaded) -> None:
     """In a process of its own: the checker of shapes in tests is not made for threads that interrupt each other."""
     done = loaded.run("-c", THREADS)
-    assert done.stdout == "[]\n", done.stderr
+    assert done.returncode == 0
+    assert not done.stderr, "an error in a thread"
 
 
 def test_decoding_far_out_takes_no_line_from_the_beginning() -> None:
@@ -92,8 +87,7 @@ def test_decoding_far_out_takes_no_line_from_the_beginning() -> None:
     torch.testing.assert_close(relpos.attention(q, q, q, position=held), relpos.attention(q, q, q, position=wanted))
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
-@pytest.mark.parametrize("heads", [2, 1], ids=["heads", "grouped"])
+@pytest.mark.parametrize(("backend", "heads"), [("reference", 2), ("sdpa", 2), ("sdpa", 1)])
 def test_second_derivatives_of_a_table(backend: str, heads: int) -> None:
     torch.manual_seed(0)
     bias = relpos.T5Bias(2, init_std=1.0, scaled=True).double()
@@ -110,7 +104,6 @@ def test_second_derivatives_of_a_table(backend: str, heads: int) -> None:
     keys = k.repeat_interleave(2 // heads, dim=1)
     plain = torch.softmax(q @ keys.mT * 8**-0.5 + table[index].permute(2, 0, 1), dim=-1) @ keys
     out = relpos.attention(q, k, k, position=bias, queries=where, backend=backend)
-    assert isinstance(out, Tensor)
     torch.testing.assert_close(second(out), second(plain))
 
 
@@ -145,10 +138,9 @@ def test_forward_mode_through_a_rotation() -> None:
     [
         relpos.T5Bias(2),
         relpos.RotaryEmbedding(8),
-        relpos.RotaryEmbedding(8, layout="interleaved"),
         relpos.RotaryEmbedding(8, layout="interleaved", rotary_dim=4),
     ],
-    ids=["bias", "half", "interleaved", "partial"],
+    ids=repr,
 )
 def test_a_jacobian_of_all_rows_at_once(position: relpos.Mechanism) -> None:
     x = torch.randn(1, 2, 4, 8)

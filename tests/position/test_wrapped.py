@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from relpos import (
     ALiBi,
@@ -92,10 +92,9 @@ def test_a_wrapped_part_counts(wrap: type[nn.Module]) -> None:
     assert len(total.parts()) == 2
     for position in (total, Sum(total.mechanisms), total + NoPosition()):
         found = attention(q, k, v, position=position, queries=GRID)
-        assert isinstance(found, Tensor)
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
     found.sum().backward()
-    assert any(x.grad is not None and x.grad.abs().sum() > 0 for x in total.mechanisms[0].parameters())
+    assert any(x.grad is not None and x.grad.any() for x in total.mechanisms[0].parameters())
 
 
 def test_what_a_wrapper_adds_counts() -> None:
@@ -106,10 +105,8 @@ def test_what_a_wrapper_adds_counts() -> None:
     for total in (Sum([wrapper]), ALiBi(2, distance="manhattan") + wrapper):  # type: ignore[list-item, operator]
         assert wrapper in total.parts()
     found = attention(q, k, v, position=Sum([wrapper]), queries=GRID)  # type: ignore[list-item]
-    assert isinstance(found, Tensor)
     assert torch.equal(found, wanted)  # type: ignore[arg-type]
     found.square().sum().backward()
-    assert wrapper.delta.grad is not None
     assert wrapper.delta.grad.abs() > 0
 
 
@@ -126,36 +123,24 @@ def test_what_says_no_terms_raises_one_line() -> None:
 
 
 @pytest.mark.parametrize("wrap", [Forwarding, Bare])
-@pytest.mark.parametrize("where", ["a part", "a sum", "every part"])
+@pytest.mark.parametrize("where", ["a part", "a sum"])
 def test_in_a_model(wrap: type[nn.Module], where: str) -> None:
     plain, images = model(), torch.randn(2, 1, 4, 6)
     wrapped = copy.deepcopy(plain)
-    match where:
-        case "a part":
-            wrapped.positions[0].mechanisms[1] = wrap(wrapped.positions[0].mechanisms[1])
-        case "a sum":
-            wrapped.positions[1] = wrap(wrapped.positions[1])
-        case _:
-            for position in wrapped.positions:
-                for place, part in enumerate(position.mechanisms):
-                    if part.acts_in_attention:
-                        position.mechanisms[place] = wrap(part)
+    if where == "a sum":
+        wrapped.positions[1] = wrap(wrapped.positions[1])
+    else:
+        wrapped.positions[0].mechanisms[1] = wrap(wrapped.positions[0].mechanisms[1])
     assert torch.equal(wrapped(images), plain(images))
-    counted, wanted = count_parameters(wrapped), count_parameters(plain)
-    assert counted == wanted
+    assert count_parameters(wrapped) == count_parameters(plain)
     for ours, theirs in zip(wrapped.attention_position, plain.attention_position, strict=True):
         (one,), (other,) = ours.terms(plain.coordinates), theirs.terms(plain.coordinates)
         assert torch.equal(one.values, other.values)  # type: ignore[attr-defined]
-    loss = wrapped(images).square().sum()
-    loss.backward()
+    wrapped(images).square().sum().backward()
     assert all(x.grad is not None for x in wrapped.positions.parameters())
-
-
-def test_an_adapters_parameters_are_positions() -> None:
-    own = model()
-    before = count_parameters(own)["position"].total
-    own.positions[1].mechanisms[0] = Adapter(own.positions[1].mechanisms[0])
-    assert count_parameters(own)["position"].total == before + 1
+    wrapped.positions[1] = Sum([Adapter(relative())])  # type: ignore[list-item]
+    plain.positions[1] = relative()
+    assert count_parameters(wrapped)["position"].total == count_parameters(plain)["position"].total + 1
 
 
 def test_tokens_are_embedded_through_a_wrapper() -> None:

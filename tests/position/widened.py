@@ -14,9 +14,10 @@ from torch import Tensor
 def in_float64() -> Iterator[None]:
     """Within it `torch.float`, `torch.float32`, `.float()` and the default mean float64. For published code alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "float", torch.float64)
-        patch.setattr(torch, "float32", torch.float64)
         patch.setattr(Tensor, "float", Tensor.double)
+        patch.setattr(torch, "FloatTensor", torch.DoubleTensor)
+        for name in ("float", "float32"):
+            patch.setattr(torch, name, torch.float64)
         usual = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
