@@ -93,6 +93,43 @@ class Model:
         return self.outputs(model(**cast), inputs)
 
 
+Step = tuple[tuple[Tensor, ...], dict[str, Tensor | None]]
+
+
+def step(model: Model, module: nn.Module) -> Step:
+    """Outputs, and the gradients of a fixed combination of them."""
+    module.zero_grad(set_to_none=True)
+    outputs = model.called(module)
+    generator = torch.Generator().manual_seed(3)
+    torch.autograd.backward(outputs, [torch.randn(x.shape, generator=generator).to(x) for x in outputs])
+    return tuple(x.detach() for x in outputs), {key: x.grad for key, x in module.named_parameters() if x.requires_grad}
+
+
+def assert_same(own: Step, theirs: Step, limit: float) -> None:
+    """Outputs differ by no more than this part of their largest value, and so do gradients."""
+    for x, y in zip(own[0], theirs[0], strict=True):
+        assert x.shape == y.shape
+        assert float((x - y).abs().max()) <= limit * float(y.abs().max())
+    assert own[1].keys() == theirs[1].keys()
+    largest = max(float(x.abs().max()) for x in theirs[1].values() if x is not None)
+    for name, wanted in theirs[1].items():
+        found = own[1][name]
+        assert (found is None) == (wanted is None), name
+        if found is not None and wanted is not None:
+            limit_here = limit * max(float(wanted.abs().max()), 1e-3 * largest)
+            assert float((found - wanted).abs().max()) <= limit_here, name
+
+
+def without_dropout(module: nn.Module) -> None:
+    """Training mode saves activations; what it drops would differ."""
+    for one in module.modules():
+        if isinstance(one, nn.Dropout):
+            one.p = 0.0
+        for name in ("dropout", "attention_dropout", "dropout_rate", "dropout_prob", "attn_drop_p", "drop_path_prob"):
+            if isinstance(getattr(one, name, None), float):
+                setattr(one, name, 0.0)
+
+
 @cache
 def models() -> dict[str, Model]:
     """All models by name."""

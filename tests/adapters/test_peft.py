@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from models_text import writer
-from torch import Tensor, nn
+from torch import nn
 
 import relpos
-from models import Model, models, padding, tokens
+from models import assert_same, models, padding, step, tokens
 from relpos.adapters.kinds import path_of, replaced_classes
 from relpos.adapters.libraries import imported
 
@@ -47,35 +47,18 @@ def _adapted(model: nn.Module, targets: list[str]) -> nn.Module:
     return model.double()
 
 
-def _step(model: Model, module: nn.Module) -> tuple[tuple[Tensor, ...], dict[str, Tensor | None]]:
-    """Outputs, and the gradients of what is trained."""
-    outputs = model.called(module)
-    generator = torch.Generator().manual_seed(1)
-    torch.autograd.backward(outputs, [torch.randn(x.shape, generator=generator).to(x) for x in outputs])
-    return outputs, {name: x.grad for name, x in module.named_parameters() if x.requires_grad}
-
-
 @pytest.mark.parametrize("name", LINEAR)
 def test_lora_computes_and_trains_as_published(name: str) -> None:
     model = models()[name]
     module, other = model.made(), model.made()
     targets = _inside(module)
-    outputs, gradients = _step(model, _adapted(module, targets))
+    published = step(model, _adapted(module, targets))
     if name in VERIFIED:
         assert relpos.retrofit(_adapted(other, targets), border=0).verified
     else:
         relpos.retrofit(other, border=0, verify=False)
         _adapted(other, targets)
-    own_outputs, own_gradients = _step(model, other)
-    for own, theirs in zip(own_outputs, outputs, strict=True):
-        assert float((own - theirs).detach().abs().max()) <= model.exact * float(theirs.detach().abs().max())
-    assert own_gradients.keys() == gradients.keys()
-    largest = max(float(x.abs().max()) for x in gradients.values() if x is not None)
-    for key, wanted in gradients.items():
-        found = own_gradients[key]
-        assert (found is None) == (wanted is None), key
-        if found is not None and wanted is not None:
-            assert float((found - wanted).abs().max()) <= 10 * model.exact * largest, key
+    assert_same(step(model, other), published, model.exact)
 
 
 KINDS: dict[str, Any] = {

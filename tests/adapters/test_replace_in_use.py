@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import relpos
 from loaded import Loaded
-from models import models
+from models import models, without_dropout
 from relpos.adapters.replacement.placed import ReplacedPositions
 
 FAST_CASES = 2  # of each of its tests, in the fast part
@@ -64,12 +64,7 @@ def _checkpointed(model: Any, *, reentrant: bool) -> None:
     else:
         for layer in model.layers:
             layer.forward = partial(_layer, layer.forward, reentrant)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name in ("attention_dropout", "dropout_prob", "dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
+    without_dropout(model)
 
 
 def _layer(forward: Any, reentrant: bool, x: Tensor, **named: Any) -> Any:

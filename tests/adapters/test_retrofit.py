@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import relpos
-from models import Model, models
+from models import Model, assert_same, models, step, without_dropout
 from relpos.adapters import retrofitted
 from relpos.adapters.grids import kept_lines
 from relpos.adapters.kinds import path_of, verified_classes
@@ -35,40 +35,13 @@ def model(request: pytest.FixtureRequest) -> Model:
     return models()[request.param]
 
 
-def _step(model: Model, module: nn.Module) -> tuple[tuple[Tensor, ...], dict[str, Tensor | None]]:
-    """Outputs, and the gradients of a fixed combination of them."""
-    module.zero_grad(set_to_none=True)
-    outputs = model.called(module)
-    generator = torch.Generator().manual_seed(3)
-    total = sum((x * torch.randn(x.shape, generator=generator).to(x.dtype)).sum() for x in outputs)
-    assert isinstance(total, Tensor)
-    total.backward()
-    return tuple(x.detach() for x in outputs), {name: x.grad for name, x in module.named_parameters()}
-
-
-def _assert_same(
-    own: tuple[tuple[Tensor, ...], dict[str, Tensor | None]],
-    theirs: tuple[tuple[Tensor, ...], dict[str, Tensor | None]],
-    limit: float,
-) -> None:
-    for x, y in zip(own[0], theirs[0], strict=True):
-        assert x.shape == y.shape
-        assert float((x - y).abs().max()) <= limit * float(y.abs().max())
-    largest = max(float(x.abs().max()) for x in theirs[1].values() if x is not None)
-    for name, y_ in theirs[1].items():
-        x_ = own[1][name]
-        assert (x_ is None) == (y_ is None), name
-        if x_ is not None and y_ is not None:
-            assert float((x_ - y_).abs().max()) <= limit * max(float(y_.abs().max()), 1e-3 * largest), name
-
-
 @pytest.mark.parametrize("name", models())
 def test_outputs_and_gradients_are_the_published_ones_and_restore_undoes_all(name: str) -> None:
     model = models()[name]
     module = model.made()
     before = {key: x.clone() for key, x in module.state_dict().items()}
     classes = [type(one) for one in module.modules()]
-    published = _step(model, module)
+    published = step(model, module)
     state = torch.get_rng_state()
     report = relpos.retrofit(module, border=0)
     assert torch.equal(torch.get_rng_state(), state)
@@ -76,14 +49,14 @@ def test_outputs_and_gradients_are_the_published_ones_and_restore_undoes_all(nam
     assert report.verified
     assert all(verdict.fault is None for verdict in report.verified)
     _require_verified(module)
-    _assert_same(_step(model, module), published, model.exact)
+    assert_same(step(model, module), published, model.exact)
     assert [type(one).__name__ for one in module.modules()] == [one.__name__ for one in classes]
     after = module.state_dict()
     assert list(after) == list(before)
     assert all(torch.equal(after[key], x) for key, x in before.items())
     relpos.restore(module)
     assert [type(one) for one in module.modules()] == classes
-    again = _step(model, module)
+    again = step(model, module)
     assert all(torch.equal(x, y) for x, y in zip(again[0], published[0], strict=True))
 
 
@@ -136,20 +109,15 @@ CHECKPOINTED = [
 def test_gradient_checkpointing(name: str) -> None:
     model = models()[name]
     module = model.made()
-    for one in module.modules():  # training mode saves activations; dropout would differ
-        if isinstance(one, nn.Dropout):
-            one.p = 0.0
-        for setting in ("dropout", "attention_dropout", "dropout_rate", "attn_drop_p", "drop_path_prob"):
-            if isinstance(getattr(one, setting, None), float):
-                setattr(one, setting, 0.0)
-    published = _step(model, module)
+    without_dropout(module)
+    published = step(model, module)
     relpos.retrofit(module, border=0, verify=False)
     module.train()
     for enable in _checkpoints(model, module):
         enable()
         if getattr(module, "main_input_name", None) == "input_ids":  # of images it would need a tensor
             module.enable_input_require_grads()
-        _assert_same(_step(model, module), published, model.exact)
+        assert_same(step(model, module), published, model.exact)
 
 
 def _checkpoints(model: Model, module: Any) -> list[Callable[[], Any]]:
