@@ -21,7 +21,6 @@ from models import models, tokens
 from relpos.adapters.libraries import imported
 from relpos.adapters.retrofitted import is_swapped, route
 
-LORA = {"Llama": "q_proj", "PyTorch": "linear1"}
 TO_THE_END = ("timm ViT", "T5", "PyTorch")  # others are traced alone: most of the time is the compiler's
 RETROFITTED = ("t5 encoder, eager", "beit")
 compiled = partial(torch.compile, fullgraph=True, backend="eager")
@@ -98,8 +97,7 @@ def steps() -> Iterator[tuple[str, Callable[[], None]]]:
     """All that is compiled, by name."""
     for name, family in ONE_LAYER.items():
         yield name, partial(replaced, name, family)
-    for name, target in LORA.items():
-        yield f"{name} beside LoRA", partial(beside_lora, ONE_LAYER[name], target)
+    yield "beside LoRA", partial(beside_lora, ONE_LAYER["PyTorch"], "linear1")
     for name in RETROFITTED:
         yield f"{name}, retrofitted", partial(retrofitted, name)
     yield "attention weights", attention_weights
