@@ -21,7 +21,7 @@ from models import models, tokens
 from relpos.adapters.libraries import imported
 from relpos.adapters.retrofitted import is_swapped, route
 
-TO_THE_END = ("timm ViT", "T5", "PyTorch")  # others are traced alone: most of the time is the compiler's
+TO_THE_END = ("timm ViT", "PyTorch")  # others are traced alone: most of the time is the compiler's
 RETROFITTED = ("t5 encoder, eager", "beit")
 compiled = partial(torch.compile, fullgraph=True, backend="eager")
 
