@@ -58,7 +58,8 @@ def _replaced(family: Any, rows: slice) -> tuple[float, int]:
         whole.get_parameter(key).requires_grad_(False)
         model.get_parameter(key).requires_grad_(False)
     loss(family.called(whole)).backward()
-    loss(family.called(DistributedDataParallel(model), rows)).backward()
+    parallel = DistributedDataParallel(model)  # whose hooks end with it
+    loss(family.called(parallel, rows)).backward()
     came = gradients(model)
     return apart(came, gradients(whole)), sum("positions." in key and bool(x.any()) for key, x in came.items())
 
@@ -92,7 +93,8 @@ def _fsdp(model: Any) -> nn.Module:
 def _retrofitted(wrap: Callable[[nn.Module], nn.Module], rows: slice) -> tuple[float, int]:
     published, model = (models()["t5"].made() for _ in range(2))
     loss(published(**translation())[0]).backward()
-    loss(wrap(model)(**{name: x[rows] for name, x in translation().items()})[0]).backward()
+    wrapped = wrap(model)
+    loss(wrapped(**{name: x[rows] for name, x in translation().items()})[0]).backward()
     came = gradients(model)
     assert all(bool(x.any()) for x in came.values())
     return apart(came, gradients(published)), sum("relative_attention_bias" in key for key in came)
