@@ -1,12 +1,13 @@
 """Small models of other libraries with random weights, and what they are called with.
 
-A file a kind of position (`models_*.py`) lists its models; the tests of `test_retrofit.py` run on all of them.
+The files `models_*.py` list them; the tests of `test_retrofit.py` run on all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -16,20 +17,33 @@ from torch import Tensor, nn
 
 from relpos.adapters.libraries import imported
 
-FILES = (
-    "models_t5",
-    "models_boxes",
-    "models_disentangled",
-    "models_decomposed",
-    "models_slopes",
-    "models_transformer_xl",
-    "models_shaw",
-    "models_gated_bias",
-    "models_windows",
-    "models_beit",
-    "models_rel_pos",
-    "models_distances",
-)
+FILES = ("models_text", "models_speech", "models_images")
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+
+
+def hf(file: str, prefix: str, part: str = "Model", **settings: Any) -> nn.Module:
+    """A model of transformers: of `models/t5/modeling_t5.py` "t5", of `models/donut/modeling_donut_swin.py`
+    "donut/donut_swin"; the class of this prefix and part, and the configuration of the prefix."""
+    folder, _, name = file.rpartition("/")
+    library = imported(f"transformers.models.{folder or name}.modeling_{name}")
+    made: nn.Module = getattr(library, prefix + part)(getattr(library, prefix + "Config")(**settings))
+    return made
+
+
+def timm(file: str, kind: str, **settings: Any) -> nn.Module:
+    """A model of timm with five classes."""
+    made: nn.Module = getattr(imported(f"timm.models.{file}"), kind)(num_classes=5, **settings)
+    return made
+
+
+def first(out: Any, inputs: Any) -> tuple[Tensor, ...]:
+    """The first tensor that a model returns, or the only one."""
+    return (out if isinstance(out, Tensor) else out[0],)
+
+
+def at_real(out: Any, inputs: Any) -> tuple[Tensor, ...]:
+    """The same at real tokens."""
+    return (at_tokens(out[0], inputs["attention_mask"]),)
 
 
 @dataclass(frozen=True)
@@ -43,24 +57,22 @@ class Model:
         outputs: picks the tensors to compare from what it returns; at real tokens alone.
         exact: largest difference in float64, relative to the largest value; 1e-6 where a softmax or norm of the
             library is computed in float32.
+        tables: ends of the names of parameters that hold position and may start at zero.
         tags: "alike" for a model that has code in common with one before it, and runs the first test alone; "no sign",
             "no padding" and so on for a fault that it cannot have; "not reentrant" where the published model fails
             under reentrant checkpointing.
-        tables: ends of the names of parameters that hold position and may start at zero.
     """
 
     name: str
     build: Callable[[], nn.Module]
     inputs: Callable[[], Any]
-    outputs: Callable[[Any, Any], tuple[Tensor, ...]]
+    outputs: Callable[[Any, Any], tuple[Tensor, ...]] = first
     exact: float = 1e-9
     tables: tuple[str, ...] = ()
-    library: str = "transformers"
-    tags: frozenset[str] = field(default_factory=frozenset)
+    tags: AbstractSet[str] = frozenset()
 
     def made(self, dtype: torch.dtype = torch.float64) -> nn.Module:
         """The model in `eval()`, with tables that say something."""
-        imported(self.library)
         torch.manual_seed(0)
         model = self.build().eval()
         with torch.no_grad():
@@ -79,6 +91,43 @@ class Model:
             return self.outputs(model(inputs.to(dtype)), inputs)
         cast = {key: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for key, x in inputs.items()}
         return self.outputs(model(**cast), inputs)
+
+
+Step = tuple[tuple[Tensor, ...], dict[str, Tensor | None]]
+
+
+def step(model: Model, module: nn.Module) -> Step:
+    """Outputs, and the gradients of a fixed combination of them."""
+    module.zero_grad(set_to_none=True)
+    outputs = model.called(module)
+    generator = torch.Generator().manual_seed(3)
+    torch.autograd.backward(outputs, [torch.randn(x.shape, generator=generator).to(x) for x in outputs])
+    return tuple(x.detach() for x in outputs), {key: x.grad for key, x in module.named_parameters() if x.requires_grad}
+
+
+def assert_same(own: Step, theirs: Step, limit: float) -> None:
+    """Outputs differ by no more than this part of their largest value, and so do gradients."""
+    for x, y in zip(own[0], theirs[0], strict=True):
+        assert x.shape == y.shape
+        assert float((x - y).abs().max()) <= limit * float(y.abs().max())
+    assert own[1].keys() == theirs[1].keys()
+    largest = max(float(x.abs().max()) for x in theirs[1].values() if x is not None)
+    for name, wanted in theirs[1].items():
+        found = own[1][name]
+        assert (found is None) == (wanted is None), name
+        if found is not None and wanted is not None:
+            limit_here = limit * max(float(wanted.abs().max()), 1e-3 * largest)
+            assert float((found - wanted).abs().max()) <= limit_here, name
+
+
+def without_dropout(module: nn.Module) -> None:
+    """Training mode saves activations; what it drops would differ."""
+    for one in module.modules():
+        if isinstance(one, nn.Dropout):
+            one.p = 0.0
+        for name in ("dropout", "attention_dropout", "dropout_rate", "dropout_prob", "attn_drop_p", "drop_path_prob"):
+            if isinstance(getattr(one, name, None), float):
+                setattr(one, name, 0.0)
 
 
 @cache
@@ -103,6 +152,12 @@ def images(batch: int, size: int | tuple[int, int], channels: int = 3) -> Tensor
     """Pixels."""
     height, width = (size, size) if isinstance(size, int) else size
     return torch.randn(batch, channels, height, width, generator=torch.Generator().manual_seed(0))
+
+
+def sounds(batch: int, length: int, width: int | None = None) -> Tensor:
+    """Samples, or frames of this width."""
+    shape = (batch, length) if width is None else (batch, length, width)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 def at_tokens(x: Tensor, mask: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import relpos
+from models import SMALL
 from relpos.adapters.libraries import imported
 from relpos.adapters.library_models import LibraryModel
 from relpos.data import Task, find_data, find_task
@@ -20,7 +21,6 @@ from relpos.models import count_parameters
 from relpos.optim import parameter_groups
 
 VIT, SWIN = "timm:vit_tiny_patch16_224", "timm:swin_tiny_patch4_window7_224"
-SMALL = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 64}
 TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, "resid_pdrop": 0.0, "vocab_size": 300}),
     "llama": ("LlamaConfig", {**SMALL, "num_key_value_heads": 2, "vocab_size": 300}),
@@ -147,41 +147,40 @@ def test_a_model_that_sees_later_bytes_is_refused(tmp_path: Path, text: Any, mon
         build("own", text)
 
 
-def test_mistakes_are_one_line(tmp_path: Path, digits: Any, text: Any) -> None:
-    t5 = saved(tmp_path / "t5", "T5Config", d_model=32, num_layers=1, num_heads=2)
-    gpt2 = saved(tmp_path / "gpt2", TEXTS["gpt2"][0], **TEXTS["gpt2"][1])
-    pairs = find_data(tuple((torch.arange(24).view(2, 12), torch.arange(24).view(2, 12)) for _ in range(3)))
-    (tmp_path / "strange").mkdir()
-    (tmp_path / "strange" / "config.json").write_text(json.dumps({"model_type": "abacus"}))
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "config.json").write_text("{")
-    cases: list[tuple[Any, str]] = [
-        (lambda: LibraryModel("timm:resnet18")("own", digits), r"a model whose attention can be found; got ResNet\."),
-        (lambda: LibraryModel("timm:mixer_s16_224")("own", digits), r"whose attention can be found; got MlpMixer\."),
-        (lambda: LibraryModel(VIT)("own", text), rf"expected images for {VIT}; got the data text\."),
-        (lambda: LibraryModel(VIT)("rotary_9", digits), r"expected a position mechanism|a position among"),
-        (lambda: LibraryModel(SWIN)("learned", digits), r"a position that acts in attention"),
-        (
-            lambda: LibraryModel(t5)("own", text),
-            r"that continues a text; got hf:.*, a t5, which answers .* Pass datasets",
-        ),
-        (
-            lambda: LibraryModel(gpt2)("own", pairs),
-            r"images or a text, a file of it, for hf:.*; got datasets of another",
-        ),
-        (lambda: LibraryModel(gpt2)("own", digits), r"a model for images, as AutoModelForImage.*; got hf:.*, a gpt2\."),
-        (lambda: LibraryModel(gpt2)("relative_2d", text), r"which have 1; got 'relative_2d', which is for 2\."),
-        (
-            lambda: LibraryModel(f"hf:{tmp_path / 'strange'}"),
-            r"a model_type that transformers knows .*; got 'abacus'\.",
-        ),
-        (lambda: LibraryModel(f"hf:{tmp_path / 'broken'}"), r"expected JSON in .*config\.json; got "),
-        (lambda: LibraryModel("timm:"), r"expected timm:NAME or hf:FOLDER; got 'timm:'\."),
-    ]
-    for call, says in cases:
-        with pytest.raises(ValueError, match=says) as caught:
-            call()
-        assert len(str(caught.value).splitlines()) == 1
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """A folder with configurations of T5 and GPT-2, one of a model that nobody knows, and one that is no JSON."""
+    saved(tmp_path / "t5", "T5Config", d_model=32, num_layers=1, num_heads=2)
+    saved(tmp_path / "gpt2", TEXTS["gpt2"][0], **TEXTS["gpt2"][1])
+    for name, written in (("strange", json.dumps({"model_type": "abacus"})), ("broken", "{")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(written)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "position", "data", "says"),
+    [
+        ("timm:resnet18", "own", "digits", r"a model whose attention can be found; got ResNet\."),
+        ("timm:mixer_s16_224", "own", "digits", r"whose attention can be found; got MlpMixer\."),
+        (VIT, "own", "text", rf"expected images for {VIT}; got the data text\."),
+        (VIT, "rotary_9", "digits", r"expected a position mechanism|a position among"),
+        (SWIN, "learned", "digits", r"a position that acts in attention"),
+        ("t5", "own", "text", r"that continues a text; got hf:.*, a t5, which answers .* Pass datasets"),
+        ("gpt2", "own", "pairs", r"images or a text, a file of it, for hf:.*; got datasets of another"),
+        ("gpt2", "own", "digits", r"a model for images, as AutoModelForImage.*; got hf:.*, a gpt2\."),
+        ("gpt2", "relative_2d", "text", r"which have 1; got 'relative_2d', which is for 2\."),
+        ("strange", "own", "text", r"a model_type that transformers knows .*; got 'abacus'\."),
+        ("broken", "own", "text", r"expected JSON in .*config\.json; got "),
+        ("timm:", "own", "text", r"expected timm:NAME or hf:FOLDER; got 'timm:'\."),
+    ],
+)
+def test_mistakes_are_one_line(name: str, position: str, data: str, says: str, folders: Path) -> None:
+    pairs = tuple((torch.arange(24).view(2, 12), torch.arange(24).view(2, 12)) for _ in range(3))
+    task = find_data(pairs) if data == "pairs" else find_task(data)
+    with pytest.raises(ValueError, match=says) as caught:
+        LibraryModel(name if ":" in name else f"hf:{folders / name}")(position, task)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.slow

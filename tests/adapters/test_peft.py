@@ -7,25 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from models_t5 import SMALL
-from torch import Tensor, nn
+from models_text import writer
+from torch import nn
 
 import relpos
-from models import Model, models, padding, tokens
+from models import assert_same, models, padding, step, tokens
 from relpos.adapters.kinds import path_of, replaced_classes
 from relpos.adapters.libraries import imported
 
 FAST_CASES = 3  # of each of its tests, in the fast part
-pytestmark = [
-    pytest.mark.usefixtures("timm"),
-    pytest.mark.filterwarnings(
-        "ignore::DeprecationWarning",
-        "ignore:`is_gradient_checkpointing`:FutureWarning",
-        "ignore:Support for mismatched key_padding_mask:UserWarning",
-    ),
-]
 LINEAR = [name for name, model in models().items() if "alike" not in model.tags and "efficientformer_v2" not in name]
 """Models whose attention has a linear layer; EfficientFormer's is made of convolutions."""
+VERIFIED = ("t5 encoder, eager", "deberta_v2", "wavlm", "beit", "swin", "sam")
+"""Those that have adapters before the retrofit; the others have them after it."""
 
 
 def _inside(model: nn.Module) -> list[str]:
@@ -53,44 +47,18 @@ def _adapted(model: nn.Module, targets: list[str]) -> nn.Module:
     return model.double()
 
 
-def _step(model: Model, module: nn.Module) -> tuple[tuple[Tensor, ...], dict[str, Tensor | None]]:
-    """Outputs, and the gradients of what is trained."""
-    outputs = model.called(module)
-    generator = torch.Generator().manual_seed(1)
-    torch.autograd.backward(outputs, [torch.randn(x.shape, generator=generator).to(x) for x in outputs])
-    return outputs, {name: x.grad for name, x in module.named_parameters() if x.requires_grad}
-
-
-@pytest.mark.parametrize("first", ["retrofit", "adapters"])
 @pytest.mark.parametrize("name", LINEAR)
-def test_lora_computes_and_trains_as_published(name: str, first: str) -> None:
+def test_lora_computes_and_trains_as_published(name: str) -> None:
     model = models()[name]
-    module = model.made()
+    module, other = model.made(), model.made()
     targets = _inside(module)
-    outputs, gradients = _step(model, _adapted(module, targets))
-    other = model.made()
-    if first == "retrofit":
+    published = step(model, _adapted(module, targets))
+    if name in VERIFIED:
+        assert relpos.retrofit(_adapted(other, targets), border=0).verified
+    else:
         relpos.retrofit(other, border=0, verify=False)
         _adapted(other, targets)
-    else:
-        assert relpos.retrofit(_adapted(other, targets), border=0).verified
-    own_outputs, own_gradients = _step(model, other)
-    for own, theirs in zip(own_outputs, outputs, strict=True):
-        assert float((own - theirs).detach().abs().max()) <= model.exact * float(theirs.detach().abs().max())
-    assert own_gradients.keys() == gradients.keys()
-    largest = max(float(x.abs().max()) for x in gradients.values() if x is not None)
-    for key, wanted in gradients.items():
-        found = own_gradients[key]
-        assert (found is None) == (wanted is None), key
-        if found is not None and wanted is not None:
-            assert float((found - wanted).abs().max()) <= 10 * model.exact * largest, key
-
-
-def _translator() -> Any:
-    transformers = imported("transformers")
-    torch.manual_seed(0)
-    config = transformers.T5Config(**SMALL, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, dropout_rate=0.0)
-    return transformers.T5ForConditionalGeneration(config)
+    assert_same(step(model, other), published, model.exact)
 
 
 KINDS: dict[str, Any] = {
@@ -110,7 +78,7 @@ def test_an_optimizer_step_of_t5(kind: str) -> None:
     inputs = {"input_ids": tokens(2, 11), "attention_mask": padding(2, 11), "labels": tokens(2, 5, seed=1)}
     peft, losses = imported("peft"), []
     for retrofitted in (False, True):
-        model = _translator()
+        model = writer(dropout_rate=0.0)
         if retrofitted:
             relpos.retrofit(model, border=0, verify=False)
         torch.manual_seed(1)
@@ -130,7 +98,7 @@ def test_an_optimizer_step_of_t5(kind: str) -> None:
 
 def test_adapters_that_a_retrofitted_model_trained_are_saved_loaded_and_merged(tmp_path: Path) -> None:
     inputs = {"input_ids": tokens(2, 11), "decoder_input_ids": tokens(2, 5, seed=1)}
-    model = _translator()
+    model = writer(dropout_rate=0.0)
     relpos.retrofit(model, border=0, verify=False)
     peft = imported("peft")
     config = peft.LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, target_modules=["q", "relative_attention_bias"])
@@ -141,8 +109,8 @@ def test_adapters_that_a_retrofitted_model_trained_are_saved_loaded_and_merged(t
                 nn.init.normal_(x, std=0.1)
         adapted.save_pretrained(tmp_path)
         wanted = adapted(**inputs).logits
-        assert float((wanted - _translator()(**inputs).logits).abs().max()) > 1e-3
-        loaded = peft.PeftModel.from_pretrained(_translator(), tmp_path)
+        assert float((wanted - writer(dropout_rate=0.0)(**inputs).logits).abs().max()) > 1e-3
+        loaded = peft.PeftModel.from_pretrained(writer(dropout_rate=0.0), tmp_path)
         torch.testing.assert_close(loaded(**inputs).logits, wanted, rtol=1e-5, atol=1e-5)
         merged = adapted.merge_and_unload()
         torch.testing.assert_close(merged(**inputs).logits, wanted, rtol=1e-5, atol=1e-5)

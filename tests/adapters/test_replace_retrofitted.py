@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from replaced_models import FAMILIES
-from test_replace_t5 import t5
-from test_replace_windows import swin
+from replaced_models import FAMILIES, swin, t5
 from torch import nn
 
 import relpos
 from relpos.adapters.replacement.placed import Placed, is_retrofitted
 
-pytestmark = [pytest.mark.usefixtures("timm", "unchecked")]
+pytestmark = pytest.mark.usefixtures("unchecked")
 SERVED_BY_BOTH = ["T5", "BEiT", "Swin"]
 
 

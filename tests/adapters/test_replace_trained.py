@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[2] / "recipes"))
 
 from replaced_trained import FAMILIES, LAST, STEPS, trained
 
-pytestmark = [pytest.mark.usefixtures("timm"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(

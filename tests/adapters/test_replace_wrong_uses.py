@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from test_replace_t5 import t5
-from test_replace_text import bert, eager_gpt2, gpt2, llama, states
-from test_replace_torch import encoder
-from test_replace_vit import PIXELS, timm_vit, transformers_vit
-from test_replace_windows import beit, swin
+from replaced_models import ALL, FAMILIES, bert, encoder, gpt2, hf_vit, llama, own, swin, t5, timm_vit
 from torch import nn
 
 import relpos
+from models import SMALL, tokens
 from relpos import Grid, RelativePositionBias, RotaryEmbedding, Sequence, T5Bias
 from relpos.adapters import libraries
 from relpos.adapters.libraries import imported
@@ -24,13 +21,14 @@ from relpos.adapters.replacement.llama import NoRotation
 from relpos.adapters.retrofitted import is_swapped
 
 WORDS = torch.arange(6)[None]
-pytestmark = [pytest.mark.usefixtures("timm", "unchecked"), pytest.mark.filterwarnings("ignore:Using a non-tuple")]
+TOKENS = torch.randn(3, 7, 32, dtype=torch.float64)
+pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 def refused(
     model: nn.Module, match: str, position: Any = "t5", error: type[Exception] = ValueError, **more: Any
-) -> str:
-    """The one line that is raised; the model is what it was."""
+) -> None:
+    """One line is raised; the model is what it was."""
     state = {name: x.clone() for name, x in model.state_dict().items()}
     classes = [type(module) for module in model.modules()]
     learning = [x.requires_grad for x in model.parameters()]
@@ -44,83 +42,164 @@ def refused(
     assert model.state_dict().keys() == state.keys()
     assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
     assert config is None or settings == (config.to_dict(), config._attn_implementation)
-    return str(caught.value)
 
 
-@pytest.mark.parametrize("build", [bert, gpt2, llama, t5])
-@pytest.mark.parametrize("position", ["relative_2d", "rotary_2d", "relative_1d+relative_2d"])
-def test_a_mechanism_of_grids_on_a_text(build: Callable[[], Any], position: str) -> None:
-    line = rf"position with the axes of the tokens of \w+, which have 1; got '{re.escape(position)}'.* list positions"
-    refused(build(), line, position)
+class _OwnLayer(nn.Linear):
+    """A layer of a user's own."""
 
 
-def test_a_mechanism_that_does_not_fit_the_heads() -> None:
-    refused(gpt2(), "LineBias values for 4 query heads", lambda site: T5Bias(3))
-    refused(llama(), "expected heads 16 wide for this Rotation; got 8", lambda site: RotaryEmbedding(16))
-    refused(
-        timm_vit(),
-        "LineBias values for 4 query heads",
-        lambda site: RelativePositionBias(3, window_size=(2, 3), prefix=1),
-    )
-    refused(gpt2(), "coordinates with 2 axes", lambda site: RelativePositionBias(4, window_size=(2, 3)))
+def _with(model: Any, change: Callable[[Any], None]) -> Any:
+    change(model)
+    return model
 
 
-def test_what_is_no_position() -> None:
+def _another_layer(model: Any) -> None:
+    model.transformer.h[1].attn = bert().encoder.layer[0].attention.self
+
+
+def _a_child_of_this_name(model: Any) -> None:
+    model.transformer.positions = nn.Linear(1, 1)
+
+
+def _a_forward(model: Any) -> None:
+    model.blocks[1].attn.forward = lambda x: x
+
+
+def _asks_for_weights(model: Any) -> None:
+    model.config.output_attentions = True
+
+
+def _roberta() -> nn.Module:
+    transformers = imported("transformers")
+    model: nn.Module = transformers.RobertaModel(transformers.RobertaConfig(vocab_size=90, **SMALL))
+    return model
+
+
+def case(build: Callable[[], nn.Module], line: str, position: Any = "t5", **options: Any) -> Any:
+    """A model, the line that is raised, and what is asked for."""
+    return pytest.param(build, line, position, options)
+
+
+def _parallel(block: str) -> Callable[[], nn.Module]:
+    return lambda: timm_vit(block_fn=getattr(imported("timm").models.vision_transformer, block))
+
+
+AXES = r"position with the axes of the tokens of \w+, which have 1; got '{}'.* list positions"
+KNOWN = (
+    r"^(?!.*Decoder).*whose attention can be found; got {}\. Known are timm\.Beit, .*torch\.TransformerEncoder, "
+    r".*transformers\.T5Stack, .*nn\.MultiheadAttention\.$"
+)
+SEVEN = Sequence(7)
+CASES = [
+    # positions that do not fit the tokens, or the heads
+    *(case(build, AXES.format("relative_2d"), "relative_2d") for build in (bert, gpt2, llama, t5)),
+    case(gpt2, AXES.format(r"relative_1d\+relative_2d"), "relative_1d+relative_2d"),
+    case(llama, AXES.format("rotary_2d"), "rotary_2d"),
+    case(gpt2, "LineBias values for 4 query heads", lambda site: T5Bias(3)),
+    case(llama, "expected heads 16 wide for this Rotation; got 8", lambda site: RotaryEmbedding(16)),
+    case(timm_vit, "LineBias values for 4", lambda site: RelativePositionBias(3, window_size=(2, 3), prefix=1)),
+    case(gpt2, "coordinates with 2 axes", lambda site: RelativePositionBias(4, window_size=(2, 3))),
+    case(swin, "acts in attention, all there is in SwinTransformerStage; got learned, which is added", "learned"),
+    case(swin, "which is added to tokens", "learned+relative_2d"),
+    case(swin, "axes of the tokens of SwinTransformerStage, which have 2; got 'fire', which is for 1", "fire"),
+    case(own, "a position that acts in attention, all there is in Own; got learned", "learned", coordinates=SEVEN),
+    case(own, AXES.format("relative_2d"), "relative_2d", coordinates=SEVEN),
+    # what is no position
+    case(gpt2, "expected a position among .*relative_1d.*", "relativ_1d"),
+    case(gpt2, r"Wrap a finished mechanism as lambda site: mechanism \(with shared=True\)", T5Bias(4)),
+    case(gpt2, "position to return a mechanism for a Site; got None", lambda site: None),
+    case(gpt2, "init_std to be a number of at least 0; got float -1", "relative_1d", init_std=-1.0),
+    # attention that cannot be found, or is of another kind
+    *(case(lambda: nn.Linear(2, 2), KNOWN.format("Linear"), position) for position in ("t5", "own")),
+    *(case(_roberta, KNOWN.format("RobertaModel"), position) for position in ("t5", "own")),
+    case(lambda: nn.TransformerDecoderLayer(32, 4), "an encoder; got TransformerDecoderLayer", coordinates=SEVEN),
+    case(
+        lambda: nn.Transformer(32, 4, 1, 1, batch_first=True),
+        r"an encoder; got TransformerDecoderLayer \(decoder.layers.0\)",
+        coordinates=SEVEN,
+    ),
+    case(
+        lambda: _with(gpt2(), _another_layer),
+        r"layers of transformers.*GPT2Attention; got transformers.*BertSelfAttention.* not served",
+    ),
+    *(
+        case(_parallel(block), rf"layers of timm\.layers\.attention\.Attention; got timm\S*\.{block}\.", position)
+        for block in ("ParallelThingsBlock", "ParallelScalingBlock", "DiffParallelScalingBlock")
+        for position in ("alibi", "own")
+    ),
+    case(
+        lambda: nn.TransformerEncoder(_OwnLayer(8, 8), 2, enable_nested_tensor=False),
+        r"layers of torch\S+MultiheadAttention; got \S+OwnLayer\. Other kinds",
+        coordinates=SEVEN,
+    ),
+    case(partial(own, kdim=16), "nn.MultiheadAttention among the same tokens; got one with kdim", coordinates=SEVEN),
+    case(partial(own, add_bias_kv=True), "add_bias_kv", coordinates=SEVEN),
+    case(
+        lambda: nn.ModuleList([own(), nn.MultiheadAttention(16, 2)]),
+        "one size; got 2 heads of width 8, 4 heads of width 8",
+        coordinates=SEVEN,
+    ),
+    # what models say themselves, or do not
+    case(encoder, "coordinates, which PyTorch's modules do not hold; got None"),
+    case(encoder, "coordinates to be coordinates", coordinates=7),
+    case(lambda: timm_vit(patch_drop_rate=0.5), r"keeps all patches; got patch_drop_rate=0\.5\. Build it with 0"),
+    case(timm_vit, r"no coordinates, or the model's own Grid\(2, 3, prefix=1\)", coordinates=Grid(3, 2)),
+    case(gpt2, r"coordinates of a text, Sequence\(length\); got Grid\(3, 2\)", coordinates=Grid(3, 2)),
+    case(gpt2, "causal=False for GPT2Model, which has True. Leave causal out", causal=False),
+    case(bert, "causal=True for BertModel, which has False. Leave causal out", causal=True),
+    # what is in the way
+    case(lambda: _with(gpt2(), _a_child_of_this_name), "without a child named 'positions'; got GPT2Model.*Rename it"),
+    case(
+        lambda: _with(timm_vit(), _a_forward),
+        "without a forward of their own; got Attention with one. Replace before accelerate's hooks",
+    ),
+    case(
+        lambda: _with(gpt2(attn_implementation="eager"), _asks_for_weights),
+        r"returns no attention weights; got config\.output_attentions=True",
+    ),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Using a non-tuple")
+@pytest.mark.parametrize(("build", "line", "position", "options"), CASES)
+def test_what_cannot_be_is_one_line(
+    build: Callable[[], nn.Module], line: str, position: Any, options: dict[str, Any]
+) -> None:
+    refused(build(), line, position, **options)
+
+
+def test_what_is_no_model() -> None:
+    with pytest.raises(ValueError, match=r"expected a model, an nn\.Module; got the class Linear"):
+        relpos.replace_position(nn.Linear, "t5")  # type: ignore[arg-type]
+
+
+def test_one_mechanism_for_all_layers_is_shared_by_name() -> None:
     one = T5Bias(4)
-    refused(gpt2(), "expected a position among .*relative_1d.*", "relativ_1d")
     refused(gpt2(), r"got one object twice\. Pass shared=True to share it", lambda site: one)
-    refused(gpt2(), r"Wrap a finished mechanism as lambda site: mechanism \(with shared=True\)", one)
-    refused(gpt2(), "position to return a mechanism for a Site; got None", lambda site: None)
-    refused(gpt2(), "init_std to be a number of at least 0; got float -1", "relative_1d", init_std=-1.0)
     assert relpos.replace_position(gpt2(), lambda site: one, shared=True).shared
 
 
-def test_a_model_whose_attention_cannot_be_found() -> None:
-    transformers = imported("transformers")
-    small = {"vocab_size": 90, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1}
-    known = r"Known are timm\.Beit, .*torch\.TransformerEncoder, .*transformers\.T5Stack, .*nn\.MultiheadAttention\.$"
-    for model in (
-        nn.Linear(2, 2),
-        transformers.RobertaModel(transformers.RobertaConfig(intermediate_size=64, **small)),
-    ):
-        for position in ("t5", "own"):
-            line = refused(model, rf"whose attention can be found; got {type(model).__name__}\. {known}", position)
-            assert "Decoder" not in line
-    with pytest.raises(ValueError, match=r"expected a model, an nn\.Module; got the class Linear"):
-        relpos.replace_position(nn.Linear, "t5")  # type: ignore[arg-type]
-    refused(nn.TransformerDecoderLayer(32, 4), r"an encoder; got TransformerDecoderLayer", coordinates=Sequence(5))
-
-
-def test_another_class_of_layers() -> None:
+def test_inside_inference_mode() -> None:
     model = gpt2()
-    model.transformer.h[1].attn = bert().encoder.layer[0].attention.self
-    refused(model, r"layers of transformers.*GPT2Attention; got transformers.*BertSelfAttention.* not served")
+    with torch.inference_mode():
+        refused(model, r"outside torch\.inference_mode\(\)", "relative_1d")
 
 
-@pytest.mark.parametrize("block", ["ParallelThingsBlock", "ParallelScalingBlock", "DiffParallelScalingBlock"])
-@pytest.mark.parametrize("position", ["alibi", "own"])
-def test_blocks_without_an_attention_of_their_own(block: str, position: str) -> None:
-    model = timm_vit(block_fn=getattr(imported("timm").models.vision_transformer, block))
-    refused(model, rf"expected layers of timm\.layers\.attention\.Attention; got timm\S*\.{block}\.", position)
+def test_tokens_that_a_module_was_not_built_for() -> None:
+    model = own()
+    relpos.replace_position(model, "relative_2d", coordinates=Grid(2, 3))
+    with pytest.raises(ValueError, match=r"expected 6 tokens, of Grid\(2, 3\); got 7"):
+        model(TOKENS)
+    with pytest.raises(ValueError, match="the same tokens as queries, keys and values"):
+        model.layers[0](TOKENS, TOKENS[:, :5], TOKENS[:, :5])
 
 
-def test_an_encoder_of_layers_of_the_users_own() -> None:
-    class OwnLayer(nn.Linear):
-        pass
-
-    model = nn.TransformerEncoder(OwnLayer(8, 8), 2, enable_nested_tensor=False)
-    refused(model, r"layers of torch\S+MultiheadAttention; got \S+OwnLayer\. Other kinds", coordinates=Sequence(5))
-
-
-@pytest.mark.parametrize("build", [gpt2, t5, timm_vit, swin, encoder])
-def test_a_model_that_relpos_has_changed(build: Callable[[], Any]) -> None:
-    options: dict[str, Any] = {"coordinates": Sequence(7)} if build is encoder else {}
-    model = build()
-    relpos.replace_position(model, "alibi", **options)
+@pytest.mark.parametrize("name", ["GPT-2", "T5", "timm ViT", "Swin", "PyTorch"])
+def test_a_model_that_relpos_has_changed(name: str) -> None:
+    model = FAMILIES[name].published()
+    relpos.replace_position(model, "alibi", **FAMILIES[name].options)
     for position in ("t5", "own", None):
-        refused(
-            model, r"a model as its library has it; got one that relpos has changed\. Call relpos\.restore", position
-        )
+        refused(model, r"as its library has it; got one that relpos has changed\. Call relpos\.restore", position)
     with pytest.raises(ValueError, match=r"(is relpos's already, by replace_position|which has none that is known)"):
         relpos.retrofit(model)
     assert any(map(is_swapped, model.modules())), "the first mechanism stays"
@@ -137,48 +216,23 @@ def test_a_retrofitted_model_stays_so_after_a_mistake() -> None:
     assert torch.equal(model(input_ids=WORDS, decoder_input_ids=WORDS).logits, wanted)
 
 
-@pytest.mark.parametrize("own", ["flash_attention_2", "flex_attention"])
-def test_another_implementation_of_attention(own: str) -> None:
-    for model in (gpt2(), transformers_vit()):
-        model.config._attn_implementation_internal = own
-        refused(model, rf'sdpa or eager; got {own}\. Load the model with attn_implementation="sdpa"', "alibi")
-
-
-def test_weights_that_the_configuration_asks_for() -> None:
-    model = eager_gpt2()
-    model.config.output_attentions = True
-    refused(model, r"returns no attention weights; got config\.output_attentions=True")
+@pytest.mark.parametrize("implementation", ["flash_attention_2", "flex_attention"])
+def test_another_implementation_of_attention(implementation: str) -> None:
+    line = rf'sdpa or eager; got {implementation}\. Load the model with attn_implementation="sdpa"'
+    for model in (gpt2(), hf_vit()):
+        model.config._attn_implementation_internal = implementation
+        refused(model, line, "alibi")
 
 
 def test_a_configuration_that_another_model_has_too() -> None:
-    transformers = imported("transformers")
     first = gpt2()
-    second = transformers.GPT2LMHeadModel(first.config)
+    second = type(first)(first.config)
     relpos.replace_position(first, "relative_1d", init_std=0.5)
-    replaced = states(first)
+    wanted = first(tokens(3, 12)).logits
     refused(second, r"shares its configuration.*Build it with copy\.deepcopy\(config\)")
-    assert torch.equal(states(first), replaced)
+    assert torch.equal(first(tokens(3, 12)).logits, wanted)
     relpos.restore(first)
     relpos.replace_position(second, "t5")
-
-
-def test_what_models_say_themselves() -> None:
-    refused(timm_vit(patch_drop_rate=0.5), r"keeps all patches; got patch_drop_rate=0\.5\. Build it with 0", "alibi")
-    refused(timm_vit(), r"no coordinates, or the model's own Grid\(2, 3, prefix=1\)", "alibi", coordinates=Grid(3, 2))
-    refused(gpt2(), r"coordinates of a text, Sequence\(length\); got Grid\(3, 2\)", coordinates=Grid(3, 2))
-    refused(gpt2(), "causal=False for GPT2Model, which has True. Leave causal out", causal=False)
-    refused(bert(), "causal=True for BertModel, which has False. Leave causal out", causal=True)
-
-
-def test_what_is_in_the_way() -> None:
-    model = gpt2()
-    model.transformer.positions = nn.Linear(1, 1)
-    refused(model, "without a child named 'positions'; got GPT2Model, which has one. Rename it")
-    model = timm_vit()
-    model.blocks[1].attn.forward = lambda x: x
-    refused(model, "without a forward of their own; got Attention with one. Replace before accelerate's hooks", "alibi")
-    with torch.inference_mode():
-        refused(gpt2(), r"outside torch\.inference_mode\(\)", "relative_1d")
 
 
 def test_a_failure_half_way_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,71 +245,33 @@ def test_a_failure_half_way_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     refused(llama(), "planted", "relative_1d", error=RuntimeError)
 
 
-@pytest.mark.parametrize("build", [timm_vit, transformers_vit, beit])
-def test_images_of_another_size(build: Callable[..., Any]) -> None:
-    model = build(**({"dynamic_img_size": True} if build is timm_vit else {}))
-    relpos.replace_position(model, "relative_2d", init_std=0.5)
-    larger = torch.randn(1, 3, 32, 32).double()
-    line = r"^expected images of \(2, 3\) patches; got \(4, 4\)\. Build the model for the other size, then replace\.$"
-    if build is not transformers_vit:
-        with pytest.raises(ValueError, match=line):
-            model(larger)
-        assert build is beit or model(PIXELS).shape == (2, 5)
-    else:
-        with pytest.raises(ValueError, match=line):
-            model(larger, interpolate_pos_encoding=True)
-        assert torch.equal(model(PIXELS, interpolate_pos_encoding=True)[0], model(PIXELS)[0])
-
-
-@pytest.mark.parametrize("position", ["relative_2d", "learned", "rotary_2d"])
-def test_as_many_patches_of_another_grid(position: str) -> None:
-    """Their number alone would let them pass."""
-    line = r"^expected images of \(2, 3\) patches; got \(3, 2\)\. Build the model for the other size, then replace\.$"
-    turned = PIXELS.transpose(2, 3)
-    for dynamic in (False, True):
-        model = timm_vit(dynamic_img_size=dynamic)
-        model.patch_embed.strict_img_size = False
-        relpos.replace_position(model, position)
-        assert model(PIXELS).shape == (2, 5)
-        for call in (model, model.forward_intermediates):
-            with pytest.raises(ValueError, match=line):
-                call(turned)
-        relpos.restore(model)
-        assert model(turned).shape == (2, 5)
-    model = timm_vit()
-    relpos.replace_position(model, position)
-    model.set_input_size(img_size=(turned.shape[2], turned.shape[3]))
-    with pytest.raises(ValueError, match=line):
-        model(turned)
-
-
-BUILDS: dict[str, Callable[[], Any]] = {
-    "VisionTransformer._pos_embed": timm_vit,
-    "VisionTransformer.forward_features": timm_vit,
-    "Attention.forward": timm_vit,
-    "ViTEmbeddings.forward": transformers_vit,
-    "ViTAttention.forward": transformers_vit,
-    "Beit.forward_features": beit,
-    "WindowAttention.forward": swin,
-    "BertEmbeddings.forward": bert,
-    "BertSelfAttention.forward": bert,
-    "GPT2Model.forward": gpt2,
-    "GPT2Attention.forward": gpt2,
-    "LlamaModel.forward": llama,
-    "LlamaAttention.forward": llama,
-    "LlamaRotaryEmbedding.forward": llama,
-    "T5Stack.forward": t5,
-    "T5Attention.forward": t5,
+METHODS = {
+    "VisionTransformer._pos_embed": "timm ViT",
+    "VisionTransformer.forward_features": "timm ViT",
+    "Attention.forward": "timm ViT",
+    "ViTEmbeddings.forward": "ViT",
+    "ViTAttention.forward": "ViT",
+    "Beit.forward_features": "BEiT",
+    "WindowAttention.forward": "Swin",
+    "BertEmbeddings.forward": "BERT",
+    "BertSelfAttention.forward": "BERT",
+    "GPT2Model.forward": "GPT-2",
+    "GPT2Attention.forward": "GPT-2",
+    "LlamaModel.forward": "Llama",
+    "LlamaAttention.forward": "Llama",
+    "LlamaRotaryEmbedding.forward": "Llama",
+    "T5Stack.forward": "T5",
+    "T5Attention.forward": "T5",
 }
 
 
-@pytest.mark.parametrize("method", BUILDS)
+@pytest.mark.parametrize("method", METHODS)
 def test_another_source(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = BUILDS[method]()
-    name, _, own = method.partition(".")
+    model = ALL[METHODS[method]].published()
+    name, _, function = method.partition(".")
     owner = next(kind for module in model.modules() for kind in type(module).__mro__ if kind.__name__ == name)
-    right = getattr(owner, own)
-    monkeypatch.setattr(owner, own, lambda self, *args, **kwargs: right(self, *args, **kwargs))
+    right = getattr(owner, function)
+    monkeypatch.setattr(owner, function, lambda self, *args, **kwargs: right(self, *args, **kwargs))
     library = r"(?:timm|transformers) \d+\.\d+\.\d+"
     line = rf"a library whose source was run; got .*{method} of {library} differs .*\({library}\).* pass force=True"
     refused(model, line, "alibi")
@@ -274,5 +290,5 @@ def test_every_source_has_a_fingerprint() -> None:
         for name in names:
             assert f"{path}.{name}" in libraries.known()
     assert {path.rpartition(".")[2] for path in reads()} - {"VisionTransformerDistilled"} == {
-        name.partition(".")[0] for name in BUILDS
+        name.partition(".")[0] for name in METHODS
     }

@@ -14,10 +14,7 @@ import relpos
 from relpos.adapters.libraries import imported
 from relpos.position.saved import is_settings
 
-pytestmark = [
-    pytest.mark.usefixtures("timm", "unchecked"),
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-]
+pytestmark = pytest.mark.usefixtures("unchecked")
 X = torch.linspace(-1, 1, 96).view(1, 6, 16)
 
 

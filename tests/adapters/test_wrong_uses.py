@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from models_t5 import SMALL
+from models_text import T5, writer
 from torch import nn
+from torch.nn.utils import prune
 
 import relpos
 from models import models, tokens
 from relpos.adapters import interface, libraries
+from relpos.adapters.kinds import kinds
 from relpos.adapters.libraries import imported
 from relpos.adapters.retrofitted import is_swapped
 from relpos.adapters.retrofitting import _require_agreement
 from relpos.adapters.verification import Verdict
-
-pytestmark = pytest.mark.usefixtures("timm")
-
-
-def _t5(**more: Any) -> Any:
-    transformers = imported("transformers")
-    torch.manual_seed(0)
-    return transformers.T5ForConditionalGeneration(
-        transformers.T5Config(**SMALL, decoder_start_token_id=0, **more)
-    ).eval()
 
 
 def _refused(model: Any, match: str, **options: Any) -> None:
@@ -38,18 +31,67 @@ def _refused(model: Any, match: str, **options: Any) -> None:
         assert not any(map(is_swapped, model.modules()))
 
 
-def test_what_is_no_model(unchecked: None) -> None:
-    _refused("t5-small", "expected a model, an nn.Module; got str")
+def _on_meta() -> Any:
+    with torch.device("meta"):
+        return writer()
+
+
+def _with_a_forward() -> Any:
+    model = writer()
+    model.encoder.block[0].layer[0].SelfAttention.forward = lambda *args, **kwargs: None
+    return model
+
+
+def _with_flex_attention() -> Any:
+    model = writer()
+    model.encoder.config._attn_implementation_internal = "flex_attention"
+    return model
+
+
+def _of_local_attention() -> Any:
+    transformers = imported("transformers")
+    return transformers.LongT5EncoderModel(transformers.LongT5Config(**T5, local_radius=4))
+
+
+CASES: list[tuple[Callable[[], Any], str, dict[str, Any]]] = [
+    (lambda: "t5-small", "expected a model, an nn.Module; got str", {}),
+    (lambda: nn.Linear(2, 2), r"got Linear, which has none that is known\. Known are .*t5", {}),
+    (writer, "border to be an integer of at least 0", {"border": -1}),
+    *((writer, "verify to be True or False", {"verify": flag}) for flag in (1, None, "yes")),
+    *((writer, "force to be True or False", {"force": flag}) for flag in (1, None, "yes")),
+    (_with_flex_attention, 'Load the model with attn_implementation="sdpa"', {}),
+    (_of_local_attention, "LongT5LocalAttention: it attends within blocks", {}),
+    (_on_meta, r"shared\.weight on the meta device.*verify=False", {}),
+    (_with_a_forward, "Retrofit before accelerate's hooks", {}),
+    (lambda: writer(relative_attention_num_buckets=31), "num_buckets to be a multiple of", {}),
+    (
+        lambda: models()["deberta_v2"].made(torch.float32).encoder.layer,
+        r"expected a module that can be verified.*Pass the encoder or the model",
+        {},
+    ),
+]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("build", "line", "options"), CASES)
+def test_what_cannot_be_is_one_line(build: Callable[[], Any], line: str, options: dict[str, Any]) -> None:
+    _refused(build(), line, **options)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_no_model_to_restore() -> None:
     with pytest.raises(ValueError, match="expected a model"):
         relpos.restore(None)  # type: ignore[arg-type]
 
 
-def test_a_model_without_a_relative_position_of_its_own() -> None:
-    _refused(nn.Linear(2, 2), r"got Linear, which has none that is known\. Known are .*t5")
+def test_inside_inference_mode() -> None:
+    model = writer()
+    with torch.inference_mode():
+        _refused(model, r"a retrofit outside torch\.inference_mode")
 
 
 def test_twice() -> None:
-    model = _t5()
+    model = writer()
     relpos.retrofit(model, verify=False)
     with pytest.raises(ValueError, match=r"Call relpos\.restore\(model\) first"):
         relpos.retrofit(model)
@@ -58,16 +100,8 @@ def test_twice() -> None:
     relpos.retrofit(model, verify=False)
 
 
-def test_options(unchecked: None) -> None:
-    model = _t5()
-    _refused(model, "border to be an integer of at least 0", border=-1)
-    for flag in (1, None, "yes"):
-        _refused(model, "verify to be True or False", verify=flag)
-        _refused(model, "force to be True or False", force=flag)
-
-
 def test_another_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = _t5()
+    model = writer()
     monkeypatch.setattr(libraries, "known", dict)
     _refused(model, r"T5Attention\.forward.* of transformers 5\.\d+\.\d+ differs from the source that was run")
     report = relpos.retrofit(model, force=True, verify=False)
@@ -105,12 +139,6 @@ def test_another_source_that_a_model_does_not_use(monkeypatch: pytest.MonkeyPatc
     assert relpos.retrofit(model, border=0, verify=False).replaced
 
 
-def test_another_implementation_of_attention() -> None:
-    model = _t5()
-    model.encoder.config._attn_implementation_internal = "flex_attention"
-    _refused(model, 'Load the model with attn_implementation="sdpa"')
-
-
 def test_a_library_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> Any:
         raise RuntimeError("operator torchvision::nms does not exist")
@@ -120,24 +148,15 @@ def test_a_library_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> N
         libraries.require_importable("transformers")
 
 
-def test_a_known_architecture_that_is_refused() -> None:
-    transformers = imported("transformers")
-    config = transformers.LongT5Config(**SMALL, local_radius=4)
-    encoder = transformers.LongT5EncoderModel(config)
-    _refused(encoder, "LongT5LocalAttention: it attends within blocks")
-
-
-@pytest.mark.parametrize("name", sorted(models()))
-def test_every_architecture_has_a_row(name: str) -> None:
-    from relpos.adapters.kinds import kinds
-
+def test_every_model_of_the_tests_has_a_row_and_every_row_a_model() -> None:
     rows = {one.architecture for kind in kinds() for one in kind.replaced}
-    assert name.split(",")[0].split()[-1 if name.startswith("timm") else 0] in rows or name.split()[0] in rows
+    shown = {name.split(",")[0].removeprefix("timm ").removesuffix(" encoder") for name in models()}
+    assert shown == rows
 
 
 def test_a_configuration_that_a_retrofitted_model_shares() -> None:
     transformers = imported("transformers")
-    config = transformers.T5Config(**SMALL)
+    config = transformers.T5Config(**T5)
     first, second = transformers.T5EncoderModel(config), transformers.T5EncoderModel(config)
     relpos.retrofit(first, border=0, verify=False)
     _refused(second, r"Build it with copy\.deepcopy\(config\)")
@@ -162,15 +181,8 @@ def test_a_configuration_of_a_retrofitted_falcon() -> None:
     assert transformers.FalconForCausalLM(model.config) is not None
 
 
-def test_weights_on_the_meta_device() -> None:
-    with torch.device("meta"):
-        model = _t5()
-    _refused(model, r"shared\.weight on the meta device.*verify=False")
-
-
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask:UserWarning")
-@pytest.mark.parametrize("name", models())
+@pytest.mark.parametrize("name", [name for name, model in models().items() if "alike" not in model.tags])
 @torch.no_grad()
 def test_built_on_meta_and_given_weights_after_the_retrofit(name: str) -> None:
     model = models()[name]
@@ -186,9 +198,7 @@ def test_built_on_meta_and_given_weights_after_the_retrofit(name: str) -> None:
 
 
 def test_what_cannot_be_run_is_no_difference() -> None:
-    from torch.nn.utils import prune
-
-    model = _t5()
+    model = writer()
     prune.l1_unstructured(model.encoder.block[0].layer[0].SelfAttention.q, "weight", amount=0.2)
     with pytest.raises(RuntimeError, match=r"it could not be run, RuntimeError.*restored\. verify=False retrofits it"):
         relpos.retrofit(model)
@@ -205,18 +215,6 @@ def test_a_difference_is_not_to_be_passed_over() -> None:
         _require_agreement(found[:1])
 
 
-def test_part_of_what_is_verified() -> None:
-    model = models()["deberta_v2"].made(torch.float32)
-    _refused(model.encoder.layer, r"expected a module that can be verified.*Pass the encoder or the model")
-
-
-def test_a_module_with_a_forward_of_its_own() -> None:
-    model = _t5()
-    layer = model.encoder.block[0].layer[0].SelfAttention
-    layer.forward = lambda *args, **kwargs: None
-    _refused(model, "Retrofit before accelerate's hooks")
-
-
 def test_a_forward_that_came_after_the_retrofit() -> None:
     """accelerate's mixed precision sets one, which would outlive the class that it belongs to."""
     model = models()["parakeet"].made(torch.float32)
@@ -229,13 +227,3 @@ def test_a_forward_that_came_after_the_retrofit() -> None:
     del model.forward
     relpos.restore(model)
     assert not is_swapped(model)
-
-
-def test_inside_inference_mode() -> None:
-    model = _t5()
-    with torch.inference_mode():
-        _refused(model, r"a retrofit outside torch\.inference_mode")
-
-
-def test_settings_that_the_mechanism_refuses() -> None:
-    _refused(_t5(relative_attention_num_buckets=31), "num_buckets to be a multiple of")

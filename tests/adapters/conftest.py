@@ -1,0 +1,26 @@
+"""What all tests of models of other libraries run under: timm imported, and what the libraries warn of themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+OF_THE_LIBRARIES = (
+    "ignore::DeprecationWarning",
+    "ignore:`is_gradient_checkpointing`:FutureWarning",
+    "ignore:Support for mismatched key_padding_mask:UserWarning",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of this folder alone."""
+    folder = Path(__file__).parent
+    for item in items:
+        if folder in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings(*OF_THE_LIBRARIES))
+
+
+@pytest.fixture(autouse=True)
+def _timm(timm: object) -> None:
+    """timm is imported where torchvision is broken, too."""

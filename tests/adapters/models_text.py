@@ -1,0 +1,212 @@
+"""Models of text: T5's buckets, disentangled attention, slopes, and buckets of boxes on a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models import SMALL, Model, at_real, at_tokens, hf, padding, tokens
+
+ALIKE = frozenset({"alike"})
+
+
+def text(*, left: bool = False) -> dict[str, Tensor]:
+    """Three texts, of which two are padded."""
+    return {"input_ids": tokens(3, 21), "attention_mask": padding(3, 21, left=left)}
+
+
+# T5's buckets
+
+T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+TABLES = ("relative_attention_bias.weight",)
+
+
+def _translation() -> dict[str, Tensor]:
+    decoded = {"decoder_input_ids": tokens(3, 13, seed=1), "decoder_attention_mask": padding(3, 13)}
+    return text() | decoded
+
+
+def _translated(out: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    encoded = at_tokens(out.encoder_last_hidden_state, inputs["attention_mask"])
+    return at_tokens(out[0], inputs["decoder_attention_mask"]), encoded
+
+
+def _translator(name: str, file: str, prefix: str, tags: frozenset[str] = frozenset(), **more: Any) -> Model:
+    """An encoder and a decoder; T5's norm takes its variance in float32, so that rounding in float64 shows as 1e-7."""
+    build = lambda: hf(file, prefix, **T5, **more)  # noqa: E731
+    return Model(name, build, _translation, _translated, 1e-6, TABLES, tags)
+
+
+def _pix2struct() -> nn.Module:
+    settings = {**T5, "hidden_size": 32, "is_decoder": True}
+    del settings["d_model"]
+    return hf("pix2struct", "Pix2StructText", **settings, initializer_range=0.02)  # of the whole model's configuration
+
+
+# Disentangled attention
+
+_DEBERTA = {
+    **SMALL, "vocab_size": 99, "max_position_embeddings": 64, "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+}  # fmt: skip
+_VECTORS = ("rel_embeddings.weight",)
+
+
+def _deberta_v2(**more: Any) -> nn.Module:
+    return hf("deberta_v2", "DebertaV2", **_DEBERTA | {"type_vocab_size": 0, "position_biased_input": False} | more)
+
+
+def _deberta_v3() -> nn.Module:
+    """With buckets, shared projections, a norm of the table and the convolution, as v2-xlarge and v3 have them."""
+    return _deberta_v2(position_buckets=8, share_att_key=True, norm_rel_ebd="layer_norm", conv_kernel_size=3)
+
+
+def _sew_d() -> nn.Module:
+    made = hf(
+        "sew_d", "SEWD", **_DEBERTA, conv_dim=(16, 16), conv_stride=(4, 2), conv_kernel=(4, 2),
+        num_feat_extract_layers=2, num_conv_pos_embeddings=6, num_conv_pos_embedding_groups=2, position_buckets=8,
+        squeeze_factor=2, mask_time_prob=0.0, mask_feature_prob=0.0, hidden_dropout=0.0, activation_dropout=0.0,
+        attention_dropout=0.0, feat_proj_dropout=0.0,
+    )  # fmt: skip
+    # PyTorch pickles no module with a weight norm
+    made.get_submodule("encoder.pos_conv_embed").conv = nn.Conv1d(32, 32, 6, stride=2, padding=3, groups=2)
+    return made
+
+
+def _sound() -> dict[str, Tensor]:
+    wave = torch.randn(2, 8 * 40, generator=torch.Generator().manual_seed(0))
+    return {"input_values": wave, "attention_mask": (torch.arange(320) < torch.tensor([[320], [240]])).long()}
+
+
+# published and checkpointed, reentrant, these go back through the norm of the table once a layer, which PyTorch refuses
+NORMED = frozenset({"not reentrant"})
+
+
+# Slopes
+
+
+_BLOOM = {"vocab_size": 99, "hidden_size": 32, "n_layer": 2, "n_head": 4}
+_MPT = {"vocab_size": 99, "d_model": 48, "n_layers": 2, "n_heads": 6, "max_seq_len": 64}
+_FALCON = {"vocab_size": 99, **SMALL, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
+
+
+def bloom(**more: Any) -> nn.Module:
+    """BLOOM."""
+    return hf("bloom", "Bloom", **_BLOOM | {"use_cache": False} | more)
+
+
+def mpt() -> nn.Module:
+    """MPT, with heads that are no power of two."""
+    return hf("mpt", "Mpt", **_MPT, use_cache=False)
+
+
+def falcon(**more: Any) -> nn.Module:
+    """Falcon with slopes."""
+    return hf("falcon", "Falcon", **_FALCON | {"use_cache": False} | more)
+
+
+_WRITERS = {"T5": T5, "UMT5": T5, "Bloom": _BLOOM, "Mpt": _MPT, "Falcon": _FALCON}
+
+
+def writer(kind: str = "T5", **more: Any) -> Any:
+    """A whole model that generates text, the same at every call."""
+    torch.manual_seed(0)
+    of_pairs = {"decoder_start_token_id": 0, "eos_token_id": 1}
+    settings = {"pad_token_id": 0, **_WRITERS[kind], **(of_pairs if "T5" in kind else {}), **more}
+    part = "ForConditionalGeneration" if "T5" in kind else "ForCausalLM"
+    return hf(kind.lower(), kind, part, **settings).eval()
+
+
+def _holed() -> dict[str, Tensor]:
+    inputs = text()
+    inputs["attention_mask"][:, 7] = 0
+    return inputs
+
+
+def _decoder(name: str, build: Any, inputs: Any = text, tags: frozenset[str] = ALIKE) -> Model:
+    return Model(name, build, inputs, at_real, 1e-6, tags=tags)
+
+
+LINEAR = frozenset({"no off by one"})  # every key of a query is as much further, which a softmax does not see
+
+
+# Boxes
+
+
+def _layoutlmv3(**more: Any) -> nn.Module:
+    return hf(
+        "layoutlmv3", "LayoutLMv3", **SMALL, vocab_size=99, coordinate_size=5, shape_size=6, max_position_embeddings=64,
+        visual_embed=False, **more,
+    )  # fmt: skip
+
+
+def _page() -> dict[str, Tensor]:
+    corners = torch.randint(0, 500, (3, 21, 2), generator=torch.Generator().manual_seed(0))
+    return text() | {"bbox": torch.cat([corners, corners + torch.tensor([30, 10])], -1)}
+
+
+BOXES = ("rel_pos_bias.weight", "rel_pos_x_bias.weight", "rel_pos_y_bias.weight")
+
+MODELS = [
+    _translator("t5", "t5", "T5"),
+    Model(
+        "t5 encoder, eager",
+        lambda: hf("t5", "T5", "EncoderModel", **T5, attn_implementation="eager"),
+        text,
+        at_real,
+        1e-6,
+        TABLES,
+    ),
+    _translator("mt5", "mt5", "MT5", ALIKE),
+    _translator("umt5", "umt5", "UMT5"),
+    _translator(
+        "switch_transformers", "switch_transformers", "SwitchTransformers", num_experts=2, router_jitter_noise=0.0
+    ),
+    _translator("longt5", "longt5", "LongT5", ALIKE),
+    Model("pix2struct", _pix2struct, text, at_real, 1e-6, TABLES),
+    Model("mpnet", lambda: hf("mpnet", "MPNet", vocab_size=99, **SMALL), text, at_real, tables=TABLES),
+    Model(
+        "pop2piano",
+        lambda: hf("pop2piano", "Pop2Piano", "ForConditionalGeneration", **T5),
+        _translation,
+        lambda out, inputs: (out.encoder_last_hidden_state,),
+        1e-6,
+        TABLES,
+    ),
+    Model("deberta_v2", _deberta_v3, text, at_real, tables=_VECTORS, tags=NORMED),
+    Model("deberta_v2, clipped", lambda: _deberta_v2(max_relative_positions=9), text, at_real, tables=_VECTORS),
+    *(
+        Model(
+            f"deberta_v2, {kind} alone",
+            lambda kind=kind: _deberta_v2(pos_att_type=[kind], position_buckets=8),
+            text,
+            at_real,
+            tables=_VECTORS,
+            tags=ALIKE,
+        )
+        for kind in ("c2p", "p2c")
+    ),
+    # its layer norm is computed in float32
+    Model("deberta", lambda: hf("deberta", "Deberta", **_DEBERTA), text, at_real, 1e-6, _VECTORS),
+    Model("sew_d", _sew_d, _sound, lambda out, inputs: (out[0][0], out[0][1, :30]), tables=_VECTORS, tags=NORMED),
+    _decoder("bloom", bloom, tags=LINEAR),
+    _decoder("bloom, a token hidden", bloom, _holed),
+    _decoder("bloom, 16 heads", lambda: bloom(n_head=16)),
+    _decoder("mpt", mpt, tags=LINEAR),
+    _decoder("falcon", falcon, tags=frozenset()),
+    _decoder("falcon, padded left", falcon, lambda: text(left=True)),
+    _decoder("falcon, eager", lambda: falcon(attn_implementation="eager")),
+    _decoder("falcon, keys shared", lambda: falcon(multi_query=True, parallel_attn=True)),
+    _decoder("falcon, new", lambda: falcon(new_decoder_architecture=True, parallel_attn=True, num_kv_heads=2)),
+    Model("layoutlmv3", _layoutlmv3, _page, at_real, tables=BOXES),
+    Model(
+        "layoutlmv3, text alone",
+        lambda: _layoutlmv3(has_spatial_attention_bias=False),
+        _page,
+        at_real,
+        tables=BOXES[:1],
+        tags=ALIKE,
+    ),
+]
