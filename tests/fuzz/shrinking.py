@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from fuzz.description import Described, Layout, Part, Tokens
+from fuzz.draw_memory import tensors
 
 
 def shrink(call: Described, fails: Callable[[Described], bool], most: int = 400) -> Described:
@@ -29,23 +30,16 @@ def _without(items: tuple[Part, ...], place: int) -> tuple[Part, ...]:
     return items[:place] + items[place + 1 :]
 
 
+FIELDS = (
+    "terms", "masks", "layouts", "tiles", "frozen", "cut", "dropout", "shared", "autocast", "poison", "scale", "gain",
+)  # fmt: skip
+"""What may go altogether."""
+
+
 def _simpler(call: Described) -> Iterator[Described]:
     """Calls with one thing less, the largest steps first."""
     nothing = Described(call.seed)
-    for name in (
-        "terms",
-        "masks",
-        "layouts",
-        "tiles",
-        "frozen",
-        "cut",
-        "dropout",
-        "shared",
-        "autocast",
-        "poison",
-        "scale",
-        "gain",
-    ):
+    for name in FIELDS:
         if getattr(call, name) != getattr(nothing, name):
             yield replace(call, **{name: getattr(nothing, name)})
     for place in range(len(call.terms)):
@@ -57,7 +51,7 @@ def _simpler(call: Described) -> Iterator[Described]:
         known = getattr(call, name)
         for key in known:
             yield replace(call, **{name: {other: x for other, x in known.items() if other != key}})
-    names = [name for name in ("q", "k", "v", *_learned(call)) if name not in call.frozen]
+    names = [name for name in tensors(call) if name not in call.frozen]
     if len(names) > 1:
         yield replace(call, frozen=(*call.frozen, *names))
     for name in names:
@@ -78,24 +72,6 @@ def _simpler(call: Described) -> Iterator[Described]:
     for name, layout in call.layouts.items():
         for plainer in _denser(layout):
             yield replace(call, layouts={**call.layouts, name: plainer})
-
-
-def _learned(call: Described) -> list[str]:
-    own = {
-        "LineBias": ("values",),
-        "QueryBias": ("u",),
-        "LineVectors": ("vectors", "bias"),
-        "LowRank": ("query", "key"),
-        "Sinks": ("logits",),
-        "DenseBias": ("bias",),
-        "RowRule": ("w",),
-        "AxisVectors": ("0", "1", "2"),
-        "Rotation": ("query", "key", "query_magnitude", "key_magnitude"),
-        "Mechanism": tuple(
-            f"{i}.{name}" for i in range(3) for name in ("values", "vectors", "u", "query", "key", "bias")
-        ),
-    }
-    return [f"{part.name}.{name}" for part in call.terms for name in own.get(part.kind, ())]
 
 
 def _less(number: int, least: int = 1) -> Iterator[int]:
@@ -166,25 +142,10 @@ def _tokens(tokens: Tokens) -> Iterator[Tokens]:
 
 
 NEEDED = {
-    "side",
-    "rank",
-    "rule",
-    "value",
-    "cap",
-    "preset",
-    "pairs",
-    "layout",
-    "rows",
-    "grid",
-    "size",
-    "shift",
-    "window_size",
-    "dilation",
-    "stride",
-    "global_tokens",
-    "share",
-    "a_head",
-}
+    "side", "rank", "rule", "value", "cap", "preset", "pairs", "layout", "rows", "grid", "size", "shift", "window_size",
+    "dilation", "stride", "global_tokens", "share", "a_head",
+}  # fmt: skip
+"""Options without which a part is none."""
 
 
 def _plainer(part: Part) -> Iterator[Part]:
