@@ -54,7 +54,9 @@ def _plainer(x: Any) -> Iterator[Any]:
             known = [one for one in fields(x) if one.name != "seed"]
             for one in known:
                 default = one.default if one.default_factory is MISSING else one.default_factory()
-                if default is not MISSING and getattr(x, one.name) != default:
+                value = getattr(x, one.name)
+                larger = isinstance(value, int) and abs(default) >= abs(value)
+                if default is not MISSING and value != default and not larger:
                     yield replace(x, **{one.name: default})
             for one in known:
                 yield from (replace(x, **{one.name: simpler}) for simpler in _plainer(getattr(x, one.name)))

@@ -273,7 +273,8 @@ def test_a_failing_call_is_made_small() -> None:
     small = shrink(large, fails)
     assert fails(small)
     assert small.counts[0] == 3
-    assert (small.heads, small.batch, small.width, small.masks, small.tiles) == (1, 1, 1, (), {})
+    assert max(small.heads, small.batch, small.width) <= 1
+    assert (small.masks, small.tiles) == ((), {})
     assert list(small.layouts) == ["v"]
 
 
