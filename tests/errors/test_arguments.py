@@ -301,6 +301,36 @@ def test_a_backend_is_one_of_those_known(name: str) -> None:
     require_said(lambda: call(name, backend=None), f"{expected} None. Choose one of them.")
 
 
+# tensors
+
+DIMENSIONS = [
+    ("Blocks", "layout", "3"),
+    ("DenseBias", "bias", "4"),
+    ("LineBias", "values", "2"),
+    ("LineVectors", "bias", "2"),
+    ("LineVectors", "vectors", "3"),
+    ("LowRank", "key", "3 or 4"),
+    ("LowRank", "query", "3 or 4"),
+    ("Mask", "allowed", "4"),
+    ("Mask", "low", "1 or 2"),
+    ("QueryBias", "u", "2"),
+    ("Rotation", "query", "4"),
+    ("Sinks", "logits", "1"),
+    ("attention", "q", "4"),
+    ("attention_weights", "q", "4"),
+    ("rotate", "x", "4"),
+]
+
+
+@pytest.mark.parametrize(("name", "argument", "dimensions"), DIMENSIONS, ids=lambda x: x.replace(" ", "_"))
+def test_a_tensor_has_its_dimensions(name: str, argument: str, dimensions: str) -> None:
+    five = "a tensor of shape (1, 1, 1, 1, 1) and dtype float32"
+    for came, wrong in ((five, torch.zeros(1, 1, 1, 1, 1)), ("list [0.0]", [0.0])):
+        expected = f"...{argument} to be a tensor with {dimensions} dimensions; got {came}"
+        text = f"{expected}. Reshape ...{argument} before the call."
+        require_said(lambda wrong=wrong: call(name, **{argument: wrong}), text)
+
+
 # anything
 
 ANYTHING: list[Any] = [

@@ -37,8 +37,8 @@ def test_a_wrong_call_says_what_was_expected_what_came_and_the_remedy(
 
 
 def test_every_public_name_is_called_wrongly() -> None:
-    tried = {name for name, _, _ in ROWS} | {name.split(",")[0] for name in test_arguments.LEAST}
-    tried |= {name.split(",")[0] for name in test_arguments.BOUNDS} | {"NoPosition"}
+    replaced = [*test_arguments.LEAST, *test_arguments.BOUNDS, *(name for name, *_ in test_arguments.DIMENSIONS)]
+    tried = {name for name, _, _ in ROWS} | {name.split(",")[0] for name in replaced} | {"NoPosition"}
     assert set(relpos.__all__) <= tried | NOTHING_TO_GET_WRONG
 
 
