@@ -313,6 +313,8 @@ CASES: dict[str, list[Row]] = {
          "a growth rule of its mechanisms (interpolated); got 'clipped'. Build a model for that size."),
     ],
     "TransformerBlock": [
+        (lambda: TransformerBlock(32, 4)(zeros(2, 6, 31)),
+         "floating-point tokens of shape [B, N, 32]; got a tensor of shape (2, 6, 31).... Layout is [batch, ..."),
         (lambda: TransformerBlock(30, 4), "dim to be a multiple of num_heads; got 30 and 4. Change one of them."),
         (lambda: TransformerBlock(32, 4)(zeros(2, 6, 32, dtype=torch.float64)),
          "tokens in float32, as the layer's weights are; got ...(2, 6, 32)... float64. Convert one of them with ..."),

@@ -267,6 +267,10 @@ CASES: dict[str, list[Row]] = {
          "keys with rows and columns for a 2-D bias; got Sequence(length=6, start=0, prefix=0). Use relative_1d ..."),
     ],
     "RotaryEmbedding": [
+        (lambda: RotaryEmbedding(8, trained_length=16).grow(81, "yarn"),
+         "queries to be coordinates (Sequence, Grid or Positions); got int 81. Write Sequence(length) or ..."),
+        (lambda: RotaryEmbedding(8, trained_length=16).grow(CELLS, "yarn"),
+         "coordinates with one axis or a Grid for a one-axis mechanism; got Positions with 2 axes. Use a ..."),
         (lambda: RotaryEmbedding(8, rotary_dim=3),
          "rotary_dim to be a multiple of 2 and at most head_dim, 8; got 3. Every axis turns pairs of dimensions."),
         (lambda: RotaryEmbedding(8, axes=2, rotary_dim=6),
@@ -289,6 +293,8 @@ CASES: dict[str, list[Row]] = {
          "a growth rule of RotaryEmbedding (it has as is, linear, ntk, yarn, llama3); got 'stretched'. A ..."),
     ],
     "RotaryMixed": [
+        (lambda: RotaryMixed(4, 8).terms(Grid(2, 3), Grid(1, 2, 3)),
+         "coordinates with 2 axes; got Grid(1, 2, 3). Write Grid(rows, columns)."),
         (lambda: RotaryMixed(4, 6),
          "head_dim to be a multiple of 4; got 6. Half the pairs start at a right angle to the rest."),
         (lambda: RotaryMixed.from_site(site(head_dim=10)),
@@ -300,6 +306,8 @@ CASES: dict[str, list[Row]] = {
         (lambda: Sandwich(4, width=7), "an even width; got 7. There is a cosine for every pair of sine and cosine."),
     ],
     "SinusoidalPositionEmbedding": [
+        (lambda: SinusoidalPositionEmbedding.from_site(site(embed_dim=30), 2),
+         "embed_dim to be a multiple of 4; got 30. Every axis has pairs of sine and cosine."),
         (lambda: SinusoidalPositionEmbedding(7),
          "embed_dim to be a multiple of 2; got 7. Every axis has pairs of sine and cosine."),
         (lambda: SinusoidalPositionEmbedding(6, axes=2),
@@ -334,6 +342,8 @@ CASES: dict[str, list[Row]] = {
          "an even embed_dim; got 33. There is a sine and a cosine of every frequency."),
     ],
     "TUPEPosition": [
+        (lambda: TUPEPosition.from_site(site(queries=CELLS)),
+         "coordinates with one axis or a Grid for a one-axis mechanism; got Positions with 2 axes. Use a ..."),
         (lambda: TUPEPosition(4, 8, 32),
          "one of seq_len and grid_size; got None and None. Give the one that the tokens have."),
         (lambda: TUPEPosition(4, 8, 32, seq_len=6, grid_size=(2, 3)),
