@@ -130,15 +130,21 @@ def test_only_what_chooses_imports_engines() -> None:
             )
 
 
-def test_imports_inside_functions_are_seen() -> None:
-    source = "def f():\n    if True:\n        from relpos import engines\n        import relpos.report.page as p\n"
-    found = list(imports_of(ast.parse(source), "relpos.core.x", False, frozenset({"relpos.engines"})))
-    assert [(one.target, one.line) for one in found] == [("relpos.engines", 3), ("relpos.report.page", 4)]
-
-
-def test_relative_and_dynamic_imports_are_seen() -> None:
-    source = 'from ..engines import api\nimport importlib\nimportlib.import_module("relpos.cli")\n'
-    found = list(imports_of(ast.parse(source), "relpos.core.x", False, frozenset({"relpos.engines.api"})))
-    assert [one.target for one in found] == ["relpos.engines.api", "importlib", "relpos.cli"]
-    inside = list(imports_of(ast.parse("from . import lines"), "relpos.core", True, frozenset({"relpos.core.lines"})))
-    assert [one.target for one in inside] == ["relpos.core.lines"]
+@pytest.mark.parametrize(
+    ("source", "module", "seen"),
+    [
+        (
+            "def f():\n    if True:\n        from relpos import engines\n        import relpos.report.page as p\n",
+            "relpos.core.x",
+            [("relpos.engines", 3), ("relpos.report.page", 4)],
+        ),
+        ("from ..engines import api", "relpos.core.x", [("relpos.engines.api", 1)]),
+        ("from . import lines", "relpos.core", [("relpos.core.lines", 1)]),
+        ('import importlib\nimportlib.import_module("relpos.cli")', "x", [("importlib", 1), ("relpos.cli", 2)]),
+    ],
+    ids=["inside functions", "relative", "of a package", "dynamic"],
+)
+def test_imports_are_seen(source: str, module: str, seen: list[tuple[str, int]]) -> None:
+    known = frozenset({"relpos.engines", "relpos.engines.api", "relpos.core.lines"})
+    found = imports_of(ast.parse(source), module, module == "relpos.core", known)
+    assert [(one.target, one.line) for one in found] == seen

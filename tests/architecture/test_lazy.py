@@ -47,18 +47,9 @@ def test_import_relpos_loads_no_optional_part(loaded: dict[str, set[str]]) -> No
 def test_import_relpos_loads_no_part_that_only_the_command_needs(loaded: dict[str, set[str]]) -> None:
     parts = {name.split(".")[1] for name in loaded["relpos"] if name.startswith("relpos.")}
     assert parts == {
-        "adapters",
-        "engines",
-        "compat",
-        "core",
-        "files",
-        "layers",
-        "models",
-        "optim",
-        "patterns",
-        "position",
+        "adapters", "compat", "core", "engines", "files", "layers", "models", "optim", "patterns", "position",
         "version",
-    }
+    }  # fmt: skip
 
 
 def test_the_suite_is_there_when_asked_for_and_not_before(loaded: dict[str, set[str]]) -> None:

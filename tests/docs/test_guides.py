@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from guides import DOCS, ERROR, PAGES, blocks
+from guides import ERROR, PAGES, blocks
 
 SLOW = {"compare", "retrofit"}
 """They train models, and import transformers."""
@@ -72,10 +72,3 @@ def test_a_guide_is_short_and_ends_with_what_goes_wrong(page: Path) -> None:
     assert 40 <= len(text.splitlines()) <= 160
     last = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)[-1]
     assert last == "What goes wrong" or page.stem == "choosing"
-
-
-@pytest.mark.parametrize("page", [*PAGES, *sorted((DOCS / "reference").glob("*.md"))], ids=lambda page: page.stem)
-def test_links_of_guides_and_reference_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
-        if "://" not in target and "atlas/" not in target:  # which is generated
-            assert (page.parent / target).exists(), f"{page.name} links {target}"

@@ -48,19 +48,10 @@ def assert_equal(matrix: Tensor, expected: list[list[float]]) -> None:
 
 
 def test_no_position() -> None:
-    rows = [[0.707, 0, 0.707, 0], [0, 0.707, 0.707, 0], [0.707, 0.707, 1.414, 0], [0, 0, 0, 0]]
-    assert_rows(computed.without_position(), rows)
     assert_equal(computed.without_position(), [[dot(a, b) / ROOT2 for b in X] for a in X])
 
 
 def test_absolute() -> None:
-    rows = [
-        [0.707, 0, 1.061, 0.354],
-        [0, 1.591, 1.061, 0.530],
-        [1.061, 1.061, 2.298, 0.884],
-        [0.354, 0.530, 0.884, 0.354],
-    ]
-    assert_rows(computed.absolute(), rows)
     with_vectors = [[x + c / 2 for x, c in zip(a, place, strict=True)] for a, place in zip(X, PLACES, strict=True)]
     assert with_vectors == [[1, 0], [0, 1.5], [1.5, 1], [0.5, 0.5]]
     assert_equal(computed.coordinates_added(), with_vectors)
@@ -80,8 +71,6 @@ TABLE = {(0, 0): 0.0, (0, 1): -0.2, (1, 0): -0.1, (1, 1): -0.3, (-1, 0): 0.1, (0
 
 
 def test_relative() -> None:
-    rows = [[0.707, 0.2, 0.807, 0.3], [-0.2, 0.707, 0.707, 0.1], [0.607, 0.707, 1.414, 0.2], [-0.3, -0.1, -0.2, 0]]
-    assert_rows(computed.relative(), rows)
     assert_equal(computed.relative(), biased(TABLE, 1))
     assert_equal(computed.other_sign(), biased(TABLE, -1))
 
@@ -100,9 +89,7 @@ def test_directions_under_one_sign() -> None:
 def test_shifting_the_image() -> None:
     found = computed.shifted()
     left, right = found["relative"]
-    assert_rows(
-        left, [[0.707, 0.2, 0.807, 0.3], [-0.2, 0.707, 0.707, 0.1], [0.607, 0.707, 1.414, 0.2], [-0.3, -0.1, -0.2, 0]]
-    )
+    assert_equal(left, biased(TABLE, 1))
     torch.testing.assert_close(left, right, rtol=0, atol=1e-12)
     for step, scores in enumerate(found["absolute"]):
         tokens = [[x[0] + r / 2, x[1] + (c + step) / 2] for x, (r, c) in zip(X, PLACES, strict=True)]
@@ -161,8 +148,6 @@ def test_clipping() -> None:
     offsets = [[max(-2, min(2, i - j)) for j in range(7)] for i in range(7)]
     assert computed.clipped_offsets() == offsets
     assert_equal(computed.clipped(), [[values[r] for r in row] for row in offsets])
-    assert_rows(computed.clipped()[:1], [[0, -0.2, -0.3, -0.3, -0.3, -0.3, -0.3]])
-    assert_rows(computed.clipped()[3:4], [[0.3, 0.3, 0.2, 0, -0.2, -0.3, -0.3]])
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -183,15 +168,12 @@ def test_additive_bias() -> None:
 
 
 def test_shaw() -> None:
-    assert_rows(computed.shaw(), [[0.707, -0.354, 0], [0, 0.707, 0.707], [1.414, 1.061, 1.414]])
     vectors = {-2: [-1, 0], -1: [-0.5, 0], 0: [0, 0], 1: [0.5, 0], 2: [1, 0]}
     rows = [[(dot(X[i], X[j]) + dot(X[i], vectors[i - j])) / ROOT2 for j in range(3)] for i in range(3)]
     assert_equal(computed.shaw(), rows)
 
 
 def test_rope() -> None:
-    assert_rows(computed.turned(), [[1, 0], [-0.5, 0.866], [-0.366, 1.366]])
-    assert_rows(computed.rope(), [[0.707, -0.354, -0.259], [-0.354, 0.707, 0.966], [-0.259, 0.966, 1.414]])
     turned = []
     for n, (x, y) in enumerate(X[:3]):
         c, s = math.cos(n * math.pi / 6), math.sin(n * math.pi / 6)
@@ -235,13 +217,8 @@ def test_the_page_is_what_its_code_makes() -> None:
 
 def test_the_page_shows_both_figures_and_every_picture() -> None:
     text = (DOCS / "examples.md").read_text(encoding="utf-8")
-    for figures in (
-        "[-0.366, 1.366]",
-        "[0.366, 1.366]",
-        "[1.061, 1.061, 2.298, 0.884]",
-        "[1.061, 0.707, 1.414, 0.884]",
-    ):
-        assert figures in text
+    for figures in ("-0.366, 1.366", "0.366, 1.366", "1.061, 1.061, 2.298, 0.884", "1.061, 0.707, 1.414, 0.884"):
+        assert f"[{figures}]" in text
     assert "(-2, -1)" not in text, "a 2 x 2 image has no such offset"
     pictures = re.findall(r"\]\((examples/\w+\.png)\)", text)
     assert sorted(pictures) == sorted(f"examples/{path.name}" for path in (DOCS / "examples").glob("*.png"))

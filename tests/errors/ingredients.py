@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -20,8 +22,9 @@ from relpos import (
 )
 from relpos.core import axis_lines
 
-Case = tuple[str, type[Exception], Callable[[], Any], str, str, str]
-"""id ("public name: what is wrong"), exception, the wrong call, what was expected, what came, the remedy."""
+Row = tuple[Callable[[], Any], str]
+"""A wrong call, and what its message says behind "expected": what was expected, what came, the remedy. `...` stands for
+anything."""
 
 LINE = lines(Sequence(6))
 AXES = axis_lines(Grid(2, 3))
@@ -64,3 +67,19 @@ def vit(**changes: Any) -> VisionTransformer:
     """A small vision transformer with some of its arguments replaced."""
     small = {"img_size": 8, "patch_size": 2, "in_chans": 1, "num_classes": 3, "embed_dim": 16, "depth": 1}
     return VisionTransformer(**{**small, "num_heads": 2, **changes})
+
+
+def is_one_line(message: object) -> bool:
+    """Whether it says what was expected, what came, and the remedy."""
+    return re.fullmatch(r"expected .+; got .+\. .+\S", str(message)) is not None
+
+
+def require_said(call: Callable[[], Any], text: str, kind: type[Exception] = ValueError) -> None:
+    """That a wrong call says this in one line, as in a `Row`."""
+    with pytest.raises(kind) as caught:
+        call()
+    line = str(caught.value)
+    assert type(caught.value) is kind
+    assert is_one_line(line), f"not of the form 'expected ...; got .... Remedy': {line}"
+    pattern = re.escape(f"expected {text}").replace(re.escape("..."), ".*")
+    assert re.fullmatch(pattern, line), f"{line!r}, which is not {text!r}"

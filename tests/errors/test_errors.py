@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
-import cases_around
-import cases_attention
-import cases_biases
-import cases_content
-import cases_coordinates
-import cases_mechanisms
-import cases_models
-import cases_position
-import cases_rotary
-import cases_terms
-import cases_vectors
 import jaxtyping
 import pytest
+import test_arguments
+import torch
+import wrong_attention
+import wrong_layers
+import wrong_mechanisms
+import wrong_terms
+from ingredients import require_said, x
 
 import relpos
 
-MODULES = (
-    cases_coordinates,
-    cases_terms,
-    cases_attention,
-    cases_position,
-    cases_mechanisms,
-    cases_models,
-    cases_biases,
-    cases_content,
-    cases_vectors,
-    cases_rotary,
-    cases_around,
-)
-CASES = [case for module in MODULES for case in module.CASES]
+MODULES = (wrong_terms, wrong_attention, wrong_mechanisms, wrong_layers)
+ROWS = [(name, *row) for module in MODULES for name, rows in module.CASES.items() for row in rows]
 
 NOTHING_TO_GET_WRONG = {
     "AdamW",  # PyTorch says what is wrong
@@ -46,32 +29,17 @@ NOTHING_TO_GET_WRONG = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "call", "expected", "came", "remedy"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
-)
+@pytest.mark.parametrize(("name", "call", "text"), ROWS, ids=[f"{name}: {text}"[:90] for name, _, text in ROWS])
 def test_a_wrong_call_says_what_was_expected_what_came_and_the_remedy(
-    kind: type[Exception], call: Callable[[], Any], expected: str, came: str, remedy: str
+    name: str, call: Callable[[], Any], text: str
 ) -> None:
-    with pytest.raises(kind) as caught:
-        call()
-    message = str(caught.value)
-    assert type(caught.value) is kind
-    assert "\n" not in message, "one line"
-    parts = re.fullmatch(r"expected (?P<expected>.+); got (?P<rest>.+\. .+\S)", message)
-    assert parts is not None, f"not of the form 'expected ...; got .... Remedy': {message}"
-    assert expected in parts["expected"]
-    assert came in parts["rest"]
-    assert remedy in parts["rest"][parts["rest"].index(came) + len(came) :], "the remedy comes last"
+    require_said(call, text, NotImplementedError if "backend with all the call needs" in text else ValueError)
 
 
 def test_every_public_name_is_called_wrongly() -> None:
-    tried = {case[0].split(":")[0] for case in CASES}
-    assert tried | NOTHING_TO_GET_WRONG == set(relpos.__all__)
-
-
-def test_ids_are_unique() -> None:
-    ids = [case[0] for case in CASES]
-    assert len(ids) == len(set(ids))
+    replaced = [*test_arguments.LEAST, *test_arguments.BOUNDS, *(name for name, *_ in test_arguments.DIMENSIONS)]
+    tried = {name for name, _, _ in ROWS} | {name.split(",")[0] for name in replaced} | {"NoPosition"}
+    assert set(relpos.__all__) <= tried | NOTHING_TO_GET_WRONG
 
 
 def test_shape_checks_are_off_here_and_would_have_come_first() -> None:
@@ -85,3 +53,9 @@ def test_shape_checks_are_off_here_and_would_have_come_first() -> None:
     jaxtyping.config.update("jaxtyping_disable", False)
     with pytest.raises(jaxtyping.TypeCheckError):
         call()
+
+
+@pytest.mark.parametrize("call", [relpos.linear_attention, relpos.flash_attention])
+def test_dtypes_may_differ_where_autocast_makes_them_one(call: Callable[..., Any]) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        call(x(), x(), x().bfloat16())

@@ -11,9 +11,8 @@ from torch import Tensor
 from fuzz import plain_pairs
 from fuzz.build_numbers import Numbers
 from fuzz.description import Part
-from relpos import Grid, Mask
+from relpos import Grid, Mask, patterns
 from relpos.core import Blocks
-from relpos.patterns import big_bird, block_sparse, dilated, fixed, local, longformer, strided, windows
 
 
 class MaskBuilder(Numbers):
@@ -44,27 +43,23 @@ class MaskBuilder(Numbers):
 
         dtype = options.get("int", "int64")
         for side, count in (("query", n), ("key", m)):
-            order = options.get(f"{side}_order")
-            if order is not None:
-                own = shape(f"{side}_order", count)
-                if order == "random":
-                    given[f"{side}_order"] = self.whole(f"{name}.{side}_order", -3, max(n, m), own, dtype)
-                else:  # where it begins
-                    line = (torch.arange(count) + order).to(getattr(torch, dtype)).expand(own)
-                    given[f"{side}_order"] = self.placed(f"{name}.{side}_order", line)
-            if options.get(f"{side}_global") is not None:
-                share = options[f"{side}_global"]
+            field = f"{side}_order"
+            order, share = options.get(field), options.get(f"{side}_global")
+            if order == "random":
+                given[field] = self.whole(f"{name}.{field}", -3, max(n, m), shape(field, count), dtype)
+            elif order is not None:  # where it begins
+                line = (torch.arange(count) + order).to(getattr(torch, dtype)).expand(shape(field, count))
+                given[field] = self.placed(f"{name}.{field}", line)
+            if share is not None:
                 drawn = self.whole(f"{name}.{side}_global", 0, 99, shape(f"{side}_global", count))
                 given[f"{side}_global"] = drawn < share
-        if options.get("interval") is not None:
-            reach = options["interval"]
-            own = shape("interval", n)
+        reach = options.get("interval")
+        if reach is not None:
             centre = torch.arange(n) * max(m, 1) // max(n, 1)
             for bound, sign in (("low", -1), ("high", 1)):
                 if options.get(bound, True):
-                    away = self.whole(f"{name}.{bound}", -reach // 3, reach, own)
-                    made = (centre + sign * away).to(getattr(torch, dtype))
-                    given[bound] = made
+                    away = self.whole(f"{name}.{bound}", -reach // 3, reach, shape("interval", n))
+                    given[bound] = (centre + sign * away).to(getattr(torch, dtype))
         segments = options.get("segments")
         if segments is not None:
             kind, number = segments
@@ -76,10 +71,8 @@ class MaskBuilder(Numbers):
                 elif kind == "random":
                     made = self.whole(f"{name}.{side}_segments", -1, number - 1, own)
                 elif kind == "padding":
-                    made = torch.where(
-                        torch.arange(count) < self.whole(f"{name}.{side}_end", 0, count, (*own[:-1], 1)), 0, -1
-                    )
-                    made = made.view(own)
+                    end = self.whole(f"{name}.{side}_end", 0, count, (*own[:-1], 1))
+                    made = torch.where(torch.arange(count) < end, 0, -1).view(own)
                 else:  # documents one after another, the last ones padding
                     made = self.whole(f"{name}.{side}_segments", 0, 2 * number, own).clamp(max=1).diff(dim=-1).abs()
                     made = torch.cat([made.new_zeros(*own[:-1], 1), made.cumsum(-1)], dim=-1)[..., :count]
@@ -114,29 +107,18 @@ class MaskBuilder(Numbers):
 
     def _pattern(self, part: Part) -> tuple[Mask, Tensor]:
         options, (n, m) = dict(part.options), self.call.counts
-        match part.kind:
-            case "local":
-                mask = local(**options)
-            case "dilated":
-                mask = dilated(n, **options)
-            case "fixed":
-                mask = fixed(n, **options)
-            case "strided":
-                mask = strided(n, **options)
-            case "longformer":
-                mask = longformer(n, **options)
-            case "windows":
-                mask = windows(Grid(*options["grid"]), options["size"], options["shift"])
-            case "block_sparse":
-                size, share, a_head = options["size"], options["share"], options["a_head"]
-                shape = (self.call.heads if a_head else 1, -(-n // size), -(-m // size))
-                layout = self.whole(f"{part.name}.layout", 0, 99, shape) < share
-                own = plain_pairs.allowed_by({"layout": layout, "size": size}, n, m)
-                return block_sparse(layout if a_head else layout[0], size), own
-            case "big_bird":
-                mask = big_bird(n, heads=self.call.heads, **options)
-                assert mask.blocks is not None  # drawn by PyTorch's generator: read as data
-                return mask, plain_pairs.allowed_by({"layout": mask.blocks.layout, "size": mask.blocks.size}, n, m)
-            case _:
-                raise ValueError(f"no mask {part.kind}")
-        return mask, plain_pairs.PATTERNS[part.kind](n, m, **options)[None, None]
+        pattern = getattr(patterns, part.kind)
+        if part.kind == "block_sparse":
+            size, share, a_head = options["size"], options["share"], options["a_head"]
+            shape = (self.call.heads if a_head else 1, -(-n // size), -(-m // size))
+            layout = self.whole(f"{part.name}.layout", 0, 99, shape) < share
+            own = plain_pairs.allowed_by({"layout": layout, "size": size}, n, m)
+            return pattern(layout if a_head else layout[0], size), own
+        if part.kind == "big_bird":
+            mask = pattern(n, heads=self.call.heads, **options)
+            assert mask.blocks is not None  # drawn by PyTorch's generator: read as data
+            return mask, plain_pairs.allowed_by({"layout": mask.blocks.layout, "size": mask.blocks.size}, n, m)
+        allowed = plain_pairs.PATTERNS[part.kind](n, m, **options)[None, None]
+        if part.kind == "windows":
+            return pattern(Grid(*options["grid"]), options["size"], options["shift"]), allowed
+        return pattern(**options) if part.kind == "local" else pattern(n, **options), allowed

@@ -11,21 +11,7 @@ from torch import Tensor
 
 from fuzz.build_terms import TermBuilder
 from fuzz.description import Part
-from relpos.core import (
-    AxisVectors,
-    DenseBias,
-    LineBias,
-    Lines,
-    LineVectors,
-    LowRank,
-    QueryBias,
-    Rotation,
-    RowRule,
-    Scale,
-    Sinks,
-    Softcap,
-    Term,
-)
+from relpos import core
 from relpos.position import Site
 from relpos.position.preset import find
 
@@ -33,7 +19,7 @@ from relpos.position.preset import find
 class MechanismBuilder(TermBuilder):
     """Terms of mechanisms."""
 
-    def _mechanism(self, part: Part) -> list[Term]:
+    def _mechanism(self, part: Part) -> list[core.Term]:
         """The terms of a mechanism, as data: each floating tensor becomes one of the call's own."""
         call = self.call
         queries, keys = self.sides()
@@ -51,7 +37,7 @@ class MechanismBuilder(TermBuilder):
                         parameter.normal_(std=0.3)
         terms = mechanism.terms(queries, None if keys is queries else keys)
         terms = terms if self.cuts is None else terms.narrow(*self.cuts)
-        made: list[Term] = []
+        made: list[core.Term] = []
         known: dict[int, Tensor] = {}
         for place, term in enumerate(terms):
             own = self._own(term, f"{part.name}.{place}", known)
@@ -70,7 +56,7 @@ class MechanismBuilder(TermBuilder):
             return known[id(node)]
         if isinstance(node, tuple):
             return tuple(self._own(x, f"{name}.{i}", known) for i, x in enumerate(node))
-        if is_dataclass(node) and not isinstance(node, (Lines, type)):
+        if is_dataclass(node) and not isinstance(node, (core.Lines, type)):
             changed = {f.name: self._own(getattr(node, f.name), f"{name}.{f.name}", known) for f in fields(node)}
             return replace(node, **changed)
         return node
@@ -78,44 +64,44 @@ class MechanismBuilder(TermBuilder):
     def _name(self, x: Tensor | None) -> str | None:
         return None if x is None else self.names[id(x)]
 
-    def _describe(self, term: Term) -> None:
+    def _describe(self, term: core.Term) -> None:
         """An entry of what a term says, read off its fields."""
         entries = self.entries
         match term:
-            case LineBias(values=values, lines=line):
+            case core.LineBias(values=values, lines=line):
                 entries.append(("line", {"values": self._name(values), "index": _pairs(line)}))
-            case Rotation():
+            case core.Rotation():
                 named = ("query", "key", "query_magnitude", "key_magnitude")
                 entry: dict[str, Any] = {name: self._name(getattr(term, name)) for name in named}
                 entries.append(("rotation", {**entry, "layout": term.layout, "magnitude": term.magnitude}))
-            case QueryBias(u=u):
+            case core.QueryBias(u=u):
                 entries.append(("query_bias", {"u": self._name(u)}))
-            case LineVectors():
+            case core.LineVectors():
                 rows = _pairs(term.lines)
                 rows = rows if term.index is None else term.index[rows]
                 own = {"vectors": self._name(term.vectors), "bias": self._name(term.bias), "rows": rows}
                 entries.append(("vectors", {**own, "side": term.side, "scaled": term.scaled}))
-            case AxisVectors():
+            case core.AxisVectors():
                 for vectors, line in zip(term.vectors, term.lines, strict=True):
                     own = {"vectors": self._name(vectors), "bias": None, "rows": _pairs(line)}
                     entries.append(("vectors", {**own, "side": "query", "scaled": False}))
-            case LowRank(query=query, key=key):
+            case core.LowRank(query=query, key=key):
                 entries.append(("low_rank", {"query": self._name(query), "key": self._name(key)}))
-            case DenseBias(bias=bias):
+            case core.DenseBias(bias=bias):
                 entries.append(("dense", {"bias": self._name(bias)}))
-            case RowRule():
+            case core.RowRule():
                 names = tuple(self.names.get(id(x), x) for x in term.parameters)
                 entries.append(("rule", {"rule": term.rule, "parameters": names}))
-            case Softcap(cap=cap):
+            case core.Softcap(cap=cap):
                 entries.append(("softcap", {"cap": cap}))
-            case Sinks(logits=logits):
+            case core.Sinks(logits=logits):
                 entries.append(("sinks", {"logits": self._name(logits)}))
-            case Scale():
+            case core.Scale():
                 pass
             case _:
                 raise TypeError(f"the fuzzer knows no {type(term).__name__}")
 
 
-def _pairs(line: Lines) -> Tensor:
+def _pairs(line: core.Lines) -> Tensor:
     """The entry of each pair, from the two lines as data."""
     return line.query.long()[..., :, None] - line.key.long()[..., None, :] + line.origin

@@ -11,37 +11,20 @@ from torch import Tensor
 
 from fuzz.build_numbers import Numbers
 from fuzz.description import Part
-from relpos.core import (
-    AxisVectors,
-    DenseBias,
-    LineBias,
-    Lines,
-    LineVectors,
-    LowRank,
-    QueryBias,
-    Rotation,
-    RowRule,
-    Scale,
-    Sinks,
-    Softcap,
-    Term,
-    Terms,
-    axis_lines,
-    lines,
-)
+from relpos import core
 
 
 class TermBuilder(Numbers):
     """Terms as they are."""
 
-    def terms(self) -> Terms:
-        total = Terms()
+    def terms(self) -> core.Terms:
+        total = core.Terms()
         for part in self.call.terms:
             for term in getattr(self, f"_{part.kind.lower()}")(part):
                 total = total + term
         return total
 
-    def _narrowed(self, term: Term) -> Term:
+    def _narrowed(self, term: core.Term) -> core.Term:
         """The part of a term that the call wants, of one that was made for more."""
         return term if self.cuts is None else term.narrow(*self.cuts)
 
@@ -55,23 +38,21 @@ class TermBuilder(Numbers):
         dtype = getattr(torch, part.options.get("dtype", self.call.dtype))
         return torch.promote_types(dtype, least) if least is not None else dtype
 
-    def _lines(self, part: Part) -> tuple[Lines, Tensor]:
+    def _lines(self, part: Part) -> tuple[core.Lines, Tensor]:
         sides = self.sides(raster=part.options.get("raster", False))
-        line = lines(sides[0]) if sides[0] is sides[1] else lines(*sides)
+        line = core.lines(sides[0]) if sides[0] is sides[1] else core.lines(*sides)
         index, length = self.index(sides)
         assert line.length == length, "the lines have another length than their documentation says"
         return replace(line, query=self.placed(f"{part.name}.query", line.query)), index
 
-    def _linebias(self, part: Part) -> list[Term]:
+    def _linebias(self, part: Part) -> list[core.Term]:
         line, index = self._lines(part)
-        values = self.floats(
-            f"{part.name}.values", (self._heads(part), line.length), part.options.get("gain", 1.0),
-            self._dtype(part, torch.float32),
-        )  # fmt: skip
+        shape, dtype = (self._heads(part), line.length), self._dtype(part, torch.float32)
+        values = self.floats(f"{part.name}.values", shape, part.options.get("gain", 1.0), dtype)
         self.entries.append(("line", {"values": f"{part.name}.values", "index": index}))
-        return [self._narrowed(LineBias(values, line))]
+        return [self._narrowed(core.LineBias(values, line))]
 
-    def _rotation(self, part: Part) -> list[Term]:
+    def _rotation(self, part: Part) -> list[core.Term]:
         options, (n, m) = part.options, self.call.counts
         pairs, wide = options["pairs"], torch.promote_types(self.dtype, torch.float32)
         dtype = getattr(torch, options.get("dtype", str(wide).removeprefix("torch.")))
@@ -79,33 +60,28 @@ class TermBuilder(Numbers):
         entry: dict[str, Any] = {"layout": options["layout"], "magnitude": options.get("magnitude", 1.0)}
         made: dict[str, Tensor | None] = {}
         for side, count in (("query", n), ("key", m)):
-            shape = (
-                self._batch(part, f"{side}_batched"),
-                heads if options.get(f"{side}_heads", True) else 1,
-                count,
-                pairs,
-            )
-            for name, wanted in ((side, side == "query" or options.get("keys", True)), (f"{side}_magnitude", False)):
-                if name == f"{side}_magnitude":
-                    wanted = options.get("magnitudes", False) and (side == "query" or options.get("keys", True))
+            own = heads if options.get(f"{side}_heads", True) else 1
+            shape = (self._batch(part, f"{side}_batched"), own, count, pairs)
+            turned = side == "query" or options.get("keys", True)
+            for name, wanted in ((side, turned), (f"{side}_magnitude", turned and options.get("magnitudes", False))):
                 made[name] = None
                 if wanted:
                     full = f"{part.name}.{name}"
                     made[name] = self.floats(full, shape, 3.0 if name == side else 0.5, dtype)
                     entry[name] = full
         self.entries.append(("rotation", entry))
-        return [Rotation(**made, layout=options["layout"], magnitude=entry["magnitude"])]  # type: ignore[arg-type]
+        return [core.Rotation(**made, layout=options["layout"], magnitude=entry["magnitude"])]  # type: ignore[arg-type]
 
-    def _querybias(self, part: Part) -> list[Term]:
+    def _querybias(self, part: Part) -> list[core.Term]:
         u = self.floats(f"{part.name}.u", (self._heads(part), self.call.width), dtype=self._dtype(part))
         self.entries.append(("query_bias", {"u": f"{part.name}.u"}))
-        return [QueryBias(u)]
+        return [core.QueryBias(u)]
 
-    def _linevectors(self, part: Part) -> list[Term]:
+    def _linevectors(self, part: Part) -> list[core.Term]:
         call, options, name = self.call, part.options, part.name
         line, entry = self._lines(part)
         side, width = options["side"], call.value_width if options["side"] == "value" else call.width
-        count, kind = options["rows"], options.get("index")
+        count, kind, scaled = options["rows"], options.get("index"), options.get("scaled", True)
         if kind is None:
             count = max(1, line.length + options.get("more", 0))
         vectors = self.floats(f"{name}.vectors", (self._heads(part), count, width), dtype=self._dtype(part))
@@ -119,23 +95,13 @@ class TermBuilder(Numbers):
         bias = None
         if options.get("bias", False):
             bias = self.floats(f"{name}.bias", (self._heads(part), width), dtype=self._dtype(part))
-        self.entries.append(
-            (
-                "vectors",
-                {
-                    "vectors": f"{name}.vectors",
-                    "bias": None if bias is None else f"{name}.bias",
-                    "rows": rows,
-                    "side": side,
-                    "scaled": options.get("scaled", True),
-                },
-            )
-        )
-        return [self._narrowed(LineVectors(vectors, index, line, side, options.get("scaled", True), bias))]
+        said = {"vectors": f"{name}.vectors", "bias": None if bias is None else f"{name}.bias", "rows": rows}
+        self.entries.append(("vectors", said | {"side": side, "scaled": scaled}))
+        return [self._narrowed(core.LineVectors(vectors, index, line, side, scaled, bias))]
 
-    def _axisvectors(self, part: Part) -> list[Term]:
+    def _axisvectors(self, part: Part) -> list[core.Term]:
         sides = self.sides()
-        every = axis_lines(sides[0]) if sides[0] is sides[1] else axis_lines(*sides)
+        every = core.axis_lines(sides[0]) if sides[0] is sides[1] else core.axis_lines(*sides)
         vectors = []
         for axis, line in enumerate(every):
             index, _ = self.index(sides, axis)
@@ -144,9 +110,9 @@ class TermBuilder(Numbers):
             vectors.append(self.floats(name, (self._heads(part), count, self.call.width), dtype=self._dtype(part)))
             entry = {"vectors": name, "bias": None, "rows": index, "side": "query", "scaled": False}
             self.entries.append(("vectors", entry))
-        return [self._narrowed(AxisVectors(tuple(vectors), every))]
+        return [self._narrowed(core.AxisVectors(tuple(vectors), every))]
 
-    def _lowrank(self, part: Part) -> list[Term]:
+    def _lowrank(self, part: Part) -> list[core.Term]:
         (n, m), rank = self.call.counts, part.options["rank"]
         made = []
         for side, count in (("query", n), ("key", m)):
@@ -154,9 +120,9 @@ class TermBuilder(Numbers):
             heads = self._heads(part) if part.options.get(f"{side}_heads", True) else 1
             made.append(self.floats(f"{part.name}.{side}", (*lead, heads, count, rank), dtype=self._dtype(part)))
         self.entries.append(("low_rank", {"query": f"{part.name}.query", "key": f"{part.name}.key"}))
-        return [LowRank(*made)]
+        return [core.LowRank(*made)]
 
-    def _densebias(self, part: Part) -> list[Term]:
+    def _densebias(self, part: Part) -> list[core.Term]:
         rows, columns = (
             count if part.options.get(axis, True) else min(count, 1)
             for axis, count in zip(("rows", "columns"), self.call.counts, strict=True)
@@ -164,26 +130,26 @@ class TermBuilder(Numbers):
         shape = (self._batch(part), self._heads(part), rows, columns)
         bias = self.floats(f"{part.name}.bias", shape, part.options.get("gain", 1.0), self._dtype(part))
         self.entries.append(("dense", {"bias": f"{part.name}.bias"}))
-        return [DenseBias(bias)]
+        return [core.DenseBias(bias)]
 
-    def _rowrule(self, part: Part) -> list[Term]:
+    def _rowrule(self, part: Part) -> list[core.Term]:
         name, rule = f"{part.name}.w", part.options["rule"]
         wide = torch.promote_types(self.dtype, torch.float32)
         w = self.floats(name, (self.call.heads, self.call.width), dtype=wide)
         self.entries.append(("rule", {"rule": rule, "parameters": (name,)}))
-        return [RowRule(_RULES[rule], (w,))]
+        return [core.RowRule(_RULES[rule], (w,))]
 
-    def _scale(self, part: Part) -> list[Term]:
-        return [Scale(part.options["value"])]
+    def _scale(self, part: Part) -> list[core.Term]:
+        return [core.Scale(part.options["value"])]
 
-    def _softcap(self, part: Part) -> list[Term]:
+    def _softcap(self, part: Part) -> list[core.Term]:
         self.entries.append(("softcap", {"cap": part.options["cap"]}))
-        return [Softcap(part.options["cap"])]
+        return [core.Softcap(part.options["cap"])]
 
-    def _sinks(self, part: Part) -> list[Term]:
+    def _sinks(self, part: Part) -> list[core.Term]:
         logits = self.floats(f"{part.name}.logits", (self.call.heads,), 2.0, self._dtype(part))
         self.entries.append(("sinks", {"logits": f"{part.name}.logits"}))
-        return [Sinks(logits)]
+        return [core.Sinks(logits)]
 
 
 def _gate(q: Tensor, k: Tensor, allowed: Tensor, rows: slice, w: Tensor) -> Tensor:

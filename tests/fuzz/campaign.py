@@ -6,16 +6,12 @@ import multiprocessing
 from collections.abc import Iterable, Iterator
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import interpreter
 from fuzz.description import Described, shown
 from fuzz.drawing import draw
 from fuzz.running import Outcome, Tally, check
 from fuzz.shrinking import shrink
-
-console = Console(soft_wrap=True, highlight=False)
 
 
 def _one(given: tuple[int, tuple[str, ...]]) -> tuple[int, Outcome]:
@@ -42,37 +38,30 @@ def _outcomes(seeds: Iterable[int], engines: tuple[str, ...], jobs: int, threads
 def campaign(seeds: range, engines: tuple[str, ...], jobs: int, threads: int, stop: int, shrinking: bool) -> int:
     """Run all of them; 1 where one failed."""
     tally, failing = Tally(), 0
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console,
-        disable=not console.is_terminal,
-    )  # fmt: skip
-    with bar:
-        task = bar.add_task("calls", total=len(seeds))
-        for seed, outcome in _outcomes(seeds, engines, jobs, threads):
-            tally.add(outcome)
-            bar.advance(task)
-            if not console.is_terminal and tally.calls % 1000 == 0:
-                console.print(f"{tally.calls:,} calls, {failing:,} failing")
-            if outcome.failures:
-                failing += 1
-                report(draw(seed, engines), outcome, engines, shrinking)
-                if failing >= stop:
-                    console.print(f"[red]stopped at {failing} failing calls[/red]")
-                    break
+    for seed, outcome in _outcomes(seeds, engines, jobs, threads):
+        tally.add(outcome)
+        if tally.calls % 1000 == 0:
+            print(f"{tally.calls:,} of {len(seeds):,} calls, {failing:,} failing", flush=True)
+        if outcome.failures:
+            failing += 1
+            report(draw(seed, engines), outcome, engines, shrinking)
+        if failing >= stop:
+            print(f"stopped at {failing} failing calls")
+            break
     served = ", ".join(f"{engine} {tally.served[engine]:,}" for engine in engines)
-    console.print(f"{tally.calls:,} calls; served: {served}; failing: {failing:,}")
+    print(f"{tally.calls:,} calls; served: {served}; failing: {failing:,}")
     for engine, share in tally.worst.items():
-        console.print(f"  {engine}: at most {share:.3f} of what is allowed")
+        print(f"  {engine}: at most {share:.3f} of what is allowed")
     return 1 if failing else 0
 
 
 def report(call: Described, outcome: Outcome, engines: tuple[str, ...], shrinking: bool) -> None:
     """Say what failed, and the smallest call that fails in the same engines."""
-    console.print(f"[red]seed {call.seed}[/red]: python -m tests.fuzz --engines {','.join(engines)} --seed {call.seed}")
+    print(f"seed {call.seed}: python -m tests.fuzz --engines {','.join(engines)} --seed {call.seed}")
     for engine, wrong in outcome.failures.items():
-        console.print(f"  {engine}: {wrong}", markup=False)
+        print(f"  {engine}: {wrong}")
     if not shrinking:
-        console.print(f"  {shown(call)}", markup=False)
+        print(f"  {shown(call)}", flush=True)
         return
     engine = next(iter(outcome.failures))
     only = (engine,) if engine in engines else engines
@@ -83,12 +72,8 @@ def report(call: Described, outcome: Outcome, engines: tuple[str, ...], shrinkin
         return engine in found and _kind(found[engine]) == kind
 
     smaller = shrink(call, fails)
-    console.print(f"  {engine} still fails on: {check(smaller, only).failures.get(engine)}", markup=False)
-    console.print(f"  python -m tests.fuzz --engines {','.join(only)} --call {_quoted(shown(smaller))}", markup=False)
-
-
-def _quoted(text: str) -> str:
-    return '"' + text + '"'
+    print(f"  {engine} still fails on: {check(smaller, only).failures.get(engine)}")
+    print(f'  python -m tests.fuzz --engines {",".join(only)} --call "{shown(smaller)}"', flush=True)
 
 
 def _kind(wrong: str) -> str:
@@ -105,6 +90,6 @@ def again(call: Described, engines: tuple[str, ...], threads: int, shrinking: bo
     if outcome.failures:
         report(call, outcome, engines, shrinking)
         return 1
-    console.print(shown(call), markup=False)
-    console.print(f"agrees in {', '.join(outcome.served) or 'no engine: none serves it'}")
+    print(shown(call))
+    print(f"agrees in {', '.join(outcome.served) or 'no engine: none serves it'}")
     return 0

@@ -8,6 +8,32 @@ from fuzz.chance import Chance
 from fuzz.description import Described, Layout
 from fuzz.tiles import STREAMING, TRITON
 
+_DIMENSIONS = {
+    "LineBias": {"values": 2},
+    "QueryBias": {"u": 2},
+    "LineVectors": {"vectors": 3, "bias": 2},
+    "Sinks": {"logits": 1},
+    "Rotation": {"query": 4, "key": 4, "query_magnitude": 4, "key_magnitude": 4},
+    "DenseBias": {"bias": 4},
+    "RowRule": {"w": 2},
+    "AxisVectors": {"0": 3, "1": 3, "2": 3},
+    "LowRank": {"query": 3, "key": 3},
+    "Mechanism": {
+        f"{term}.{name}": dims
+        for term in range(2)
+        for name, dims in (("values", 2), ("vectors", 3), ("u", 2), ("query", 4), ("bias", 2))
+    },
+}
+
+
+def tensors(call: Described) -> dict[str, int]:
+    """Tensors that may learn, and their numbers of dimensions, as far as they are known beforehand."""
+    names = {"q": 4, "k": 4, "v": 4}
+    for part in call.terms:
+        for name, dims in _DIMENSIONS.get(part.kind, {}).items():
+            names[f"{part.name}.{name}"] = dims + bool(part.options.get(f"{name}_wide", False))
+    return names
+
 
 class MemoryChoices(Chance):
     """Layouts, gradients and tiles."""
@@ -15,41 +41,15 @@ class MemoryChoices(Chance):
     def frozen(self, call: Described) -> tuple[str, ...]:
         if self.sometimes(0.5):
             return ()
-        names = self._names(call)
+        names = tensors(call)
         share = self.of(0.2, 0.5, 0.8, 1.0)
         return tuple(name for name in names if self.sometimes(share))
-
-    @staticmethod
-    def _names(call: Described) -> dict[str, int]:
-        """Tensors that may learn, and their numbers of dimensions, as far as they are known beforehand."""
-        names = {"q": 4, "k": 4, "v": 4}
-        known = {
-            "LineBias": {"values": 2},
-            "QueryBias": {"u": 2},
-            "LineVectors": {"vectors": 3, "bias": 2},
-            "Sinks": {"logits": 1},
-            "Rotation": {"query": 4, "key": 4, "query_magnitude": 4, "key_magnitude": 4},
-            "DenseBias": {"bias": 4},
-            "RowRule": {"w": 2},
-            "AxisVectors": {"0": 3, "1": 3, "2": 3},
-        }
-        for part in call.terms:
-            for name, dims in known.get(part.kind, {}).items():
-                names[f"{part.name}.{name}"] = dims
-            if part.kind == "LowRank":
-                for side in ("query", "key"):
-                    names[f"{part.name}.{side}"] = 4 if part.options.get(f"{side}_wide", False) else 3
-            if part.kind == "Mechanism":
-                for place in range(2):
-                    for name, dims in (("values", 2), ("vectors", 3), ("u", 2), ("query", 4), ("bias", 2)):
-                        names[f"{part.name}.{place}.{name}"] = dims
-        return names
 
     def layouts(self, call: Described) -> dict[str, Layout]:
         found: dict[str, Layout] = {}
         if self.sometimes(0.25):
             return found
-        names = self._names(call) | {"d_out": 4, "d_lse": 3}
+        names = tensors(call) | {"d_out": 4, "d_lse": 3}
         share = self.of(0.3, 0.6, 1.0)
         alike = self.layout(4) if self.sometimes(0.3) else None
         for name, dims in names.items():

@@ -9,40 +9,14 @@ PAIRS = 60_000
 """Scores of all heads that most calls stay below."""
 
 ANYWHERE = (
-    "alibi",
-    "alibi_learned",
-    "clipped",
-    "kerple_log",
-    "kerple_power",
-    "relative_1d",
-    "sandwich",
-    "t5",
-    "shaw",
-    "deberta",
-    "transformer_xl",
-    "cope",
-    "fire",
-    "rotary_1d",
-    "rotary_linear",
-    "rotary_yarn",
-    "xpos",
-)
+    "alibi", "alibi_learned", "clipped", "kerple_log", "kerple_power", "relative_1d", "sandwich", "t5", "shaw",
+    "deberta", "transformer_xl", "cope", "fire", "rotary_1d", "rotary_linear", "rotary_yarn", "xpos",
+)  # fmt: skip
 """Mechanisms of sequences, which see a grid in raster order."""
 ON_GRIDS = (
-    "alibi_manhattan",
-    "alibi_axes",
-    "decomposed",
-    "factored_2d",
-    "irpe_product",
-    "irpe_euclidean",
-    "log_cpb",
-    "relative_2d",
-    "rotary_2d",
-    "rotary_mixed",
-    "rotary_2d+relative_2d",
-    "rotary_multimodal",
-    "tupe",
-)
+    "alibi_manhattan", "alibi_axes", "decomposed", "factored_2d", "irpe_product", "irpe_euclidean", "log_cpb",
+    "relative_2d", "rotary_2d", "rotary_mixed", "rotary_2d+relative_2d", "rotary_multimodal", "tupe",
+)  # fmt: skip
 ROTARY = ("rotary", "xpos")
 BRINGS_SCALE = ("t5", "deberta", "tupe")
 
@@ -85,7 +59,7 @@ class TermChoices(Chance):
         kind = self.r.choices(list(weights), list(weights.values()))[0]
         if kind == "Mechanism":
             return self._mechanism(call, name, rotary, once, presets)
-        options: Options = getattr(self, f"_{kind.lower()}")(call)
+        options: Options = {} if kind in ("QueryBias", "Sinks") else getattr(self, f"_{kind.lower()}")(call)
         if not self.sometimes(0.75):
             options["heads"] = False
         if kind in ("QueryBias", "LineVectors", "AxisVectors", "LowRank", "DenseBias", "Sinks") and self.sometimes(0.1):
@@ -124,9 +98,6 @@ class TermChoices(Chance):
             if self.sometimes(0.6):
                 options[option] = False
         return options
-
-    def _querybias(self, call: Described) -> Options:
-        return {}
 
     def _linevectors(self, call: Described) -> Options:
         options = self._raster(call) | {
@@ -173,9 +144,6 @@ class TermChoices(Chance):
 
     def _softcap(self, call: Described) -> Options:
         return {"cap": self.of(0.7, 3.0, 20.0)}
-
-    def _sinks(self, call: Described) -> Options:
-        return {}
 
     def _mechanism(self, call: Described, name: str, rotary: bool, known: set[str], presets: list[str]) -> Part | None:
         kinds = {side.kind for side in call.sides}

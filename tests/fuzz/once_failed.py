@@ -69,11 +69,7 @@ ONCE_FAILED = {
         upstream="lse",
     ),
     "two biases in half precision": Described(
-        seed=7095,
-        dtype="float16",
-        terms=(Part("DenseBias", "t2"), Part("DenseBias", "t3")),
-        lse=True,
-        upstream="both",
+        seed=7095, dtype="float16", terms=(Part("DenseBias", "t2"), Part("DenseBias", "t3")), lse=True, upstream="both"
     ),
     "queries that are a prefix alone": Described(
         seed=4806, queries=Tokens("sequence", (0,), prefix=1), terms=(Part("LineBias", "t0"),)
