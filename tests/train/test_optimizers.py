@@ -15,8 +15,6 @@ from relpos.optim import Lion, Sophia
 from relpos.train import OPTIMIZERS, ImageRecipe, OptimizerName, TextRecipe, estimate_hessian, loop, train
 from relpos.train.loop import rate_at
 
-FAST_CASES = 4  # of each of its tests, in the fast part
-
 TINY = ImageRecipe(steps=4, warmup_steps=2, batch_size=16, embed_dim=16, depth=1, num_heads=2)
 CPU = torch.device("cpu")
 
@@ -74,9 +72,11 @@ def test_an_unknown_optimizer_is_refused() -> None:
         TINY.by("sgd")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("precision", ["float32", "bf16-mixed", "fp16-mixed"])
-def test_every_optimizer_trains_in_every_precision_and_repeats(
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("adamw", "fp16-mixed"), ("lion", "bf16-mixed"), ("sophia-g", "float32"), ("sophia-h", "bf16-mixed")],
+)
+def test_every_optimizer_trains_and_repeats(
     name: OptimizerName, precision: str, made: list[torch.optim.Optimizer]
 ) -> None:
     first, again = (run(tiny(name, steps=2), precision) for _ in range(2))

@@ -97,7 +97,7 @@ def test_two_processes_train_what_one_does(run_processes: Run, tmp_path: Path, m
     """The largest difference of a weight, over the largest way that one went."""
     out, script = tmp_path / "found.json", ROOT / "benchmarks" / "processes.py"
     # FIRE has numbers without an axis, of which fully_shard takes none
-    given = ["--positions", "fire", "--worlds", "2", "--steps", "3", "--out", str(out)]
+    given = ["--positions", "fire", "--worlds", "2", "--steps", "2", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", [script.name, *given])
 
     def start(command: list[str], **_: Any) -> None:

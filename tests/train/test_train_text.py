@@ -61,11 +61,10 @@ def test_what_a_recipe_has_of_the_model_reaches_it(text: Text) -> None:
     assert {*asked, "global_pool", "class_token"} == OF_THE_MODEL
 
 
-@pytest.mark.parametrize("position", ["none", "relative_1d"])
-def test_training_repeats_bit_for_bit(text: Text, position: str) -> None:
-    first, curve = train(text, position, TINY, seed=0, device=CPU)
-    again, _ = train(text, position, TINY, seed=0, device=CPU)
-    other, _ = train(text, position, TINY, seed=1, device=CPU)
+def test_training_repeats_bit_for_bit(text: Text) -> None:
+    first, curve = train(text, "relative_1d", TINY, seed=0, device=CPU)
+    again, _ = train(text, "relative_1d", TINY, seed=0, device=CPU)
+    other, _ = train(text, "relative_1d", TINY, seed=1, device=CPU)
     for (name, one), two in zip(first.state_dict().items(), again.state_dict().values(), strict=True):
         assert torch.equal(one, two), name
     assert not torch.equal(first.state_dict()["token_embed.weight"], other.state_dict()["token_embed.weight"])
