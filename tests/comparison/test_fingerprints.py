@@ -43,11 +43,10 @@ class Build:
     def __init__(self, held: Any) -> None:
         self.held = held
 
-    def __call__(self, position: str, task: Any) -> Any:
-        return self.held
-
     def method(self, position: str, task: Any) -> Any:
         return self.held
+
+    __call__ = method
 
 
 class Hiding(Build):

@@ -21,12 +21,10 @@ from torch.export import Dim, export
 
 import relpos
 from relpos import (
-    CoPE,
     LanguageModel,
     Mask,
     Positions,
     Sequence,
-    ShawPosition,
     SwinTransformer,
     T5Bias,
     VisionTransformer,
@@ -145,8 +143,7 @@ CASES = {
     "text, learned+relative_1d": text("learned+relative_1d", bounded=True),
     "text, none, strict": text("none", strict=True),
     "text, rotary_dynamic_ntk": text("rotary_dynamic_ntk"),
-    "text, cope and shaw": text(lambda site: CoPE.from_site(site) + ShawPosition.from_site(site)),
-    "text, deberta": text("deberta"),
+    "text, cope+shaw+deberta": text("cope+shaw+deberta"),
     "attention, t5": own(),
     "image, learned+relative_2d": image(vit, 1, 4, 6),
     "windows, relative_2d": image(swin, 1, 16, 16),
