@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,46 +87,6 @@ def test_what_was_left_out_is_printed(finished: tuple[Path, str]) -> None:
     assert "Ignored 1 file that is no image in a class's folder: grass/notes.txt" in printed
     assert "Batches of 21 instead of 64: there are 21 training images." in printed
     assert "30 images of 3 classes" in printed
-
-
-def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    assert caught.value.code == 2
-    message = capsys.readouterr().err
-    assert len(message.splitlines()) == 1
-    return message
-
-
-def test_without_skip_the_broken_ones_are_named(
-    photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    message = refused(call(photographs, tmp_path / "out"), capsys)
-    assert "cat/zero.png (the file is empty)" in message
-    assert "grass/cut.jpg (it is broken: " in message
-    assert "--bad-images skip" in message
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_it_goes_on_with_the_same_images_and_refuses_others(
-    photographs: Path, finished: tuple[Path, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, _ = finished
-    before = (out / "results.json").read_bytes()
-    main(call(photographs, out, *SKIP))
-    assert "This comparison is finished. Its results, from" in " ".join(capsys.readouterr().out.split())
-    assert (out / "results.json").read_bytes() == before
-    added = photographs / "cat" / "added.png"
-    shutil.copy(photographs / "cat" / "01-grey.png", added)
-    try:
-        message = refused(call(photographs, out, *SKIP), capsys)
-    finally:
-        added.unlink()
-    assert "task_options.contents was '30 images, sha256 " in message
-    assert "now '31 images, sha256 " in message
-    assert "patch was [4, 4], now [8, 8]" in refused(call(photographs, out, "--bad-images", "skip"), capsys)
-    assert (out / "results.json").read_bytes() == before
 
 
 def tiny(folder: Path, classes: int, size: tuple[int, int], patch: tuple[int, int]) -> ImageFolder:

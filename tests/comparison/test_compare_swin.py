@@ -74,6 +74,7 @@ def test_a_newcomer_is_told_of_it(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_grown_model_says_of_the_trained_size_what_it_said(position: str) -> None:
     task = find_task("digits")
     model: Any = build_swin(position, task).eval()
+    assert [window.sizes for window in model.windows] == [(4, 4), (4, 4)]
     larger: Any = torch.randn(2, 1, 24, 24)
     for rule in growth(model):
         other = grown(model, (24, 24), rule)

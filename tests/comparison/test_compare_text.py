@@ -137,18 +137,3 @@ def test_a_sample_is_the_trained_models_and_goes_on_beyond_by_its_first_rule(pos
 
 def words(tokens: torch.Tensor) -> str:
     return bytes(tokens.tolist()).decode("utf-8", "replace")
-
-
-def test_text_and_images_are_not_mixed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "mine.txt").write_text("few")
-    for typed, said in (
-        (["--data", str(tmp_path / "mine.txt"), "--rotate"], "a folder of images as data with rotate; got "),
-        (["--data", "a.txt"], "a.txt, which does not exist"),
-        (["--data", "/dev/null"], "/dev/null (it is a device)"),
-        (["--data", "text", "--image-size", "8"], "a folder of images as data with image_size; got text"),
-    ):
-        with pytest.raises(SystemExit) as caught:
-            main(["compare", *typed, "--out", str(tmp_path / "out")])
-        assert caught.value.code == 2
-        assert said in capsys.readouterr().err
-        assert not (tmp_path / "out").exists()

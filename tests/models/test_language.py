@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from relpos import (
     KeyValueCache,
-    LanguageModel,
     Mechanism,
     Sequence,
     Site,
@@ -266,29 +265,6 @@ def test_counts_sum_to_all() -> None:
             "position": 9 * 16 + 2 * 32 * 4,
             **({} if tied else {"head": 7 * 16}),
         }
-
-
-# in training
-
-
-def test_it_fits_a_text() -> None:
-    """From the spread of a guess to half a nat in 60 steps, on a sentence that it sees often."""
-    text = b"the cat sat on the mat and the dog sat on the log; " * 4
-    data = torch.tensor(list(text))
-    model = LanguageModel(context=32, embed_dim=32, depth=2, num_heads=2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    losses = []
-    for step in range(60):
-        rows = torch.stack([data[start : start + 33] for start in range(step % 7, 140, 20)])
-        loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert abs(losses[0] - math.log(256)) < 0.5, "it starts from a guess"
-    assert losses[-1] < 0.5
-    prompt = data[None, :24]
-    assert bytes(model.generate(prompt, 27, temperature=0)[0].tolist()) == text[:51]
 
 
 def test_a_function_of_the_site() -> None:
