@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import socket
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from relpos.cli import ending
+from relpos.cli import ending, main
 from relpos.train import ImageRecipe, loop, processes
 from relpos.train.processes import Parallelism
 from relpos_command.parsing import fail
@@ -51,6 +54,42 @@ def test_accelerate_that_started_one_process_of_several(environment: pytest.Monk
     environment.delenv("WORLD_SIZE")  # a script of SLURM exports the meeting point for one process, too
     environment.setattr(Path, "read_bytes", lambda path: b"HOME=/root\0MASTER_ADDR=node1\0")
     processes.require_all_started()
+
+
+def test_accelerate_starts_one_process_on_cpus(environment: pytest.MonkeyPatch) -> None:
+    """What it leaves to it is known: with --multi_gpu it starts several."""
+    launch = importlib.import_module("accelerate.commands.launch")
+    started: list[dict[str, str]] = []
+
+    def start(command: list[str], env: dict[str, str]) -> SimpleNamespace:
+        started.append(env)
+        return SimpleNamespace(wait=lambda: None, returncode=0)
+
+    environment.setattr(launch.subprocess, "Popen", start)
+    given = ["--cpu", "--num_processes", "2", "--main_process_port", "0", "train.py"]
+    launch.launch_command(launch.launch_command_parser().parse_args(given))
+    (env,) = started
+    for name in env.keys() - os.environ.keys():
+        environment.setenv(name, env[name])
+    with pytest.raises(ValueError, match="as many processes as accelerate launch was told to start; got one"):
+        processes.require_all_started()
+
+
+def test_devices_are_processes_of_torchrun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words = ["train", "--position", "none", "--devices", "2", "--out", str(tmp_path / "out")]
+    started: list[list[str]] = []
+
+    def become(path: str, command: list[str]) -> None:
+        started.append(command)
+        raise SystemExit
+
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")  # which it would leave behind
+    monkeypatch.setattr(os, "execv", become)
+    monkeypatch.setattr(sys, "argv", ["relpos", *words])
+    with pytest.raises(SystemExit):
+        main(words)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    assert started == [[*torchrun, "-m", "relpos", *words]]
 
 
 def test_a_launcher_that_is_gone(environment: pytest.MonkeyPatch) -> None:
