@@ -111,7 +111,7 @@ GROWTH: list[tuple[Build, str | None, tuple[str, ...]]] = [
     (image, "rotary_2d+alibi+t5+sinusoidal_2d", ("as is",)),
     (text, "alibi", ("as is",)),
     (text, "relative_1d", ("interpolated", "clipped")),
-    (text, "learned+alibi", ("interpolated",)),
+    (text, "learned+alibi", ("interpolated", "repeated")),
 ]
 
 
