@@ -131,14 +131,6 @@ def bert() -> nn.Module:
     return Replaced(transformers.BertModel(config, add_pooling_layer=False), "t5")
 
 
-def hf_vit() -> nn.Module:
-    transformers = imported("transformers")
-    config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=16, image_size=(32, 48)
-    )
-    return Replaced(transformers.ViTModel(config, add_pooling_layer=False), "relative_2d")
-
-
 CASES = {
     "text, learned+relative_1d": text("learned+relative_1d", bounded=True),
     "text, none, strict": text("none", strict=True),
@@ -148,7 +140,6 @@ CASES = {
     "image, learned+relative_2d": image(vit, 1, 4, 6),
     "windows, relative_2d": image(swin, 1, 16, 16),
     "replaced, BERT": Case(bert, lambda b, n: (torch.randint(7, (b, n)),), ({0: BATCH, 1: Dim("length", max=1024)},)),
-    "replaced, ViT": image(hf_vit, 3, 32, 48),
 }
 """One a kind of terms: tables of tokens and lines, rotations scaled by the length, row rules, vectors on queries and
 values, and on keys; masks; images; models of others. Dynamo takes twice the time, and finds out of the models what

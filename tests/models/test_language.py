@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from small import text as small
 from torch import Tensor, nn
 
@@ -104,33 +103,6 @@ def test_the_whole_by_hand(position: str) -> None:
     other = torch.autograd.grad(theirs, list(state.values()), upstream)
     for name, a, b in zip(state, mine, other, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
-
-
-def test_layer_norm_gelu_biases_and_a_head_of_its_own() -> None:
-    """GPT-2's choices: the same blocks as the vision transformer's."""
-    model = small(norm="layernorm", mlp="gelu", qkv_bias=True, tie_embeddings=False, num_kv_heads=None).double()
-    block = model.blocks[0]
-    assert isinstance(block.norm1, nn.LayerNorm)
-    assert isinstance(model.norm, nn.LayerNorm)
-    assert block.mlp.fc1.out_features == 32
-    assert block.attn.proj.bias is not None
-    tokens = some(2, 6)
-    x = model.token_embed(tokens) * 12.0
-    terms = model.attention_position[0].terms(Sequence(6))
-    for block in model.blocks:
-        y = block.norm1(x)
-        q, k, v = block.attn.qkv(y).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
-        (rotation,) = terms
-        cos, sin = rotation.query.cos(), rotation.query.sin()
-        q, k = (torch.cat([a * cos - b * sin, a * sin + b * cos], -1) for a, b in (x.chunk(2, -1) for x in (q, k)))
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + block.attn.proj(attended.transpose(1, 2).flatten(2))
-        x = x + block.mlp(block.norm2(x))
-    assert model.head is not None
-    torch.testing.assert_close(model(tokens), model.norm(x) @ model.head.weight.T)
-    assert count_parameters(model)["head"].total == 7 * 16
-    state = small(norm="layernorm", mlp="gelu", qkv_bias=True, tie_embeddings=False).state_dict()
-    assert "head.weight" in state
 
 
 # what a decoder keeps to, with every mechanism
