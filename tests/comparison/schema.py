@@ -1,213 +1,122 @@
-"""What holds in a `results.json` beyond its types: raises AssertionError where figures do not belong together."""
+"""What belongs together in a comparison's `results.json` beyond what reading it requires; AssertionError where not."""
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from relpos.results import plain, read
-from relpos.train import ImageRecipe, TextRecipe
+import torch
+
+from relpos.results import Results, plain, read
+from relpos.results.schema import Learned, Metric, ProbeRecord, Run, TaskRecord
 
 SETTINGS = {
     "task", "task_options", "positions", "seeds", "quick", "device", "precision", "threads", "timing_threads", "recipe",
+    "position", "seed",
 }  # fmt: skip
+"""Of a run, every one that it was made with."""
 
 
-def finite(tree: Any, where: str = "results") -> None:
-    """Plain values all the way down, and no number that JSON has not."""
-    match tree:
-        case dict():
-            for key, value in tree.items():
-                assert isinstance(key, str), where
-                finite(value, f"{where}.{key}")
-        case list():
-            for place, value in enumerate(tree):
-                finite(value, f"{where}[{place}]")
-        case float():
-            assert math.isfinite(tree), where
-        case _:
-            assert tree is None or isinstance(tree, str | int), f"{where} is a {type(tree).__name__}"
+def written(folder: Path) -> dict[str, Any]:
+    """The tree in a folder's `results.json`."""
+    tree: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return tree
 
 
-def shape(tree: Any) -> tuple[int, ...]:
-    """The shape of nested lists of numbers, all of one length at each depth."""
-    if not isinstance(tree, list):
-        assert isinstance(tree, int | float)
-        return ()
-    inner = {shape(one) for one in tree}
-    assert len(inner) == 1, "ragged"
-    return (len(tree), *inner.pop())
-
-
-def check(results: dict[str, Any]) -> None:
+def check(tree: dict[str, Any]) -> None:
     """The whole file."""
-    finite(results)
-    assert plain(read(results)) == results, "as it was written"
-    check_settings(results["settings"])
-    check_task(results["task"])
-    names = results["settings"]["positions"]
-    assert [one["name"] for one in results["mechanisms"]] == names
-    assert all(mechanism["family"] != "other" for mechanism in results["mechanisms"])
-    growth = {one["name"]: one["growth"] for one in results["mechanisms"]}
-    ids = [record["id"] for record in results["records"]]
-    assert len(ids) == len(set(ids))
-    for record in results["records"]:
-        if "diverged" in record:
-            check_diverged(record, results)
-        else:
-            check_record(record, results, growth[record["position"]])
-    for cost in results["costs"]:
-        check_cost(cost, names)
+    json.dumps(tree, allow_nan=False)
+    results = read(tree)
+    assert plain(results) == tree, "as it was written"
+    assert all(one.family != "other" for one in results.mechanisms)
+    names = results.settings.positions
+    task = results.task
+    assert task.probes[0].group == "test"
+    assert all(at_own_size(probe, task) == (probe.group not in ("canvas", "length")) for probe in task.probes)
+    if task.kind == "text":
+        assert task.blocks == (task.sizes["test"] - 1) // max(probe.length or 0 for probe in task.probes)
+    for run in results.records:
+        check_diverged(run, results.settings.recipe.steps) if run.diverged else check_run(run, results)
+    for cost in results.costs:
+        assert cost.position in names
+        assert (cost.ratio is None) == (cost.reason is not None or "none" not in names)
 
 
-def check_settings(settings: dict[str, Any]) -> None:
-    assert set(settings) | {"task_options"} == SETTINGS | {"what"} & set(settings)
-    recipe = TextRecipe() if settings["task"] == "text" else ImageRecipe()
-    assert settings["recipe"].keys() == asdict(recipe).keys(), "every number of the training recipe"
+def at_own_size(probe: ProbeRecord, task: TaskRecord) -> bool:
+    """Whether a probe asks at the size that a model is trained at."""
+    return (probe.image_size or probe.length) == (task.image_size or task.length)
 
 
-def check_task(task: dict[str, Any]) -> None:
-    if task["kind"] == "text":
-        check_text(task)
-        return
-    assert set(task["sizes"]) == {"train", "validation", "test"}
-    assert all(set(one) == {"path", "reason"} for one in task.get("skipped", []))
-    for probe in task["probes"]:
-        assert probe["group"] in ("test", "shift", "canvas", "rotation")
-        assert len(probe["image_size"]) == 2
-    assert task["probes"][0]["image_size"] == task["image_size"]
-
-
-def check_text(task: dict[str, Any]) -> None:
-    assert set(task["sizes"]) == {"train", "validation", "test"}
-    for probe in task["probes"]:
-        assert probe["group"] == ("test" if probe["length"] == task["length"] else "length")
-        assert probe["x"] == probe["length"]
-    longest = max(probe["length"] for probe in task["probes"])
-    assert task["blocks"] == (task["sizes"]["test"] - 1) // longest
-
-
-def check_diverged(record: dict[str, Any], results: dict[str, Any]) -> None:
+def check_diverged(run: Run, steps: int) -> None:
     """A run whose loss was no number: where that was, and no figure after it."""
-    diverged, recipe = record["diverged"], results["settings"]["recipe"]
-    assert 1 <= diverged["step"] <= recipe["steps"]
-    assert diverged["what"] in ("loss", "gradient")
-    assert diverged["value"] in ("nan", "inf", "-inf")
-    assert record["metrics"] == []
-    assert not {"validation", "learned", "attention", "sample"} & set(record)
-    curve = record["curve"]
-    assert all(map(math.isfinite, curve["loss"] + curve["validation"]))
-    assert all(step <= diverged["step"] for step in curve["step"] + curve["validation_step"])
+    assert run.diverged is not None
+    assert 1 <= run.diverged.step <= steps
+    assert run.diverged.value in ("nan", "inf", "-inf")
+    assert not run.metrics
+    assert (run.validation, run.attention, run.sample, run.learned) == (None, None, None, [])
+    assert all(map(math.isfinite, run.curve.loss + run.curve.validation))
+    assert all(step <= run.diverged.step for step in run.curve.step + run.curve.validation_step)
 
 
-def check_record(record: dict[str, Any], results: dict[str, Any], growth: list[str]) -> None:
-    text = results["task"]["kind"] == "text"
-    recipe = results["settings"]["recipe"]
-    usual = recipe["position_learning_rate_multiplier"]
-    assert 0 <= record["seed"] < results["settings"]["seeds"]
-    assert record["variant"] in ("recipe", "x1")
-    assert record["position_learning_rate_multiplier"] == (usual if record["variant"] == "recipe" else 1)
-    parameters = record["parameters"]
-    assert parameters["total"] == sum(parameters["parts"].values())
-    assert parameters["position"] == parameters["parts"].get("position", 0)
-    if record["variant"] == "x1":
-        assert parameters["position"] > 0, "no x 1 runs where position learns nothing"
-    curve = record["curve"]
-    assert len(curve["step"]) == len(curve["loss"]) == len(curve["rate"])
-    assert len(curve["validation_step"]) == len(curve["validation"])
-    assert curve["step"][-1] == curve["validation_step"][-1] == recipe["steps"]
-    assert 0 <= record["validation"] <= (16 if text else 1)
-    assert record["train_seconds"] > 0
-    assert record["peak_memory_mib"] > 0
-    own = record["settings"]
-    assert set(own) == SETTINGS | {"position", "seed"}
-    assert own["recipe"]["position_learning_rate_multiplier"] == record["position_learning_rate_multiplier"]
-    if text:
-        check_bits(record["metrics"], results["task"], growth)
-        check_sample(record["sample"], growth)
-        for entry in record.get("learned", []):
-            check_learned(entry, recipe)
+def check_run(run: Run, results: Results) -> None:
+    recipe, growth = results.settings.recipe, results.mechanism(run.position).growth
+    assert 0 <= run.seed < results.settings.seeds
+    usual = recipe.position_learning_rate_multiplier
+    assert run.position_learning_rate_multiplier == {"recipe": usual, "x1": 1}[run.variant]
+    assert run.settings["recipe"]["position_learning_rate_multiplier"] == run.position_learning_rate_multiplier
+    assert run.parameters.total == sum(run.parameters.parts.values())
+    assert run.parameters.position == run.parameters.parts.get("position", 0)
+    assert run.variant == "recipe" or run.parameters.position > 0, "no x 1 runs where position learns nothing"
+    assert run.curve.step[-1] == run.curve.validation_step[-1] == recipe.steps
+    assert run.validation is not None
+    assert run.train_seconds > 0
+    assert (run.peak_memory_mib or 0) > 0
+    assert {*run.settings} - {"changes"} == SETTINGS
+    asked = [
+        (probe.id, rule)
+        for probe in results.task.probes
+        for rule in ([None] if at_own_size(probe, results.task) else growth or [None])
+    ]
+    assert [(one.probe, one.growth) for one in run.metrics] == asked
+    for metric in run.metrics:
+        if metric.reason is None:
+            check_metric(metric, results)
+    for entry in run.learned:
+        check_learned(entry, recipe.num_heads)
+    if results.task.kind == "text":
+        assert run.sample is not None
+        assert bool(run.sample.beyond) == bool(growth)
         return
-    check_metrics(record["metrics"], results["task"], growth)
-    for entry in record.get("learned", []):
-        check_learned(entry, recipe)
-    check_attention(record["attention"], results["task"], recipe)
+    assert run.attention is not None
+    assert {*run.attention.label, *run.attention.predicted} <= {*results.task.classes}
+    grey, maps = torch.tensor(run.attention.image), torch.tensor(run.attention.maps)
+    assert [*grey.shape[1:]] == results.task.image_size
+    assert ((grey >= 0) & (grey <= 1)).all()
+    assert maps.shape[1:3] == (recipe.depth, recipe.num_heads)
+    torch.testing.assert_close(maps.sum(dim=(-1, -2)), torch.ones(maps.shape[:3]), rtol=0, atol=0.01)
 
 
-def check_metrics(metrics: list[dict[str, Any]], task: dict[str, Any], growth: list[str]) -> None:
-    expected = []
-    for probe in task["probes"]:
-        same = probe["image_size"] == task["image_size"]
-        expected += [(probe["id"], rule) for rule in ([None] if same else growth or [None])]
-    assert [(one["probe"], one["growth"]) for one in metrics] == expected
-    trials = {probe["id"]: probe["trials"] for probe in task["probes"]}
-    for one in metrics:
-        if "reason" in one:
-            assert set(one) == {"probe", "growth", "reason"}
-            continue
-        assert set(one) == {"probe", "growth", "accuracy", "trials", "correct"}
-        assert one["trials"] == trials[one["probe"]]
-        assert len(one["correct"]) == task["sizes"]["test"]
-        assert all(isinstance(count, int) and 0 <= count <= one["trials"] for count in one["correct"])
-        share = sum(one["correct"]) / (len(one["correct"]) * one["trials"])
-        assert abs(one["accuracy"] - share) < 1e-5, "accuracy is what the counts say"
-
-
-def check_bits(metrics: list[dict[str, Any]], task: dict[str, Any], growth: list[str]) -> None:
-    expected = []
-    for probe in task["probes"]:
-        expected += [(probe["id"], rule) for rule in ([None] if probe["group"] == "test" else growth or [None])]
-    assert [(one["probe"], one["growth"]) for one in metrics] == expected
-    for one in metrics:
-        if "reason" in one:
-            assert set(one) == {"probe", "growth", "reason"}
-            continue
-        assert set(one) == {"probe", "growth", "bits_per_byte", "values", "by_place"}
-        assert len(one["values"]) == task["blocks"]
-        assert len(one["by_place"]) == 32
-        for parts in (one["values"], one["by_place"]):
-            assert abs(sum(parts) / len(parts) - one["bits_per_byte"]) < 1e-3
-
-
-def check_sample(sample: dict[str, str], growth: list[str]) -> None:
-    assert bool(sample["beyond"]) == bool(growth)
-
-
-def check_learned(entry: dict[str, Any], recipe: dict[str, Any]) -> None:
-    if entry["kind"] == "embedding":
-        assert set(entry) == {"kind", "grid", "every", "similarity"}
-        assert entry["every"] == 1 or len(entry["grid"]) == 1
-        places = math.prod(entry["grid"])
-        assert shape(entry["similarity"]) == (places, places)
+def check_metric(metric: Metric, results: Results) -> None:
+    """A figure is the mean of its parts."""
+    task = results.task
+    if metric.bits_per_byte is not None:
+        assert metric.values is not None
+        assert metric.by_place is not None
+        assert (len(metric.values), len(metric.by_place)) == (task.blocks, 32)
+        for parts in (metric.values, metric.by_place):
+            assert abs(sum(parts) / len(parts) - metric.bits_per_byte) < 1e-3
         return
-    assert set(entry) - {"prefix"} == {"kind", "layer", "axes", "along", "offsets", "values"}
-    assert entry["layer"] == "shared" or isinstance(entry["layer"], int)
-    assert entry["axes"] in (1, 2)
-    spans = tuple(high - low + 1 for low, high in entry["offsets"])
-    assert len(spans) == entry["axes"]
-    assert shape(entry["values"]) == (recipe["num_heads"], *spans)
-    assert "prefix" not in entry or shape(entry["prefix"]) == (recipe["num_heads"], 3)
+    assert metric.correct is not None
+    assert metric.trials == next(probe.trials for probe in task.probes if probe.id == metric.probe)
+    assert len(metric.correct) == task.sizes["test"]
+    share = sum(metric.correct) / (len(metric.correct) * (metric.trials or 0))
+    assert abs((metric.accuracy or 0) - share) < 1e-5, "accuracy is what the counts say"
 
 
-def check_attention(attention: dict[str, Any], task: dict[str, Any], recipe: dict[str, Any]) -> None:
-    images, rows, columns = shape(attention["image"])
-    assert [rows, columns] == task["image_size"]
-    assert len(attention["label"]) == len(attention["predicted"]) == images
-    assert set(attention["label"]) | set(attention["predicted"]) <= set(task["classes"])
-    assert all(0 <= grey <= 1 for image in attention["image"] for row in image for grey in row)
-    assert shape(attention["maps"]) == (images, recipe["depth"], recipe["num_heads"], *attention["grid"])
-    for image in attention["maps"]:
-        for layer in image:
-            for head in layer:
-                assert abs(sum(map(sum, head)) - 1) < 0.01
-
-
-def check_cost(cost: dict[str, Any], names: list[str]) -> None:
-    if "step_ms" not in cost:
-        assert cost["reason"]
-        return
-    assert cost["position"] in names
-    assert 0 < cost["step_ms"]["low"] <= cost["step_ms"]["median"] <= cost["step_ms"]["high"]
-    assert ("ratio" not in cost) == ("none" not in names)
-    assert cost.get("peak_memory_mib", 0) >= 0
+def check_learned(entry: Learned, heads: int) -> None:
+    if entry.kind == "embedding":
+        assert entry.every == 1 or len(entry.grid or []) == 1
+    else:
+        assert len(entry.values) == heads

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from calls import compare
 from torch import Tensor
 
 import relpos
 from relpos.adapters.libraries import imported
-from relpos.comparing import Display
 from relpos.results import load_results
 
 TEXT = "".join(topics[name] for name in sorted(topics)).encode()
@@ -47,10 +47,9 @@ def step(model: Any, batch: Any) -> Tensor:
 @pytest.mark.slow
 def test_t5_is_compared_by_a_step(tmp_path: Path) -> None:
     data = pairs(0, 96), pairs(24 * 96, 32), pairs(24 * 128, 48)
-    result = relpos.compare(
-        lambda position, task: build(position, task), data, ["own", "none"], seeds=2, step=step, steps=12, lr=1e-2,
-        batch_size=16, device="cpu",
-        out=tmp_path / "out", display=Display(lambda line: None), recipe={"position_learning_rate_multiplier": 1},
+    result, _ = compare(
+        tmp_path / "out", lambda position, task: build(position, task), data, ["own", "none"], seeds=2, step=step,
+        steps=12, lr=1e-2, batch_size=16, recipe={"position_learning_rate_multiplier": 1},
     )  # fmt: skip
     assert len(result.models) == 4
     for run in result.results.records:

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 import re
 import shlex
-from collections.abc import Callable
-from functools import partial
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import own_model
 import pytest
 import torch
+from calls import Compared, compare
 from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-import relpos
-from relpos.comparing import Display
-from relpos.comparison.callables import described
+from relpos.comparison.training import TrainingLog
 from relpos.data import find_task
 from relpos.report.command import command_line
 from relpos.results import load_results
-from relpos.train import measured
+from relpos.train import Progress, measured
 
 OWN = Path(own_model.__file__)
 
@@ -40,37 +38,22 @@ def waves(count: int, seed: int) -> tuple[Tensor, Tensor]:
 WAVES = (waves(96, 0), waves(32, 1), waves(40, 2))
 
 
-def compare(out: Path, *arguments: Any, **options: Any) -> tuple[relpos.ComparisonResult, list[str]]:
-    """A comparison on the CPU and the lines that it showed."""
-    lines: list[str] = []
-    options = {"device": "cpu", "steps": 3, "out": out, "display": Display(lines.append), **options}
-    return relpos.compare(*arguments, **options), lines
-
-
-@pytest.fixture(scope="module")
-def on_digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[relpos.ComparisonResult, list[str]]:
-    out = tmp_path_factory.mktemp("digits") / "out"
-    return compare(out, positions=["none", "learned"], quick=True, recipe={"depth": 1}, lr=1e-3, batch_size=32)
-
-
 @pytest.mark.slow
-def test_models_that_come_back_reach_what_is_written(on_digits: tuple[relpos.ComparisonResult, list[str]]) -> None:
-    result, task = on_digits[0], find_task("digits")
-    assert list(result.models) == [("none", 0), ("learned", 0)]
+def test_models_that_come_back_reach_what_is_written(digits: Compared) -> None:
+    result, task = digits[0], find_task("digits")
+    assert list(result.models) == [("none", 0), ("relative_2d", 0)]
     for run in result.results.records:
         model = result.models[run.position, 0]
         assert not model.training
         reached = measured(model, task, task.probes[0], torch.device("cpu"))
         assert reached["correct"] == run.metrics[0].correct
-    with pytest.raises(KeyError, match=r"among \('none', 0\), \('learned', 0\); got \('t5', 0\)"):
+    with pytest.raises(KeyError, match=r"among \('none', 0\), \('relative_2d', 0\); got \('t5', 0\)"):
         result.models["t5", 0]
 
 
 @pytest.mark.slow
-def test_weights_of_another_model_are_refused_in_one_line(
-    on_digits: tuple[relpos.ComparisonResult, list[str]],
-) -> None:
-    path = on_digits[0].folder / "training" / "none--recipe--seed0" / "model.safetensors"
+def test_weights_of_another_model_are_refused_in_one_line(digits: Compared) -> None:
+    path = digits[0].folder / "training" / "none--recipe--seed0" / "model.safetensors"
     before = path.read_bytes()
     weights = load(before)
     name = next(iter(weights))
@@ -83,31 +66,29 @@ def test_weights_of_another_model_are_refused_in_one_line(
         for held, says in wrong:
             path.write_bytes(save(held))
             with pytest.raises(ValueError, match=says) as caught:
-                on_digits[0].models["none", 0]
+                digits[0].models["none", 0]
             assert len(str(caught.value).splitlines()) == 1
     finally:
         path.write_bytes(before)
 
 
 @pytest.mark.slow
-def test_what_was_asked_is_the_recipe_and_on_the_page(
-    on_digits: tuple[relpos.ComparisonResult, list[str]], tmp_path: Path
-) -> None:
-    result, lines = on_digits
+def test_what_was_asked_is_the_recipe_and_on_the_page(digits: Compared) -> None:
+    result, lines = digits
     recipe = result.results.settings.recipe
     assert (recipe.depth, recipe.learning_rate, recipe.batch_size, recipe.steps) == (1, 1e-3, 32, 3)
     page = result.page.read_text(encoding="utf-8")
     assert "--set recipe.depth=1 --batch-size 32 --lr 0.001" in page
     assert load_results(result.folder / "results.json") == result.results
-    assert lines[0].startswith("Comparing none, learned on digits, in ")
+    assert lines[0].startswith("Comparing none, relative_2d on digits, in ")
     assert lines[-1] == "Done: time training steps (5 of 5 done)"
 
 
 @pytest.mark.slow
-def test_a_result_draws_itself(on_digits: tuple[relpos.ComparisonResult, list[str]]) -> None:
-    result = on_digits[0]
+def test_a_result_draws_itself(digits: Compared) -> None:
+    result = digits[0]
     assert result.best is None, "a quick run decides nothing"
-    assert "learned" in str(result.table())
+    assert "relative_2d" in str(result.table())
     assert repr(result).endswith(f"Page: {result.page}")
     shown = result._repr_html_()
     assert "<table>" in shown
@@ -115,8 +96,8 @@ def test_a_result_draws_itself(on_digits: tuple[relpos.ComparisonResult, list[st
 
 
 @pytest.mark.slow
-def test_losses_and_rates_are_written_a_line_a_step(on_digits: tuple[relpos.ComparisonResult, list[str]]) -> None:
-    result = on_digits[0]
+def test_losses_and_rates_are_written_a_line_a_step(digits: Compared) -> None:
+    result = digits[0]
     for run in result.results.records:
         text = (result.folder / "training" / run.id / "losses.jsonl").read_text()
         entries = [json.loads(line) for line in text.splitlines()]
@@ -127,12 +108,6 @@ def test_losses_and_rates_are_written_a_line_a_step(on_digits: tuple[relpos.Comp
 
 
 def test_it_is_tensorboards_too_where_that_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-    from types import ModuleType
-
-    from relpos.comparison.training import TrainingLog
-    from relpos.train.loop import Progress
-
     told: list[Any] = []
 
     class SummaryWriter:
@@ -191,7 +166,7 @@ def test_regression_by_a_step_and_figures_of_ones_own(tmp_path: Path) -> None:
     """Figures are below 0 and more is better: the interval is not cut off at 0, and learned positions win."""
     result, lines = compare(
         tmp_path / "out", own_model.build_for_regression, WAVES, ["none", "learned"], seeds=3, step=own_model.step,
-        evaluate=own_model.evaluate, better="higher", steps=200, lr=1e-2,
+        evaluate=own_model.evaluate, better="higher", steps=100, lr=2e-2,
     )  # fmt: skip
     assert not any("in this process" in line for line in lines)
     for run in result.results.records:
@@ -211,13 +186,33 @@ def test_regression_by_a_step_and_figures_of_ones_own(tmp_path: Path) -> None:
     assert "(train, validation, test)" in page
 
 
+@pytest.fixture(scope="module")
+def by_step(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    """A comparison by a step alone, in processes of its own."""
+    out = tmp_path_factory.mktemp("by step") / "out"
+    step = own_model.step
+    return compare(out, own_model.build_by_chance, WAVES, ["learned"], step=step, quick=True, batch_size=16)
+
+
 @pytest.mark.slow
-def test_a_closure_runs_here_and_a_line_says_so(tmp_path: Path) -> None:
-    width = 16
+def test_a_loss_without_evaluate_is_the_figure(by_step: Compared) -> None:
+    result, _ = by_step
+    (metric,) = result.results.records[0].metrics
+    model = result.models["learned", 0]
+    with torch.no_grad():
+        wanted = [own_model.step(model, [x[at : at + 16] for x in WAVES[2]]).item() for at in (0, 16, 32)]
+    assert metric.values == pytest.approx(wanted, abs=1e-5)
+    assert metric.figure == pytest.approx(sum(wanted) / 3, abs=1e-5)
+    assert result.results.settings.better == "lower"
+
+
+@pytest.mark.slow
+def test_a_closure_runs_here_and_a_line_says_so(by_step: Compared, tmp_path: Path) -> None:
+    """It gives the same figures, and what it draws from Python and NumPy is drawn from the seed, too."""
+    made = own_model.build_by_chance
 
     def build(position: str, task: Any) -> nn.Module:
-        random.random(), np.random.rand()  # noqa: NPY002
-        return own_model.Pooled(4, 1, position, width - 4)
+        return made(position, task)
 
     def drawn() -> list[float]:
         return [torch.rand(()).item(), random.random(), np.random.rand()]  # noqa: NPY002
@@ -228,36 +223,18 @@ def test_a_closure_runs_here_and_a_line_says_so(tmp_path: Path) -> None:
     seed()
     expected, threads = drawn(), torch.get_num_threads()
     seed()
-    here, lines = compare(tmp_path / "here", build, WAVES, ["learned"], step=own_model.step, quick=True)
+    step = own_model.step
+    here, lines = compare(tmp_path / "out", build, WAVES, ["learned"], step=step, quick=True, batch_size=16)
     assert any(re.match(r"All runs are in this process, since .*build", line) for line in lines)
     assert here.models["learned", 0] is not None
     assert drawn() == expected, "random numbers outside go on as if nothing had been"
     assert torch.get_num_threads() == threads
-    there, _ = compare(
-        tmp_path / "there", own_model.build_for_regression, WAVES, ["learned"], step=own_model.step, quick=True
-    )
+    there, lines = by_step
+    assert not any("in this process" in line for line in lines)
     for one, other in zip(here.results.records, there.results.records, strict=True):
         assert (one.curve, one.metrics) == (other.curve, other.metrics), "the same figures in either"
     assert here.results.costs[0].peak_memory_mib is None
     assert there.results.costs[0].peak_memory_mib is not None
-
-
-@pytest.mark.slow
-def test_what_a_build_draws_from_python_and_numpy_repeats(tmp_path: Path) -> None:
-    found = []
-    for number in range(2):
-        random.seed(number)
-        np.random.seed(number)  # noqa: NPY002
-
-        def build(position: str, task: Any) -> nn.Module:
-            model = own_model.build_for_regression(position, task)
-            with torch.no_grad():
-                model.head.weight *= random.random() + np.random.rand()  # noqa: NPY002
-            return model
-
-        result, _ = compare(tmp_path / str(number), build, WAVES, ["none"], step=own_model.step, quick=True)
-        found.append(result.results.records[0].curve)
-    assert found[0] == found[1]
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
@@ -293,120 +270,65 @@ def test_datasets_of_images_train_our_models(tmp_path: Path) -> None:
     assert len(metric.correct) == 9
 
 
-MISTAKES: list[tuple[str, dict[str, Any], str]] = [
-    ("fails", {"model": own_model.fails}, r"expected build\(.*\) to return a model; got KeyError: 'none' for"),
-    ("none", {"model": own_model.gives_none}, r"expected a torch\.nn\.Module from build\(position, task\); got None\."),
-    ("shape", {"model": own_model.of_another_shape}, r"expected scores of shape \(2, 10\) .*; got .*\(2, 3\)"),
-    ("module", {"model": nn.Linear(1, 1)}, r"expected .*build\(position, task\) as .*; got Linear\(.*Pass the"),
-    ("hf", {"model": "hf:gone"}, r"expected a folder with config\.json after hf:; got gone\. Save a model there"),
-    ("hf nothing", {"model": "hf:"}, r"expected timm:NAME or hf:FOLDER; got 'hf:'\. Write for example timm:vit_tiny"),
-    ("timm", {"model": "timm:vit_tini_patch16_224"}, r"of timm; got 'vit_tini_patch16_224'\. Did you mean vit_tiny"),
-    ("word", {"model": "swim"}, r"expected swin, timm:NAME, hf:FOLDER, or build\(position, task\) as a .*; got 'swim'"),
-    ("depth", {"model": own_model.build, "recipe": {"depth": 1}}, r"of training beside .*; got depth, which is of"),
-    ("own", {"positions": ["own"]}, r"expected a position mechanism.* got 'own'|got 'own'"),
-    ("gone", {"data": "no/such"}, r"expected data as a folder .*; got no/such, which does not exist\. Name one"),
-    ("two", {"data": WAVES[:2]}, r"expected data as three datasets: train, validation, test; got 2\."),
-    ("no set", {"data": (WAVES[0], WAVES[1], 3)}, r"expected a dataset for test; got int 3\. Pass one with __len__"),
-    ("empty", {"data": (WAVES[0], [], WAVES[2])}, r"expected a dataset for validation with items; got an empty one"),
-    ("model", {"data": WAVES}, r"expected a model beside these datasets; got none, and relpos's own take images"),
-    ("data", {"data": 3}, r"expected data as a folder of images, .*; got int 3\."),
-    (
-        "no figure",
-        {"data": WAVES, "model": own_model.build_for_regression},
+ON_WAVES: dict[str, Any] = {"data": WAVES, "model": own_model.build_for_regression}
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "fails": ({"model": own_model.fails}, r"expected build\(.*\) to return a model; got KeyError: 'none' for"),
+    "none": ({"model": own_model.gives_none}, r"expected a torch\.nn\.Module from build\(position, task\); got None\."),
+    "shape": ({"model": own_model.of_another_shape}, r"expected scores of shape \(2, 10\) .*; got .*\(2, 3\)"),
+    "module": ({"model": nn.Linear(1, 1)}, r"expected .*build\(position, task\) as .*; got Linear\(.*Pass the"),
+    "hf": ({"model": "hf:gone"}, r"expected a folder with config\.json after hf:; got gone\. Save a model there"),
+    "hf nothing": ({"model": "hf:"}, r"expected timm:NAME or hf:FOLDER; got 'hf:'\. Write for example timm:vit_tiny"),
+    "timm": ({"model": "timm:vit_tini_patch16_224"}, r"of timm; got 'vit_tini_patch16_224'\. Did you mean vit_tiny"),
+    "word": ({"model": "swim"}, r"expected swin, timm:NAME, hf:FOLDER, or build\(position, task\) as a .*; got 'swim'"),
+    "depth": ({"model": own_model.build, "recipe": {"depth": 1}}, r"of training beside .*; got depth, which is of"),
+    "own": ({"positions": ["own"]}, r"expected a position mechanism.* got 'own'|got 'own'"),
+    "gone": ({"data": "no/such"}, r"expected data as a folder .*; got no/such, which does not exist\. Name one"),
+    "two": ({"data": WAVES[:2]}, r"expected data as three datasets: train, validation, test; got 2\."),
+    "no set": ({"data": (WAVES[0], WAVES[1], 3)}, r"expected a dataset for test; got int 3\. Pass one with __len__"),
+    "empty": ({"data": (WAVES[0], [], WAVES[2])}, r"expected a dataset for validation with items; got an empty one"),
+    "model": ({"data": WAVES}, r"expected a model beside these datasets; got none, and relpos's own take images"),
+    "data": ({"data": 3}, r"expected data as a folder of images, .*; got int 3\."),
+    "no figure": (
+        ON_WAVES,
         r"expected a figure to measure on inputs that are neither images nor text; got no step and no evaluate\.",
     ),
-    (
-        "no step",
-        {
-            "data": WAVES, "model": own_model.build_for_regression, "evaluate": own_model.evaluate, "better": "lower",
-        },
+    "no step": (
+        {**ON_WAVES, "evaluate": own_model.evaluate, "better": "lower"},
         r"expected classes as integers; got a tensor of shape \(2,\) and dtype float32\. Pass a step",
     ),
-    (
-        "scalar",
-        {"data": WAVES, "model": own_model.build_for_regression, "step": lambda model, batch: model(batch[0])},
+    "scalar": (
+        {**ON_WAVES, "step": lambda model, batch: model(batch[0])},
         r"expected one number as a tensor from step\(model, batch\); got a tensor of shape \(2, 1\)",
     ),
-    (
-        "gradient",
-        {"data": WAVES, "model": own_model.build_for_regression, "step": lambda model, batch: torch.zeros(())},
+    "gradient": (
+        {**ON_WAVES, "step": lambda model, batch: torch.zeros(())},
         r"expected a loss that depends on the model's parameters; got one without a gradient",
     ),
-    (
-        "figure",
-        {
-            "data": WAVES, "model": own_model.build_for_regression, "step": own_model.step, "better": "lower",
-            "evaluate": lambda model, split: "good",
-        },
+    "figure": (
+        {**ON_WAVES, "step": own_model.step, "better": "lower", "evaluate": lambda model, split: "good"},
         r"expected a number, or one for each unit, from evaluate\(model, split\); got str 'good'\.",
     ),
-    (
-        "raises",
-        {
-            "data": WAVES, "model": own_model.build_for_regression, "step": own_model.step, "better": "lower",
-            "evaluate": lambda model, split: 1 / 0,
-        },
+    "raises": (
+        {**ON_WAVES, "step": own_model.step, "better": "lower", "evaluate": lambda model, split: 1 / 0},
         r"expected evaluate\(model, split\) to return a figure; got ZeroDivisionError: division by zero for the pos",
     ),
-    ("better", {"evaluate": own_model.evaluate}, r"expected better='higher' or 'lower' beside evaluate; got none"),
-    ("what", {"what": "norm", "model": own_model.build}, r"expected what='position' with a model, .*; got 'norm'"),
-    ("field", {"recipe": {"weigth_decay": 1}}, r"a field of the recipe among .*; got 'weigth_decay'\. Did you mean"),
-    ("bool", {"recipe": {"shared_position": 3}}, r"the recipe's shared_position to be True or False; got int 3"),
-    ("name", {"recipe": {"norm": 3}}, r"expected the recipe's norm as a name; got int 3"),
-    ("step file", {"step": "mine.py"}, r"expected step\(model, batch\) as a function or FILE\.py:NAME; got 'mine\.py'"),
-    (
-        "sophia",
+    "better": ({"evaluate": own_model.evaluate}, r"expected better='higher' or 'lower' beside evaluate; got none"),
+    "what": ({"what": "norm", "model": own_model.build}, r"expected what='position' with a model, .*; got 'norm'"),
+    "field": ({"recipe": {"weigth_decay": 1}}, r"a field of the recipe among .*; got 'weigth_decay'\. Did you mean"),
+    "bool": ({"recipe": {"shared_position": 3}}, r"the recipe's shared_position to be True or False; got int 3"),
+    "name": ({"recipe": {"norm": 3}}, r"expected the recipe's norm as a name; got int 3"),
+    "step file": ({"step": "mine.py"}, r"expected step\(model, batch\) as a function or FILE\.py:NAME; got 'mine\.py'"),
+    "sophia": (
         {"step": own_model.step, "recipe": {"optimizer": "sophia-g"}},
         r"expected adamw or lion with a step or evaluate of one's own; got sophia-g\.",
     ),
-]  # fmt: skip
+}
 
 
-@pytest.mark.parametrize(("options", "says"), [one[1:] for one in MISTAKES], ids=[one[0] for one in MISTAKES])
-def test_a_mistake_is_one_line_and_nothing_is_written(options: dict[str, Any], says: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_and_nothing_is_written(mistake: str, tmp_path: Path) -> None:
+    options, says = MISTAKES[mistake]
     with pytest.raises(ValueError, match=says) as caught:
         compare(tmp_path / "out", **{"positions": ["none"], **options})
     assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_other_code_has_another_fingerprint() -> None:
-    def made(source: str, name: str = "build") -> Callable[..., Any]:
-        there: dict[str, Any] = {"__name__": "__main__"}
-        exec(source, there)
-        found: Callable[..., Any] = there[name]
-        return found
-
-    first = "def inner(x):\n    return x + 1\nclass Net:\n    def run(self):\n        return inner(2)\n"
-    source = first + "def build(position, task):\n    return Net()\n"
-    assert described(made(source)) == described(made(source))
-    assert described(made(source)) != described(made(source.replace("x + 1", "x + 2"))), "two calls below"
-
-    def closing(width: int) -> Callable[..., Any]:
-        def build(position: str, task: Any) -> int:
-            return width
-
-        return build
-
-    assert described(closing(3)) != described(closing(4))
-    assert described(partial(own_model.step, 3)) != described(partial(own_model.step, 4))
-    assert described(None) is None
-
-
-def test_a_loss_without_evaluate_is_the_figure(tmp_path: Path) -> None:
-    result, _ = compare(
-        tmp_path / "out",
-        own_model.build_for_regression,
-        WAVES,
-        ["none"],
-        step=own_model.step,
-        quick=True,
-        batch_size=16,
-    )
-    (metric,) = result.results.records[0].metrics
-    model = result.models["none", 0]
-    with torch.no_grad():
-        wanted = [own_model.step(model, [x[at : at + 16] for x in WAVES[2]]).item() for at in (0, 16, 32)]
-    assert metric.values == pytest.approx(wanted, abs=1e-5)
-    assert result.results.settings.better == "lower"
-    assert math.isfinite(metric.figure or math.nan)

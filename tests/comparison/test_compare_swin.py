@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from calls import Compared, compare
 
-import relpos
 from photographs import make_folder
 from relpos.cli import main
-from relpos.comparing import Display
 from relpos.comparison.settings import grown, growth
 from relpos.data import find_task
 from relpos.report.command import command_line
@@ -19,20 +18,15 @@ from relpos.train import build_swin
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[relpos.ComparisonResult, list[str]]:
-    """A comparison of the positions it takes where none are named, and the lines that it showed."""
-    top, lines = tmp_path_factory.mktemp("swin"), list[str]()
-    result = relpos.compare(
-        "swin", make_folder(top / "photos", count=5), steps=2, quick=True, device="cpu", out=top / "out",
-        image_size=32, patch=4, display=Display(lines.append),
-    )  # fmt: skip
-    return result, lines
+def found(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    """A comparison of the positions it takes where none are named."""
+    top = tmp_path_factory.mktemp("swin")
+    photographs = make_folder(top / "photos", count=5)
+    return compare(top / "out", "swin", photographs, steps=2, quick=True, image_size=32, patch=4)
 
 
 @pytest.mark.slow
-def test_its_own_position_comes_first_and_is_not_trained_twice(
-    found: tuple[relpos.ComparisonResult, list[str]],
-) -> None:
+def test_its_own_position_comes_first_and_is_not_trained_twice(found: Compared) -> None:
     result, lines = found
     assert result.results.names == ["own", "none", "learned", "t5", "rotary_2d", "learned+relative_2d"]
     assert "Left out relative_2d: within windows it is Swin's own." in lines
@@ -44,7 +38,7 @@ def test_its_own_position_comes_first_and_is_not_trained_twice(
 
 
 @pytest.mark.slow
-def test_larger_images_have_more_windows(found: tuple[relpos.ComparisonResult, list[str]]) -> None:
+def test_larger_images_have_more_windows(found: Compared) -> None:
     for run in found[0].results.records:
         rules = {metric.growth for metric in run.metrics if metric.probe.startswith("canvas/")}
         assert rules == ({"interpolated"} if run.position.startswith("learned") else {"as is"})
@@ -52,7 +46,7 @@ def test_larger_images_have_more_windows(found: tuple[relpos.ComparisonResult, l
 
 
 @pytest.mark.slow
-def test_its_page_and_its_command_name_it(found: tuple[relpos.ComparisonResult, list[str]]) -> None:
+def test_its_page_and_its_command_name_it(found: Compared) -> None:
     result = found[0]
     assert result.results.settings.model == "swin"
     assert "Swin Transformer" in result.page.read_text(encoding="utf-8")
@@ -80,6 +74,7 @@ def test_a_newcomer_is_told_of_it(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_grown_model_says_of_the_trained_size_what_it_said(position: str) -> None:
     task = find_task("digits")
     model: Any = build_swin(position, task).eval()
+    assert [window.sizes for window in model.windows] == [(4, 4), (4, 4)]
     larger: Any = torch.randn(2, 1, 24, 24)
     for rule in growth(model):
         other = grown(model, (24, 24), rule)
@@ -91,4 +86,4 @@ def test_a_grown_model_says_of_the_trained_size_what_it_said(position: str) -> N
 
 def test_text_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected images for a Swin Transformer; got the task 'text'\. Leave the"):
-        relpos.compare("swin", "text", display=Display(lambda line: None), out=tmp_path / "out")
+        compare(tmp_path / "out", "swin", "text")

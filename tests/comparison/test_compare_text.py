@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from schema import check
+from schema import check, written
 
 from relpos.cli import main
 from relpos.comparison import ComparisonSettings
@@ -31,17 +30,21 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def call(path: Path, out: Path) -> list[str]:
+    options = ["--positions", "none,relative_1d", "--steps", "2", "--quick", "--device", "cpu"]
+    return ["compare", "--data", str(path), *options, "--out", str(out)]
+
+
 @pytest.fixture(scope="module")
 def finished(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("comparison") / "out"
-    options = ["--positions", "none,relative_1d", "--steps", "2", "--quick", "--device", "cpu"]
-    main(["compare", "--data", str(path), *options, "--out", str(out)])
+    main(call(path, out))
     return out
 
 
 @pytest.mark.slow
 def test_results_are_what_the_page_on_them_says(finished: Path) -> None:
-    results: dict[str, Any] = json.loads((finished / "results.json").read_text())
+    results = written(finished)
     check(results)
     assert [record["id"] for record in results["records"]] == ["none--recipe--seed0", "relative_1d--recipe--seed0"]
     assert [(cost["position"], cost["tokens"]) for cost in results["costs"]] == [("none", 256), ("relative_1d", 256)]
@@ -56,9 +59,8 @@ def test_a_changed_file_is_another_comparison(finished: Path, path: Path, capsys
     before = path.read_bytes()
     path.write_bytes(before[1:])
     try:
-        options = ["--positions", "none,relative_1d", "--steps", "2", "--quick", "--device", "cpu"]
         with pytest.raises(SystemExit) as caught:
-            main(["compare", "--data", str(path), *options, "--out", str(finished)])
+            main(call(path, finished))
     finally:
         path.write_bytes(before)
     assert caught.value.code == 2
@@ -135,18 +137,3 @@ def test_a_sample_is_the_trained_models_and_goes_on_beyond_by_its_first_rule(pos
 
 def words(tokens: torch.Tensor) -> str:
     return bytes(tokens.tolist()).decode("utf-8", "replace")
-
-
-def test_text_and_images_are_not_mixed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "mine.txt").write_text("few")
-    for typed, said in (
-        (["--data", str(tmp_path / "mine.txt"), "--rotate"], "a folder of images as data with rotate; got "),
-        (["--data", "a.txt"], "a.txt, which does not exist"),
-        (["--data", "/dev/null"], "/dev/null (it is a device)"),
-        (["--data", "text", "--image-size", "8"], "a folder of images as data with image_size; got text"),
-    ):
-        with pytest.raises(SystemExit) as caught:
-            main(["compare", *typed, "--out", str(tmp_path / "out")])
-        assert caught.value.code == 2
-        assert said in capsys.readouterr().err
-        assert not (tmp_path / "out").exists()

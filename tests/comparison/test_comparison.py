@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from schema import check
+from calls import Compared, call
+from schema import check, written
 
+import relpos.comparison.experiment as experiment
 from loaded import Loaded
 from patience import PATIENCE
 from relpos.cli import main
@@ -20,43 +22,25 @@ from relpos.files.writing import PART
 
 pytestmark = pytest.mark.slow
 
-SOURCE = Path(__file__).resolve().parents[2] / "src"
-
-
-def call(out: Path, *, positions: str = "none,relative_2d", steps: int = 3) -> list[str]:
-    return ["compare", "--positions", positions, "--steps", str(steps), "--quick", "--device", "cpu", "--out", str(out)]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
-
 
 def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
     """Contents and modification times: a file written again shows even where its bytes are the same."""
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.glob("*.json")}
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("comparison") / "out"
-    main(call(out))
-    return out
+@pytest.fixture
+def finished(digits: Compared) -> Path:
+    return digits[0].folder
 
 
 @pytest.fixture
 def results(finished: Path) -> dict[str, Any]:
-    return json.loads((finished / "results.json").read_text())
-
-
-def test_results_are_what_the_page_on_them_says(results: dict[str, Any]) -> None:
-    check(results)
+    return written(finished)
 
 
 def test_everything_asked_is_there(results: dict[str, Any]) -> None:
-    assert [record["id"] for record in results["records"]] == [
-        "none--recipe--seed0",
-        "relative_2d--recipe--seed0",
-    ]
+    check(results)
+    assert [record["id"] for record in results["records"]] == ["none--recipe--seed0", "relative_2d--recipe--seed0"]
     assert [(cost["position"], cost["tokens"]) for cost in results["costs"]] == [("none", 64), ("relative_2d", 64)]
     assert results["costs"][0]["ratio"] == 1
     assert results["settings"]["recipe"]["steps"] == 3
@@ -71,26 +55,10 @@ def test_the_schema_check_sees_faults(results: dict[str, Any]) -> None:
         check(results)
 
 
-def test_the_page_is_whole_and_needs_no_network(finished: Path) -> None:
-    page = (finished / "report.html").read_text(encoding="utf-8")
-    assert page.lstrip().lower().startswith("<!doctype html")
-    assert page.rstrip().endswith("</html>")
-    assert "relative_2d" in page
-    for fetching in ('src="http', "src='http", '<link rel="stylesheet"', "@import", "fetch("):
-        assert fetching not in page
-
-
-def test_a_record_is_a_file_of_its_own(finished: Path, results: dict[str, Any]) -> None:
-    files = {path.name for path in (finished / "records").iterdir()}
-    assert not [name for name in files if not name.endswith(".json")]
-    for record in results["records"]:
-        assert json.loads((finished / "records" / f"{record['id']}.json").read_text())["record"] == record
-
-
 def test_the_same_call_again_does_no_work(
     finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import relpos.comparison.experiment as experiment
+    """That of the command, too, where Python's began it."""
 
     def no_work(tasks: list[Any], at_once: int, **_: Any) -> list[Any]:
         assert not tasks, f"{[task.name for task in tasks]} were finished"
@@ -104,41 +72,24 @@ def test_the_same_call_again_does_no_work(
     assert "This comparison is finished. Its results, from" in " ".join(capsys.readouterr().out.split())
 
 
-def test_other_steps_are_refused_by_name(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"recipe": ["--steps", "4"]}, "recipe.steps was 3, now 4"),
+        ({"positions": "none"}, "positions was ['none', 'relative_2d'], now ['none']"),
+    ],
+)
+def test_others_are_refused_by_name(
+    changed: dict[str, Any], said: str, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = {**snapshot(finished), **snapshot(finished / "records")}
     with pytest.raises(SystemExit) as caught:
-        main(call(finished, steps=4))
+        main(call(finished, **changed))
     assert caught.value.code == 2
-    message = capsys.readouterr().err
-    assert message.startswith("relpos: error: ")
-    assert "recipe.steps was 3, now 4" in message
-    assert len(message.splitlines()) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("relpos: error: ")
+    assert said in line
     assert {**snapshot(finished), **snapshot(finished / "records")} == before
-
-
-def test_other_positions_are_refused_by_name(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(call(finished, positions="none"))
-    assert caught.value.code == 2
-    assert "positions was ['none', 'relative_2d'], now ['none']" in capsys.readouterr().err
-
-
-def test_training_figures_repeat(finished: Path, results: dict[str, Any], tmp_path: Path) -> None:
-    main(call(tmp_path / "again", positions="relative_2d"))
-    again = json.loads((tmp_path / "again" / "results.json").read_text())
-    mine = {record["id"]: record for record in results["records"]}
-    assert len(again["records"]) == 1
-    for record in again["records"]:
-        for part in ("curve", "validation", "metrics", "learned", "attention", "parameters"):
-            assert record[part] == mine[record["id"]][part], part
-
-
-def wait_for_a_record(process: int, records: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not (records.exists() and list(records.glob("*.json"))):
-        assert Path(f"/proc/{process}").exists(), "it ended before it could be killed"
-        assert time.monotonic() < deadline, "no record"
-        time.sleep(0.02)
 
 
 def alive(group: int) -> list[int]:
@@ -163,12 +114,14 @@ main(sys.argv[1:])
 
 def kill_in_the_middle(loaded: Loaded, program: list[str], out: Path, log: Path) -> None:
     """Start the command, SIGKILL its main process after the first record, and see its workers stop by themselves."""
-    process = loaded.begin(program, log, needs=["train"])
+    process, deadline = loaded.begin(program, log, needs=["train"]), time.monotonic() + PATIENCE
     try:
-        wait_for_a_record(process, out / "records")
+        while not list((out / "records").glob("*.json")):
+            assert Path(f"/proc/{process}").exists(), "it ended before it could be killed"
+            assert time.monotonic() < deadline, "no record"
+            time.sleep(0.02)
         os.kill(process, signal.SIGKILL)
         assert loaded.end() == -signal.SIGKILL
-        deadline = time.monotonic() + PATIENCE
         while alive(process):
             assert time.monotonic() < deadline, "workers without a parent stop at their next report"
             time.sleep(0.1)
@@ -179,7 +132,7 @@ def kill_in_the_middle(loaded: Loaded, program: list[str], out: Path, log: Path)
 
 def test_killed_in_the_middle_it_goes_on(tmp_path: Path, loaded: Loaded) -> None:
     out = tmp_path / "out"
-    program = ["-c", COMPARE, *call(out, steps=20)]
+    program = ["-c", COMPARE, *call(out, recipe=["--steps", "20", "--set", "recipe.depth=1"])]
     kill_in_the_middle(loaded, program, out, tmp_path / "log")
     kept = snapshot(out / "records")
     assert 1 <= len(kept) < 4, "killed in the middle of training"
@@ -196,5 +149,5 @@ def test_killed_in_the_middle_it_goes_on(tmp_path: Path, loaded: Loaded) -> None
     for name, content in kept.items():
         assert after[name] == content, f"{name} was written again"
     assert not list((out / "records").glob("*.part"))
-    check(json.loads((out / "results.json").read_text()))
+    check(written(out))
     assert (out / "report.html").exists()

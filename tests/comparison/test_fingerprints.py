@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import subprocess
 import sys
@@ -16,9 +17,8 @@ import numpy as np
 import own_model
 import pytest
 import torch
+from calls import compare
 
-import relpos
-from relpos.comparing import Display
 from relpos.comparison.callables import described, find_build, not_told_apart
 
 
@@ -43,11 +43,10 @@ class Build:
     def __init__(self, held: Any) -> None:
         self.held = held
 
-    def __call__(self, position: str, task: Any) -> Any:
-        return self.held
-
     def method(self, position: str, task: Any) -> Any:
         return self.held
+
+    __call__ = method
 
 
 class Hiding(Build):
@@ -111,6 +110,7 @@ def test_what_a_function_holds_is_looked_at(holder: str, one: Callable[[], Any],
 
 
 def test_names_of_keywords_of_a_partial() -> None:
+    assert described(None) is None
     assert described(partial(own_model.step, depth=3)) != described(partial(own_model.step, width=3))
 
 
@@ -151,24 +151,17 @@ def test_an_edit_in_a_notebook_is_seen(before: str, after: str) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_the_same_in_another_process() -> None:
+def test_it_is_the_same_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     script = (
         "import own_model\nfrom functools import partial\nfrom relpos.comparison.callables import described\n"
         "print(described(partial(own_model.build, set('abcdefghij'), depth=(1, 2), of={'k': [own_model.Pooled]})))"
     )
-    said = {
-        subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={**environ(), **seed}
-        ).stdout
-        for seed in ({"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2"})
-    }
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    said = set()
+    for seed in ("1", "2"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        said.add(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
     assert len(said) == 1
-
-
-def environ() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 @pytest.mark.parametrize("make", [threading.Lock, lambda: (x for x in "ab"), lambda: io.TextIOWrapper(io.BytesIO())])
@@ -189,10 +182,7 @@ def test_a_comparison_that_is_not_taken_up_again_says_so(tmp_path: Path, monkeyp
 
     folders = []
     for _ in range(2):
-        lines: list[str] = []
-        result = relpos.compare(
-            build, "digits", ["none"], quick=True, steps=1, device="cpu", display=Display(lines.append)
-        )
+        result, lines = compare(None, build, "digits", ["none"], quick=True, steps=1)
         folders.append(result.folder)
         assert "A new comparison each time: model holds a _thread.lock, in which a change would not be seen." in lines
         assert not any("is finished" in line for line in lines)

@@ -21,12 +21,10 @@ from torch.export import Dim, export
 
 import relpos
 from relpos import (
-    CoPE,
     LanguageModel,
     Mask,
     Positions,
     Sequence,
-    ShawPosition,
     SwinTransformer,
     T5Bias,
     VisionTransformer,
@@ -133,25 +131,15 @@ def bert() -> nn.Module:
     return Replaced(transformers.BertModel(config, add_pooling_layer=False), "t5")
 
 
-def hf_vit() -> nn.Module:
-    transformers = imported("transformers")
-    config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=16, image_size=(32, 48)
-    )
-    return Replaced(transformers.ViTModel(config, add_pooling_layer=False), "relative_2d")
-
-
 CASES = {
     "text, learned+relative_1d": text("learned+relative_1d", bounded=True),
     "text, none, strict": text("none", strict=True),
     "text, rotary_dynamic_ntk": text("rotary_dynamic_ntk"),
-    "text, cope and shaw": text(lambda site: CoPE.from_site(site) + ShawPosition.from_site(site)),
-    "text, deberta": text("deberta"),
+    "text, cope+shaw+deberta": text("cope+shaw+deberta"),
     "attention, t5": own(),
     "image, learned+relative_2d": image(vit, 1, 4, 6),
     "windows, relative_2d": image(swin, 1, 16, 16),
     "replaced, BERT": Case(bert, lambda b, n: (torch.randint(7, (b, n)),), ({0: BATCH, 1: Dim("length", max=1024)},)),
-    "replaced, ViT": image(hf_vit, 3, 32, 48),
 }
 """One a kind of terms: tables of tokens and lines, rotations scaled by the length, row rules, vectors on queries and
 values, and on keys; masks; images; models of others. Dynamo takes twice the time, and finds out of the models what

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+from small import text as small
 from torch import Tensor, nn
 
 from relpos import (
     KeyValueCache,
-    LanguageModel,
     Mechanism,
-    RelativePositionBias,
     Sequence,
     Site,
-    VisionTransformer,
     count_parameters,
 )
 from relpos.models.language import places_in
@@ -29,21 +25,7 @@ from relpos.position.saved import is_settings
 
 FAST_SHARE = 2  # of its tests, in the fast part
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 7,
-    "context": 9,
-    "embed_dim": 16,
-    "depth": 2,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "mlp_ratio": 2.0,
-    "position_init_std": 0.5,
-}
 LINE = [name for name, preset in presets().items() if 1 in preset.token_axes]
-
-
-def small(**arguments: Any) -> LanguageModel:
-    return LanguageModel(**{**SMALL, **arguments})
 
 
 def some(*shape: int) -> Tensor:
@@ -121,33 +103,6 @@ def test_the_whole_by_hand(position: str) -> None:
     other = torch.autograd.grad(theirs, list(state.values()), upstream)
     for name, a, b in zip(state, mine, other, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
-
-
-def test_layer_norm_gelu_biases_and_a_head_of_its_own() -> None:
-    """GPT-2's choices: the same blocks as the vision transformer's."""
-    model = small(norm="layernorm", mlp="gelu", qkv_bias=True, tie_embeddings=False, num_kv_heads=None).double()
-    block = model.blocks[0]
-    assert isinstance(block.norm1, nn.LayerNorm)
-    assert isinstance(model.norm, nn.LayerNorm)
-    assert block.mlp.fc1.out_features == 32
-    assert block.attn.proj.bias is not None
-    tokens = some(2, 6)
-    x = model.token_embed(tokens) * 12.0
-    terms = model.attention_position[0].terms(Sequence(6))
-    for block in model.blocks:
-        y = block.norm1(x)
-        q, k, v = block.attn.qkv(y).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
-        (rotation,) = terms
-        cos, sin = rotation.query.cos(), rotation.query.sin()
-        q, k = (torch.cat([a * cos - b * sin, a * sin + b * cos], -1) for a, b in (x.chunk(2, -1) for x in (q, k)))
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + block.attn.proj(attended.transpose(1, 2).flatten(2))
-        x = x + block.mlp(block.norm2(x))
-    assert model.head is not None
-    torch.testing.assert_close(model(tokens), model.norm(x) @ model.head.weight.T)
-    assert count_parameters(model)["head"].total == 7 * 16
-    state = small(norm="layernorm", mlp="gelu", qkv_bias=True, tie_embeddings=False).state_dict()
-    assert "head.weight" in state
 
 
 # what a decoder keeps to, with every mechanism
@@ -267,83 +222,6 @@ def test_what_position_is_in_the_model() -> None:
     assert [tuple(p.shape) for p in shared.position_parameters()] == [(1, 9, 16), (32, 4)]
 
 
-def test_a_shared_table_gets_the_gradient_of_every_layer() -> None:
-    shared, apart = small(position="t5", shared_position=True).double(), small(position="t5").double()
-    state = shared.state_dict()
-    first = {name: x for name, x in state.items() if name.startswith("positions.0.")}
-    apart.load_state_dict({**state, **{name.replace("0", "1", 1): x for name, x in first.items()}}, strict=True)
-    tokens = some(2, 9)
-    torch.testing.assert_close(shared(tokens), apart(tokens))
-    for model in (shared, apart):
-        model(tokens).square().sum().backward()
-    (one,) = shared.position_parameters()
-    first, second = apart.position_parameters()
-    torch.testing.assert_close(one.grad, first.grad + second.grad)  # type: ignore[operator]
-
-
-@pytest.mark.parametrize(
-    ("position", "rules"),
-    [
-        ("none", ("as is",)),
-        ("alibi", ("as is",)),
-        ("relative_1d", ("interpolated", "clipped")),
-        ("learned+alibi", ("interpolated",)),
-    ],
-)
-@pytest.mark.parametrize("shared", [False, True])
-def test_growth(position: str, rules: tuple[str, ...], shared: bool) -> None:
-    model, tokens = small(position=position, shared_position=shared).eval(), some(2, 14)
-    assert set(model.growth()) >= set(rules)
-    before = copy.deepcopy(model.state_dict())
-    if rules != ("as is",):
-        with pytest.raises(ValueError, match=rf"at most 9 tokens.*model\.grow\(length, rule\), by '{rules[0]}'"):
-            model(tokens)
-    for rule in rules:
-        grown = model.grow(14, rule)
-        assert grown(tokens).shape == (2, 14, 7)
-        assert (grown.context, grown.coordinates, model.context) == (14, Sequence(14), 9)
-    assert all(torch.equal(before[name], x) for name, x in model.state_dict().items()), "the model itself is left alone"
-    torch.testing.assert_close(model.grow(9, rules[0])(tokens[:, :9]), model(tokens[:, :9]))
-
-
-@pytest.mark.parametrize("trainable", [True, False])
-def test_frozen_positions(trainable: bool) -> None:
-    """Frozen, they have no gradient, are counted all the same, and stay frozen when they grow."""
-    image = VisionTransformer(
-        8, 4, 1, 3, embed_dim=8, depth=2, num_heads=2, position="learned+relative_2d", position_trainable=trainable
-    )
-    image(torch.randn(2, 1, 8, 8)).sum().backward()
-    text = small(position="learned+relative_1d", position_trainable=trainable)
-    text(some(2, 9)).sum().backward()
-    for model in (image, text):
-        own = model.position_parameters()  # type: ignore[operator]
-        assert len(own) == 3
-        assert count_parameters(model)["position"].total == sum(p.numel() for p in own)
-        assert all((p.grad is not None) == trainable for p in own)
-        rest = set(model.parameters()) - set(own)
-        assert all(p.grad is not None for p in rest)
-        grown = model.grow(16, "interpolated")  # type: ignore[operator]
-        assert all(p.requires_grad == trainable for p in grown.position_parameters())
-        assert grown.positions.trainable == trainable, "whatever a mechanism makes of it"
-
-
-def test_layers_that_are_not_to_share_do_not() -> None:
-    one = RelativePositionBias(4, seq_len=9)
-    with pytest.raises(ValueError, match="shared_position=True"):
-        small(position=lambda site: one)
-    assert small(position=lambda site: one, shared_position=True).position_parameters() == [*one.parameters()]
-
-
-def test_attention_maps() -> None:
-    """Of every layer, lower triangles that add up to 1."""
-    model, tokens = small(position="shaw").eval(), some(2, 6)
-    maps = list(model.attention_maps(tokens))
-    assert [weights.shape for weights in maps] == [(2, 4, 6, 6)] * 2
-    for weights in maps:
-        torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 6))
-        assert not weights.triu(1).any()
-
-
 def test_counts_sum_to_all() -> None:
     for tied in (True, False):
         model = small(position="learned+t5", tie_embeddings=tied)
@@ -359,61 +237,6 @@ def test_counts_sum_to_all() -> None:
             "position": 9 * 16 + 2 * 32 * 4,
             **({} if tied else {"head": 7 * 16}),
         }
-
-
-# in training
-
-
-def test_it_fits_a_text() -> None:
-    """From the spread of a guess to half a nat in 60 steps, on a sentence that it sees often."""
-    text = b"the cat sat on the mat and the dog sat on the log; " * 4
-    data = torch.tensor(list(text))
-    model = LanguageModel(context=32, embed_dim=32, depth=2, num_heads=2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    losses = []
-    for step in range(60):
-        rows = torch.stack([data[start : start + 33] for start in range(step % 7, 140, 20)])
-        loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert abs(losses[0] - math.log(256)) < 0.5, "it starts from a guess"
-    assert losses[-1] < 0.5
-    prompt = data[None, :24]
-    assert bytes(model.generate(prompt, 27, temperature=0)[0].tolist()) == text[:51]
-
-
-@pytest.mark.parametrize("argument", ["drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate"])
-def test_dropout_in_training_alone(argument: str) -> None:
-    model, tokens = small(**{argument: 0.5}), some(2, 9)
-    assert not torch.equal(model(tokens), model(tokens))
-    model.eval()
-    assert torch.equal(model(tokens), model(tokens))
-
-
-@pytest.mark.parametrize("position", ["rotary_1d", "learned+t5"])
-def test_bfloat16_and_autocast(position: str) -> None:
-    model, tokens = small(position=position).eval(), some(2, 9)
-    exact = model(tokens)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = model(tokens)
-        assert cast.dtype == torch.bfloat16
-        torch.testing.assert_close(cast.float(), exact, rtol=0.05, atol=0.1)
-        cache = KeyValueCache(2)
-        steps = torch.cat([model(part, cache=cache) for part in tokens.split([4, 1, 4], dim=1)], dim=1)
-        torch.testing.assert_close(steps.float(), exact, rtol=0.05, atol=0.1)
-    cast = copy.deepcopy(model).to(torch.bfloat16)(tokens)
-    assert cast.dtype == torch.bfloat16
-    torch.testing.assert_close(cast.float(), exact, rtol=0.05, atol=0.1)
-
-
-def test_state_dict_round_trip() -> None:
-    model, other = small(position="learned+t5").eval(), small(position="learned+t5").eval()
-    other.load_state_dict(model.state_dict(), strict=True)
-    tokens = some(2, 9)
-    assert torch.equal(model(tokens), other(tokens))
-    assert len({x.data_ptr() for x in model.state_dict().values()}) == len(model.state_dict()), "safetensors saves it"
 
 
 def test_a_function_of_the_site() -> None:

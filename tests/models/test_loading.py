@@ -107,11 +107,6 @@ def test_our_own_weights() -> None:
 # Files
 
 
-class Harmful:
-    def __reduce__(self) -> Any:
-        return (pytest.fail, ("it was run",))
-
-
 def test_files_and_folders(tmp_path: Path) -> None:
     weights = timm_vit().state_dict()
     names = sorted(weights)
@@ -136,6 +131,11 @@ def test_files_and_folders(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"no weights")
     refused(our_vit(), tmp_path, rf"expected weights that can be read without .*; got .*{name}")
+
+
+class Harmful:
+    def __reduce__(self) -> Any:
+        return (pytest.fail, ("it was run",))
 
 
 def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
@@ -238,8 +238,13 @@ def written(folder: Path, rope: dict[str, Any], *, older: bool = False, **change
     (folder / "config.json").write_text(json.dumps({**config, **change}))
 
 
-@pytest.mark.parametrize("written_as", ["now", "before", "beside"])
-@pytest.mark.parametrize("name", ROTATIONS)
+@pytest.mark.parametrize(
+    ("name", "written_as"),
+    [
+        *((name, "now") for name in ROTATIONS),
+        *((name, how) for name in ("linear", "dynamic", "yarn", "longrope") for how in ("before", "beside")),
+    ],
+)
 def test_a_llama_folder_turns_as_its_configuration_says(name: str, written_as: str, tmp_path: Path) -> None:
     """At lengths within and beyond what it was trained on, and then at a short one once more."""
     torch.manual_seed(0)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import inspect
 import json
+import os
 import re
+import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +20,7 @@ from torch import Tensor
 import relpos
 from relpos import LanguageModel, SwinTransformer, VisionTransformer
 from relpos.files.writing import WriteError
-from relpos.models import RotaryChoice, pretrained
+from relpos.models import RotaryChoice
 from relpos.models.pretrained import PretrainedModel
 
 VIT: dict[str, Any] = {"img_size": (8, 12), "patch_size": 2, "in_chans": 1, "num_classes": 3, "embed_dim": 16,
@@ -69,11 +73,8 @@ def test_what_is_saved_comes_back(name: str, tmp_path: Path) -> None:
     assert not again.training
     assert again.arguments == model.arguments
     assert again.grown == model.grown
-    assert {path.name for path in (tmp_path / "deep" / "m").iterdir()} == {
-        "config.json",
-        "model.safetensors",
-        "README.md",
-    }
+    files = {path.name for path in (tmp_path / "deep" / "m").iterdir()}
+    assert files == {"config.json", "model.safetensors", "README.md"}
     again.save_pretrained(tmp_path / "again")
     for file in ("config.json", "model.safetensors"):
         assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "deep" / "m" / file).read_bytes()
@@ -118,20 +119,29 @@ def test_nothing_is_overwritten(name: str, tmp_path: Path) -> None:
     assert (tmp_path / name).read_text() == "mine"
 
 
-@pytest.mark.parametrize("fails_at", [1, 2])
-def test_all_files_or_none(fails_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = pretrained.write_whole, []
+@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize("raised", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_all_files_or_none(after: int, raised: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = os.fsync, []
 
-    def failing(path: Path, content: Any, **how: Any) -> None:
-        calls.append(path)
-        if len(calls) == fails_at:
-            raise WriteError("no more", None)
-        real(path, content, **how)
+    def failing(number: int) -> None:
+        calls.append(number)
+        if len(calls) > after:
+            raise raised
+        real(number)
 
-    monkeypatch.setattr(pretrained, "write_whole", failing)
-    with pytest.raises(WriteError, match="no more"):
-        VisionTransformer(**VIT).save_pretrained(tmp_path)
+    model = VisionTransformer(**VIT)
+    with monkeypatch.context() as context:
+        context.setattr(os, "fsync", failing)
+        context.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+        with pytest.raises((WriteError, KeyboardInterrupt)) as caught:
+            model.save_pretrained(tmp_path)
+    if isinstance(caught.value, WriteError):
+        assert re.match(
+            r"expected .* free for .*/(config\.json|model\.safetensors|README\.md); got ", str(caught.value)
+        )
     assert not list(tmp_path.iterdir())
+    model.save_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +221,7 @@ def test_a_damaged_configuration_is_named(change: dict[str, Any], says: str, tmp
 
 
 IMPOSSIBLE: dict[str, Any] = {
+    "a file": lambda folder: folder / "file",
     "in a file": lambda folder: folder / "file" / "model",
     "a long name": lambda folder: str(folder / ("n" * 300)),
     "a byte 0": lambda folder: f"{folder}/a\0b",
@@ -275,8 +286,6 @@ def test_without_the_hubs_library_one_line_says_so(monkeypatch: pytest.MonkeyPat
 def test_the_calls_are_those_of_the_library() -> None:
     """The mock takes what huggingface_hub takes."""
     hub = pytest.importorskip("huggingface_hub")
-    import inspect
-
     for name, given in (
         ("create_repo", ("private", "exist_ok")),
         ("upload_folder", ("repo_id", "folder_path", "commit_message")),

@@ -1,4 +1,4 @@
-"""The Swin Transformer: windows, merging, positions, other sizes. Its parity with timm's is in `test_published.py`."""
+"""The Swin Transformer: windows, merging, positions, other sizes; its parity is in `test_published_weights.py`."""
 
 from __future__ import annotations
 
@@ -73,8 +73,13 @@ def test_merging(post_norm: bool) -> None:
     torch.testing.assert_close(merging(x[:, :3, :5]), by_hand(odd, merging))
 
 
-@pytest.mark.parametrize("position", [*ON_GRIDS, "learned+relative_2d", "own", None])
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    ("position", "shared"),
+    [
+        *((position, False) for position in [*ON_GRIDS, None]),
+        *((position, True) for position in ("own", "learned+relative_2d", "rotary_2d")),
+    ],
+)
 def test_every_position_of_grids(position: str | None, shared: bool) -> None:
     model = small(position=position, shared_position=shared, version=1 + shared)
     with torch.no_grad():

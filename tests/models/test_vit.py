@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from typing import Any
 
 import pytest
 import torch
+from small import image as small
 from torch import Tensor, nn
 
+from covering import pairwise
 from relpos import (
     Grid,
     LearnedPositionEmbedding,
@@ -28,22 +29,7 @@ from relpos.position import presets
 
 FAST_SHARE = 4  # of its tests, in the fast part
 
-SMALL: dict[str, Any] = {
-    "img_size": (6, 8),
-    "patch_size": 2,
-    "in_chans": 1,
-    "num_classes": 5,
-    "embed_dim": 12,
-    "depth": 2,
-    "num_heads": 3,
-    "mlp_ratio": 2.0,
-    "position_init_std": 0.5,
-}
 IMAGES = (2, 1, 6, 8)
-
-
-def small(**arguments: Any) -> VisionTransformer:
-    return VisionTransformer(**{**SMALL, **arguments})
 
 
 def by_hand(model: VisionTransformer, images: Tensor, mechanism: Any) -> Tensor:
@@ -65,17 +51,18 @@ def by_hand(model: VisionTransformer, images: Tensor, mechanism: Any) -> Tensor:
     return scores
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("position", ["none", "learned", "relative_1d", "relative_2d", "learned+relative_2d", None])
 @pytest.mark.parametrize(
-    ("pool", "token", "registers"),
-    [
-        case
-        for case in itertools.product(("token", "avg", "max"), (True, False), (0, 2))
-        if case[:2] != ("token", False)
-    ],
+    ("pooled", "registers", "position", "shared"),
+    pairwise(
+        ("token", "avg", "max", "avg, no class token", "max, no class token"),
+        (0, 2),
+        ("none", "learned", "relative_1d", "relative_2d", "learned+relative_2d", None),
+        (False, True),
+    ),
 )
-def test_forward(pool: Any, token: bool, registers: int, position: str | None, shared: bool) -> None:
+def test_forward(pooled: str, registers: int, position: str | None, shared: bool) -> None:
+    pool, _, none = pooled.partition(", ")
+    token = not none
     model = small(
         global_pool=pool, class_token=token, reg_tokens=registers, position=position, shared_position=shared
     ).double()
@@ -96,93 +83,17 @@ def test_forward(pool: Any, token: bool, registers: int, position: str | None, s
     assert sum(isinstance(m, LearnedPositionEmbedding) for m in model.modules()) == ("learned" in (position or ""))
 
 
-def test_position_matters_only_where_there_is_one() -> None:
-    """Without positions, moving patches moves nothing that is pooled; with them it does."""
-    images = torch.randn(IMAGES)
-    swapped = torch.cat([images[:, :, :, 4:], images[:, :, :, :4]], dim=3)
-    for position, blind in (("none", True), ("learned", False), ("relative_2d", False)):
-        model = small(global_pool="max", class_token=False, position=position).eval()
-        difference = (model(images) - model(swapped)).abs().max()
-        assert (difference < 1e-5) == blind
-
-
-def test_a_shared_table_gets_the_gradient_of_every_layer() -> None:
-    shared = small(position="relative_2d", shared_position=True).double()
-    apart = small(position="relative_2d").double()
-    state = shared.state_dict()
-    table = "relative_position_bias_table"
-    (name,) = (name for name in state if name.endswith(table))
-    for layer in range(2):
-        state[name.replace("positions.0", f"positions.{layer}")] = state[name]
-    apart.load_state_dict(state)
-    images = torch.randn(IMAGES, dtype=torch.float64)
-    torch.testing.assert_close(shared(images), apart(images))
-    for model in (shared, apart):
-        model(images).square().sum().backward()
-    one = next(m for m in shared.modules() if isinstance(m, RelativePositionBias)).relative_position_bias_table.grad
-    both = [m.relative_position_bias_table.grad for m in apart.modules() if isinstance(m, RelativePositionBias)]
-    torch.testing.assert_close(one, both[0] + both[1])  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("argument", ["drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate"])
-def test_dropout_in_training_alone(argument: str) -> None:
-    model, images = small(**{argument: 0.5}), torch.randn(IMAGES)
-    first, second = model(images), model(images)
-    assert not torch.equal(first, second)
-    model.eval()
-    assert torch.equal(model(images), model(images))
-
-
-@pytest.mark.parametrize("position", ["none", "relative_2d"])
-def test_any_image_that_patches_divide(position: str) -> None:
-    model = small(position=position).eval()
-    assert model(torch.randn(1, 1, 4, 6)).shape == (1, 5), "a smaller image lies within the table"
-    with pytest.raises(ValueError, match="divide"):
-        model(torch.randn(1, 1, 7, 8))
-    if position == "none":
-        assert model(torch.randn(1, 1, 10, 12)).shape == (1, 5)
-    else:
-        with pytest.raises(ValueError, match="Resize"):
-            model(torch.randn(1, 1, 10, 12))
-
-
-def test_learned_positions_stay_on_their_grid() -> None:
-    with pytest.raises(ValueError, match="Resize"):
-        small(position="learned")(torch.randn(1, 1, 4, 8))
-
-
-@pytest.mark.parametrize(
-    ("position", "rules"),
-    [
-        ("none", ("as is",)),
-        (None, ("as is",)),
-        ("learned", ("interpolated",)),
-        ("relative_2d", ("interpolated", "clipped")),
-        ("relative_1d", ("interpolated", "clipped")),
-        ("learned+relative_2d", ("interpolated", "clipped")),
-        ("none+relative_2d", ("interpolated", "clipped")),
-        ("rotary_2d+relative_2d", ("interpolated", "clipped")),
-        ("rotary_2d+alibi+t5+sinusoidal_2d", ("as is",)),
-    ],
-)
-@pytest.mark.parametrize("shared", [False, True])
-def test_growth(position: str | None, rules: tuple[str, ...], shared: bool) -> None:
-    model = small(position=position, shared_position=shared).eval()
-    assert model.growth() == rules
-    before = copy.deepcopy(model.state_dict())
-    images = torch.randn(2, 1, 10, 12)
-    for rule in rules:
-        grown = model.grow((10, 12), rule)
-        assert grown(images).shape == (2, 5)
-        assert grown.patch_embed.grid_size == (5, 6)
-        assert grown.patch_embed.num_patches == 30
-    assert all(torch.equal(before[name], x) for name, x in model.state_dict().items()), "the model itself is left alone"
-    same = model.grow((6, 8), rules[0])
-    small_images = torch.randn(IMAGES)
-    torch.testing.assert_close(same(small_images), model(small_images))
-    if position is not None and position != "none":
-        with pytest.raises(ValueError, match="growth rule"):
-            model.grow((10, 12), "extended")
+def test_any_image_that_patches_divide() -> None:
+    """Without a position; with a table one that lies within it, and with learned vectors that of their grid alone."""
+    assert small(position="none")(torch.randn(1, 1, 10, 12)).shape == (1, 5)
+    assert small(position="relative_2d")(torch.randn(1, 1, 4, 6)).shape == (1, 5)
+    for position, size, remedy in (
+        ("none", (7, 8), "divide"),
+        ("relative_2d", (10, 12), "Resize"),
+        ("learned", (4, 8), "Resize"),
+    ):
+        with pytest.raises(ValueError, match=remedy):
+            small(position=position)(torch.randn(1, 1, *size))
 
 
 class Leaning(OffsetBias):
@@ -240,63 +151,10 @@ def test_a_mechanism_that_acts_on_tokens_and_in_attention_is_held_once(shared: b
     torch.testing.assert_close(unchanged.slope, layers[-1][0].slope)  # type: ignore[arg-type]
 
 
-def test_layers_that_are_not_to_share_do_not() -> None:
-    one = RelativePositionBias(3, (3, 4), prefix=1)
-    with pytest.raises(ValueError, match="shared_position=True"):
-        small(position=lambda site: one)
-    assert small(position=lambda site: one, shared_position=True).position_parameters() == [*one.parameters()]
-
-
-def test_attention_maps() -> None:
-    model, images = small(position="relative_2d").eval(), torch.randn(IMAGES)
-    maps = list(model.attention_maps(images))
-    assert [weights.shape for weights in maps] == [(2, 3, 13, 13)] * 2
-    for weights in maps:
-        torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 13))
-
-
-def test_state_dict_round_trip() -> None:
-    model, other = small(position="learned+relative_2d").eval(), small(position="learned+relative_2d").eval()
-    other.load_state_dict(model.state_dict(), strict=True)
-    images = torch.randn(IMAGES)
-    assert torch.equal(model(images), other(images))
-
-
-def test_bfloat16_and_autocast() -> None:
-    model, images = small(position="learned+relative_2d").eval(), torch.randn(IMAGES)
-    exact = model(images)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(model(images).float(), exact, rtol=0.05, atol=0.05)
-    cast = copy.deepcopy(model).to(torch.bfloat16)(images.bfloat16())
-    assert cast.dtype == torch.bfloat16
-    torch.testing.assert_close(cast.float(), exact, rtol=0.05, atol=0.05)
-
-
 def test_no_head_gives_pooled_features() -> None:
     model = small(num_classes=0)
     assert model(torch.randn(IMAGES)).shape == (2, 12)
     assert model.forward_features(torch.randn(IMAGES)).shape == (2, 13, 12)
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"global_pool": "mean"},
-        {"class_token": False},
-        {"depth": 0},
-        {"img_size": (7, 8)},
-        {"num_heads": 5},
-        {"position": "relative_3d"},
-        {"position": RelativePositionBias(3, (3, 4))},
-        {"drop_rate": 1.5},
-        {"reg_tokens": -1},
-    ],
-    ids=str,
-)
-def test_errors(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"expected .*; got .*"):
-        small(**arguments)
 
 
 # parameters
@@ -311,8 +169,9 @@ def test_the_counts_of_the_documents() -> None:
     assert counts["attention projection"].weights == 96 * 96
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("position", ["none", "learned", "relative_2d", "learned+relative_2d"])
+@pytest.mark.parametrize(
+    ("position", "shared"), [("none", False), ("learned", True), ("learned+relative_2d", False), ("relative_2d", True)]
+)
 def test_counts_sum_to_all(position: str, shared: bool) -> None:
     model = small(position=position, shared_position=shared, reg_tokens=1)
     counts = count_parameters(model)

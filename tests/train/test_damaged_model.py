@@ -35,17 +35,6 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "m"
 
 
-def refused(folder: Path, name: str) -> str:
-    """The message, which names the file and says to train again."""
-    with pytest.raises(ValueError) as caught:
-        load(folder)
-    message = str(caught.value)
-    says = rf"^expected [^\n]*; got [^\n]*{re.escape(str(folder / name))}[^\n]*\. [^\n]*rain [^\n]*\.$"
-    assert re.search(says, message), message
-    assert len(message) < 1500, message
-    return message
-
-
 def edited(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     config = json.loads((folder / "config.json").read_text())
     edit(config)
@@ -65,10 +54,16 @@ def told(folder: Path, same: dict[str, torch.Size] | None = None) -> str | None:
     else:
         assert same is None or shapes(model) == same
         return None
-    assert str(folder) in message, message
-    assert re.search(r"\. [^.]*[Tt]rain [^\n]*\.$", message), message
-    assert "\n" not in message
+    assert re.search(rf"^expected .*; got .*{re.escape(str(folder))}.*\. [^.]*[Tt]rain .*\.\Z", message), message
     assert len(message) < 1500, message
+    return message
+
+
+def refused(folder: Path, name: str) -> str:
+    """The message, which names the file."""
+    message = told(folder)
+    assert message is not None
+    assert str(folder / name) in message
     return message
 
 
@@ -79,12 +74,11 @@ def test_a_configuration_with_anything_changed_builds_the_same_model_or_is_refus
     before = shapes(load(folder)[0])
     needed = {name: whole[name] for name in ("kind", "position", "model")}
     trees = [*changed(needed), *({**whole, name: {"a": [1]}} for name in whole)]
-    assert len(trees) > 150
     refusals = 0
-    for tree in trees:
+    for tree in trees[::3]:
         path.write_text(json.dumps(tree))
         refusals += told(folder, before) is not None
-    assert refusals > 100
+    assert refusals > 40
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -94,10 +88,10 @@ def test_cut_and_flipped_files_are_refused_or_harmless(folder: Path) -> None:
         whole = path.read_bytes()
         start = whole[:1500] if name == "model.safetensors" else whole  # where its header is
         met = []
-        for damaged in cut_or_flipped(start, 60):
+        for damaged in cut_or_flipped(start, 30):
             path.write_bytes(damaged + whole[len(start) :] if len(damaged) == len(start) else damaged)
             met.append(told(folder))
-        assert sum(message is not None for message in met) > 60
+        assert sum(message is not None for message in met) > 30
         path.write_bytes(whole)
 
 
@@ -154,30 +148,32 @@ def test_weights_of_another_model_are_named(folder: Path) -> None:
     load(folder)
 
 
-@pytest.mark.parametrize(("argument", "asked"), [("context", 10**9), ("img_size", [200_000, 200_000])])
-def test_show_draws_no_model_of_any_size(
-    argument: str, asked: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    task = find_task("text" if argument == "context" else "digits")
-    recipe, position = (ON_TEXT, "alibi") if argument == "context" else (ON_IMAGES, "alibi_axes")
-    save(tmp_path, recipe.build(task, position), task=task, position=position, recipe=recipe, about={})
-    edited(tmp_path, lambda config: config["model"].update({argument: asked}))  # no weight nor setting does
+def shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `relpos show` says of a folder that it refuses, in one line."""
     with pytest.raises(SystemExit) as caught:
-        main(["show", "--weights", str(tmp_path), "--out", str(tmp_path / "x.png")])
+        main(["show", "--weights", str(folder), "--out", str(folder / "x.png")])
     assert caught.value.code == 2
-    assert re.search(
-        r"at most 65,536 tokens in a picture; got 1.*000 in .*\. Draw one with fewer", capsys.readouterr().err
-    )
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("name", "position", "asked"),
+    [("text", "alibi", {"context": 10**9}), ("digits", "alibi_axes", {"img_size": [200_000, 200_000]})],
+)
+def test_show_draws_no_model_of_any_size(
+    name: str, position: str, asked: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task, recipe = find_task(name), ON_TEXT if name == "text" else ON_IMAGES
+    save(tmp_path, recipe.build(task, position), task=task, position=position, recipe=recipe, about={})
+    edited(tmp_path, lambda config: config["model"].update(asked))  # no weight nor setting has its size
+    said = r"at most 65,536 tokens in a picture; got 1.*000 in .*\. Draw one with fewer"
+    assert re.search(said, shown(tmp_path, capsys))
 
 
 @pytest.mark.parametrize("changes", [{"recipe": [1]}, {"recipe": {"steps": "$x"}}, {"task": ["$"]}, {"seed": "$a$"}])
 def test_show_names_the_configuration(
-    folder: Path, changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     edited(folder, lambda config: config.update(changes))
-    with pytest.raises(SystemExit) as caught:
-        main(["show", "--weights", str(folder), "--out", str(tmp_path / "x.png")])
-    assert caught.value.code == 2
-    message = capsys.readouterr().err
-    assert f"{folder / 'config.json'} (" in message
-    assert len(message.splitlines()) == 1
+    assert f"{folder / 'config.json'} (" in shown(folder, capsys)

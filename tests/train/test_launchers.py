@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import socket
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from relpos.cli import ending
-from relpos.train import processes
+from relpos.cli import ending, main
+from relpos.train import ImageRecipe, loop, processes
+from relpos.train.processes import Parallelism
 from relpos_command.parsing import fail
 
 
@@ -18,6 +24,21 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_MIXED_PRECISION"):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
+
+
+def test_what_several_processes_cannot_share() -> None:
+    for changes, strategy, precision, got in (
+        ({"optimizer": "sophia-h"}, "ddp", "float32", "whose estimates several processes share; got sophia-h"),
+        ({"optimizer": "sophia-g"}, "fsdp", "float32", "got sophia-g. Use adamw or lion, or strategy ddp"),
+        ({}, "fsdp", "fp16-mixed", "expected float32 or bf16-mixed with strategy fsdp; got fp16-mixed"),
+    ):
+        recipe, parallelism = replace(ImageRecipe(), **changes), Parallelism(strategy)
+        loop._require_shares(recipe, precision, parallelism, world=1)
+        with pytest.raises(ValueError, match=re.escape(got)):
+            loop._require_shares(recipe, precision, parallelism, world=2)
+    for batch, accumulate, world, near in ((400, 3, 1, "399 or 402"), (32, 3, 2, "30 or 36"), (3, 2, 2, "4")):
+        with pytest.raises(ValueError, match=rf"{world} processes times {accumulate} .*; got {batch}\. .* of {near}\."):
+            Parallelism(accumulate=accumulate).require_divides(batch, world)
 
 
 def test_accelerate_that_started_one_process_of_several(environment: pytest.MonkeyPatch) -> None:
@@ -30,36 +51,62 @@ def test_accelerate_that_started_one_process_of_several(environment: pytest.Monk
         processes.require_all_started()
     environment.setenv("WORLD_SIZE", "2")
     processes.require_all_started()
-
-
-def test_a_meeting_point_that_was_there_before(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A script of SLURM exports it for one process, too."""
-    environment.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    environment.setenv("MASTER_ADDR", "127.0.0.1")
+    environment.delenv("WORLD_SIZE")  # a script of SLURM exports the meeting point for one process, too
     environment.setattr(Path, "read_bytes", lambda path: b"HOME=/root\0MASTER_ADDR=node1\0")
     processes.require_all_started()
 
 
+def test_accelerate_starts_one_process_on_cpus(environment: pytest.MonkeyPatch) -> None:
+    """What it leaves to it is known: with --multi_gpu it starts several."""
+    launch = importlib.import_module("accelerate.commands.launch")
+    started: list[dict[str, str]] = []
+
+    def start(command: list[str], env: dict[str, str]) -> SimpleNamespace:
+        started.append(env)
+        return SimpleNamespace(wait=lambda: None, returncode=0)
+
+    environment.setattr(launch.subprocess, "Popen", start)
+    given = ["--cpu", "--num_processes", "2", "--main_process_port", "0", "train.py"]
+    launch.launch_command(launch.launch_command_parser().parse_args(given))
+    (env,) = started
+    for name in env.keys() - os.environ.keys():
+        environment.setenv(name, env[name])
+    with pytest.raises(ValueError, match="as many processes as accelerate launch was told to start; got one"):
+        processes.require_all_started()
+
+
+def test_devices_are_processes_of_torchrun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words = ["train", "--position", "none", "--devices", "2", "--out", str(tmp_path / "out")]
+    started: list[list[str]] = []
+
+    def become(path: str, command: list[str]) -> None:
+        started.append(command)
+        raise SystemExit
+
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")  # which it would leave behind
+    monkeypatch.setattr(os, "execv", become)
+    monkeypatch.setattr(sys, "argv", ["relpos", *words])
+    with pytest.raises(SystemExit):
+        main(words)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    assert started == [[*torchrun, "-m", "relpos", *words]]
+
+
 def test_a_launcher_that_is_gone(environment: pytest.MonkeyPatch) -> None:
+    own_parent = os.getppid
     with socket.create_server(("127.0.0.1", 0)) as server:
         environment.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
         environment.setenv("MASTER_ADDR", "127.0.0.1")
         environment.setenv("MASTER_PORT", str(server.getsockname()[1]))
         assert processes._launcher_answers()
+        environment.setattr(os, "getppid", lambda: 1)  # it is the first process of a container
+        assert processes._launcher_answers()
+    environment.setattr(os, "getppid", own_parent)
     assert not processes._launcher_answers()
     environment.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")  # the main process serves, and may be later
     assert processes._launcher_answers()
     environment.setattr(os, "getppid", lambda: 1)  # it was adopted, and nothing else tells
     assert not processes._launcher_answers()
-
-
-def test_a_launcher_that_is_the_first_process_of_a_container(environment: pytest.MonkeyPatch) -> None:
-    environment.setattr(os, "getppid", lambda: 1)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        environment.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-        environment.setenv("MASTER_ADDR", "127.0.0.1")
-        environment.setenv("MASTER_PORT", str(server.getsockname()[1]))
-        assert processes._launcher_answers()
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,6 @@ from relpos.data import Text, find_task
 from relpos.layers import MultiHeadAttention
 from relpos.optim import Lion, Sophia
 from relpos.train import OPTIMIZERS, ImageRecipe, OptimizerName, TextRecipe, estimate_hessian, loop, train
-from relpos.train.loop import rate_at
-
-FAST_CASES = 4  # of each of its tests, in the fast part
 
 TINY = ImageRecipe(steps=4, warmup_steps=2, batch_size=16, embed_dim=16, depth=1, num_heads=2)
 CPU = torch.device("cpu")
@@ -74,9 +71,11 @@ def test_an_unknown_optimizer_is_refused() -> None:
         TINY.by("sgd")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("precision", ["float32", "bf16-mixed", "fp16-mixed"])
-def test_every_optimizer_trains_in_every_precision_and_repeats(
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("adamw", "fp16-mixed"), ("lion", "bf16-mixed"), ("sophia-g", "float32"), ("sophia-h", "bf16-mixed")],
+)
+def test_every_optimizer_trains_and_repeats(
     name: OptimizerName, precision: str, made: list[torch.optim.Optimizer]
 ) -> None:
     first, again = (run(tiny(name, steps=2), precision) for _ in range(2))
@@ -86,15 +85,6 @@ def test_every_optimizer_trains_in_every_precision_and_repeats(
     kinds = {"adamw": torch.optim.AdamW, "lion": Lion, "sophia-g": Sophia, "sophia-h": Sophia}
     assert all(type(one) is kinds[name] for one in made)
     assert len({id(one) for one in made}) == 2
-
-
-def test_lion_moves_every_weight_by_the_rate() -> None:
-    recipe = tiny("lion", steps=1, warmup_steps=1, weight_decay=0.5, position_learning_rate_multiplier=1.0)
-    torch.manual_seed(0)
-    start, end = recipe.build(find_task("digits"), "relative_2d"), run(recipe)
-    rate, name = rate_at(0, recipe), "head.weight"
-    moved = end.state_dict()[name] - start.state_dict()[name] * (1 - rate * 0.5)
-    torch.testing.assert_close(moved.abs(), torch.full_like(moved, rate), rtol=1e-3, atol=1e-7)
 
 
 @pytest.mark.parametrize(

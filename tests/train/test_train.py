@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import math
-import os
-import re
-import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,19 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from relpos.data import find_task
-from relpos.files.writing import WriteError
 from relpos.models import VisionTransformer, pretrained
-from relpos.train import (
-    Curve,
-    ImageRecipe,
-    Progress,
-    check_free,
-    load,
-    predict,
-    resolve_device,
-    save,
-    train,
-)
+from relpos.train import Curve, ImageRecipe, Progress, load, predict, resolve_device, save, train
 from relpos.train.loop import rate_at
 
 TINY = ImageRecipe(steps=4, warmup_steps=2, batch_size=16, embed_dim=16, depth=1, num_heads=2)
@@ -102,20 +86,15 @@ def test_the_multiplier_is_used() -> None:
 # Repeatability
 
 
-@pytest.mark.parametrize("position", ["none", "learned+relative_2d"])
-def test_training_repeats_bit_for_bit(position: str) -> None:
-    (first, curve, seen), (second, again, seen_again) = run(position), run(position)
+def test_training_repeats_bit_for_bit_whatever_was_drawn_before() -> None:
+    first, curve, seen = run("learned+relative_2d")
+    torch.manual_seed(12345)
+    torch.rand(7)
+    second, again, seen_again = run("learned+relative_2d")
     assert curve == again
     assert seen == seen_again
     for name, tensor in weights(first).items():
         assert torch.equal(tensor, second.state_dict()[name]), name
-
-
-def test_training_does_not_depend_on_the_generators_before() -> None:
-    first = run()[1]
-    torch.manual_seed(12345)
-    torch.rand(7)
-    assert run()[1] == first
 
 
 def test_seeds_differ_in_start_and_batches() -> None:
@@ -210,9 +189,11 @@ def test_predict_is_the_most_likely_class_in_evaluation_mode() -> None:
 # Checkpoints
 
 
-@pytest.mark.parametrize("position", ["none", "learned+relative_2d"])
-def test_a_model_comes_back_from_its_folder(position: str, tmp_path: Path) -> None:
-    recipe = replace(TINY, class_token=True, global_pool="token", shared_position=False, depth=2)
+def test_a_model_comes_back_from_its_folder(tmp_path: Path) -> None:
+    position, recipe = (
+        "learned+relative_2d",
+        replace(TINY, class_token=True, global_pool="token", shared_position=False, depth=2),
+    )
     model, _, _ = run(position, recipe)
     folder = tmp_path / "deep" / "model"
     save(folder, model, task=find_task("digits"), position=position, recipe=recipe, about={"seed": 0, "note": "kept"})
@@ -227,45 +208,6 @@ def test_a_model_comes_back_from_its_folder(position: str, tmp_path: Path) -> No
     assert config["classes"] == [str(digit) for digit in range(10)]
     assert config == json.loads((folder / "config.json").read_text())
     assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.json", "README.md"}
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_nothing_is_overwritten(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text("mine")
-    with pytest.raises(ValueError, match=f"expected a folder without a {name}; got .*nothing is overwritten"):
-        check_free(tmp_path)
-    with pytest.raises(ValueError, match="nothing is overwritten"):
-        save(tmp_path, untrained(), task=find_task("digits"), position="none", recipe=TINY, about={})
-    assert (tmp_path / name).read_text() == "mine"
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def save_to(folder: Path, **about: Any) -> None:
-    save(folder, untrained(), task=find_task("digits"), position="relative_2d", recipe=TINY, about=about)
-
-
-@pytest.mark.parametrize("after", [0, 1])
-@pytest.mark.parametrize("raised", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_a_save_that_fails_leaves_nothing(
-    after: int, raised: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, calls = os.fsync, []
-
-    def failing(number: int) -> None:
-        calls.append(number)
-        if len(calls) > after:
-            raise raised
-        real(number)
-
-    with monkeypatch.context() as context:
-        context.setattr(os, "fsync", failing)
-        context.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
-        with pytest.raises((WriteError, KeyboardInterrupt)) as caught:
-            save_to(tmp_path)
-    if isinstance(caught.value, WriteError):
-        assert re.match(r"expected .* free for .*/(config\.json|model\.safetensors); got ", str(caught.value))
-    assert not list(tmp_path.iterdir())
-    save_to(tmp_path)
 
 
 def test_of_two_that_save_in_one_folder_the_first_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,15 +231,8 @@ def test_no_configuration_has_a_number_that_is_none(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("mine")
-    with pytest.raises(ValueError, match="expected a folder to save in; got the file"):
-        check_free(tmp_path / "out")
-
-
-def test_a_folder_without_a_model_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"expected a folder with model.safetensors .*; got .*relpos train"):
-        load(tmp_path)
+def save_to(folder: Path, **about: Any) -> None:
+    save(folder, untrained(), task=find_task("digits"), position="relative_2d", recipe=TINY, about=about)
 
 
 # The recipe
