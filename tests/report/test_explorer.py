@@ -117,8 +117,7 @@ def test_by_mouse(visit: Open) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
 def test_every_mechanism_without_a_complaint_or_a_request(visit: Open, width: int, scheme: str) -> None:
     page = visit(width, color_scheme=scheme)
     for name in NAMES:
