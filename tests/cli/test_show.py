@@ -23,6 +23,7 @@ from html_tags import Tags
 from relpos.cli import main
 from relpos.position import presets
 from relpos.train import load
+from relpos.viz.examples import trained as example
 
 FAST_SHARE = 6  # of its tests, in the fast part
 
@@ -124,13 +125,23 @@ def test_a_second_picture_without_a_name_gets_a_number(
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
-def test_the_explorer_has_every_position_and_begins_with_the_one_asked_for(tmp_path: Path, capsys: Captured) -> None:
+def test_the_explorer_has_every_position_and_example_and_begins_with_the_one_asked_for(
+    tmp_path: Path, capsys: Captured
+) -> None:
     out = tmp_path / "explorer.html"
     main(["show", "t5+rotary_1d", "--page", str(out)])
     assert capsys.readouterr().out == f"{len(presets()) + 1} positions to explore: {out}\n"
     page = out.read_text(encoding="utf-8")
     assert '<option value="t5+rotary_1d" selected>' in page
-    assert "http" not in re.sub(r"https?://www\.w3\.org/[\w/]+", "", page.partition('id="data"')[0])
+    head, _, data = page.partition('id="data">')
+    assert "http" not in re.sub(r"https?://www\.w3\.org/[\w/]+", "", head)
+    entries = {entry["name"]: entry for entry in json.loads(data.partition("</script>")[0])}
+    for name in presets():
+        for tokens, axes in (("sequence", 1), ("grid", 2)):
+            if example(name, axes=axes) is not None:
+                kept = entries[name][tokens]["trained"]
+                assert kept.get("offsets") or kept["pairs"]
+                assert kept != entries[name][tokens]["start"]
 
 
 # Of a trained model

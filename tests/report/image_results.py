@@ -84,7 +84,7 @@ def make_results(
         "schema_version": 2,
         "settings": {
             "task": "digits", "positions": list(names), "seeds": seeds, "quick": quick, "device": "cpu",
-            "precision": "float32", "threads": 1, "recipe": RECIPE,
+            "precision": "float32", "threads": 1, "recipe": dict(RECIPE),
         },
         "environment": ENVIRONMENT,
         "task": {
