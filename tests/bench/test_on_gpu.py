@@ -1,7 +1,8 @@
-"""The commands of `benchmarks/` for a GPU, without one: what a run says, and what is refused."""
+"""The commands of `benchmarks/` for a GPU, without one: what a run says, which tiles are chosen, what is refused."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from relpos import LineBias, Sequence, Terms, lines
 from relpos.bench.cases import find_cases
 from relpos.bench.measure import quartiles
+from relpos.engines.call import Call
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CASE = "line-8192-bfloat16-step-cuda"
@@ -38,7 +41,7 @@ def entry(peer: str, milliseconds: float, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def lines() -> list[dict[str, Any]]:
+def measured() -> list[dict[str, Any]]:
     failed = {"outcome": "failed", "seconds": 3.0, "said": "x = 1\nE   AssertionError: 2 is not 1\nE   more"}
     return [
         {"part": "tests", "test": "tests/engines/test_gpu.py::test_a", "outcome": "passed", "seconds": 1.0, "said": ""},
@@ -53,14 +56,14 @@ def lines() -> list[dict[str, Any]]:
 
 
 def test_a_report_says_what_failed_and_which_tiles_are_best() -> None:
-    said = "\n".join(loaded("gpu_report").said(lines()))
+    said = "\n".join(loaded("gpu_report").said(measured()))
     assert "tests: 1 of 2 passed, 90 s" in said
     assert "failed: tests/engines/test_gpu.py::test_b: AssertionError: 2 is not 1" in said
     assert "tiles: keys, width 64: [64, 32, 4, 2] 1.000 ms; [64, 64, 4, 2] 2.000 ms" in said
 
 
 def test_results_of_a_run_are_a_table_of_the_readme() -> None:
-    found = loaded("gpu_report").results(lines())
+    found = loaded("gpu_report").results(measured())
     assert list(found["cases"]) == [CASE]
     assert found["cases"][CASE]["sizes"] == find_cases(CASE)[0].sizes
     assert ("bias-free SDPA, flash", 1.25) in [(target["against"], target["reached"]) for target in found["targets"]]
@@ -84,18 +87,59 @@ def test_every_outcome_is_a_line_as_soon_as_it_is_there(tmp_path: Path, monkeypa
     assert "assert 1 == 2" in wrong["said"]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs on CPU")
+@pytest.mark.parametrize("kind", ["forward", "table"])
+def test_the_fastest_tiles_that_are_right(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = loaded("tune_triton")
+    launch = importlib.import_module("relpos.engines.triton.launch")
+    limits = importlib.import_module("relpos.engines.triton.limits")
+    monkeypatch.setattr(limits, "FEW", 0)
+    key = (kind, "full", 64)
+    now = launch.SHAPES[key]
+    seen: list[str] = []
+
+    def timed(works: dict[str, Any], *_: Any) -> tuple[dict[str, list[float]], dict[str, str]]:
+        for name, work in works.items():
+            work.forward()
+            assert launch.SHAPES[key] == (now if name == "now" else launch._shape(*map(int, name.split(", "))))
+        seen.extend(works)
+        return {name: [3.0, 1.0 if name.startswith("16") else 2.0, 0.5] for name in works}, {}
+
+    monkeypatch.setattr(script, "interleaved", timed)
+    monkeypatch.setattr(script, "candidates", lambda kind: [(16, 16, 4, 1), (32, 32, 8, 2), (0, 0, 4, 1)])
+    line = lines(Sequence(20))
+    q, k, v = torch.randn(3, 1, 1, 20, 8)
+    call = Call(q, k, v, Terms(LineBias(torch.randn(1, line.length), line)), None, 0.3)
+    said = script.tune(kind, call, key, launch)
+    assert seen == ["16, 16, 4, 1", "32, 32, 8, 2", "now"], "the third fails"
+    assert said.startswith(f"    {key!r}: _shape(16, 16, 4, 1),")
+    assert "2.00 times as fast" in said
+    assert launch.SHAPES[key] is now
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    ("script", "arguments", "line"),
     [
-        ([], "expected a CUDA device; got none. Run this on the GPU that is asked.\n"),
-        (["--parts", "speed"], "expected parts of tests, attention, tiles, short; got 'speed'. Leave it out.\n"),
+        ("on_gpu", ["out"], "expected a CUDA device; got none. Run this on the GPU that is asked.\n"),
+        (
+            "on_gpu",
+            ["out", "--parts", "speed"],
+            "expected parts of tests, attention, tiles, short; got 'speed'. Leave it out.\n",
+        ),
+        ("tune_triton", [], "expected a CUDA device; got none. Tiles are measured on the GPU that they are for.\n"),
     ],
 )
 def test_what_it_cannot_do_is_a_line(
-    arguments: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    script: str,
+    arguments: list[str],
+    line: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["on_gpu.py", str(tmp_path / "out"), *arguments])
-    assert loaded("on_gpu").main() == 2
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *arguments])
+    assert loaded(script).main() == 2
     assert capsys.readouterr().err == line
-    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.iterdir())

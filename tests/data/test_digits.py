@@ -1,7 +1,8 @@
-"""The digits task, against scikit-learn's own images: what is in each split, and where each probe puts a digit.
+"""The digits task, against scikit-learn's own images: what is in each split, and where a digit is placed.
 
-Placements are found by matching: an image is un-standardised (its background is 0, its brightest pixel 16), and every
-8 x 8 window that holds all its ink is looked up among the 1,797 originals.
+How `CanvasTask` places pictures is proven in test_images.py. A digit's place is found by matching: an image is
+un-standardised (its background is 0, its brightest pixel 16), and every 8 x 8 window that holds all its ink is looked
+up among the 1,797 originals.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from relpos.data import TASKS, Digits, Probe, find_task
+from relpos.data import TASKS, Digits, find_task
 
 TRAINED = {(row, column) for row in (4, 5) for column in (4, 5)}
-CENTRE = {16: 4, 20: 6, 24: 8}
+SPLITS = ("train", "validation", "test")
 
 
 @functools.cache
@@ -35,86 +35,55 @@ def originals() -> dict[bytes, int]:
     return {image.astype(np.uint8).tobytes(): int(label) for image, label in zip(data.images, data.target, strict=True)}
 
 
-def probe(name: str) -> Probe:
-    return next(one for one in task().probes if one.id == name)
-
-
-def pixels(images: Tensor) -> np.ndarray:
-    """Standardised images of one set as whole grey values, 0 to 16."""
+def places(images: Tensor, labels: Tensor) -> list[set[tuple[int, int]]]:
+    """Of each canvas where a digit of its label may stand on it: one place, or more for one with empty edges."""
     low, high = images.min(), images.max()
-    return ((images - low) / (high - low) * 16).round().to(torch.uint8).numpy()
-
-
-def places(image: np.ndarray) -> set[tuple[int, int, int]]:
-    """(row, column, label) of every original that, placed there, gives this canvas."""
-    rows, columns = np.nonzero(image)
-    side = image.shape[0] - 8
-    found = set()
-    for row in range(max(0, rows.max() - 7), min(side, rows.min()) + 1):
-        for column in range(max(0, columns.max() - 7), min(side, columns.min()) + 1):
-            window = np.ascontiguousarray(image[row : row + 8, column : column + 8]).tobytes()
-            if window in originals():
-                found.add((row, column, originals()[window]))
+    found = []
+    for image, label in zip(((images - low) / (high - low) * 16).round().numpy(), labels.tolist(), strict=True):
+        rows, columns = np.nonzero(image)
+        windows = itertools.product(
+            range(max(0, rows.max() - 7), rows.min() + 1), range(max(0, columns.max() - 7), columns.min() + 1)
+        )
+        digits = {(r, c): image[r : r + 8, c : c + 8].astype(np.uint8).tobytes() for r, c in windows}
+        found.append({place for place, digit in digits.items() if originals().get(digit) == label})
     return found
 
 
-def test_sizes() -> None:
+def test_splits_are_the_whole_set_in_fair_shares() -> None:
     assert task().sizes == {"train": 1257, "validation": 180, "test": 360}
-
-
-def test_splits_are_the_whole_set_and_disjoint() -> None:
-    together: Counter[bytes] = Counter()
-    for digits, _ in task()._splits.values():
-        together.update((digit * 16).round().to(torch.uint8).numpy().tobytes() for digit in digits)
-    data = load_digits()
-    assert together == Counter(image.astype(np.uint8).tobytes() for image in data.images)
-
-
-def test_splits_are_stratified() -> None:
-    total = Counter(load_digits().target.tolist())
-    for name, (_, labels) in task()._splits.items():
+    data, together = load_digits(), []
+    total = Counter(data.target.tolist())
+    for split in SPLITS:
+        digits, labels = task().pictures(split)[:, 0], task().labels(split)
+        together += [(digit * 16).round().to(torch.uint8).numpy().tobytes() for digit in digits]
+        assert [originals()[digit] for digit in together[-len(labels) :]] == labels.tolist()
         counts = Counter(labels.tolist())
-        for label, whole in total.items():
-            fair = whole * len(labels) / 1797
-            assert abs(counts[label] - fair) <= 1, f"{counts[label]} of class {label} in {name}, {fair:.1f} are fair"
+        assert all(abs(counts[label] - whole * len(labels) / 1797) <= 1 for label, whole in total.items())
+    assert Counter(together) == Counter(image.astype(np.uint8).tobytes() for image in data.images)
 
 
-def test_the_split_is_the_same_in_every_task_object() -> None:
-    plain = task().probes[0]
-    for split in ("validation", "test"):
-        (mine, labels), (again, same) = task().examples(plain, split), Digits().examples(plain, split)
-        assert torch.equal(mine, again)
-        assert torch.equal(labels, same)
+def test_the_split_and_the_probes_are_the_same_in_every_task_object() -> None:
+    again = Digits()
+    for split, probe in [("validation", task().probes[0]), *(("test", probe) for probe in task().probes)]:
+        (images, labels), (same, own) = task().examples(probe, split), again.examples(probe, split)
+        assert images.shape == (len(labels), probe.trials, 1, *probe.image_size)
+        assert images.dtype == torch.float32
+        assert torch.equal(images, same)
+        assert torch.equal(labels, own)
 
 
 def test_batches_repeat_by_seed_and_differ_by_seed() -> None:
     first, again, other = (list(itertools.islice(task().batches(64, seed), 3)) for seed in (1, 1, 2))
-    for (images, labels), (same_images, same_labels) in zip(first, again, strict=True):
-        assert torch.equal(images, same_images)
-        assert torch.equal(labels, same_labels)
+    for batch, same in zip(first, again, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(batch, same, strict=True))
     assert not torch.equal(first[0][0], other[0][0])
     assert not torch.equal(first[0][0], first[1][0]), "batches of one run differ"
 
 
-def test_an_epoch_shows_no_image_twice() -> None:
-    epoch = list(itertools.islice(task().batches(64, 0), 1257 // 64))
-    canvases = pixels(torch.cat([images for images, _ in epoch])[:, 0])
-    digits, _ = task()._splits["train"]
-    at_most = Counter((digit * 16).round().to(torch.uint8).numpy().tobytes() for digit in digits)
-    seen: Counter[bytes] = Counter()
-    for canvas in canvases:
-        window = next(canvas[r : r + 8, c : c + 8] for r, c, _ in places(canvas) if (r, c) in TRAINED)
-        seen[np.ascontiguousarray(window).tobytes()] += 1
-    assert sum(seen.values()) == 19 * 64
-    assert all(count <= at_most[window] for window, count in seen.items())
-
-
 def test_training_places_digits_inside_one_patch_cell_and_in_all_of_it() -> None:
-    batches = list(itertools.islice(task().batches(64, 0), 4))
-    labels = torch.cat([labels for _, labels in batches]).tolist()
-    met = Counter()
-    for canvas, label in zip(pixels(torch.cat([images for images, _ in batches])[:, 0]), labels, strict=True):
-        here = {(row, column) for row, column, which in places(canvas) if which == label}
+    images, labels = next(task().batches(256, 0))
+    met: Counter[tuple[int, int]] = Counter()
+    for here in places(images[:, 0], labels):
         assert here & TRAINED, f"a digit at {here}"
         met.update(here & TRAINED)
     assert set(met) == TRAINED
@@ -122,105 +91,40 @@ def test_training_places_digits_inside_one_patch_cell_and_in_all_of_it() -> None
 
 
 def test_inputs_are_standardised_by_the_training_canvases() -> None:
-    images = torch.cat([images for images, _ in itertools.islice(task().batches(1257, 0), 1)])
+    images, _ = next(task().batches(1257, 0))
     assert images.mean().abs() < 1e-4
     assert (images.std() - 1).abs() < 1e-3
-    background = images.min()
     for one in task().probes:
-        assert torch.allclose(task().examples(one, "test")[0].min(), background), f"{one.id} has another background"
+        lowest = task().examples(one, "test")[0].min()
+        assert torch.allclose(lowest, images.min()), f"{one.id} has another background"
 
 
-@pytest.mark.parametrize("name", [one.id for one in Digits().probes])
-def test_probes_say_what_they_hold(name: str) -> None:
-    one = probe(name)
-    images, labels = task().examples(one, "test")
-    assert images.shape == (360, one.trials, 1, *one.image_size)
-    assert labels.shape == (360,)
-    again, _ = Digits().examples(one, "test")
-    assert torch.equal(images, again), "the same on every call and in every process"
-    assert images.dtype == torch.float32
-
-
-EXPECTED: dict[str, set[tuple[int, int]]] = {
+EXPECTED = {
     "test": TRAINED,
-    **{
-        f"shift/{shift}": {
-            (row, column)
-            for row in (4 - shift, 4, 5 + shift)
-            for column in (4 - shift, 4, 5 + shift)
-            if (row, column) != (4, 4)
-        }
-        for shift in (1, 2, 3)
-    },
-    **{f"canvas/{canvas}/centred": {(CENTRE[canvas], CENTRE[canvas])} for canvas in (20, 24)},
+    "shift/3": {(row, column) for row in (1, 4, 8) for column in (1, 4, 8) if (row, column) != (4, 4)},
+    "canvas/24/centred": {(8, 8)},
 }
 
 
 @pytest.mark.parametrize("name", list(EXPECTED))
 def test_digits_stand_where_the_probe_says(name: str) -> None:
-    images, labels = task().examples(probe(name), "test")
-    canvases = pixels(images[:, :, 0])
-    for trials, label in zip(canvases[:60], labels.tolist(), strict=False):
-        found = [{(row, column) for row, column, which in places(canvas) if which == label} for canvas in trials]
-        for one in found:
-            assert one & EXPECTED[name], f"a digit at {one}"
-        assert all(any(place in one for one in found) for place in EXPECTED[name]), "every place is used"
-
-
-@pytest.mark.parametrize("shift", [1, 2, 3])
-def test_shifts_never_coincide_with_a_training_place(shift: int) -> None:
-    assert not EXPECTED[f"shift/{shift}"] & TRAINED
-    shifted, _ = task().examples(probe(f"shift/{shift}"), "test")
-    trained, _ = task().examples(probe("test"), "test")
-    for one in range(shifted.shape[1]):
-        for other in range(trained.shape[1]):
-            same = (shifted[:, one] == trained[:, other]).flatten(1).all(dim=1)
-            assert not same.any(), "an image that training's own placement would give"
-    for row, column in EXPECTED[f"shift/{shift}"]:
-        beyond = max(4 - row, row - 5, 4 - column, column - 5)
-        assert beyond == shift, "that many pixels beyond the cell, in one of the eight directions"
-
-
-@pytest.mark.parametrize("canvas", [20, 24])
-def test_anywhere_is_anywhere(canvas: int) -> None:
-    one = probe(f"canvas/{canvas}/anywhere")
-    images, labels = task().examples(one, "test")
-    met = set()
-    for trials, label in zip(pixels(images[:, :, 0]), labels.tolist(), strict=True):
-        for image in trials:
-            here = {(row, column) for row, column, which in places(image) if which == label}
-            assert here, "the whole digit is on the canvas"
-            met |= here
-    reach = canvas - 8
-    assert {0, reach} <= {row for row, _ in met}
-    assert {0, reach} <= {column for _, column in met}
-    assert len(met) > 0.8 * (reach + 1) ** 2
-
-
-@pytest.mark.parametrize(("canvas", "side"), [(20, 10), (24, 12)])
-def test_zoomed_grows_with_the_canvas(canvas: int, side: int) -> None:
-    images, _ = task().examples(probe(f"canvas/{canvas}/zoomed"), "test")
-    digits, _ = task()._splits["test"]
-    wanted = F.interpolate(digits[:, None], size=side, mode="bilinear", align_corners=False)[:, 0]
-    corner = (canvas - side) // 2
-    inside = images[:, 0, 0, corner : corner + side, corner : corner + side]
-    background = images.min()
-    scale = (inside - background).sum() / wanted.sum()
-    assert torch.allclose(inside - background, wanted * scale, atol=1e-4)
-    outside = images.clone()
-    outside[:, 0, 0, corner : corner + side, corner : corner + side] = background
-    assert (outside == background).all()
+    (probe,) = (one for one in task().probes if one.id == name)
+    images, labels = task().examples(probe, "test", slice(60))
+    met = [places(trial[:, 0], labels) for trial in images.unbind(1)]
+    for trials in zip(*met, strict=True):
+        assert all(here & EXPECTED[name] for here in trials)
+        assert set.union(*trials) >= EXPECTED[name], "every place is used"
 
 
 def test_probes_begin_with_the_plain_test_at_the_trained_size() -> None:
     first, *rest = task().probes
     assert (first.id, first.image_size) == ("test", task().image_size)
-    assert [one.group for one in rest] == ["shift"] * 3 + ["canvas"] * 6
-    assert len({one.id for one in task().probes}) == len(task().probes)
+    assert [one.id for one in rest] == [
+        *(f"shift/{shift}" for shift in (1, 2, 3)),
+        *(f"canvas/{side}/{where}" for side in (20, 24) for where in ("centred", "anywhere", "zoomed")),
+    ]
     for one in rest:
-        assert one.image_size == (int(one.x), int(one.x)) if one.group == "canvas" else one.image_size == (16, 16)
-        rows, columns = one.image_size
-        assert rows % task().patch_size[0] == columns % task().patch_size[1] == 0
+        assert one.image_size == ((int(one.x), int(one.x)) if one.group == "canvas" else (16, 16))
 
 
 def test_tasks_are_found_by_name() -> None:
@@ -233,4 +137,4 @@ def test_tasks_are_found_by_name() -> None:
 @pytest.mark.parametrize("size", [0, 1258])
 def test_a_batch_larger_than_the_data_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match="expected a batch size from 1 to 1257; got"):
-        next(Digits().batches(size, seed=0))
+        next(task().batches(size, seed=0))

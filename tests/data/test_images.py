@@ -47,6 +47,12 @@ def task(noise: Path) -> ImageFolder:
     return ImageFolder(noise, (SIZE, SIZE), (PATCH, PATCH), rotate=True)
 
 
+@pytest.fixture
+def copy(noise: Path, tmp_path: Path) -> Path:
+    """The same in a folder of a test's own."""
+    return shutil.copytree(noise, tmp_path / "noise")
+
+
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("photographs"))
@@ -96,19 +102,18 @@ def test_standardised_by_the_training_pictures_channel_by_channel(task: ImageFol
 
 def test_batches_place_pictures_inside_one_patch_cell_and_in_all_of_it(task: ImageFolder) -> None:
     pictures = task.pictures("train").numpy()
-    met = set()
-    for images, labels in itertools.islice(task.batches(28, 0), 6):
-        order = []
+    number = {picture.tobytes(): at for at, picture in enumerate(pictures)}
+    met, order = set(), []
+    for images, labels in itertools.islice(task.batches(7, 0), 24):
         for canvas, label in zip(canvases(task, images), labels.tolist(), strict=True):
-            for number, picture in enumerate(pictures):
-                if np.isin(picture[0, 0, :5], canvas).all() and (canvas == picture[0, 0, 0]).any():
-                    row, column = np.argwhere((canvas != -1).any(axis=0))[0]
-                    if np.array_equal(canvas[:, row : row + SIDE, column : column + SIDE], picture):
-                        met.add(places(canvas, picture))
-                        assert task.labels("train")[number] == label
-                        order.append(number)
-        assert sorted(order) == list(range(28)), "an epoch shows every picture once"
+            row, column = np.argwhere((canvas != -1).any(axis=0))[0]
+            seen = canvas[:, row : row + SIDE, column : column + SIDE].astype(np.uint8)
+            order.append(number[seen.tobytes()])
+            met.add(places(canvas, pictures[order[-1]]))
+            assert task.labels("train")[order[-1]] == label
     assert met == TRAINED
+    for epoch in range(6):
+        assert sorted(order[28 * epoch : 28 * (epoch + 1)]) == list(range(28)), "an epoch shows every picture once"
 
 
 EXPECTED: dict[str, set[tuple[int, int]]] = {
@@ -128,14 +133,6 @@ def test_pictures_stand_where_the_probe_says(name: str, task: ImageFolder) -> No
     for trials, picture in zip(images, task.pictures("test").numpy(), strict=True):
         found = [places(canvas, picture) for canvas in canvases(task, trials)]
         assert sorted(found) == sorted(EXPECTED[name]), "each place once"
-
-
-def test_shifts_are_beyond_what_training_saw() -> None:
-    assert TESTED < TRAINED
-    for shift in (2, 4, 6):
-        for row, column in EXPECTED[f"shift/{shift}"]:
-            assert max(6 - row, row - 9, 6 - column, column - 9) == shift
-            assert 0 <= min(row, column) <= max(row, column) <= SIZE - SIDE
 
 
 @pytest.mark.parametrize("canvas", [40, 48])
@@ -237,21 +234,15 @@ def test_grey_pictures_have_one_channel_however_they_are_stored(tmp_path: Path) 
         (tmp_path / label).mkdir()
         for number in range(3):
             Image.linear_gradient("L").rotate(40 * number).convert(mode).save(tmp_path / label / f"{number}.png")
-    task = ImageFolder(tmp_path)
-    assert task.channels == 1
-    assert next(task.batches(3, 0))[0].shape == (3, 1, 64, 64)
-    colour = Image.new("RGB", (9, 9), (10, 20, 30))
-    colour.save(tmp_path / "a" / "3.png")
+    assert next(ImageFolder(tmp_path).batches(3, 0))[0].shape == (3, 1, 64, 64)
+    Image.new("RGB", (9, 9), (10, 20, 30)).save(tmp_path / "a" / "3.png")
     assert ImageFolder(tmp_path).channels == 3
 
 
-def test_pictures_of_one_colour_are_fine(tmp_path: Path) -> None:
-    for label in "ab":
-        (tmp_path / label).mkdir()
-        for number in range(3):
-            Image.new("L", (9, 9), 77).save(tmp_path / label / f"{number}.png")
-    images, _ = next(ImageFolder(tmp_path).batches(2, 0))
-    assert not images.any()
+def test_pictures_of_one_colour_are_fine(copy: Path) -> None:
+    for path in copy.rglob("*.png"):
+        Image.new("L", (9, 9), 77).save(path)
+    assert not next(ImageFolder(copy).batches(2, 0))[0].any()
 
 
 def test_options_make_the_task_again_and_notice_another_folder(photographs: Path, tmp_path: Path) -> None:
@@ -282,59 +273,46 @@ def test_contents_are_splits_paths_and_pixels() -> None:
     assert _contents({"train": [other], "test": []}, {other: black}) != usual
 
 
-def test_a_task_travels_without_its_folder(noise: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(noise, tmp_path / "noise")
-    packed = pickle.dumps(ImageFolder(folder, (SIZE, SIZE), (PATCH, PATCH)))
-    shutil.rmtree(folder)
+def test_a_task_travels_without_its_folder(noise: Path, copy: Path) -> None:
+    packed = pickle.dumps(ImageFolder(copy, (SIZE, SIZE), (PATCH, PATCH)))
+    shutil.rmtree(copy)
     again, here = pickle.loads(packed), ImageFolder(noise, (SIZE, SIZE), (PATCH, PATCH))
     for mine, other in zip(next(again.batches(8, 1)), next(here.batches(8, 1)), strict=True):
         assert torch.equal(mine, other)
 
 
-def break_two(photographs: Path, folder: Path) -> Path:
-    """A copy with an empty file and one cut short."""
-    shutil.copytree(photographs, folder)
+def test_broken_images_are_named_or_skipped_where_asked(photographs: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(photographs, tmp_path / "DIR")
     (folder / "cat" / "zero.png").write_bytes(b"")
     whole = (folder / "grass" / "08-camera.JPEG").read_bytes()
     (folder / "grass" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
-    return folder
-
-
-def test_broken_images_are_named(photographs: Path, tmp_path: Path) -> None:
-    folder = break_two(photographs, tmp_path / "DIR")
-    with pytest.raises(ValueError) as caught:
-        ImageFolder(folder)
     says = (
         r"images that can be read; got .*DIR/cat/zero\.png \(the file is empty\); .*DIR/grass/cut\.jpg \(it is broken: "
+        r".*\. Mend or remove them, or leave them out with --bad-images skip\.$"
     )
-    assert re.search(says, str(caught.value))
-    assert str(caught.value).endswith("Mend or remove them, or leave them out with --bad-images skip.")
+    with pytest.raises(ValueError, match=says):
+        ImageFolder(folder)
+    task = ImageFolder(folder, bad_images="skip")
+    assert [one["path"] for one in task.skipped] == ["cat/zero.png", "grass/cut.jpg"]
+    assert task.skipped[0]["reason"] == "the file is empty"
+    assert task.options["contents"] == ImageFolder(photographs).options["contents"], "nothing else changes"
     for number in range(9):
         (folder / "cat" / f"zero{number}.png").write_bytes(b"")
     with pytest.raises(ValueError, match="; and 8 more\\. Mend"):
         ImageFolder(folder)
 
 
-def test_broken_images_are_skipped_where_asked(photographs: Path, tmp_path: Path) -> None:
-    folder = break_two(photographs, tmp_path / "DIR")
-    task = ImageFolder(folder, bad_images="skip")
-    assert [one["path"] for one in task.skipped] == ["cat/zero.png", "grass/cut.jpg"]
-    assert task.skipped[0]["reason"] == "the file is empty"
-    assert task.options["contents"] == ImageFolder(photographs).options["contents"], "nothing else changes"
-
-
-def test_images_with_too_many_pixels_are_refused_or_skipped(noise: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(noise, tmp_path / "noise")
-    Image.new("RGB", (60, 50), "red").save(folder / "class0" / "large.png")
+def test_images_with_too_many_pixels_are_refused_or_skipped(noise: Path, copy: Path) -> None:
+    Image.new("RGB", (60, 50), "red").save(copy / "class0" / "large.png")
     reason = "it has 3,000 pixels, more than 2,999; --max-pixels raises the limit"
     with pytest.raises(ValueError, match=re.escape(f"class0/large.png ({reason}). Mend or remove them")):
-        ImageFolder(folder, max_pixels=2999)
-    task = ImageFolder(folder, bad_images="skip", max_pixels=2999)
+        ImageFolder(copy, max_pixels=2999)
+    task = ImageFolder(copy, bad_images="skip", max_pixels=2999)
     assert task.skipped == ({"path": "class0/large.png", "reason": reason},)
     assert task.options["contents"] == ImageFolder(noise).options["contents"], "nothing else changes"
     assert task.options["max_pixels"] == 2999
     assert find_task("images", task.options).options == task.options
-    assert not ImageFolder(folder, max_pixels=3000).skipped
+    assert not ImageFolder(copy, max_pixels=3000).skipped
     assert ImageFolder(noise).options["max_pixels"] == 100_000_000
 
 
@@ -357,51 +335,45 @@ def test_a_folder_that_may_not_be_read_is_named(noise: Path, monkeypatch: pytest
         ImageFolder(noise)
 
 
-def test_names_that_are_no_text_can_be_written_all_the_same(noise: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(noise, tmp_path / "noise")
-    (folder / "class0" / "a\udcff\n\x1b[31m.png").write_bytes(b"")
-    (folder / "class0" / "b\udcff.txt").write_bytes(b"")
-    task = ImageFolder(folder, bad_images="skip")
+def test_names_that_are_no_text_can_be_written_all_the_same(copy: Path) -> None:
+    (copy / "class0" / "a\udcff\n\x1b[31m.png").write_bytes(b"")
+    (copy / "class0" / "b\udcff.txt").write_bytes(b"")
+    task = ImageFolder(copy, bad_images="skip")
     assert task.skipped == ({"path": r"class0/a\udcff\n\x1b[31m.png", "reason": "the file is empty"},)
     assert task.ignored == (r"class0/b\udcff.txt",)
     with pytest.raises(ValueError, match=r"class0/a\\udcff\\n\\x1b\[31m\.png \(the file is empty\)"):
-        ImageFolder(folder)
+        ImageFolder(copy)
 
 
-def test_a_class_and_a_folder_have_names_that_a_page_can_show(noise: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(noise, tmp_path / "noise")
-    (folder / "class1").rename(folder / "c\udcff")
-    with pytest.raises(ValueError, match=r"expected a folder with a name in UTF-8; got .*/c\\udcff\. Rename it\."):
-        ImageFolder(folder)
+@pytest.mark.parametrize("which", ["class1", "."])
+def test_a_class_and_a_folder_have_names_that_a_page_can_show(which: str, copy: Path) -> None:
+    renamed = (copy / which).rename((copy / which).with_name("n\udcff") if which != "." else copy.parent / "n\udcff")
     with pytest.raises(ValueError, match=r"expected a folder with a name in UTF-8; got .*/n\\udcff\. Rename it\."):
-        ImageFolder(shutil.copytree(noise, tmp_path / "n\udcff"))
+        ImageFolder(copy if which != "." else renamed)
 
 
-def test_folders_may_lie_deeper_than_calls(noise: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(noise, tmp_path / "noise")
-    deep = folder / "class0"
+def test_folders_may_lie_deeper_than_calls(copy: Path) -> None:
+    deep = copy / "class0"
     for _ in range(250):
         deep = deep / "d"
         deep.mkdir()
-    shutil.copy(folder / "class0" / "00.png", deep / "x.png")
+    shutil.copy(copy / "class0" / "00.png", deep / "x.png")
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(len(inspect.stack(0)) + 200)
     try:
-        found = [image.path for image in list_folder(folder, (".png",)).images]
+        found = [image.path for image in list_folder(copy, (".png",)).images]
     finally:
         sys.setrecursionlimit(before)
-    assert deep.relative_to(folder).as_posix() + "/x.png" in found
+    assert deep.relative_to(copy).as_posix() + "/x.png" in found
     assert len(found) == 41
 
 
-def test_a_class_that_was_all_broken_is_named(noise: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(noise, tmp_path / "noise")
-    for path in (folder / "class1").iterdir():
+def test_a_class_that_was_all_broken_is_named(copy: Path) -> None:
+    for path in (copy / "class1").iterdir():
         path.write_bytes(b"")
-    with pytest.raises(
-        ValueError, match="at least 3 readable images of 'class1' for train and test and validation; got 0"
-    ):
-        ImageFolder(folder, bad_images="skip")
+    says = "at least 3 readable images of 'class1' for train and test and validation; got 0"
+    with pytest.raises(ValueError, match=says):
+        ImageFolder(copy, bad_images="skip")
 
 
 @pytest.mark.parametrize(
@@ -411,10 +383,7 @@ def test_a_class_that_was_all_broken_is_named(noise: Path, tmp_path: Path) -> No
         ({"image_size": (64, 50)}, "an image size that patches of 8 x 8 divide; got 64 x 50. Take 48 or 56 for 50."),
         ({"image_size": (64, 64), "patch": (20, 20)}, "patches of 20 x 20 divide; got 64 x 64. Take 100 for 64."),
         ({"image_size": (33, 33)}, "an image size that patches of 8 x 8 divide; got 33 x 33. Take 40 for 33."),
-        (
-            {"image_size": (32, 32)},
-            "at least 5 patches per side, of which 4 are margin; got 32 x 32 with patches of 8 x 8",
-        ),
+        ({"image_size": (32, 32)}, "at least 5 patches per side, of which 4 are margin; got 32 x 32 with patches of"),
         ({"image_size": (0, 64)}, "expected image_size to be an integer of at least 1; got int 0"),
         ({"patch": (0, 8)}, "expected patch to be an integer of at least 1; got int 0"),
         ({"max_pixels": 0}, "expected max_pixels to be an integer of at least 1; got int 0"),

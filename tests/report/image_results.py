@@ -1,7 +1,6 @@
 """Made-up comparisons with the shape of real ones: what the report's tests, and its looks, are tried on."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -10,30 +9,16 @@ import numpy as np
 from relpos.train import ImageRecipe
 
 ENVIRONMENT = {
-    "relpos": "0.1.0",
-    "torch": "2.13.0",
-    "python": "3.11.9",
-    "platform": "Linux x86_64",
-    "processor": "A processor",
-    "cores": 2,
-    "device": "cpu",
-}
+    "relpos": "0.1.0", "torch": "2.13.0", "python": "3.11.9", "platform": "Linux x86_64", "processor": "A processor",
+    "cores": 2, "device": "cpu",
+}  # fmt: skip
 
 IMAGES = 360
 RECIPE = asdict(ImageRecipe(steps=400))
 ELEVEN = (
-    "none",
-    "learned",
-    "sinusoidal_2d",
-    "relative_1d",
-    "relative_2d",
-    "t5",
-    "alibi",
-    "rotary_1d",
-    "rotary_2d",
-    "learned+relative_2d",
-    "rotary_2d+relative_2d",
-)
+    "none", "learned", "sinusoidal_2d", "relative_1d", "relative_2d", "t5", "alibi", "rotary_1d", "rotary_2d",
+    "learned+relative_2d", "rotary_2d+relative_2d",
+)  # fmt: skip
 GROWTH = {
     "none": ["as is"],
     "learned": ["interpolated"],
@@ -44,14 +29,9 @@ GROWTH = {
     **{name: ["as is"] for name in ("sinusoidal_2d", "t5", "alibi", "rotary_1d", "rotary_2d")},
 }
 PARAMETERS = {
-    "none": 0,
-    "learned": 3072,
-    "relative_2d": 900,
-    "relative_1d": 508,
-    "t5": 128,
-    "learned+relative_2d": 3972,
+    "none": 0, "learned": 3072, "relative_2d": 900, "relative_1d": 508, "t5": 128, "learned+relative_2d": 3972,
     "rotary_2d+relative_2d": 900,
-}
+}  # fmt: skip
 
 
 def make_figures(test: float, one: float, two: float, three: float, **canvas: float) -> dict[str, Any]:
@@ -77,20 +57,6 @@ FAMILY = {
     **dict.fromkeys(("learned", "sinusoidal_2d"), "absolute"),
     **dict.fromkeys(("rotary_1d", "rotary_2d"), "rotation"),
 }
-SUMMARY = {
-    "none": "Attention sees a bag of patches. Expect it to survive any move and to miss every arrangement.",
-    "learned": "A learned vector is added to every patch. Expect it to know only the places it saw.",
-    "relative_2d": "A learned number for each head and each offset in rows and columns. Expect it to survive a move.",
-    "relative_1d": "A learned number for each head and each offset in raster order. Expect it to confuse row ends.",
-}
-SOURCE = {
-    "none": "Vaswani et al. 2017, arXiv:1706.03762, without its position encoding",
-    "learned": "Dosovitskiy et al. 2021, arXiv:2010.11929",
-    "relative_2d": "Liu et al. 2021, arXiv:2103.14030; Bao et al. 2022, arXiv:2106.08254",
-    "relative_1d": "Shaw et al. 2018, arXiv:1803.02155",
-}
-
-MakeResults = Callable[..., dict[str, Any]]
 
 
 def make_results(
@@ -117,41 +83,27 @@ def make_results(
     return {
         "schema_version": 2,
         "settings": {
-            "task": "digits",
-            "positions": list(names),
-            "seeds": seeds,
-            "quick": quick,
-            "device": "cpu",
-            "precision": "float32",
-            "threads": 1,
-            "recipe": RECIPE,
+            "task": "digits", "positions": list(names), "seeds": seeds, "quick": quick, "device": "cpu",
+            "precision": "float32", "threads": 1, "recipe": dict(RECIPE),
         },
         "environment": ENVIRONMENT,
         "task": {
-            "name": "digits",
-            "title": "Handwritten digits",
+            "name": "digits", "title": "Handwritten digits",
             "description": "1,797 real handwritten digits of 8 x 8 pixels, placed on a canvas of 16 x 16.",
-            "classes": [str(digit) for digit in range(10)],
-            "channels": 1,
-            "image_size": [16, 16],
-            "patch_size": [2, 2],
-            "sizes": {"train": 1257, "validation": 180, "test": images},
-            "probes": probes,
+            "classes": [str(digit) for digit in range(10)], "channels": 1, "image_size": [16, 16],
+            "patch_size": [2, 2], "sizes": {"train": 1257, "validation": 180, "test": images}, "probes": probes,
         },
         "mechanisms": [
             {
-                "name": name,
-                "title": name.replace("_", " "),
-                "summary": SUMMARY.get(name, "A mechanism made up for a test."),
-                "source": SOURCE.get(name, "nobody"),
-                "growth": rules[name],
+                "name": name, "title": name.replace("_", " "), "summary": "A mechanism made up for a test.",
+                "source": "Vaswani et al. 2017, arXiv:1706.03762", "growth": rules[name],
                 "family": "sum" if "+" in name else FAMILY.get(name, "bias"),
             }
             for name in names
         ],
         "records": records,
         "costs": make_costs(names),
-    }
+    }  # fmt: skip
 
 
 def make_probes() -> list[dict[str, Any]]:
@@ -171,15 +123,9 @@ def make_probe(
     name: str, group: str, label: str, variant: str | None, x: int, side: int, description: str
 ) -> dict[str, Any]:
     return {
-        "id": name,
-        "group": group,
-        "label": label,
-        "variant": variant,
-        "x": x,
-        "image_size": [side, side],
-        "trials": 4,
-        "description": description,
-    }
+        "id": name, "group": group, "label": label, "variant": variant, "x": x, "image_size": [side, side],
+        "trials": 4, "description": description,
+    }  # fmt: skip
 
 
 def make_record(
@@ -210,33 +156,23 @@ def make_record(
     reach = accuracy["test"]
     loss = 2.4 * np.exp(-steps / (60 + 20 * seed)) + 2.4 * (1 - reach) + 0.03 * random.random(len(steps))
     validation = reach * (1 - np.exp(-steps[3::4] / 70)) + 0.01 * random.normal(size=len(steps[3::4]))
+    own = PARAMETERS.get(name, 0)
     return {
-        "id": f"{name}--{'x10' if variant == 'recipe' else 'x1'}--seed{seed}",
-        "position": name,
-        "seed": seed,
-        "position_learning_rate_multiplier": 10 if variant == "recipe" else 1,
-        "variant": variant,
+        "id": f"{name}--{'x10' if variant == 'recipe' else 'x1'}--seed{seed}", "position": name, "seed": seed,
+        "position_learning_rate_multiplier": 10 if variant == "recipe" else 1, "variant": variant,
         "parameters": {
-            "total": 60000 + PARAMETERS.get(name, 0),
-            "position": PARAMETERS.get(name, 0),
-            "parts": {"patch embedding": 240, "attention": 28224, "mlp": 28080, "position": PARAMETERS.get(name, 0)},
+            "total": 60000 + own, "position": own,
+            "parts": {"patch embedding": 240, "attention": 28224, "mlp": 28080, "position": own},
         },
         "curve": {
-            "step": steps.tolist(),
-            "loss": loss.tolist(),
-            "rate": (3e-3 * np.cos(steps / 400 * np.pi / 2)).tolist(),
-            "validation_step": steps[3::4].tolist(),
+            "step": steps.tolist(), "loss": loss.tolist(),
+            "rate": (3e-3 * np.cos(steps / 400 * np.pi / 2)).tolist(), "validation_step": steps[3::4].tolist(),
             "validation": np.clip(validation, 0, 1).tolist(),
         },
-        "validation": float(reach),
-        "train_seconds": 8.5,
-        "threads": 1,
-        "peak_memory_mib": 210.0,
-        "settings": {"recipe": RECIPE},
-        "metrics": metrics,
-        "learned": make_learned(name, random),
+        "validation": float(reach), "train_seconds": 8.5, "threads": 1, "peak_memory_mib": 210.0,
+        "settings": {"recipe": RECIPE}, "metrics": metrics, "learned": make_learned(name, random),
         "attention": make_attention(random),
-    }
+    }  # fmt: skip
 
 
 def score(

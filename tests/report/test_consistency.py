@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -14,12 +15,19 @@ from text_results import make_text
 from relpos.report import advise
 from relpos.results import ResultsError, read
 
-FAST_CASES = 12  # of each of its tests, in the fast part
+FAST_CASES = 14  # of each of its tests, in the fast part
 
 Tree = dict[str, Any]
 Change = Callable[[Tree], object]
 
 IMAGES: list[tuple[Change, str]] = [
+    (lambda t: t.update(settings=[]), r"settings: expected an object, got \[\]"),
+    (lambda t: t.update(mechanisms={}), r"mechanisms: expected a list, got {}"),
+    (lambda t: t.update(records=[3]), r"records\[0\]: expected an object, got 3"),
+    (lambda t: t["task"].update(kind="sound"), r"task\.kind: expected images or text or other, got 'sound'"),
+    (lambda t: t["records"][1].pop("seed"), r"records\[1\]: missing seed"),
+    (lambda t: t["records"][0].update(sed=1), r"records\[0\]: unknown sed"),
+    (lambda t: t["records"][0]["curve"].update(loss=["x"]), r"loss: expected a list of numbers up to 1e60, got 'x'"),
     (lambda t: t["records"][0].pop("settings"), r"records\[0\]: missing settings"),
     (lambda t: t["records"][0].update(settings={}), r"records\[0\]\.settings: missing recipe"),
     (lambda t: t["records"][0]["settings"].update(recipe={}), r"records\[0\]\.settings\.recipe: missing attention, "),
@@ -76,35 +84,29 @@ def look(tree: Tree) -> Tree:
     return tree["records"][0]["attention"]
 
 
-@pytest.mark.parametrize(("change", "words"), IMAGES, ids=[words[:40] for _, words in IMAGES])
-def test_what_does_not_fit_together_is_one_line(change: Change, words: str) -> None:
-    tree = deepcopy(make_results(seeds=2))  # runs share their recipe
+TEXT: list[tuple[Change, str]] = [
+    (lambda t: t["task"].pop("length"), r"task\.length: expected at least 1, got None"),
+    (lambda t: t["task"]["probes"][1].pop("length"), r"task\.probes\[1\]\.length: expected at least 1, got None"),
+    (lambda t: t["settings"]["recipe"].pop("mlp"), r"settings\.recipe: missing mlp"),
+    (lambda t: metric(t).pop("values"), r"metrics\[0\]: expected bits_per_byte, values, or a reason; got no val"),
+    (lambda t: metric(t)["by_place"].pop(), r"metrics\.test\.by_place: expected 31 as in none\S+, got 32"),
+]
+CHOICES: list[tuple[Change, str]] = [
+    (lambda t: t["records"][0].pop("choice"), r"records\[0\]: expected a run of full, local, linear, got 'rotary_2d'"),
+]
+MAKE = {"images": cache(make_results), "text": cache(make_text), "choices": cache(make_choices)}
+EVERY = [
+    pytest.param(kind, change, words, id=f"{kind}: {words[:40]}")
+    for kind, table in (("images", IMAGES), ("text", TEXT), ("choices", CHOICES))
+    for change, words in table
+]
+
+
+@pytest.mark.parametrize(("kind", "change", "words"), EVERY)
+def test_what_does_not_fit_together_is_one_line(kind: str, change: Change, words: str) -> None:
+    tree = deepcopy(MAKE[kind](seeds=2))  # runs share their recipe
     change(tree)
     with pytest.raises(ResultsError, match=r"^results\.[^\n]*" + words):
-        read(tree)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda t: t["task"].pop("length"), r"task\.length: expected at least 1, got None"),
-        (lambda t: t["task"]["probes"][1].pop("length"), r"task\.probes\[1\]\.length: expected at least 1, got None"),
-        (lambda t: t["settings"]["recipe"].pop("mlp"), r"settings\.recipe: missing mlp"),
-        (lambda t: metric(t).pop("values"), r"metrics\[0\]: expected bits_per_byte, values, or a reason; got no val"),
-        (lambda t: metric(t)["by_place"].pop(), r"metrics\.test\.by_place: expected 31 as in none\S+, got 32"),
-    ],
-)
-def test_text_has_its_own(change: Change, words: str) -> None:
-    tree = deepcopy(make_text(seeds=2))
-    change(tree)
-    with pytest.raises(ResultsError, match=words):
-        read(tree)
-
-
-def test_a_choice_is_named_in_its_runs() -> None:
-    tree = make_choices(seeds=1)
-    tree["records"][0].pop("choice")
-    with pytest.raises(ResultsError, match=r"records\[0\]: expected a run of full, local, linear, got 'rotary_2d'"):
         read(tree)
 
 

@@ -60,28 +60,6 @@ def test_errors_say_what_was_expected(content: str | None, words: str, tmp_path:
     assert SCHEMA_VERSION == 2
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda tree: tree.update(settings=[]), r"results\.settings: expected an object, got \[\]"),
-        (lambda tree: tree.update(mechanisms={}), r"results\.mechanisms: expected a list, got {}"),
-        (lambda tree: tree.update(records=[3]), r"results\.records\[0\]: expected an object, got 3"),
-        (lambda tree: tree["task"].update(kind="sound"), r"task\.kind: expected images or text or other, got 'sound'"),
-        (lambda tree: tree["records"][1].pop("seed"), r"records\[1\]: missing seed"),
-        (lambda tree: tree["records"][0].update(sed=1), r"records\[0\]: unknown sed"),
-        (
-            lambda tree: tree["records"][0]["curve"].update(loss=["x"]),
-            r"curve\.loss: expected a list of numbers up to 1e60, got 'x'",
-        ),
-    ],
-)
-def test_a_fault_inside_is_named_where_it_is(make: Any, change: Any, words: str) -> None:
-    tree = make(("none",), seeds=2)
-    change(tree)
-    with pytest.raises(ResultsError, match=words):
-        read(tree)
-
-
 def test_outcomes_are_shares_of_trials(make: Any) -> None:
     results = read(make(("none",), seeds=2))
     by_seed = outcomes(results, Contender("none"), results.task.probes[0])

@@ -70,13 +70,6 @@ def test_what_has_no_figure_has_a_reason(make: Any) -> None:
     assert cells(gone, "learned")["position parameters"] == "3,072", "the model is known"
 
 
-def test_thirty_six_images_that_are_all_right_are_no_certainty(make: Any, share: Any) -> None:
-    results = make(("none", "relative_2d"), images=36)
-    share(results, "relative_2d", "test", (1.0, 1.0, 1.0))
-    row = next(row for row in build_table(read(results)).rows if row.contender.name == "relative_2d")
-    assert [(cell.text, cell.small) for cell in row.cells if cell.text == "100.0"] == [("100.0", "92 to 100")]
-
-
 def test_milliseconds_where_none_was_not_timed(make: Any) -> None:
     results = make(("learned", "t5"))
     for entry in results["costs"]:
@@ -93,7 +86,7 @@ def test_choices_stand_beside_the_first_of_their_kind() -> None:
     assert cells(build_table(read(make_choices(seeds=1))), "full")["test"] == "90.0"
 
 
-@pytest.mark.parametrize("width", [20, 24, 30, 40, 50, 60])
+@pytest.mark.parametrize("width", [20, 30, 60])
 def test_a_narrow_terminal_keeps_names_and_figures_whole(make: Any, width: int) -> None:
     lines = printed(make(ELEVEN), width)
     assert all(len(line) <= width or " " not in line.strip() for line in lines), "wrapped at words"
@@ -106,6 +99,9 @@ def test_a_narrow_terminal_keeps_names_and_figures_whole(make: Any, width: int) 
 def test_an_interval_that_stops_at_100_has_its_ends(make: Any, share: Any) -> None:
     results = make(("none", "relative_2d"), images=36)
     share(results, "relative_2d", "test", (1.0, 1.0, 1.0))
+    row = next(row for row in build_table(read(results)).rows if row.contender.name == "relative_2d")
+    every = [(cell.text, cell.small) for cell in row.cells if cell.text == "100.0"]
+    assert every == [("100.0", "92 to 100")], "36 images that are all right are no certainty"
     text = "\n".join(printed(results))
     assert "100.0 (92 to 100)" in text
     assert "100.0 \N{PLUS-MINUS SIGN}" not in text

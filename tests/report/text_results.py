@@ -32,7 +32,6 @@ def make_text(
     names: tuple[str, ...] = ("none", "learned", "alibi", "rotary_1d"),
     *,
     seeds: int = 3,
-    quick: bool = False,
     bits: dict[str, Bits] | None = None,
 ) -> dict[str, Any]:
     """A whole results.json of text. `bits` replaces the figures of the mechanisms it names."""
@@ -43,33 +42,19 @@ def make_text(
     return {
         "schema_version": 2,
         "settings": {
-            "task": "text",
-            "task_options": {"contents": "0123"},
-            "positions": list(names),
-            "seeds": seeds,
-            "quick": quick,
-            "device": "cpu",
-            "precision": "float32",
-            "threads": 1,
-            "recipe": RECIPE,
+            "task": "text", "task_options": {"contents": "0123"}, "positions": list(names), "seeds": seeds,
+            "quick": False, "device": "cpu", "precision": "float32", "threads": 1, "recipe": RECIPE,
         },
         "environment": ENVIRONMENT,
         "task": {
-            "name": "text",
-            "kind": "text",
-            "title": "Python's documentation",
+            "name": "text", "kind": "text", "title": "Python's documentation",
             "description": "Python's documentation as bytes: 300,000 to train on.",
-            "sizes": {"train": 300000, "validation": 19000, "test": 30000},
-            "length": 256,
-            "blocks": BLOCKS,
+            "sizes": {"train": 300000, "validation": 19000, "test": 30000}, "length": 256, "blocks": BLOCKS,
             "probes": [make_probe(length) for length in LENGTHS],
         },
         "mechanisms": [
             {
-                "name": name,
-                "title": name,
-                "summary": "A mechanism made up for a test.",
-                "source": "nobody",
+                "name": name, "title": name, "summary": "A mechanism made up for a test.", "source": "nobody",
                 "growth": [rule for rule in figures[name] if rule is not None],
                 "family": "none" if name == "none" else "bias",
             }
@@ -77,20 +62,16 @@ def make_text(
         ],
         "records": records,
         "costs": make_costs(names),
-    }
+    }  # fmt: skip
 
 
 def make_probe(length: int) -> dict[str, Any]:
     trained = length == LENGTHS[0]
     return {
-        "id": "test" if trained else f"length/{length}",
-        "group": "test" if trained else "length",
-        "label": f"{length:,} bytes",
-        "variant": None,
-        "x": length,
+        "id": "test" if trained else f"length/{length}", "group": "test" if trained else "length",
+        "label": f"{length:,} bytes", "variant": None, "x": length, "length": length,
         "description": f"Test text, {length} bytes at a time.",
-        "length": length,
-    }
+    }  # fmt: skip
 
 
 def make_record(name: str, seed: int, figures: Bits, hard: np.ndarray, random: np.random.Generator) -> dict[str, Any]:
@@ -103,15 +84,8 @@ def make_record(name: str, seed: int, figures: Bits, hard: np.ndarray, random: n
             mean = figures[rule][max(0, index - 1)] if rule is not None else figures[None][0]
             values = mean + own + hard + 0.005 * random.normal(size=BLOCKS)
             by_place = np.linspace(mean + 0.3, mean - 0.1, 32)
-            metrics.append(
-                {
-                    "probe": probe,
-                    "growth": rule,
-                    "bits_per_byte": float(values.mean()),
-                    "values": values.tolist(),
-                    "by_place": by_place.tolist(),
-                }
-            )
+            figures_of = {"bits_per_byte": float(values.mean()), "values": values.tolist()}
+            metrics.append({"probe": probe, "growth": rule, **figures_of, "by_place": by_place.tolist()})
         if not rules:
             reason = "no rule by which it goes on"
             metrics.append({"probe": probe, "growth": None, "bits_per_byte": None, "reason": reason})
@@ -120,33 +94,20 @@ def make_record(name: str, seed: int, figures: Bits, hard: np.ndarray, random: n
     bias = {"kind": "bias", "layer": "shared", "axes": 1, "along": "bytes", "offsets": [[0, 255]], "prefix": None}
     apart = np.abs(np.arange(64)[:, None] - np.arange(64))
     alike = {"kind": "embedding", "grid": [64], "every": 4, "similarity": np.cos(apart / 9).round(3).tolist()}
+    learned = {"alibi": [{**bias, "values": values}], "learned": [alike]}
+    own = LEARNED.get(name, 0)
     return {
-        "id": f"{name}--recipe--seed{seed}",
-        "position": name,
-        "seed": seed,
-        "position_learning_rate_multiplier": 1.0,
-        "variant": "recipe",
-        "parameters": {"total": 357000, "position": LEARNED.get(name, 0), "parts": {"position": LEARNED.get(name, 0)}},
+        "id": f"{name}--recipe--seed{seed}", "position": name, "seed": seed, "position_learning_rate_multiplier": 1.0,
+        "variant": "recipe", "parameters": {"total": 357000, "position": own, "parts": {"position": own}},
         "curve": {
-            "step": steps,
-            "loss": [5.5 * np.exp(-step / 90) + 1.7 for step in steps],
-            "rate": [1e-3] * len(steps),
-            "validation_step": steps[9::10],
-            "validation": [3.5, 3.0, 2.7],
+            "step": steps, "loss": [5.5 * np.exp(-step / 90) + 1.7 for step in steps], "rate": [1e-3] * len(steps),
+            "validation_step": steps[9::10], "validation": [3.5, 3.0, 2.7],
         },
-        "validation": 2.7,
-        "train_seconds": 17.0,
-        "threads": 1,
-        "peak_memory_mib": 210.0,
-        "settings": {"recipe": RECIPE},
-        "metrics": metrics,
-        "learned": [{**bias, "values": values}]
-        if name in ("alibi", "t5")
-        else [alike]
-        if name in ("learned", "sinusoidal_1d")
-        else [],
+        "validation": 2.7, "train_seconds": 17.0, "threads": 1, "peak_memory_mib": 210.0,
+        "settings": {"recipe": RECIPE}, "metrics": metrics,
+        "learned": learned.get({"t5": "alibi", "sinusoidal_1d": "learned"}.get(name, name), []),
         "sample": {"prompt": "The <b>import</b> ", "within": "statement is the ", "beyond": "&amp; the the the"},
-    }
+    }  # fmt: skip
 
 
 def make_costs(names: tuple[str, ...]) -> list[dict[str, Any]]:

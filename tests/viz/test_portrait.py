@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,19 +14,18 @@ from relpos.position import presets
 from relpos.viz.portrait import View, strips
 from relpos.viz.strips import Bars, Maps, Words, counted
 
-
-def shown(name: str, tokens: relpos.Sequence | relpos.Grid, query: int | None = None, heads: int = 2) -> list[object]:
-    """What would be drawn of a preset with heads of width 8."""
-    view = View(tokens, heads, 8, heads * 8, query)
-    site = relpos.Site(num_heads=heads, head_dim=8, embed_dim=heads * 8, queries=tokens)
-    mechanism = presets()[name].build(site)
-    shown.mechanism = mechanism  # type: ignore[attr-defined]
-    return list(strips(mechanism.parts(), view))
+Tokens = relpos.Sequence | relpos.Grid
 
 
-def built() -> relpos.Mechanism:
-    """The mechanism that `shown` built last."""
-    return shown.mechanism  # type: ignore[attr-defined, no-any-return]
+def built(name: str, tokens: Tokens, heads: int = 2) -> relpos.Mechanism:
+    """A preset with heads of width 8."""
+    torch.manual_seed(0)
+    return presets()[name].build(relpos.Site(num_heads=heads, head_dim=8, embed_dim=heads * 8, queries=tokens))
+
+
+def shown(name: str, tokens: Tokens, query: int | None = None, heads: int = 2) -> list[Any]:
+    """What would be drawn of it."""
+    return list(strips(built(name, tokens, heads).parts(), View(tokens, heads, 8, heads * 8, query)))
 
 
 def test_alibi_over_offsets_and_over_pairs() -> None:
@@ -44,7 +44,7 @@ def test_alibi_over_offsets_and_over_pairs() -> None:
 def test_a_two_dimensional_table_lies_lowest_offset_first() -> None:
     (over,) = shown("relative_2d", relpos.Grid(3, 4))
     assert isinstance(over, Maps)
-    table = built().parts()[0].relative_position_bias_table.detach()  # type: ignore[union-attr]
+    table = built("relative_2d", relpos.Grid(3, 4)).parts()[0].relative_position_bias_table.detach()  # type: ignore[union-attr]
     assert over.values.shape == (2, 5, 7)
     assert (over.rows.first, over.columns.first) == (-2, -3)
     assert over.marked == (0, 0)
@@ -58,7 +58,7 @@ def test_one_query_on_a_grid_is_a_map_over_keys() -> None:
     (row,) = shown("relative_2d", relpos.Grid(3, 4), query=6)
     assert isinstance(row, Maps)
     assert row.marked == (1, 2)
-    bias = built().parts()[0].forward().detach()  # type: ignore[operator]
+    bias = built("relative_2d", relpos.Grid(3, 4)).parts()[0].forward().detach()  # type: ignore[operator]
     np.testing.assert_allclose(row.values, bias[:, 6].reshape(2, 3, 4).double().numpy())
     assert "query (1, 2)" in row.title
 
@@ -76,8 +76,7 @@ def test_a_one_dimensional_bias_on_a_grid_shows_its_raster_order_and_a_map() -> 
 
 def test_a_prefix_takes_no_place() -> None:
     tokens = relpos.Grid(3, 4, prefix=2)
-    site = relpos.Site(num_heads=2, head_dim=8, embed_dim=16, queries=tokens)
-    bias = presets()["relative_2d"].build(site)
+    bias = built("relative_2d", tokens)
     (row,) = strips([bias], View(tokens, 2, 8, 16, query=6))
     assert isinstance(row, Maps)
     expected = bias.forward().detach()[:, 8, 2:].reshape(2, 3, 4)
@@ -111,7 +110,7 @@ def test_vectors_on_tokens_and_how_alike_they_are() -> None:
     vectors, likeness = shown("learned", relpos.Sequence(5))
     assert isinstance(vectors, Maps)
     assert isinstance(likeness, Maps)
-    table = built().parts()[0].pos_embed.detach()[0].double()  # type: ignore[union-attr, index]
+    table = built("learned", relpos.Sequence(5)).parts()[0].pos_embed.detach()[0].double()  # type: ignore[union-attr, index]
     np.testing.assert_allclose(vectors.values, table[None].numpy())
     centred = table - table.mean(dim=0)
     for a in range(5):
@@ -142,11 +141,8 @@ def test_none_says_so_and_is_flat() -> None:
 
 def test_a_sum_has_strips_for_each_part() -> None:
     found = shown("rotary_2d+relative_2d", relpos.Grid(3, 4))
-    assert [strip.title.split(":")[0] for strip in found] == [  # type: ignore[attr-defined]
-        "RotaryEmbedding",
-        "RotaryEmbedding",
-        "RelativePositionBias",
-    ]
+    names = [strip.title.split(":")[0] for strip in found]
+    assert names == ["RotaryEmbedding", "RotaryEmbedding", "RelativePositionBias"]
 
 
 def test_anything_else_is_what_it_adds_to_the_score_of_one_vector() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,13 @@ def at(one: Stored, *offset: int) -> Any:
     return picture.values[:, int(offset[0] - picture.rows.first), int(offset[1] - picture.columns.first)]
 
 
+def on_grid(rows: int, columns: int) -> Iterator[tuple[int, int, int, int]]:
+    """Every query and key of a grid, and their offset in rows and in columns."""
+    for i, j in product(range(rows * columns), repeat=2):
+        (r, c), (s, d) = divmod(i, columns), divmod(j, columns)
+        yield i, j, r - s, c - d
+
+
 @pytest.mark.parametrize("distance", [20, 128])
 def test_t5(distance: int, tmp_path: Path) -> None:
     transformers = imported("transformers")
@@ -76,26 +84,19 @@ def test_swin(index: bool, tmp_path: Path) -> None:
     model = perturbed(module.WindowAttention(16, 2, window_size=window))
     state = {**model.state_dict(), **({"relative_position_index": model.relative_position_index} if index else {})}
     (one,), _ = stored_positions(kept(state, tmp_path), {})
-    rows, columns = window
-    assert (
-        one.offsets
-        == f"\N{MINUS SIGN}{rows - 1} to +{rows - 1} rows, \N{MINUS SIGN}{columns - 1} to +{columns - 1} columns"
-    )
+    last = 2 if index else 3
+    assert one.offsets == f"\N{MINUS SIGN}3 to +3 rows, \N{MINUS SIGN}{last} to +{last} columns"
     dense = model._get_rel_pos_bias()[0].detach().numpy()
-    for i in range(rows * columns):
-        for j in range(rows * columns):
-            (r, c), (s, d) = divmod(i, columns), divmod(j, columns)
-            assert np.allclose(at(one, r - s, c - d), dense[:, i, j])
+    for i, j, down, right in on_grid(*window):
+        assert np.allclose(at(one, down, right), dense[:, i, j])
 
 
 def test_beit_with_its_class_token(tmp_path: Path) -> None:
     model = perturbed(imported("timm").models.beit.Attention(16, 2, window_size=(3, 3)))
     (one,), _ = stored_positions(kept(model.state_dict(), tmp_path), {})
     dense = model._get_rel_pos_bias()[0].detach().numpy()
-    for i in range(9):
-        for j in range(9):
-            (r, c), (s, d) = divmod(i, 3), divmod(j, 3)
-            assert np.allclose(at(one, r - s, c - d), dense[:, 1 + i, 1 + j])
+    for i, j, down, right in on_grid(3, 3):
+        assert np.allclose(at(one, down, right), dense[:, 1 + i, 1 + j])
     assert one.kind == "table with a class token"
     assert one.rest[0] == ("head", "class to patch", "patch to class", "class to class")
     for head, row in enumerate(one.rest[1:]):
@@ -208,10 +209,8 @@ def test_replaced_positions(build: Callable[[], Any], position: str, kind: str, 
         line = model.blocks[0].attn.place.terms(17, 17).of(relpos.LineBias)[0]
         dense = written_out(line.values, line.lines).detach().numpy()
         rows, columns = found[:2]
-        for i in range(16):
-            for j in range(16):
-                (r, c), (s, d) = divmod(i, 4), divmod(j, 4)
-                assert np.allclose(at(rows, r - s) + at(columns, c - d), dense[:, 1 + i, 1 + j], atol=1e-6)
+        for i, j, down, right in on_grid(4, 4):
+            assert np.allclose(at(rows, down) + at(columns, right), dense[:, 1 + i, 1 + j], atol=1e-6)
     if position == "t5":  # a decoder that has no encoder: what of the buckets is read is its mechanism's
         mechanism = model.positions[0].mechanisms[0]
         line = mechanism.terms(relpos.Sequence(13)).of(relpos.LineBias)[0]
@@ -244,11 +243,9 @@ def test_a_table_of_a_grid_in_a_model_that_says_nothing_of_its_tokens(tmp_path: 
     _, maps = one.pictures
     assert isinstance(maps, Maps)
     dense = model.positions[0].mechanisms[0]().detach().numpy()
-    for i in range(16):
-        for j in range(16):
-            (r, c), (s, d) = divmod(i, 4), divmod(j, 4)
-            values = maps.values[:, int(r - s - maps.rows.first), int(c - d - maps.columns.first)]
-            assert np.allclose(values, dense[:, i, j])
+    for i, j, down, right in on_grid(4, 4):
+        values = maps.values[:, int(down - maps.rows.first), int(right - maps.columns.first)]
+        assert np.allclose(values, dense[:, i, j])
 
 
 def test_a_table_of_a_sequence_in_a_model_that_says_nothing_of_its_tokens(tmp_path: Path) -> None:
