@@ -1,0 +1,71 @@
+"""What tests of the engines share: a step of training, held to the reference's, and the sizes of what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from relpos.engines.arguments import prepare
+from relpos.engines.call import Call
+from relpos.testing.devices import attention
+
+
+def call_of(*tensors: Tensor, **given: Any) -> Call:
+    """What engines are given, once the arguments of `attention` are checked."""
+    arguments = {"position": None, "queries": None, "keys": None, "mask": None, "scale": None, "dropout": 0.0}
+    return prepare(*tensors, **(arguments | {"return_lse": False} | given))[0]
+
+
+def with_gradients(out: Tensor, leaves: Sequence[Tensor], upstream: Tensor | None = None) -> list[Tensor]:
+    """An output and the gradient of each leaf, by the output's gradient; without one, of the sum of squares."""
+    return [out.detach(), *torch.autograd.grad(out, leaves, 2 * out.detach() if upstream is None else upstream)]
+
+
+def step(
+    backend: str,
+    leaves: Sequence[Tensor],
+    position: Callable[..., Any] = lambda: None,
+    upstream: Tensor | None = None,
+    **given: Any,
+) -> list[Tensor]:
+    """The same of a call: of q, k, v and of the tensors that `position` makes terms from. Dropout has one seed."""
+    own = [x.detach().requires_grad_() for x in leaves]
+    torch.manual_seed(3)
+    out = attention(*own[:3], position=position(*own[3:]), backend=backend, **given)
+    return with_gradients(out, own, upstream)
+
+
+def assert_as_reference(
+    backend: str,
+    leaves: Sequence[Tensor],
+    position: Callable[..., Any] = lambda: None,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    **given: Any,
+) -> None:
+    """An engine's step is the reference's, within PyTorch's tolerances of the dtype where none are given."""
+    found, wanted = (step(name, leaves, position, **given) for name in (backend, "reference"))
+    torch.testing.assert_close(found, wanted, rtol=rtol, atol=atol)
+
+
+class Sizes(TorchDispatchMode):
+    """How many numbers each tensor has that an operator returns, and how many its memory holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: list[int] = []
+        self.stored: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in pytree.tree_leaves(out):
+            if isinstance(x, Tensor):
+                self.numbers.append(x.numel())
+                self.stored.append(x.untyped_storage().size() // x.element_size())
+        return out
