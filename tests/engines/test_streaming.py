@@ -368,6 +368,14 @@ def test_a_bound_that_is_too_far_away_gives_way_to_the_maximum(
         assert (out.double() - exact).abs().max() < 0.02 * exact.abs().max()
 
 
+def test_one_long_key_bounds_the_scores() -> None:
+    """In bfloat16 the shift of a row is a bound by the longest key: by a shorter one exp2 would overflow."""
+    q, k, v = (torch.randn(1, 1, 64, 32).mul(scale).bfloat16() for scale in (8.0, 0.01, 1.0))
+    k[0, 0, 5] = q[0, 0, 9] * 4
+    exact = attention(q.double(), k.double(), v.double(), backend="reference")
+    assert (attention(q, k, v, backend="streaming") - exact).abs().max() < 0.05
+
+
 def test_native_products_leave_the_setting_alone() -> None:
     settings = torch.backends.mkldnn.matmul
     before = settings.fp32_precision

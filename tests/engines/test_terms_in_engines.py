@@ -41,7 +41,7 @@ from relpos.testing.tolerance import assert_close, rms, yardstick_dtype
 FAST_SHARE = 4  # of its tests, in the fast part
 
 B, H, N, M, D = 2, 3, 4, 6, 4
-DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass
