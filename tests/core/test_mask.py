@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from drawn_masks import BATCH, HEADS, masks
+from drawn_masks import BATCH, HEADS, made, masks
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
@@ -44,9 +44,10 @@ def meaning(mask: Mask, queries: int, keys: int) -> torch.Tensor:
 
 
 @given(masks())
-def test_dense_meaning(drawn: tuple[Mask, int, int]) -> None:
-    mask, queries, keys = drawn
-    dense, wanted = mask.dense(queries, keys), meaning(*drawn)
+def test_dense_meaning(drawn: tuple[dict[str, Any], int, int]) -> None:
+    parts, queries, keys = drawn
+    mask = made(parts)
+    dense, wanted = mask.dense(queries, keys), meaning(mask, queries, keys)
     assert torch.equal(dense.expand_as(wanted), wanted)
     if not mask.may_blank_rows:
         assert wanted.any(dim=-1).all()
@@ -54,7 +55,8 @@ def test_dense_meaning(drawn: tuple[Mask, int, int]) -> None:
 
 @given(st.data())
 def test_dense_of_a_part_is_a_part_of_dense(data: st.DataObject) -> None:
-    mask, queries, keys = data.draw(masks())
+    parts, queries, keys = data.draw(masks())
+    mask = made(parts)
     size = 1 if mask.blocks is None else mask.blocks.size
     rows, columns = (
         slice(start, data.draw(st.integers(start + 1, count)))

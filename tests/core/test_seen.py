@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from drawn_masks import masks
+from drawn_masks import made, masks
 from hypothesis import given
 
 from relpos import Mask, patterns
@@ -20,8 +22,9 @@ def check(mask: Mask, n: int, m: int) -> None:
 
 
 @given(masks())
-def test_every_mask(case: tuple[Mask, int, int]) -> None:
-    check(*case)
+def test_every_mask(case: tuple[dict[str, Any], int, int]) -> None:
+    parts, n, m = case
+    check(made(parts), n, m)
 
 
 @pytest.mark.parametrize("at_once", [1, 50])

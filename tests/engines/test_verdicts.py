@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,7 +21,6 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from loaded import Loaded
 from patience import PATIENCE
 from relpos import Grid, LineBias, Mask, RotaryEmbedding, Sequence, Softcap, attention, explain, lines
 from relpos.engines import verdicts
@@ -260,15 +258,6 @@ def test_nothing_is_run_under_transforms(gated: list[Any], monkeypatch: pytest.M
     torch.func.vmap(asks)(torch.randn(2, 1, 2, N, 8))
     assert "nothing is run under torch.func" in said[0].passed_over["streaming"]
     assert not gated
-
-
-@pytest.mark.traced
-@pytest.mark.slow
-def test_compiled_functions_take_it_once_it_is_known(loaded: Loaded) -> None:
-    """In a process of its own, without the shape checks."""
-    done = loaded.run(Path(__file__).with_name("compile_verdicts.py"), needs=["compiler"])
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "as it should" in done.stdout
 
 
 @pytest.mark.parametrize(
