@@ -15,8 +15,10 @@ BATCH, HEADS = 3, 2
 
 @st.composite
 def masks(draw: st.DrawFn) -> tuple[dict[str, Any], int, int]:
-    """What `made` makes a mask of, and its numbers of queries and keys: orders, bounds and intervals, segments, globals, a limit and blocks,
-    each or not, for all of a batch of three or for each."""
+    """What `made` makes a mask of, and its numbers of queries and keys.
+
+    Orders, bounds and intervals, segments, globals, a limit and blocks, each or not; for all of a batch or for each.
+    """
     n = draw(st.integers(1, 7))
     m = draw(st.just(n) | st.integers(1, 7))
 

@@ -23,15 +23,11 @@ B, H, D, ROWS = 2, 4, 4, 11
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 
 
-def leaves(
-    n: int, m: int, *, heads: int = H, groups: int = H, for_all: bool = False, width: int = D, std: float = 1.0
-) -> list[Tensor]:
+def leaves(n: int, m: int, *, groups: int = H, for_all: bool = False) -> list[Tensor]:
     """q, k and v, vectors on the key side and their bias."""
-    own = 1 if for_all else heads
-    shapes = (B, heads, n, width), (B, groups, m, width), (B, groups, m, width), (own, ROWS, width), (own, width)
-    made = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
-    made[3] *= std
-    return made
+    own = 1 if for_all else H
+    shapes = (B, H, n, D), (B, groups, m, D), (B, groups, m, D), (own, ROWS, D), (own, D)
+    return [torch.randn(shape, dtype=torch.float64) for shape in shapes]
 
 
 def on_keys(n: int, m: int, *, buckets: bool = True) -> Callable[[Tensor, Tensor], LineVectors]:
@@ -85,20 +81,15 @@ def test_vectors_learn_where_keys_do_not() -> None:
     torch.testing.assert_close(found, wanted, **EXACT)
 
 
-def test_inputs_whose_rows_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of a layer, whose heads lie side by side in each token; in blocks of few rows."""
-    monkeypatch.setattr(planning, "ROWS", 5)
-    own = [x[:1].transpose(1, 2).contiguous().transpose(1, 2) if x.dim() == 4 else x for x in leaves(90, 90)]
-    upstream = own[0].flip(2).transpose(1, 2).contiguous().transpose(1, 2)
-    assert not own[0].flatten(0, 1)[:1].is_contiguous()
-    assert_as_reference("streaming", own, on_keys(90, 90), upstream=upstream, **EXACT)
-
-
-def errors(own: list[Tensor], term: Callable[..., LineVectors], dtype: torch.dtype) -> list[tuple[float, float]]:
+def errors(n: int, dtype: torch.dtype, *, heads: int, groups: int, width: int, std: float) -> list[tuple[float, float]]:
     """Of output and gradients the distance to float64's, by streaming and by the reference."""
-    low, upstream = [x.to(dtype) for x in own], torch.randn(own[0].shape).to(dtype)
-    exact = step("reference", [x.double() for x in low], term, upstream.double())
-    results = (step(backend, low, term, upstream) for backend in ("streaming", "reference"))
+    torch.manual_seed(n)
+    shapes = [*[(B, heads, n, width)] * 4, (heads, ROWS, width), (heads, width)]
+    q, k, v, upstream, vectors, bias = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
+    k, v, vectors = k[:, :groups], v[:, :groups], std * vectors
+    low, term = [x.to(dtype) for x in (q, k, v, vectors, bias, upstream)], on_keys(n, n)
+    exact = step("reference", [x.double() for x in low[:5]], term, low[5].double())
+    results = (step(backend, low[:5], term, low[5]) for backend in ("streaming", "reference"))
     far = ([float((x.double() - y).square().mean().sqrt()) for x, y in zip(r, exact, strict=True)] for r in results)
     return list(zip(*far, strict=True))
 
@@ -108,7 +99,7 @@ def errors(own: list[Tensor], term: Callable[..., LineVectors], dtype: torch.dty
 )
 def test_errors_of_far_offsets(dtype: torch.dtype, most: float) -> None:
     """Sums over a thousand offsets are hardly further from float64's than those of all pairs at once."""
-    of_vectors, of_bias = errors(leaves(700, 700, heads=3, groups=3, width=16, std=3.0), on_keys(700, 700), dtype)[-2:]
+    of_vectors, of_bias = errors(700, dtype, heads=3, groups=3, width=16, std=3.0)[-2:]
     for error, expected in (of_vectors, of_bias):
         assert error <= most * expected
 
@@ -117,7 +108,7 @@ def test_errors_of_far_offsets(dtype: torch.dtype, most: float) -> None:
 def test_shared_keys_in_half_precision(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shared key's gradient is summed over blocks and heads, and rounded once."""
     monkeypatch.setattr(planning, "ROWS", 5)
-    for error, expected in errors(leaves(40, 40, groups=1), on_keys(40, 40), dtype):
+    for error, expected in errors(40, dtype, heads=H, groups=1, width=D, std=1.0):
         assert error <= 2 * expected
 
 
