@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from relpos.core import Grid, Lines, Positions, Sequence, expand, lines, lookup
+from relpos.core import Grid, Lines, Positions, Sequence, densify, expand, lines, lookup
 
 irregular = Positions(torch.tensor([0, 4, 1, 1]), low=0, high=4)
 batched = Positions(torch.tensor([[0, 4, 1], [2, 2, 3]]), low=0, high=5)
@@ -40,9 +40,14 @@ LINES: dict[str, Lines] = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("few", [True, False], ids=["pair by pair", "along diagonals"])
 @pytest.mark.parametrize("name", LINES)
-def test_values_and_gradients_are_those_of_a_lookup(name: str, dtype: torch.dtype) -> None:
+def test_values_and_gradients_are_those_of_a_lookup(
+    name: str, few: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line = LINES[name]
+    if not few:
+        monkeypatch.setattr(densify, "_FEW_PAIRS", 0)
     values = torch.randn(3, line.length).to(dtype).requires_grad_()
     generic = lookup(values.T, line.index()).movedim(-1, -3)
     dense = expand(values, line)

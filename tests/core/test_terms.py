@@ -182,25 +182,3 @@ def test_irregular_lines_are_never_taken_for_equal() -> None:
     a, b = (lines(Positions(torch.tensor(x), low=0, high=3)) for x in ([0, 1], [3, 1]))
     assert len(LineBias(torch.randn(1, 7), a) + LineBias(torch.randn(1, 7), b)) == 2
     assert len(LineBias(torch.randn(1, 7), a) + LineBias(torch.randn(1, 7), a)) == 1
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Scale(0.5) + Scale(0.25),
-        lambda: Softcap(1.0) + Softcap(1.0),
-        lambda: TERMS["Sinks"] + TERMS["Sinks"],
-        lambda: TERMS["Rotation"] + TERMS["xPos"],
-        lambda: Softcap(0.0),
-        lambda: LowRank(torch.randn(1, 3, 2), torch.randn(1, 3, 4)),
-        lambda: LineBias(torch.randn(2, 4), lines(Sequence(3))),
-        lambda: LineVectors(torch.randn(1, 4, 2), torch.tensor([0]), lines(Sequence(3)), "query"),
-        lambda: LineVectors(torch.randn(1, 5, 2), None, lines(Sequence(3)), "value", bias=torch.zeros(1, 2)),
-        lambda: Rotation(torch.randn(1, 1, 3, 2).half(), None, "half"),
-        lambda: TERMS["RowRule"].narrow(slice(0, 2), slice(1, 3)),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_contradictions_raise(make: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match=r"expected .*; got .*\. "):
-        make()

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from relpos.engines.arguments import prepare
 from relpos.engines.call import Call
 from relpos.testing.devices import attention
+from relpos.testing.tolerance import assert_close, rms
 
 
 def call_of(*tensors: Tensor, **given: Any) -> Call:
@@ -69,3 +70,30 @@ class Sizes(TorchDispatchMode):
                 self.numbers.append(x.numel())
                 self.stored.append(x.untyped_storage().size() // x.element_size())
         return out
+
+
+def assert_accurate(
+    found: list[Tensor],
+    exact: list[Tensor],
+    cost: Any,
+    dtype: torch.dtype,
+    *,
+    outputs: int = 1,
+    terms: float = 0.0,
+    what: str = "",
+) -> None:
+    """Outputs and gradients are as near to float64's as `relpos.testing.tolerance` allows.
+
+    Args:
+        found: the outputs, and behind them the gradients of leaves.
+        exact: the same in float64.
+        cost: the same by the oracle in `dtype`, in several orders.
+        dtype: of the call.
+        outputs: how many there are.
+        terms: how large what they are summed from is; of gradients it is the largest one.
+        what: is tried.
+    """
+    size = max(rms(x) for x in exact[outputs:])
+    for number, (a, e, c) in enumerate(zip(found, exact, cost, strict=True)):
+        name = f"output {number}" if number < outputs else f"gradient of leaf {number - outputs}"
+        assert_close(a, e, c, what=f"{what} {name}, {dtype}", terms=terms if number < outputs else size, dtype=dtype)

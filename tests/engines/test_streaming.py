@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from engine_steps import assert_as_reference, call_of, with_gradients
+from engine_steps import assert_accurate, assert_as_reference, call_of, with_gradients
 from torch import Tensor
 
 from covering import pairwise
@@ -52,7 +52,6 @@ from relpos.engines.streaming.hankel import HankelPlan
 from relpos.patterns import dilated
 from relpos.testing.devices import attention
 from relpos.testing.orders import in_orders
-from relpos.testing.tolerance import assert_close
 
 B, H, D = 2, 4, 8
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -111,11 +110,7 @@ def check(
         lower = [x.float() if dtype == torch.float64 else x for x in inputs]
         cost = in_orders(functools.partial(run, "reference", position, given, lower, upstream))
         mine = run(backend, position, given, inputs, upstream)
-        size = max(float(x.square().mean().sqrt()) for x in exact[2:])
-        names = ["output", "lse", "q", "k", "v", *(f"leaf {i}" for i in range(len(leaves)))]
-        for name, a, e, c in zip(names, mine, exact, cost, strict=True):
-            terms = 1.0 if name in ("output", "lse") else size
-            assert_close(a, e, c, what=f"{name}, {dtype}", terms=terms, dtype=dtype)
+        assert_accurate(mine, exact, cost, dtype, outputs=2, terms=1.0)
 
 
 def biased(queries: Coordinates, keys: Coordinates | None = None) -> tuple[Callable[..., Any], list[tuple[int, ...]]]:
