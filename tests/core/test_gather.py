@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from relpos.core import at_least_float32, lookup, segment_sum
+from relpos.core import at_least_float32, gather, lookup, segment_sum
 
 SHAPES = [((5, 3), (7,)), ((5,), (4, 6)), ((4, 2, 3), (2, 3, 4)), ((1, 2), (9,)), ((6, 2), (0,))]
 
@@ -19,8 +19,12 @@ def loops(values: torch.Tensor, index: torch.Tensor, rows: int) -> torch.Tensor:
     return out
 
 
+@pytest.mark.parametrize("adds", [True, False], ids=["one after another", "sorted, as on a GPU"])
 @pytest.mark.parametrize(("table", "index"), SHAPES, ids=str)
-def test_value_and_gradient(table: tuple[int, ...], index: tuple[int, ...]) -> None:
+def test_value_and_gradient(
+    table: tuple[int, ...], index: tuple[int, ...], adds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "_adds_in_order", lambda values: adds)
     x = torch.randn(table, dtype=torch.float64, requires_grad=True)
     where = torch.randint(table[0], index)
     y = lookup(x, where)

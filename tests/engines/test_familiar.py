@@ -86,16 +86,18 @@ OTHERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "a mask": (lambda q: (q, q, q), {"mask": relpos.Mask.causal()}),
     "the log-sum-exp": (lambda q: (q, q, q), {"return_lse": True}),
     "another term": (lambda q: (q, q, q), {"position": LineBias(BIAS, LINE) + relpos.Softcap(5.0)}),
-    "a scale": (lambda q: (q, q, q), {"scale": 0.1}),
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_arguments_are_asked_about_again(name: str) -> None:
+def test_other_arguments_are_asked_about_again(name: str, checked: list[Terms]) -> None:
     change, more = OTHERS[name]
     q, given = heads(), {"position": LineBias(BIAS, LINE)}
-    for tensors, asked in (((q, q, q), {}), (change(q), more), ((q, q, q), {}), (change(q), more)):
-        assert_right(tensors, **(given | asked))
+    for _ in range(2):
+        assert_right((q, q, q), **given)
+        before = len(checked)
+        assert_right(change(q), **(given | more))
+        assert len(checked) > before
 
 
 def test_dropout_is_asked_about() -> None:
@@ -105,7 +107,7 @@ def test_dropout_is_asked_about() -> None:
         assert not torch.allclose(attention(q, q, q, position=terms, dropout=0.5), whole)
 
 
-def test_what_gradients_and_autocast_change_is_asked_about_again() -> None:
+def test_what_gradients_and_autocast_change_is_asked_about_again(checked: list[Terms]) -> None:
     q, fixed = heads(), torch.randn(H, LINE.length)
     learned = fixed.clone().requires_grad_()
     for values, context, dtype in (
@@ -116,11 +118,13 @@ def test_what_gradients_and_autocast_change_is_asked_about_again() -> None:
         (learned, contextlib.nullcontext(), torch.float32),
         (learned, torch.no_grad(), torch.float32),
     ):
-        for _ in range(2):
+        for more in (1, 0):
+            before = len(checked)
             with context:
                 found, wanted = (
                     attention(q, q, q, position=LineBias(values, LINE), backend=name) for name in ("auto", "reference")
                 )
+            assert len(checked) == before + more, "once for each that differs from the last"
             assert found.dtype == dtype
             assert found.requires_grad is wanted.requires_grad
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5 if dtype == torch.float32 else 2e-2)
