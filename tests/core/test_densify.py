@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from relpos.core import Grid, Lines, Positions, Sequence, expand, lines, lookup
-from relpos.core.densify import sum_over_offsets
+from relpos.core import Grid, Lines, Positions, Sequence, densify, expand, lines, lookup
 
 irregular = Positions(torch.tensor([0, 4, 1, 1]), low=0, high=4)
 batched = Positions(torch.tensor([[0, 4, 1], [2, 2, 3]]), low=0, high=5)
@@ -42,71 +39,25 @@ LINES: dict[str, Lines] = {
 }
 
 
-@pytest.mark.parametrize("name", LINES)
-def test_value(name: str) -> None:
-    line = LINES[name]
-    values = torch.randn(2, line.length)
-    dense = expand(values, line)
-    index = line.index()
-    for h in range(2):
-        for place in torch.cartesian_prod(*(torch.arange(size) for size in index.shape)).tolist():
-            *b, i, j = place
-            assert dense[(*b, h, i, j)] == values[h, index[tuple(place)]]
-
-
-@pytest.mark.parametrize("name", LINES)
-def test_gradcheck(name: str) -> None:
-    line = LINES[name]
-    values = torch.randn(2, line.length, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: expand(x, line), (values,), fast_mode=line.length > 30)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("few", [True, False], ids=["pair by pair", "along diagonals"])
 @pytest.mark.parametrize("name", LINES)
-def test_structured_backward_is_the_generic_one(name: str, dtype: torch.dtype) -> None:
+def test_values_and_gradients_are_those_of_a_lookup(
+    name: str, few: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line = LINES[name]
+    if not few:
+        monkeypatch.setattr(densify, "_FEW_PAIRS", 0)
     values = torch.randn(3, line.length).to(dtype).requires_grad_()
     generic = lookup(values.T, line.index()).movedim(-1, -3)
     dense = expand(values, line)
     assert torch.equal(dense, generic)
     upstream = torch.randn(dense.shape).to(dtype)
-    ours, theirs = (torch.autograd.grad(x, values, upstream)[0] for x in (dense, generic))
-    assert ours.dtype == dtype
+    ours, again = (torch.autograd.grad(x, values, upstream)[0] for x in (dense, expand(values, line)))
+    (theirs,) = torch.autograd.grad(generic, values, upstream)
+    assert torch.equal(ours, again)
     eps = torch.finfo(dtype).eps
     torch.testing.assert_close(ours, theirs, rtol=2 * eps, atol=16 * eps if dtype != torch.bfloat16 else 1e-6)
-    again = torch.autograd.grad(expand(values, line), values, upstream)[0]
-    assert torch.equal(ours, again)
-
-
-def test_entries_that_no_pair_reads_get_no_gradient() -> None:
-    line = lines(Sequence(4)).narrow(slice(0, 2), slice(0, 2))
-    values = torch.randn(1, line.length, requires_grad=True)
-    (gradient,) = torch.autograd.grad(expand(values, line).sum(), values)
-    assert gradient.tolist() == [[0, 0, 1, 2, 1, 0, 0]]
-
-
-def test_sum_over_offsets_by_loops() -> None:
-    for n, m in ((1, 1), (1, 4), (4, 1), (3, 5), (5, 3)):
-        x = torch.randn(2, n, m, dtype=torch.float64)
-        wanted = torch.zeros(2, n + m - 1, dtype=torch.float64)
-        for i in range(n):
-            for j in range(m):
-                wanted[:, i - j + m - 1] += x[:, i, j]
-        torch.testing.assert_close(sum_over_offsets(x), wanted)
-
-
-def test_irregular_lines_agree_with_regular_ones() -> None:
-    """Without the layout, the same integers give the same numbers and gradient."""
-    for name in ("affine, unequal", "unequal grids", "grid with prefix"):
-        line = LINES[name]
-        plain = replace(line, layout=replace(line.layout, query=None, key=None))
-        values = torch.randn(2, line.length, dtype=torch.float64, requires_grad=True)
-        ours, theirs = expand(values, line), expand(values, plain)
-        assert torch.equal(ours, theirs)
-        upstream = torch.randn_like(ours)
-        torch.testing.assert_close(
-            torch.autograd.grad(ours, values, upstream)[0], torch.autograd.grad(theirs, values, upstream)[0]
-        )
 
 
 @pytest.mark.parametrize("line", [lines(Sequence(4)), lines(Grid(2, 3, prefix=1))], ids=["affine", "nested"])

@@ -34,12 +34,19 @@ def with_prefix(coordinates: Sequence | Grid, prefix: int) -> Sequence | Grid:
     return Sequence(coordinates.length, coordinates.start, prefix) if coordinates.length else coordinates
 
 
+KINDS = {
+    (True, False): Kind.PREFIX_TO_TOKEN,
+    (False, True): Kind.TOKEN_TO_PREFIX,
+    (True, True): Kind.PREFIX_TO_PREFIX,
+}
+"""By whether the query and the key are of a prefix."""
+
+
 def check(queries: Sequence | Grid | Positions, keys: Sequence | Grid | Positions | None) -> Lines:
     """Every pair decodes to its own offset and kind; entries tell all offsets apart."""
     line = lines(queries, keys)
-    offsets = line.offsets()
+    offsets, index = line.offsets(), line.index()
     assert offsets.kind.shape == (line.length,)
-    index = line.index()
     left, right = oracle.places(queries), oracle.places(queries if keys is None else keys)
     assert index.shape == (len(left), len(right))
     meaning: dict[int, object] = {}
@@ -47,21 +54,15 @@ def check(queries: Sequence | Grid | Positions, keys: Sequence | Grid | Position
         entry = int(index[i, j])
         assert 0 <= entry < line.length
         if query is None or key is None:
-            kind = {
-                (True, False): Kind.PREFIX_TO_TOKEN,
-                (False, True): Kind.TOKEN_TO_PREFIX,
-                (True, True): Kind.PREFIX_TO_PREFIX,
-            }[query is None, key is None]
-            assert offsets.kind[entry] == kind
+            said: object = KINDS[query is None, key is None]
+            assert offsets.kind[entry] == said
             assert not offsets.axes[entry].any()
-            meaning.setdefault(entry, kind)
-            assert meaning[entry] == kind
-            continue
-        offset = tuple(a - b for a, b in zip(query, key, strict=True))
-        assert offsets.kind[entry] == Kind.TOKENS
-        assert tuple(offsets.axes[entry].tolist()) == offset
-        assert all(low <= x <= high for low, x, high in zip(offsets.low, offset, offsets.high, strict=True))
-        assert meaning.setdefault(entry, offset) == offset
+        else:
+            said = offset = tuple(a - b for a, b in zip(query, key, strict=True))
+            assert offsets.kind[entry] == Kind.TOKENS
+            assert tuple(offsets.axes[entry].tolist()) == offset
+            assert all(low <= x <= high for low, x, high in zip(offsets.low, offset, offsets.high, strict=True))
+        assert meaning.setdefault(entry, said) == said
     named = [value for value in meaning.values() if isinstance(value, tuple)]
     assert len(named) == len(set(named)), "one offset has two entries"
     return line
@@ -119,15 +120,10 @@ def test_default_keys_are_the_queries() -> None:
         assert ours.same_structure(theirs)
 
 
-def test_length_of_a_window_is_swins() -> None:
-    assert lines(Grid(4, 8)).length == 7 * 15 == 105
-    assert lines(Grid(7, 7)).length == 169
-    assert lines(Sequence(13)).length == 25
-
-
 def test_swins_order() -> None:
-    rows = oracle.table_rows(oracle.places(Grid(4, 8)), oracle.places(Grid(4, 8)), (4, 8))
-    assert torch.equal(lines(Grid(4, 8)).index(), rows)
+    line = lines(Grid(4, 8))
+    assert line.length == 7 * 15
+    assert torch.equal(line.index(), oracle.table_rows(oracle.places(Grid(4, 8)), oracle.places(Grid(4, 8)), (4, 8)))
 
 
 def test_beits_regions_in_order() -> None:
@@ -137,32 +133,37 @@ def test_beits_regions_in_order() -> None:
     assert kinds.unique().tolist() == [0, 1, 2, 3]
 
 
-def test_kinds_of_layout() -> None:
-    assert lines(Sequence(4)).layout.kind == "affine"
-    assert lines(Sequence(4), Sequence(6, start=2)).layout.kind == "affine"
-    assert lines(Sequence(4, prefix=1)).layout.kind == "nested"
-    assert lines(Grid(2, 2)).layout.kind == "nested"
-    assert lines(Sequence(2), Positions(torch.tensor([0, 5]), low=0, high=5)).layout.kind == "irregular"
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        (lines(Sequence(4)), "affine"),
+        (lines(Sequence(4), Sequence(6, start=2)), "affine"),
+        (lines(Sequence(4, prefix=1)), "nested"),
+        (lines(Grid(2, 2)), "nested"),
+        (lines(Sequence(2), Positions(torch.tensor([0, 5]), low=0, high=5)), "irregular"),
+        (lines(Sequence(6), Sequence(9)).narrow(slice(2, 5), slice(1, 9)), "affine"),
+        (lines(Sequence(6, prefix=1)).narrow(slice(2, 5), slice(1, 7)), "affine"),
+        (lines(Grid(3, 4)).narrow(slice(None), slice(None)), "nested"),
+        (lines(Grid(3, 4)).narrow(slice(1, 5), slice(None)), "irregular"),
+        (lines(Grid(3, 4)).narrow(slice(4, 12), slice(0, 8)), "nested"),
+        (lines(Grid(3, 4, prefix=2)).narrow(slice(2, 10), slice(None)), "nested"),
+        (lines(Grid(3, 4, prefix=2)).narrow(slice(0, 6), slice(None)), "nested"),
+        (lines(Grid(3, 4, prefix=2)).narrow(slice(1, 6), slice(None)), "nested"),
+        (lines(Grid(3, 4, prefix=2)).narrow(slice(1, 5), slice(None)), "irregular"),
+        (lines(Grid(3, 4, prefix=2)).narrow(slice(0, 1), slice(None)), "irregular"),  # no row at all
+    ],
+)
+def test_kinds_of_layout(line: Lines, kind: str) -> None:
+    assert line.layout.kind == kind
 
 
 def test_narrow_keeps_what_it_can() -> None:
-    line = lines(Sequence(6), Sequence(9))
-    assert line.narrow(slice(2, 5), slice(1, 9)).layout.kind == "affine"
-    grid = lines(Grid(3, 4))
-    assert grid.narrow(slice(None), slice(None)).layout.kind == "nested"
-    assert grid.narrow(slice(1, 5), slice(None)).layout.kind == "irregular"
-    assert grid.narrow(slice(4, 12), slice(0, 8)).layout.kind == "nested"
-    assert grid.narrow(slice(4, 8), slice(None)).same_structure(lines(Grid(3, 4)).narrow(slice(4, 8), slice(None)))
-    assert not grid.narrow(slice(4, 8), slice(None)).same_structure(grid.narrow(slice(0, 4), slice(None)))
-    token = lines(Grid(3, 4, prefix=2))
-    for part, kind in (((2, 10), "nested"), ((0, 6), "nested"), ((1, 6), "nested"), ((1, 5), "irregular")):
-        assert token.narrow(slice(*part), slice(None)).layout.kind == kind
-    assert token.narrow(slice(0, 1), slice(None)).layout.kind == "irregular", "no row at all"
-    prefixed = lines(Sequence(6, prefix=1))
-    assert prefixed.narrow(slice(2, 5), slice(1, 7)).layout.kind == "affine"
+    grid, rest = lines(Grid(3, 4)), slice(None)
+    assert grid.narrow(slice(4, 8), rest).same_structure(lines(Grid(3, 4)).narrow(slice(4, 8), rest))
+    assert not grid.narrow(slice(4, 8), rest).same_structure(grid.narrow(slice(0, 4), rest))
     for bad in (slice(3, 3), slice(0, 4, 2)):
         with pytest.raises(ValueError, match="consecutive"):
-            line.narrow(bad, slice(None))
+            grid.narrow(bad, rest)
 
 
 def test_batched_lines() -> None:
@@ -182,14 +183,13 @@ def test_axis_lines(prefix: int) -> None:
     assert [line.layout.tokens for line in parts] == [4, 8]
     for axis, line in enumerate(parts):
         offsets, index = line.offsets(), line.index()
-        for i, query in enumerate(oracle.places(queries)):
-            for j, key in enumerate(oracle.places(keys)):
-                entry = index[i, j]
-                if query is None:
-                    assert offsets.kind[entry] == Kind.PREFIX_TO_TOKEN
-                else:
-                    assert key is not None
-                    assert offsets.axes[entry].tolist() == [query[axis] - key[axis]]
+        pairs = itertools.product(enumerate(oracle.places(queries)), enumerate(oracle.places(keys)))
+        for (i, query), (j, key) in pairs:
+            entry = index[i, j]
+            if query is None:
+                assert offsets.kind[entry] == Kind.PREFIX_TO_TOKEN
+            else:
+                assert offsets.axes[entry].tolist() == [query[axis] - key[axis]]
 
 
 def test_errors() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import pytest
 import torch
+from drawn_masks import BATCH, HEADS, made, masks
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
@@ -14,108 +16,54 @@ from torch.utils import _pytree as pytree
 from relpos import Blocks, Mask
 
 
-def meaning(mask: Mask, queries: int, keys: int, batch: int, heads: int) -> torch.Tensor:
+def meaning(mask: Mask, queries: int, keys: int) -> torch.Tensor:
     """The head of core/mask.py, word by word."""
 
-    def read(x: torch.Tensor | None, b: int, i: int, default: int | None) -> int | None:
+    def read(x: torch.Tensor | None, b: int, i: int, default: Any) -> Any:
         if x is None:
             return default
         return int(x[i]) if x.dim() == 1 else int(x[0 if x.shape[0] == 1 else b, i])
 
-    out = torch.zeros(batch, heads, queries, keys, dtype=torch.bool)
-    for b in range(batch):
-        for h in range(heads):
-            for i in range(queries):
-                for j in range(keys):
-                    mine = read(mask.query_segments, b, i, 0)
-                    theirs = read(mask.key_segments, b, j, 0)
-                    segment = mine == theirs and mine is not None and mine >= 0
-                    order = read(mask.key_order, b, j, j)
-                    own = read(mask.query_order, b, i, i)
-                    assert order is not None
-                    assert own is not None
-                    inside = True
-                    if mask.left is not None:
-                        inside = inside and own - mask.left <= order
-                    if mask.right is not None:
-                        inside = inside and order <= own + mask.right
-                    low, high = read(mask.low, b, i, None), read(mask.high, b, i, None)
-                    inside = inside and (low is None or low <= order) and (high is None or order <= high)
-                    lifted = read(mask.query_global, b, i, 0) or read(mask.key_global, b, j, 0)
-                    within = mask.limit is None or order <= own + mask.limit
-                    block = True
-                    if mask.blocks is not None:
-                        layout, size = mask.blocks.layout, mask.blocks.size
-                        block = bool(layout[0 if layout.shape[0] == 1 else h, i // size, j // size])
-                    out[b, h, i, j] = segment and (inside or bool(lifted)) and within and block
+    out = torch.zeros(BATCH, HEADS, queries, keys, dtype=torch.bool)
+    for b, h, i, j in itertools.product(range(BATCH), range(HEADS), range(queries), range(keys)):
+        mine, theirs = read(mask.query_segments, b, i, 0), read(mask.key_segments, b, j, 0)
+        segment = mine == theirs and mine >= 0
+        own, order = read(mask.query_order, b, i, i), read(mask.key_order, b, j, j)
+        low, high = read(mask.low, b, i, -math.inf), read(mask.high, b, i, math.inf)
+        inside = low <= order <= high
+        inside = inside and (mask.left is None or own - mask.left <= order)
+        inside = inside and (mask.right is None or order <= own + mask.right)
+        lifted = read(mask.query_global, b, i, 0) or read(mask.key_global, b, j, 0)
+        within = mask.limit is None or order <= own + mask.limit
+        block = True
+        if mask.blocks is not None:
+            layout, size = mask.blocks.layout, mask.blocks.size
+            block = bool(layout[0 if layout.shape[0] == 1 else h, i // size, j // size])
+        out[b, h, i, j] = segment and (inside or bool(lifted)) and within and block
     return out
-
-
-@st.composite
-def masks(draw: st.DrawFn) -> tuple[dict[str, Any], int, int]:
-    """The arguments of a mask, `blocks` as layout and size, and the numbers of queries and keys."""
-    queries = draw(st.integers(1, 6))
-    keys = draw(st.sampled_from((queries, draw(st.integers(1, 6)))))
-
-    def tensor(count: int, low: int, high: int) -> torch.Tensor:
-        shape = draw(st.sampled_from(((count,), (1, count), (2, count))))
-        size = math.prod(shape)
-        return torch.tensor(draw(st.lists(st.integers(low, high), min_size=size, max_size=size))).view(shape)
-
-    def maybe(count: int, low: int, high: int) -> torch.Tensor | None:
-        return tensor(count, low, high) if draw(st.booleans()) else None
-
-    bound = st.none() | st.integers(0, 4)
-    unequal = queries != keys
-    segments = draw(st.booleans())
-    size = draw(st.integers(1, 3))
-    shape = (draw(st.integers(1, 2)), -(-queries // size), -(-keys // size))
-    bits = draw(st.integers(0, 2 ** math.prod(shape) - 1))
-    blocks = torch.tensor([bits >> place & 1 for place in range(math.prod(shape))]).bool().view(shape)
-    arguments = {
-        "left": draw(bound),
-        "right": draw(bound),
-        "limit": draw(bound),
-        "low": maybe(queries, -3, 6),
-        "high": maybe(queries, -3, 6),
-        "query_order": tensor(queries, -3, 6) if unequal or draw(st.booleans()) else None,
-        "key_order": tensor(keys, -3, 6) if unequal or draw(st.booleans()) else None,
-        "query_segments": tensor(queries, -1, 1) if segments else None,
-        "key_segments": tensor(keys, -1, 1) if segments else None,
-        "query_global": tensor(queries, 0, 1).bool() if draw(st.booleans()) else None,
-        "key_global": tensor(keys, 0, 1).bool() if draw(st.booleans()) else None,
-        "blocks": (blocks, size) if draw(st.booleans()) else None,
-    }
-    return arguments, queries, keys
 
 
 @given(masks())
 def test_dense_meaning(drawn: tuple[dict[str, Any], int, int]) -> None:
-    arguments, queries, keys = drawn
-    blocks = arguments.pop("blocks")
-    mask = Mask(**arguments, blocks=None if blocks is None else Blocks(*blocks))
-    dense = mask.dense(queries, keys)
-    assert dense.shape[0] in (1, 2)
-    assert dense.shape[1] in (1, 2)
-    wanted = meaning(mask, queries, keys, batch=2, heads=2)
-    assert torch.equal(dense.expand(2, 2, queries, keys), wanted)
+    parts, queries, keys = drawn
+    mask = made(parts)
+    dense, wanted = mask.dense(queries, keys), meaning(mask, queries, keys)
+    assert torch.equal(dense.expand_as(wanted), wanted)
     if not mask.may_blank_rows:
         assert wanted.any(dim=-1).all()
 
 
 @given(st.data())
 def test_dense_of_a_part_is_a_part_of_dense(data: st.DataObject) -> None:
-    arguments, queries, keys = data.draw(masks())
-    blocks = arguments.pop("blocks")
-    mask = Mask(**arguments, blocks=None if blocks is None else Blocks(*blocks))
-    size = 1 if blocks is None else blocks[1]
+    parts, queries, keys = data.draw(masks())
+    mask = made(parts)
+    size = 1 if mask.blocks is None else mask.blocks.size
     rows, columns = (
         slice(start, data.draw(st.integers(start + 1, count)))
         for count in (queries, keys)
         for start in [size * data.draw(st.integers(0, (count - 1) // size))]
     )
-    part = mask.narrow(rows, columns)
-    dense = part.dense(rows.stop - rows.start, columns.stop - columns.start)
+    dense = mask.narrow(rows, columns).dense(rows.stop - rows.start, columns.stop - columns.start)
     assert torch.equal(dense, mask.dense(queries, keys)[:, :, rows, columns])
 
 
@@ -195,22 +143,20 @@ def test_a_bound_on_the_right_holds_for_the_globals_of_another_mask(data: st.Dat
 def test_named_masks() -> None:
     n = 5
     i, j = torch.arange(n)[:, None], torch.arange(n)
-    assert torch.equal(Mask.causal().dense(n, n)[0, 0], j <= i)
-    assert torch.equal(Mask.window(2, 1).dense(n, n)[0, 0], (i - 2 <= j) & (j <= i + 1))
-    assert torch.equal(Mask.window(None, 0).dense(n, n)[0, 0], j <= i)
     segments = torch.tensor([0, 0, 1, 1, -1])
-    same = (segments[:, None] == segments) & (segments >= 0)[:, None]
-    assert torch.equal(Mask.packed(segments).dense(n, n)[0, 0], same)
+    for mask, wanted in (
+        (Mask(), torch.ones(n, n).bool()),
+        (Mask.causal(), j <= i),
+        (Mask.window(2, 1), (i - 2 <= j) & (j <= i + 1)),
+        (Mask.window(None, 0), j <= i),
+        (Mask.packed(segments), (segments[:, None] == segments) & (segments >= 0)[:, None]),
+    ):
+        assert torch.equal(mask.dense(n, n)[0, 0], wanted)
+    assert torch.equal(Mask.causal(torch.arange(3, 5), j).dense(2, n)[0, 0], (j <= i)[3:]), "with a cache"
     valid = torch.tensor([[True, False, True], [False, True, True]])
     assert torch.equal(Mask.padding(valid).dense(3, 3)[:, 0], valid[:, :, None] & valid[:, None, :])
     seen = Mask.padding(valid, queries=torch.ones(4, dtype=torch.bool)).dense(4, 3)
     assert torch.equal(seen[:, 0], valid[:, None, :].expand(2, 4, 3))
-    assert Mask().dense(2, 3).all()
-
-
-def test_causal_with_a_cache() -> None:
-    mask = Mask.causal(torch.arange(3, 5), torch.arange(5))
-    assert torch.equal(mask.dense(2, 5)[0, 0], torch.ones(5, 5).tril().bool()[3:])
 
 
 @pytest.mark.parametrize(
@@ -232,34 +178,21 @@ def test_an_interval_by_tensors_needs_no_order_of_queries() -> None:
     assert mask.dense(2, 5)[0, 0].int().tolist() == [[1, 1, 0, 0, 0], [0, 0, 1, 1, 1]]
 
 
-def test_plain_causal_and_blank_rows() -> None:
-    assert Mask.causal().is_plain_causal
-    assert not Mask.causal(torch.arange(3)).is_plain_causal
-    assert not Mask.window(1, 0).is_plain_causal
-    assert not Mask.window(1, 0).may_blank_rows
-    assert Mask.packed(torch.tensor([0, -1])).may_blank_rows
-
-
 @pytest.mark.parametrize(
-    "make",
+    ("mask", "plain", "blanks"),
     [
-        lambda: Mask(query_segments=torch.zeros(3).int()),
-        lambda: Mask(low=torch.zeros(3)),
-        lambda: Mask(query_global=torch.zeros(3).int()),
-        lambda: Mask.window(-1, 0),
-        lambda: Mask.padding(torch.ones(3)),
-        lambda: Mask.causal() & Mask(right=0, query_order=torch.arange(3), key_order=torch.arange(3)),
-        lambda: Mask.window(2, 0) & Mask(key_global=torch.ones(3).bool()),
-        lambda: Mask(limit=0.0),
-        lambda: Mask.packed(torch.zeros(3).int()) & Mask.packed(torch.zeros(3).int()),
-        lambda: Mask(blocks=Blocks(torch.ones(1, 2, 2).bool(), 2)).dense(6, 6),
-        lambda: Mask.packed(torch.zeros(4).int()).dense(3, 3),
+        (Mask.causal(), True, False),
+        (Mask.causal(torch.arange(3)), False, None),
+        (Mask.window(1, 0), False, False),
+        (Mask.packed(torch.tensor([0, -1])), False, True),
+        (Mask(left=-1), False, True),
+        (Mask(right=-1), False, True),
+        (Mask(left=2, right=-3), False, True),
     ],
 )
-@pytest.mark.usefixtures("unchecked")
-def test_errors(make: object) -> None:
-    with pytest.raises(ValueError, match=r"expected .*; got .*\. "):
-        make()  # type: ignore[operator]
+def test_plain_causal_and_blank_rows(mask: Mask, plain: bool, blanks: bool | None) -> None:
+    assert mask.is_plain_causal is plain
+    assert blanks is None or mask.may_blank_rows is blanks
 
 
 def test_no_tensor_of_a_mask_is_n_by_m() -> None:
@@ -267,18 +200,6 @@ def test_no_tensor_of_a_mask_is_n_by_m() -> None:
     mask = Mask.window(3, 0) & Mask.packed(torch.zeros(n).int())
     tensors = [leaf for leaf in pytree.tree_leaves(mask) if isinstance(leaf, torch.Tensor)]
     assert [tensor.numel() for tensor in tensors] == [n, n]
-
-
-def test_masks_of_other_numbers_of_queries_are_not_joined() -> None:
-    three, four = (Mask(low=torch.zeros(2, n, dtype=torch.long)) for n in (3, 4))
-    with pytest.raises(ValueError, match="low of as many queries in two masks; got 3 and 4"):
-        three & four
-
-
-@pytest.mark.parametrize("bounds", [{"left": -1}, {"right": -1}, {"left": 2, "right": -3}])
-def test_a_bound_below_zero_may_blank_rows(bounds: dict[str, int]) -> None:
-    assert Mask(**bounds).may_blank_rows
-    assert not Mask.causal().may_blank_rows
 
 
 @pytest.mark.parametrize("batch", [None, 1, 3])

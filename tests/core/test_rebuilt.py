@@ -60,10 +60,10 @@ def to_half(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_terms(name: str) -> None:
-    q, k, v = inputs()
     again = rebuilt(WHOLE[name])
     assert [type(term) for term in again] == [type(term) for term in WHOLE[name]]
-    assert torch.equal(attention(q, k, v, position=again), attention(q, k, v, position=WHOLE[name]))  # type: ignore[arg-type]
+    found, wanted = (attention(*inputs(), position=position) for position in (again, WHOLE[name]))
+    assert torch.equal(found, wanted)
 
 
 def test_terms_take_their_items_by_name() -> None:
@@ -106,10 +106,8 @@ def test_what_a_sharded_block_casts_says_where_to_make_it(made: Any) -> None:
 
 def test_fire_counts_far_places_in_half_precision_too() -> None:
     """Its parameters may be cast, as all of a sharded block's are; places never are."""
-    fire = FIREBias(2).to(torch.bfloat16)
-    q, k, v = (torch.randn(1, 2, 1, 8), torch.randn(1, 2, 600, 8), torch.randn(1, 2, 600, 8))
-    terms = fire.terms(Sequence(1, start=599), Sequence(600))
+    q, k, v = (torch.randn(1, 2, count, 8) for count in (1, 600, 600))
+    terms = FIREBias(2).to(torch.bfloat16).terms(Sequence(1, start=599), Sequence(600))
     cast = rebuilt(terms, to_half)
     assert any(x.dtype == torch.bfloat16 for x in pytree.tree_leaves(cast))
-    ours, wanted = (attention(q, k, v, position=each) for each in (cast, terms))
-    torch.testing.assert_close(ours, wanted)
+    torch.testing.assert_close(*(attention(q, k, v, position=each) for each in (cast, terms)))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch._dynamo.utils import counters
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
+from engine_steps import with_gradients  # noqa: E402
 from test_terms_in_engines import CASES, inputs  # noqa: E402
 
 import relpos  # noqa: E402
@@ -54,30 +56,44 @@ def compiler(name: str, backend: str) -> str:
     return "eager" if backend == "auto" and name == SYMBOLS else "aot_eager"
 
 
-def gradients(output: Tensor, leaves: list[Tensor], upstream: Tensor) -> list[Tensor]:
-    return [output.detach(), *torch.autograd.grad(output, leaves, upstream)]
+def assert_close(ours: Tensor, wanted: Tensor, leaves: list[Tensor]) -> None:
+    """Output and gradients."""
+    upstream = torch.randn(wanted.shape)
+    found, eager = (with_gradients(out, leaves, upstream) for out in (ours, wanted))
+    torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5)
 
 
 def compare(name: str, backend: str) -> None:
     """Raise unless the compiled term gives what the eager one gives."""
     case = CASES[name]
-    tensors, rest, upstream = inputs(case, torch.float32)
+    tensors, rest, _ = inputs(case, torch.float32)
     leaves = [x.requires_grad_() for x in [*tensors, *rest]]
 
-    def run(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Tensor:
-        output = relpos.attention(q, k, v, position=case.terms(*rest), mask=case.mask, backend=backend)
-        assert isinstance(output, Tensor)
-        return output
+    def run(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Any:
+        return relpos.attention(q, k, v, position=case.terms(*rest), mask=case.mask, backend=backend)
 
     torch._dynamo.reset()
     compiled = torch.compile(run, fullgraph=True, dynamic=False, backend=compiler(name, backend))
-    for ours, wanted in zip(
-        gradients(compiled(*leaves), leaves, upstream), gradients(run(*leaves), leaves, upstream), strict=True
-    ):
-        torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-5)
+    assert_close(compiled(*leaves), run(*leaves), leaves)
 
 
-def compare_lengths(backend: str) -> None:
+def compare_masks(name: str, backend: str) -> None:
+    """The same for masks in words and, where an engine takes them, as boolean tensors."""
+    bias, q, k, v = relpos.T5Bias(4), *torch.randn(3, 2, 4, 6, 8, requires_grad=True)
+    valid = torch.arange(6) < torch.tensor([[6], [4]])
+    tensors = (torch.ones(6, 6, dtype=torch.bool).tril(), valid[:, None, None])
+    for mask in ("causal", *(tensors if backend == "auto" else ())):
+
+        def run(q: Tensor, k: Tensor, v: Tensor, mask: Any = mask) -> Any:
+            tokens = relpos.Sequence(6)
+            return relpos.attention(q, k, v, position=bias, queries=tokens, mask=mask, backend=backend)
+
+        torch._dynamo.reset()
+        compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+        assert_close(compiled(q, k, v), run(q, k, v), list(bias.parameters()))
+
+
+def compare_lengths(name: str, backend: str) -> None:
     """One compiled function at one length after another, all sizes and numbers symbols from the start.
 
     Queries are keys, and both are turned, which the compiler does once: one tensor then stands at two places. The
@@ -88,33 +104,30 @@ def compare_lengths(backend: str) -> None:
     mechanism = relpos.T5Bias(num_heads=2) + relpos.RotaryEmbedding(8)
     scale = None if backend == "streaming" else 0.25  # the width's own, and one of the caller
 
-    def run(q: Tensor) -> Tensor:
+    def run(q: Tensor) -> Any:
         tokens, numbers = relpos.Sequence(q.shape[2]), torch.arange(q.shape[2])
         mask = relpos.Mask.causal(numbers, numbers) & relpos.Mask.packed(numbers % 3 - 1, numbers % 2)
-        output = relpos.attention(q, q, q, position=mechanism, queries=tokens, mask=mask, scale=scale, backend=backend)
-        assert isinstance(output, Tensor)
-        return output
+        return relpos.attention(q, q, q, position=mechanism, queries=tokens, mask=mask, scale=scale, backend=backend)
 
     torch._dynamo.reset()
     counters.clear()
-    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend=compiler(SYMBOLS, backend))
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend=compiler(name, backend))
     for length in (6, 9, 14, 9):
-        q, upstream = torch.randn(1, 2, length, 8).requires_grad_(), torch.randn(1, 2, length, 8)
-        leaves = [q, *mechanism.parameters()]
-        for ours, wanted in zip(
-            gradients(compiled(q), leaves, upstream), gradients(run(q), leaves, upstream), strict=True
-        ):
-            torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-5)
+        q = torch.randn(1, 2, length, 8).requires_grad_()
+        assert_close(compiled(q), run(q), [q, *mechanism.parameters()])
     assert backend != "streaming" or counters["stats"]["unique_graphs"] == 1, counters["stats"]
+
+
+CHECKS = {**dict.fromkeys(TERMS, compare), SYMBOLS: compare_lengths, "masks": compare_masks}
 
 
 def main() -> int:
     torch.set_num_threads(1)
     failed = 0
-    for name in (*TERMS, SYMBOLS):
+    for name, check in CHECKS.items():
         for backend in BACKENDS:
             try:
-                compare_lengths(backend) if name == SYMBOLS else compare(name, backend)
+                check(name, backend)
                 print(f"ok      {name}, {backend}", flush=True)
             except Exception as error:
                 failed += 1

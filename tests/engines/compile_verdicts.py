@@ -52,7 +52,7 @@ def main() -> None:
     assert torch.equal(symbols(q), q + 1), "known, of sizes that are symbols too"
     longer = torch.randn(3, 2, 12, 8)
     assert torch.equal(symbols(longer), longer + 1), "and of another batch"
-    print("as it should")
+    print("ok      as it should")
 
 
 if __name__ == "__main__":

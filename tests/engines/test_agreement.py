@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
+import engine_steps
 import pytest
 import torch
 from test_streaming import COORDINATES, MASKS, H, N
@@ -25,7 +27,6 @@ from relpos import (
     lines,
 )
 from relpos.engines.agreement import Difference, Expected
-from relpos.engines.arguments import prepare
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 from relpos.engines.reference import REFERENCE as reference
@@ -33,18 +34,25 @@ from relpos.engines.sdpa import SDPA as sdpa
 from relpos.engines.streaming import STREAMING as streaming
 from relpos.engines.variant import small_call, variant_of
 
-CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def call_of(n: int, m: int, dtype: torch.dtype = torch.float32, groups: int = H, **given: Any) -> Call:
     q, k, v = (torch.randn(2, heads, count, 8, dtype=dtype) for heads, count in ((H, n), (groups, m), (groups, m)))
-    arguments = {"position": None, "queries": None, "keys": None, "mask": None, "scale": None, "dropout": 0.0}
-    return prepare(q, k, v, **(arguments | given), return_lse=True)
+    return engine_steps.call_of(q, k, v, return_lse=True, **given)
 
 
-def difference(engine: Engine, reference: Engine, make: Callable[[], Call], device: torch.device) -> Difference:
-    return Expected(reference, make).difference(engine, device)
+def variant(*sizes: Any, **given: Any) -> Any:
+    found = variant_of(call_of(*sizes, **given))
+    assert found is not None
+    return found
+
+
+def difference(run: Engine | Callable[[Call], Any], found: Any, size: Any = "odd") -> Difference:
+    """Of an engine, or of a function that stands for one, from the reference in a small call of a variant."""
+    stands_in = mock.Mock(spec=Engine, run=run, unsupported=lambda call: None)
+    engine = run if isinstance(run, Engine) else stands_in
+    return Expected(reference, lambda: small_call(found, size)).difference(engine, torch.device("cpu"))
 
 
 def biased(name: str) -> tuple[LineBias, int, int]:
@@ -53,53 +61,22 @@ def biased(name: str) -> tuple[LineBias, int, int]:
     return LineBias(torch.randn(H, line.length), line), queries.count, (queries if keys is None else keys).count
 
 
-class Made(Engine):
-    """An engine of two functions."""
-
-    name = "made"
-    summary = "for a test"
-
-    def __init__(
-        self, run: Callable[[Call], Any], unsupported: Callable[[Call], str | None] = lambda call: None
-    ) -> None:
-        self._run, self._unsupported = run, unsupported
-
-    def unsupported(self, call: Call) -> str | None:
-        return self._unsupported(call)
-
-    def run(self, call: Call) -> Any:
-        return self._run(call)
-
-
-def an_engine(run: Callable[[Call], Any]) -> Engine:
-    return Made(run)
-
-
 @pytest.mark.parametrize("size", ["odd", "full"])
 @pytest.mark.parametrize("name", [name for name in COORDINATES if name != "unequal grids"])
 def test_a_small_call_is_of_the_variant_that_it_was_made_for(name: str, size: Any) -> None:
     position, n, m = biased(name)
     for mask in (None, Mask.causal()) if n == m else (None,):
-        call = call_of(n, m, position=position, mask=mask)
-        found = variant_of(call)
-        assert found is not None
+        found = variant(n, m, position=position, mask=mask)
         assert variant_of(small_call(found, size)) == found
 
 
 @pytest.mark.parametrize("name", list(MASKS))
 def test_a_small_mask_has_the_parts_of_the_one_it_stands_for(name: str) -> None:
-    n = N
-    rest = (
-        Sinks(torch.randn(H))
-        + QueryBias(torch.randn(H, 8))
-        + Softcap(2.0)
-        + RotaryEmbedding(8, rotary_dim=6).terms(Sequence(n))
-    )
-    found = variant_of(call_of(n, n, groups=1, position=rest, mask=MASKS[name], dropout=0.1))
-    assert found is not None
+    rotation = RotaryEmbedding(8, rotary_dim=6).terms(Sequence(N))
+    rest = Sinks(torch.randn(H)) + QueryBias(torch.randn(H, 8)) + Softcap(2.0) + rotation
+    found = variant(N, N, groups=1, position=rest, mask=MASKS[name], dropout=0.1)
     small = small_call(found, "odd")
     assert variant_of(small) == found
-    assert small.mask is not None
     seen = small.mask.dense(small.q.shape[2], small.k.shape[2])
     assert seen.any()
     assert not seen.all()
@@ -113,10 +90,7 @@ def test_terms_without_a_twin_have_no_variant() -> None:
 @pytest.mark.parametrize("engine", [streaming, sdpa])
 def test_engines_that_are_right_agree(engine: Engine, dtype: torch.dtype) -> None:
     position, n, m = biased("grid with prefix")
-    given = {"position": position, "mask": Mask.causal()}
-    found = variant_of(call_of(n, m, dtype, **given))
-    assert found is not None
-    seen = difference(engine, reference, lambda: small_call(found, "odd"), CPU)
+    seen = difference(engine, variant(n, m, dtype, position=position, mask=Mask.causal()))
     assert seen.fault is None
     assert 0 < seen.output < 16 * torch.finfo(dtype).eps
     assert seen.gradients > 0
@@ -148,13 +122,11 @@ def test_sums_in_the_worst_order_and_weights_that_are_rounded_agree(dtype: torch
     """As kernels have them: weights in q's dtype before they meet the values."""
 
     def run(call: Call) -> Any:
-        score = Sequential.apply(call.q.float(), call.k.float().mT) * call.scale  # type: ignore[no-untyped-call]
+        score = Sequential.apply(call.q.float(), call.k.float().mT) * call.scale
         weights = score.softmax(dim=-1).to(dtype)
-        return Sequential.apply(weights, call.v).to(dtype), score.logsumexp(dim=-1)  # type: ignore[no-untyped-call]
+        return Sequential.apply(weights, call.v).to(dtype), score.logsumexp(dim=-1)
 
-    found = variant_of(call_of(300, 300, dtype))
-    assert found is not None
-    assert difference(an_engine(run), reference, lambda: small_call(found, "odd"), CPU).fault is None
+    assert difference(run, variant(300, 300, dtype)).fault is None
 
 
 def with_inputs(change: Callable[[Tensor], Tensor]) -> Callable[[Call], Any]:
@@ -181,42 +153,40 @@ SMALL_WRONGS: dict[str, tuple[Callable[[Call], Any], tuple[torch.dtype, ...]]] =
 )
 def test_small_wrongs_are_found(name: str, dtype: torch.dtype) -> None:
     run, _ = SMALL_WRONGS[name]
-    found = variant_of(call_of(300, 300, dtype))
-    assert found is not None
-    assert difference(an_engine(run), reference, lambda: small_call(found, "odd"), CPU).fault is not None
+    assert difference(run, variant(300, 300, dtype)).fault is not None
 
 
 def test_a_gradient_that_an_engine_lacks_is_not_asked_for() -> None:
     """Irregular lines of many tokens: Triton's engine reads them, and has no gradient of their bias."""
-    asked = []
+    asked, made = [], []
+
+    def learns(call: Call) -> bool:
+        return any(term.values.requires_grad for term in call.terms.of(LineBias))
 
     def lacks(call: Call) -> str | None:
-        learned = any(term.values.requires_grad for term in call.terms.of(LineBias))
-        asked.append(learned)
-        return "a gradient" if learned else None
-
-    line = lines(Sequence(5))
-    found = variant_of(call_of(5, 5, position=LineBias(torch.randn(H, line.length), line)))
-    assert found is not None
-    made = []
+        asked.append(learns(call))
+        return "a gradient" if asked[-1] else None
 
     def run(call: Call) -> Any:
-        made.append([term.values.requires_grad for term in call.terms.of(LineBias)])
+        made.append(learns(call))
         return reference.run(call)
 
-    assert difference(Made(run, lacks), reference, lambda: small_call(found, "odd"), CPU).fault is None
+    line = lines(Sequence(5))
+    found = variant(5, 5, position=LineBias(torch.randn(H, line.length), line))
+    engine = mock.Mock(spec=Engine, run=run, unsupported=lacks)
+    assert difference(engine, found).fault is None
     assert asked == [True, False]
-    assert made == [[False]]
+    assert made == [False]
 
 
-def test_rotations_a_head_and_an_element_have_twins() -> None:
+@pytest.mark.parametrize("layout", ["half", "interleaved", "xpos"])
+def test_rotations_a_head_and_an_element_have_twins(layout: str) -> None:
     angles, magnitude = torch.randn(2, H, 5, 3), torch.rand(1, 1, 5, 3)
-    for rotation in (
-        Rotation(angles, angles[:1], "half"),
-        Rotation(angles, None, "interleaved"),
-        Rotation(angles, angles, "half", 1.0, magnitude, magnitude),
-    ):
-        found = variant_of(call_of(5, 5, position=Terms(rotation)))
-        assert found is not None
-        assert variant_of(small_call(found, "full")) == found
-        assert difference(streaming, reference, lambda found=found: small_call(found, "full"), CPU).fault is None  # type: ignore[misc]
+    rotation = {
+        "half": Rotation(angles, angles[:1], "half"),
+        "interleaved": Rotation(angles, None, "interleaved"),
+        "xpos": Rotation(angles, angles, "half", 1.0, magnitude, magnitude),
+    }[layout]
+    found = variant(5, 5, position=Terms(rotation))
+    assert variant_of(small_call(found, "full")) == found
+    assert difference(streaming, found, "full").fault is None

@@ -6,25 +6,14 @@ import importlib
 from pathlib import Path
 
 import pytest
-from compile_terms import CASES, TERMS
+from compile_terms import BACKENDS, CASES, CHECKS, TERMS
+from test_terms_in_engines import EVERY_TERM, kinds
 
 from loaded import Loaded
 
-SCRIPT = Path(__file__).with_name("compile_terms.py")
-
 
 def test_the_script_holds_every_term() -> None:
-    import torch
-
-    import relpos
-
-    def kinds(name: str) -> set[str]:
-        terms = CASES[name].terms(*(torch.zeros(shape) for shape in CASES[name].leaves))
-        return {type(term).__name__ for term in (terms if isinstance(terms, relpos.Terms) else (terms,))}
-
-    public = (getattr(relpos, name) for name in relpos.__all__)
-    every = {x.__name__ for x in public if isinstance(x, type) and issubclass(x, relpos.core.Term)}
-    assert set.union(*(kinds(name) for name in TERMS)) == every
+    assert set.union(*(kinds(CASES[name]) for name in TERMS)) == EVERY_TERM
 
 
 @pytest.mark.traced
@@ -36,9 +25,9 @@ def test_what_importing_inductor_warns_of_is_no_error() -> None:
 
 @pytest.mark.traced
 @pytest.mark.slow
-def test_inductor(loaded: Loaded) -> None:
+@pytest.mark.parametrize(("script", "said"), [("compile_terms", len(BACKENDS) * len(CHECKS)), ("compile_verdicts", 1)])
+def test_compiled_as_users_do(script: str, said: int, loaded: Loaded) -> None:
     """In a process of its own, without the shape checks."""
-    result = loaded.run(SCRIPT, needs=["compiler"])
-    print(result.stdout)
+    result = loaded.run(Path(__file__).with_name(f"{script}.py"), needs=["compiler"])
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("ok ") == 2 * (len(TERMS) + 1)
+    assert result.stdout.count("ok ") == said, result.stdout

@@ -6,37 +6,44 @@ from typing import Any
 
 import pytest
 import torch
+from engine_steps import step
+from torch import Tensor
 
-from relpos import Grid, LineBias, LineVectors, Mask, Sequence, Softcap, Terms, attention, lines
+from relpos import Grid, LineBias, LineVectors, Mask, RowRule, Sequence, Softcap, Terms, lines
 from relpos.engines.streaming import dropout, planning
 
 B, H, N, D = 2, 4, 48, 8
+LINE, GRID = lines(Sequence(N)), lines(Grid(6, 7, prefix=6))
+BIAS, VECTORS = (H, LINE.length), (1, LINE.length, D)
 
 
-def _bias(heads: int = H) -> LineBias:
-    return LineBias(torch.randn(heads, lines(Sequence(N)).length, requires_grad=True), lines(Sequence(N)))
+def bias(x: Tensor) -> LineBias:
+    return LineBias(x, LINE)
 
 
-def _vectors(side: Any) -> LineVectors:
-    vectors = torch.randn(1, 2 * N - 1, D, requires_grad=True)
-    return LineVectors(vectors, None, lines(Sequence(N)), side)
+def vectors(x: Tensor, side: Any) -> LineVectors:
+    return LineVectors(x, None, LINE, side)
 
 
-def _grid() -> LineBias:
-    grid = lines(Grid(6, 7, prefix=6))
-    return LineBias(torch.randn(H, grid.length, requires_grad=True), grid)
+def rule(q: Tensor, k: Tensor, allowed: Tensor, rows: slice, weight: Tensor) -> Tensor:
+    return torch.tanh(q @ k.mT) * weight[:, None, None] * allowed
 
 
-CALLS: dict[str, tuple[Any, Mask | None]] = {
-    "no position": (lambda: Terms(), None),
-    "a bias": (_bias, None),
-    "a bias under a causal mask": (_bias, Mask.causal()),
-    "a bias, segments computed apart": (_bias, Mask.packed(torch.arange(N) % 3)),
-    "a grid behind a prefix": (_grid, None),
-    "vectors that keys meet, and values": (lambda: Terms(_vectors("key"), _vectors("value")), None),
-    "vectors that queries meet, beside a bias": (lambda: Terms(_vectors("query"), _bias()), Mask.window(9, 2)),
-    "a soft cap, beside two biases": (lambda: Terms(Softcap(2.0), _bias(), _bias()), None),
-}
+CALLS: dict[str, tuple[Any, list[tuple[int, ...]], Mask | None]] = {
+    "no position": (lambda: Terms(), [], None),
+    "a bias": (bias, [BIAS], None),
+    "a bias under a causal mask": (bias, [BIAS], Mask.causal()),
+    "a bias, segments computed apart": (bias, [BIAS], Mask.packed(torch.arange(N) % 3)),
+    "a grid behind a prefix": (lambda x: LineBias(x, GRID), [(H, GRID.length)], None),
+    "vectors that keys meet, and values": (
+        lambda x, y: Terms(vectors(x, "key"), vectors(y, "value")), [VECTORS, VECTORS], None
+    ),
+    "vectors that queries meet, beside a bias": (
+        lambda x, y: Terms(vectors(x, "query"), bias(y)), [VECTORS, BIAS], Mask.window(9, 2)
+    ),
+    "a soft cap, beside two biases": (lambda x, y: Terms(Softcap(2.0), bias(x), bias(y)), [BIAS, BIAS], None),
+    "a row rule": (lambda x: RowRule(rule, (x,)), [(H,)], None),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("piece", [1, 100, 2**16], ids=lambda piece: f"{piece} pairs at once")
@@ -45,16 +52,8 @@ def test_the_pairs_of_the_definition(name: str, piece: int, monkeypatch: pytest.
     monkeypatch.setattr(dropout, "_PIECE", piece)
     monkeypatch.setattr(planning, "ROWS", 16)
     monkeypatch.setattr(planning, "WIDTH", 32)
-    made, mask = CALLS[name]
-    terms = made()
-    q, k, v = (torch.randn(B, heads, N, D, requires_grad=True) for heads in (H, 2, 2))
-    leaves = [q, k, v, *(x for x in torch.utils._pytree.tree_leaves(terms) if x is not None and x.requires_grad)]
-    found = {}
-    for backend in ("reference", "streaming"):
-        torch.manual_seed(3)
-        out = attention(q, k, v, position=terms, mask=mask, dropout=0.3, backend=backend)
-        assert isinstance(out, torch.Tensor)
-        found[backend] = [out, *torch.autograd.grad(out.square().sum(), leaves)]
-    for own, wanted in zip(found["streaming"], found["reference"], strict=True):
-        torch.testing.assert_close(own, wanted, rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(found["reference"][0], attention(q, k, v, position=terms, mask=mask), atol=1e-2)
+    made, shapes, mask = CALLS[name]
+    leaves = [torch.randn(shape, dtype=torch.float64) for shape in ((B, H, N, D), *[(B, 2, N, D)] * 2, *shapes)]
+    found, wanted = (step(x, leaves, made, mask=mask, dropout=0.3) for x in ("streaming", "reference"))
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    assert not torch.allclose(wanted[0], step("reference", leaves, made, mask=mask)[0], atol=1e-2)

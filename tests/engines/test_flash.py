@@ -1,12 +1,14 @@
-"""FlashAttention from its paper against the reference, tile sizes of every kind, and what it stores."""
+"""FlashAttention from its paper: in every precision against loops in float64, in tiles of every size against the
+reference, and what it stores."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
+from engine_steps import Sizes, with_gradients
+from torch import Tensor
 
+from covering import pairwise
 from relpos import (
     FlashAttention,
     Grid,
@@ -19,26 +21,54 @@ from relpos import (
     flash_attention,
     lines,
 )
+from relpos.testing import oracle
+from relpos.testing.orders import in_orders
+from relpos.testing.tolerance import assert_close
 
 
-@pytest.mark.parametrize("block", [1, 3, 4, 64])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("heads", [None, 1, 3], ids=["no bias", "one row", "a row a head"])
-def test_values_and_gradients(block: int, causal: bool, heads: int | None) -> None:
-    torch.manual_seed(0)
+@pytest.mark.parametrize(
+    ("block", "causal", "heads"), pairwise([1, 3, 4, 64], [False, True], [0, 1, 3])
+)  # heads of the bias
+def test_values_and_gradients(block: int, causal: bool, heads: int) -> None:
     line = lines(Grid(2, 5, prefix=1))
-    q, k, v = (torch.randn(2, 3, 11, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    values = torch.randn(heads or 1, line.length, dtype=torch.float64, requires_grad=True)
-    bias = None if heads is None else LineBias(values, line)
-    leaves = [q, k, v, *([] if heads is None else [values])]
-    ours = flash_attention(q, k, v, bias=bias, causal=causal, block_size=block)
-    mask = Mask.causal() if causal else None
-    theirs = attention(q, k, v, position=bias, mask=mask, backend="reference")
-    assert isinstance(theirs, torch.Tensor)
-    torch.testing.assert_close(ours, theirs)
+    shapes = [*[(2, 3, 11, 4)] * 3, *[(heads, line.length)] * bool(heads)]
+    leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    bias = LineBias(leaves[3], line) if heads else None
+    ours = flash_attention(*leaves[:3], bias=bias, causal=causal, block_size=block)
+    theirs = attention(*leaves[:3], position=bias, mask=Mask.causal() if causal else None, backend="reference")
     upstream = torch.randn_like(ours)
-    for a, b in zip(*(torch.autograd.grad(x, leaves, upstream) for x in (ours, theirs)), strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(with_gradients(ours, leaves, upstream), with_gradients(theirs, leaves, upstream))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_values_and_gradients_in_every_precision(dtype: torch.dtype) -> None:
+    """By the rule of `relpos.testing`; the engines are held to it in test_terms_in_engines.py."""
+    n, line = 40, lines(Sequence(40))
+    leaves = [*(torch.randn(1, 2, n, 8).to(dtype) for _ in range(3)), torch.randn(2, line.length)]  # as tables are
+    upstream = torch.randn(1, 2, n, 8).to(dtype)
+    allowed = torch.ones(1, 1, n, n, dtype=torch.bool).tril()
+
+    def loops(wide: torch.dtype | None = None) -> list[Tensor]:
+        own = [x.to(wide or x.dtype).requires_grad_() for x in leaves]
+        bias = own[3][:, line.index()].to(own[0].dtype)[None]
+        out, _ = oracle.attention(*own[:3], bias=bias, allowed=allowed)
+        return with_gradients(out, own, upstream.to(out.dtype))
+
+    own = [x.clone().requires_grad_() for x in leaves]
+    out = flash_attention(*own[:3], bias=LineBias(own[3], line), causal=True, block_size=16)
+    found = zip(with_gradients(out, own, upstream), loops(torch.float64), in_orders(loops), strict=True)
+    for what, (mine, exact, cost) in zip(("out", "d q", "d k", "d v", "d values"), found, strict=True):
+        terms = float(upstream.abs().double().mean()) if what != "out" else 0.0
+        assert_close(mine, exact, cost, what=what, terms=terms, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_does_not_round_the_tiles_scores(dtype: torch.dtype) -> None:
+    q, k, v = torch.randn(3, 1, 2, 40, 8).to(dtype)
+    plain = flash_attention(q, k, v, causal=True, block_size=16)
+    assert plain.dtype == dtype
+    with torch.autocast("cpu", dtype):
+        assert torch.equal(flash_attention(q, k, v, causal=True, block_size=16), plain)
 
 
 def test_cross_attention_and_scale() -> None:
@@ -49,29 +79,11 @@ def test_cross_attention_and_scale() -> None:
 
 
 def test_no_more_than_a_tile_of_scores_is_there() -> None:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Largest(TorchDispatchMode):
-        numbers = 0
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = func(*args, **(kwargs or {}))
-            for x in torch.utils._pytree.tree_leaves(out):
-                self.numbers = max(self.numbers, x.numel() if isinstance(x, torch.Tensor) else 0)
-            return out
-
     q = torch.randn(1, 1, 512, 8, requires_grad=True)
     bias = LineBias(torch.randn(1, 1023, requires_grad=True), lines(Sequence(512)))
-    with Largest() as largest:
+    with Sizes() as made:
         flash_attention(q, q, q, bias=bias, block_size=32).sum().backward()
-    assert largest.numbers <= 512 * 8
-
-
-def test_half_precision_is_summed_in_float32() -> None:
-    q, k, v = (torch.randn(1, 2, 70, 8).bfloat16() for _ in range(3))
-    ours = flash_attention(q, k, v, block_size=16)
-    assert ours.dtype == torch.bfloat16
-    torch.testing.assert_close(ours, flash_attention(q.float(), k.float(), v.float()).bfloat16(), atol=1e-2, rtol=1e-2)
+    assert max(made.numbers) <= 512 * 8
 
 
 def test_the_layer() -> None:
@@ -80,7 +92,6 @@ def test_the_layer() -> None:
     x = torch.randn(2, 6, 8)
     q, k, v = layer.qkv(x).view(2, 6, 3, 2, 4).permute(2, 0, 3, 1, 4)
     wanted = attention(q, k, v, position=table, queries=Grid(2, 3), backend="reference")
-    assert isinstance(wanted, torch.Tensor)
     torch.testing.assert_close(layer(x, coordinates=Grid(2, 3)), layer.proj(wanted.transpose(1, 2).flatten(2)))
     with pytest.raises(NotImplementedError, match="one line bias; got Rotation"):
         FlashAttention(8, 2, position=RotaryEmbedding(4))(x)

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 import test_hidden as hidden
 import torch
-from test_streaming import MASKS, B, H, N, run
+from engine_steps import assert_as_reference, step, with_gradients
+from test_streaming import MASKS, B, H, N
 
 from patience import PATIENCE
 from relpos import (
@@ -96,16 +97,9 @@ def test_autocast_is_a_cast() -> None:
 def test_many_windows_against_the_definition() -> None:
     """So many that a program sums several of them."""
     line = lines(Grid(7, 7))
-    q, k, v, upstream = (torch.randn(1200, 2, 49, 32) for _ in range(4))
-    found = []
-    for backend, device in (("reference", "cpu"), ("triton", "cuda")):
-        own = [x.to(device, torch.float64) for x in (q, k, v)]
-        values = torch.linspace(-1, 1, 2 * line.length, dtype=torch.float64, device=device).view(2, -1).requires_grad_()
-        output = attention(*own, position=LineBias(values, line.to(device)), backend=backend)
-        assert isinstance(output, torch.Tensor)
-        (gradient,) = torch.autograd.grad(output, values, upstream.to(device, torch.float64))
-        found.append(gradient.cpu())
-    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+    values = torch.linspace(-1, 1, 2 * line.length, dtype=torch.float64).view(2, -1)
+    leaves = [*torch.randn(3, 1200, 2, 49, 32, dtype=torch.float64), values]
+    assert_as_reference("triton", leaves, lambda x: LineBias(x, line), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -119,18 +113,9 @@ def test_real_sizes_against_the_definition(case: Case, dtype: Any) -> None:
 @pytest.mark.parametrize("mask", [None, Mask.causal()], ids=["all", "causal"])
 def test_two_runs_give_the_same_bits(mask: Mask | None, dtype: torch.dtype) -> None:
     line = lines(Sequence(4096))
-    tensors = [torch.randn(2, 8, 4096, 64, dtype=dtype) for _ in range(3)]
-    upstream = [torch.randn(2, 8, 4096, 64), torch.randn(2, 8, 4096)]
-
-    def once() -> list[torch.Tensor]:
-        return run(
-            "triton", lambda x: LineBias(x, line), {"mask": mask}, [*tensors, torch.randn(8, line.length)], upstream
-        )
-
-    torch.manual_seed(1)
-    first = once()
-    torch.manual_seed(1)
-    assert all(torch.equal(a, b) for a, b in zip(first, once(), strict=True))
+    leaves = [*torch.randn(3, 2, 8, 4096, 64).to(dtype), torch.randn(8, line.length)]
+    once, again = (step("triton", leaves, lambda x: LineBias(x, line), mask=mask) for _ in range(2))
+    torch.testing.assert_close(once, again, rtol=0, atol=0)
 
 
 def test_auto_passes_over_kernels_that_forget_the_mask(nothing_known: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +143,7 @@ def test_nothing_is_checked_while_a_graph_is_captured(nothing_known: None) -> No
     assert explain(*tensors, **given).backend == "triton"
 
 
-def step(length: int, dtype: torch.dtype, position: Mechanism | None = None) -> tuple[list[torch.Tensor], Any]:
+def training(length: int, dtype: torch.dtype, position: Mechanism | None = None) -> tuple[list[torch.Tensor], Any]:
     """The leaves of a training step, and what computes their gradients."""
     bias = (RelativePositionBias(8, seq_len=length, init_std=0.5) if position is None else position).cuda()
     q, k, v = (torch.randn(1, 8, length, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
@@ -183,7 +168,7 @@ def step(length: int, dtype: torch.dtype, position: Mechanism | None = None) -> 
     ids=lambda position: type(position).__name__,
 )
 def test_a_captured_graph_gives_the_same_bits(position: Mechanism) -> None:
-    leaves, gradients = step(1024, torch.bfloat16, position)
+    leaves, gradients = training(1024, torch.bfloat16, position)
     wanted = gradients()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -205,7 +190,7 @@ def test_a_captured_graph_gives_the_same_bits(position: Mechanism) -> None:
 
 
 def test_a_step_of_65536_tokens_in_linear_memory() -> None:
-    _, gradients = step(65_536, torch.bfloat16)
+    _, gradients = training(65_536, torch.bfloat16)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     found = gradients()
@@ -225,13 +210,7 @@ def test_compiled_in_one_graph(mode: str | None, unchecked: None) -> None:
     compiled = torch.compile(attend, fullgraph=True, mode=mode)
     leaves = [q, *bias.parameters()]
     for _ in range(3):
-        mine, theirs = compiled(q).clone(), attend(q)
-        for a, b in zip(
-            torch.autograd.grad(mine.square().sum(), leaves),
-            torch.autograd.grad(theirs.square().sum(), leaves),
-            strict=True,
-        ):
-            torch.testing.assert_close(a, b)
+        torch.testing.assert_close(with_gradients(compiled(q).clone(), leaves), with_gradients(attend(q), leaves))
 
 
 @pytest.mark.filterwarnings("ignore")  # of FlexAttention's compiler
@@ -241,37 +220,25 @@ def test_what_is_hidden_may_hold_anything(mask: str, backend: str, unchecked: No
     torch._dynamo.reset()
     line, seen = lines(Sequence(hidden.N)).to("cuda"), hidden.MASKS[mask].to("cuda")
     clean = [torch.randn(hidden.B, hidden.H, hidden.N, 16, device="cuda") for _ in range(3)]
-    blank, unseen = hidden.reach(hidden.MASKS[mask], hidden.H)
-    found = []
+    blank, unseen = (x.cuda()[..., None] for x in hidden.reach(hidden.MASKS[mask], hidden.H))
+    bias, found = LineBias(torch.ones(hidden.H, line.length, device="cuda"), line), []
     for filling in (0.0, torch.nan):
-        own = [
-            x.masked_fill(where.cuda()[..., None], filling).requires_grad_()
-            for x, where in zip(clean, (blank, unseen, unseen), strict=True)
-        ]
-        values = torch.ones(hidden.H, line.length, device="cuda")
-        output: Any = attention(*own, position=LineBias(values, line), mask=seen, backend=backend)
-        found.append([output, *torch.autograd.grad(output.square().sum(), own)])
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+        own = [x.masked_fill(at, filling) for x, at in zip(clean, (blank, unseen, unseen), strict=True)]
+        leaves = [x.requires_grad_() for x in own]
+        found.append(with_gradients(attention(*leaves, position=bias, mask=seen, backend=backend), leaves))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore")  # of FlexAttention's compiler
 @pytest.mark.parametrize("mask", [None, *(name for name in MASKS if MASKS[name].blocks is None)])
 def test_flex_compiled_is_what_the_definition_says(mask: str | None, unchecked: None) -> None:
     torch._dynamo.reset()  # a function that it compiled in eight ways it would not compile again
-    line = lines(Sequence(N))
-    leaves = [*(torch.randn(B, H, N, 16) for _ in range(3)), torch.randn(H, line.length)]
-    found = []
-    for backend in ("flex", "reference"):
-        own = [x.cuda().requires_grad_() for x in leaves]
-        output = attention(
-            *own[:3], position=LineBias(own[3], line.to("cuda")), backend=backend,
-            mask=None if mask is None else MASKS[mask].to("cuda"),
-        )  # fmt: skip
-        assert isinstance(output, torch.Tensor)
-        found.append([output, *torch.autograd.grad(output.square().sum(), own)])
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    line = lines(Sequence(N)).to("cuda")
+    leaves = [x.cuda().requires_grad_() for x in (*torch.randn(3, B, H, N, 16), torch.randn(H, line.length))]
+    given = {"position": LineBias(leaves[3], line), "mask": None if mask is None else MASKS[mask].to("cuda")}
+    outs = (attention(*leaves[:3], **given, backend=name) for name in ("flex", "reference"))
+    found, wanted = (with_gradients(out, leaves) for out in outs)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", engines.DTYPES)

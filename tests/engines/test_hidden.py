@@ -26,6 +26,7 @@ from relpos import (
     Sequence,
     Sinks,
     Softcap,
+    Terms,
     attention,
     attention_weights,
     lines,
@@ -63,16 +64,19 @@ def rule(q: Tensor, k: Tensor, allowed: Tensor, rows: slice, x: Tensor) -> Tenso
     return x.to(q.dtype)[:, None, None] * (q @ k.mT).tanh()
 
 
+SIDES = ("query", "key", "value")
 POSITIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "none": (lambda: None, []),
     "line bias": (lambda x: LineBias(x, ROW), [(H, ROW.length)]),
     "grid bias and sinks": (lambda x, s: LineBias(x, GRID) + Sinks(s), [(H, GRID.length), (H,)]),
     "rotation": (lambda a, u: Rotation(a, a, "half") + QueryBias(u), [(1, H, N, 2), (H, D)]),
     "vectors": (
-        lambda a, b, c: (
-            LineVectors(a, None, ROW, "query") + LineVectors(b, None, ROW, "key") + LineVectors(c, None, ROW, "value")
-        ),
+        lambda *every: Terms(*(LineVectors(x, None, ROW, side) for x, side in zip(every, SIDES, strict=True))),
         [(1, ROW.length, D)] * 3,
+    ),
+    "vectors that are met": (
+        lambda a, b: LineVectors(a, None, ROW, "query") + LineVectors(b, None, ROW, "key"),
+        [(H, ROW.length, D)] * 2,
     ),
     "axis vectors": (lambda a, b: AxisVectors((a, b), axis_lines(Grid(4, 6))), [(1, 7, D), (1, 11, D)]),
     "low rank and a cap": (lambda a, b: LowRank(a, b) + Softcap(2.0), [(H, N, 3), (H, N, 3)]),
@@ -86,13 +90,11 @@ def run(tensors: list[Tensor], leaves: list[Tensor], position: Callable[..., Any
     own = [x.clone().requires_grad_() for x in (*tensors, *leaves)]
     beside = backend != "sdpa"
     found: Any = attention(*own[:3], position=position(*own[3:]), mask=mask, return_lse=beside, backend=backend)
-    out, lse = found if beside else (found, None)
+    out, *lse = found if beside else (found,)
     torch.manual_seed(3)
     total = (out * torch.randn(out.shape).to(out.dtype)).sum()
-    if lse is not None:
-        total = total + torch.where(lse.isinf(), 0, lse).sin().sum()
-    gradients = torch.autograd.grad(total, own, allow_unused=True)
-    return [out, *([] if lse is None else [lse]), *gradients]
+    total = total + sum(torch.where(x.isinf(), 0, x).sin().sum() for x in lse)
+    return [out, *lse, *torch.autograd.grad(total, own, allow_unused=True)]
 
 
 def reach(mask: Mask, groups: int = G) -> tuple[Tensor, Tensor]:
@@ -106,34 +108,39 @@ FILLINGS = {"NaN, inf, NaN": (torch.nan, torch.inf, torch.nan), "inf, NaN, inf":
 
 
 def check(mask: Mask, name: str, backend: str, dtype: torch.dtype, filled: str) -> None:
+    """What is hidden changes no bit, is given a gradient of 0, and a query that sees nothing an output of 0."""
     position, shapes = POSITIONS[name]
     tensors = [torch.randn(shape).to(dtype) for shape in ((B, H, N, D), (B, G, N, D), (B, G, N, D))]
     leaves = [torch.randn(shape) for shape in shapes]
     blank, hidden = reach(mask)
     assert blank.any() or hidden.any()
+    places = (blank, hidden, hidden)
+
+    def of(fillings: tuple[float, ...]) -> Any:
+        every = zip(tensors, places, fillings, strict=True)
+        return run([x.masked_fill(at[..., None], one) for x, at, one in every], leaves, position, mask, backend)
+
     try:
-        every = zip(tensors, (blank, hidden, hidden), strict=True)
-        zeros = [x.masked_fill(where[..., None], 0) for x, where in every]  # keys that are seen by none may set a bound
-        wanted = run(zeros, leaves, position, mask, backend)
+        wanted = of((0.0, 0.0, 0.0))  # keys that are seen by none may set a bound
     except NotImplementedError:
         assert backend in ("sdpa", "triton")
         return
-    poisoned = zip(tensors, (blank, hidden, hidden), FILLINGS[filled], strict=True)
-    q, k, v = (x.masked_fill(where[..., None], filling) for x, where, filling in poisoned)
-    found = run([q, k, v], leaves, position, mask, backend)
+    found = of(FILLINGS[filled])
     for ours, exact in zip(found, wanted, strict=True):
         assert (ours is None and exact is None) or torch.equal(ours, exact)
-    d_q, d_k, d_v = found[len(found) - len(leaves) - 3 :][:3]
-    for gradient, where in ((d_q, blank), (d_k, hidden), (d_v, hidden)):
-        assert not gradient[where].any()
-
-
-@pytest.mark.parametrize(("mask", "name", "backend", "filled"), pairwise(MASKS, POSITIONS, ENGINES, FILLINGS))
-def test_every_mask_and_term(mask: str, name: str, backend: str, filled: str) -> None:
-    check(MASKS[mask], name, backend, torch.float32, filled)
+    out, gradients = found[0], found[len(found) - len(leaves) - 3 :]
+    for x, at in ((out, blank), *zip(gradients[:3], places, strict=True)):
+        assert not x[at].any()
 
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("mask", "name", "backend", "filled", "dtype"), pairwise(MASKS, POSITIONS, ENGINES, FILLINGS, DTYPES), ids=str
+)
+def test_every_mask_and_term(mask: str, name: str, backend: str, filled: str, dtype: torch.dtype) -> None:
+    check(MASKS[mask], name, backend, dtype, filled)
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -153,17 +160,15 @@ def test_a_dense_bias_may_hold_anything_where_pairs_are_forbidden(backend: str, 
     wanted = run(tensors, [bias], DenseBias, mask, backend)
     for filling in (torch.nan, torch.inf, -torch.inf):
         found = run(tensors, [bias.masked_fill(~mask.dense(N, N), filling)], DenseBias, mask, backend)
-        for ours, exact in zip(found, wanted, strict=True):
-            assert torch.equal(ours, exact)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
 def test_weights_for_pictures() -> None:
     mask = MASKS["padded keys alone"]
     q, k = torch.randn(B, H, N, D, requires_grad=True), torch.randn(B, G, N, D)
     bad = k.masked_fill(reach(mask)[1][..., None], torch.nan)
-    for x in (k, bad):
-        weights = attention_weights(q, x, mask=mask)
-        assert torch.autograd.grad(weights.square().sum(), q)[0].isfinite().all()
+    weights = attention_weights(q, bad, mask=mask)
+    assert torch.autograd.grad(weights.square().sum(), q)[0].isfinite().all()
 
 
 @pytest.mark.parametrize(

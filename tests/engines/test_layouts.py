@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from engine_steps import assert_accurate, step
 from torch import Tensor
 
 from covering import pairwise
-from relpos import Grid, LineBias, LineVectors, Mask, Sequence, attention, lines
+from relpos import Grid, LineBias, LineVectors, Mask, Sequence, lines
 from relpos.engines.streaming import cpu_kernel, planning
-from relpos.testing.tolerance import assert_close
 
 B, H, N, D = 2, 4, 37, 8
-LINE, GRID_LINE = lines(Sequence(N - 2, prefix=2)), lines(Grid(5, 7, prefix=2))
 
 
 def in_order(*axes: int) -> Callable[[Tensor], Tensor]:
@@ -69,45 +68,28 @@ ANEW = {"one token", "one number", "one head", "rows that overlap"}
 """Layouts that change the numbers, to some whose gradients cancel: they are those of one tensor at a time."""
 
 
-def bias(values: Tensor, vectors: Tensor) -> Any:
-    return LineBias(values, LINE)
+LINE, GRID = lines(Sequence(N - 2, prefix=2)), lines(Grid(5, 7, prefix=2))
+KEYS = lines(Sequence(N))
+BIAS = (lambda x: LineBias(x, LINE)), [(H, LINE.length)]
+NEAR = (torch.arange(KEYS.length) - N + 1).clamp(-4, 4) + 4
 
 
-def grid_bias(values: Tensor, vectors: Tensor) -> Any:
-    return LineBias(values.repeat(1, 1 + GRID_LINE.length // LINE.length)[:, : GRID_LINE.length], GRID_LINE)
-
-
-def key_vectors(values: Tensor, vectors: Tensor) -> Any:
-    return LineVectors(vectors, None, lines(Sequence(N)), "key")
-
-
-CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "bias": (bias, {}),
-    "bias, one batch": (bias, {"batch": 1}),
-    "bias, causal": (bias, {"mask": Mask.causal()}),
-    "bias, bfloat16": (bias, {"dtype": torch.bfloat16}),
-    "bias, float64": (bias, {"dtype": torch.float64}),
-    "bias, one number wide": (bias, {"width": 1, "values_width": 1}),
-    "grouped": (bias, {"groups": 2}),
-    "grouped, one head, bfloat16": (bias, {"groups": 1, "batch": 1, "dtype": torch.bfloat16}),
-    "narrow values": (bias, {"values_width": 5}),
-    "scattered segments": (bias, {"mask": Mask.packed(torch.arange(N) % 3)}),
-    "a grid": (grid_bias, {}),
-    "vectors": (key_vectors, {}),
-    "a window alone": (lambda values, vectors: None, {"mask": Mask.window(9, 2), "batch": 1}),
+CALLS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], dict[str, Any]]] = {
+    "bias": (*BIAS, {}),
+    "bias, one batch": (*BIAS, {"batch": 1}),
+    "bias, causal": (*BIAS, {"mask": Mask.causal()}),
+    "bias, bfloat16": (*BIAS, {"dtype": torch.bfloat16}),
+    "bias, float64": (*BIAS, {"dtype": torch.float64}),
+    "bias, one number wide": (*BIAS, {"width": 1, "values_width": 1}),
+    "grouped": (*BIAS, {"groups": 2}),
+    "grouped, one head, bfloat16": (*BIAS, {"groups": 1, "batch": 1, "dtype": torch.bfloat16}),
+    "narrow values": (*BIAS, {"values_width": 5}),
+    "scattered segments": (*BIAS, {"mask": Mask.packed(torch.arange(N) % 3)}),
+    "a grid": (lambda x: LineBias(x, GRID), [(H, GRID.length)], {}),
+    "vectors": (lambda x: LineVectors(x, None, KEYS, "key"), [(1, KEYS.length, D)], {}),
+    "few vectors": (lambda x: LineVectors(x, NEAR, KEYS, "key"), [(1, 9, D)], {}),
+    "a window alone": (lambda: None, [], {"mask": Mask.window(9, 2), "batch": 1}),
 }
-
-
-def results(
-    backend: str, position: Any, mask: Mask | None, tensors: list[Tensor], leaves: list[Tensor]
-) -> list[Tensor]:
-    """Output and gradients, from q, k, v and the output's gradient, and from what the position is made of."""
-    *qkv, upstream = tensors
-    own = [x.detach().requires_grad_() for x in (*qkv, *leaves)]
-    out = attention(*own[:3], position=position(*own[3:]), mask=mask, backend=backend)
-    assert isinstance(out, Tensor)
-    found = torch.autograd.grad(out, own, upstream, allow_unused=True)
-    return [out.detach(), *(torch.zeros_like(x) if g is None else g for x, g in zip(own, found, strict=True))]
 
 
 FAST = ("bias, one batch", "bias, causal", "bias, one number wide", "grouped")
@@ -120,29 +102,31 @@ ROWS += [row for row in itertools.product(CALLS, [CONVOLUTION], ((1,), (2,), (0,
 def test_every_layout(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of q, k, v and the output's gradient lies so, or all of them do: as near to the definition as the same engine
     is on dense tensors, which other files hold to the definition's own rounding."""
-    for module, constant in (
-        (planning, "ROWS"),
-        (planning, "_NATIVE_ROWS"),
-        (cpu_kernel, "_CAUSAL_ROWS"),
-    ):
+    for module, constant in ((planning, "ROWS"), (planning, "_NATIVE_ROWS"), (cpu_kernel, "_CAUSAL_ROWS")):
         monkeypatch.setattr(module, constant, 16)
-    position, given = CALLS[name]
+    position, shapes, given = CALLS[name]
     dtype, batch, groups = given.get("dtype", torch.float32), given.get("batch", B), given.get("groups", H)
-    width, mask = given.get("width", D), given.get("mask")
+    width = given.get("width", D)
     values_width = given.get("values_width", width)
-    shapes = [(batch, H, N, width), (batch, groups, N, width), (batch, groups, N, values_width)]
-    plain = [torch.randn(shape).to(dtype) for shape in (*shapes, (batch, H, N, values_width))]
-    wide = torch.promote_types(dtype, torch.float32)
-    leaves = [torch.randn(H, LINE.length, dtype=wide), torch.randn(1, 2 * N - 1, width, dtype=wide)]
+    sizes = (
+        (batch, H, N, width),
+        (batch, groups, N, width),
+        (batch, groups, N, values_width),
+        (batch, H, N, values_width),
+    )
+    plain = [torch.randn(size).to(dtype) for size in sizes]
+    leaves = [torch.randn(shape, dtype=torch.promote_types(dtype, torch.float32)) for shape in shapes]
     lower = torch.float32 if dtype == torch.float64 else dtype
+
+    def results(backend: str, tensors: list[Tensor], leaves: list[Tensor]) -> list[Tensor]:
+        *qkv, upstream = tensors
+        return step(backend, [*qkv, *leaves], position, upstream, mask=given.get("mask"))
+
     for layout, which in (row[1:] for row in ROWS if row[0] == name):
         places = which[:1] if layout in ANEW else which
         laid = [LAYOUTS[layout](x) if place in places else x for place, x in enumerate(plain)]
         dense = [x.contiguous() for x in laid]
-        exact = results("reference", position, mask, [x.double() for x in dense], [x.double() for x in leaves])
-        cost = results("streaming", position, mask, [x.to(lower) for x in dense], [x.float() for x in leaves])
-        mine = results("streaming", position, mask, laid, leaves)
-        size = max(float(x.square().mean().sqrt()) for x in exact)
-        for what, a, e, c in zip(("output", "q", "k", "v", "values", "vectors"), mine, exact, cost, strict=True):
-            terms = 1.0 if what == "output" else size
-            assert_close(a, e, c, what=f"{what}, {layout} {places}", terms=terms, dtype=dtype)
+        exact = results("reference", [x.double() for x in dense], [x.double() for x in leaves])
+        cost = results("streaming", [x.to(lower) for x in dense], [x.float() for x in leaves])
+        mine = results("streaming", laid, leaves)
+        assert_accurate(mine, exact, cost, dtype, terms=1.0, what=f"{layout} {places}")

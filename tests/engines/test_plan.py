@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
 import re
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from engine_steps import with_gradients
 
 import relpos
-from relpos import LineBias, RelativePositionBias, Sequence, T5Bias, Terms, attention, lines
+from relpos import Grid, LineBias, RelativePositionBias, Sequence, T5Bias, Terms, attention, lines
 from relpos.engines import plan
 from relpos.engines.plan import PLANS, Plans
 
 N, H, D = 6, 2, 4
+LINE = lines(Sequence(N))
+BIAS = torch.randn(H, LINE.length)
 
 
 def heads(tokens: int = N, count: int = H, width: int = D, batch: int = 1) -> torch.Tensor:
@@ -25,17 +30,11 @@ def heads(tokens: int = N, count: int = H, width: int = D, batch: int = 1) -> to
 
 
 @pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The engines that were chosen, one entry for each choice that was made."""
-    made: list[str] = []
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was chosen, one entry for each choice that was made."""
+    made: list[Any] = []
     choose = plan.choose
-
-    def spy(*arguments: object) -> object:
-        choice = choose(*arguments)  # type: ignore[arg-type]
-        made.append(choice.engine.name)
-        return choice
-
-    monkeypatch.setattr(plan, "choose", spy)
+    monkeypatch.setattr(plan, "choose", lambda *call: (made.append(choose(*call)), made[-1])[1])
     return made
 
 
@@ -44,40 +43,35 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[Terms]:
     """The terms that were checked."""
     made: list[Terms] = []
     check = Terms.check
-
-    def spy(self: Terms, *arguments: torch.Tensor) -> None:
-        made.append(self)
-        check(self, *arguments)
-
-    monkeypatch.setattr(Terms, "check", spy)
+    monkeypatch.setattr(Terms, "check", lambda self, *tensors: (made.append(self), check(self, *tensors))[1])
     return made
 
 
+def assert_right(tensors: tuple[torch.Tensor, ...], leaves: list[torch.Tensor] | None = None, **given: Any) -> None:
+    """As the reference, with the gradients of the leaves where there are some."""
+    ours, theirs = (attention(*tensors, **given, backend=name) for name in ("auto", "reference"))
+    found, wanted = (with_gradients(x, leaves) if leaves else x for x in (ours, theirs))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("make", [lambda: T5Bias(H), lambda: RelativePositionBias(H, seq_len=N)])
-def test_a_call_like_the_last_is_neither_checked_nor_chosen_again(
-    make: Callable[[], relpos.Mechanism], chosen: list[str], checked: list[Terms]
+def test_a_call_like_another_is_neither_checked_nor_chosen_again(
+    make: Callable[[], relpos.Mechanism], chosen: list[Any], checked: list[Terms]
 ) -> None:
     bias = make()
-    for step in range(3):
-        q, k, v = heads(), heads(), heads()
-        ours = attention(q, k, v, position=bias, queries=Sequence(N))
-        assert len(chosen) == len(checked) == min(step, 1) + 1
-        theirs = attention(q, k, v, position=bias, queries=Sequence(N), backend="reference")
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-        with torch.no_grad():
-            bias.get_parameter(next(name for name, _ in bias.named_parameters())).add_(step + 1.0)
+    for _ in range(3):
+        attention(heads(), heads(), heads(), position=bias, queries=Sequence(N))
+    assert len(checked) == len(chosen) == 1
 
 
-WAYS = {
+WAYS: dict[str, tuple[Callable[[], relpos.Mechanism], Any]] = {
     "a view turned": (lambda: T5Bias(H).requires_grad_(False), Sequence(N)),
     "q turned": (lambda: T5Bias(H).requires_grad_(False), Sequence(3 * N)),
     "a part of a table": (lambda: RelativePositionBias(H, seq_len=40).requires_grad_(False), Sequence(N)),
-    "written out": (lambda: RelativePositionBias(H, (2, 3)).requires_grad_(False), relpos.Grid(2, 3)),
-    "with a prefix": (
-        lambda: RelativePositionBias(H, (2, 3), prefix=1).requires_grad_(False),
-        relpos.Grid(2, 3, prefix=1),
-    ),
+    "written out": (lambda: RelativePositionBias(H, (2, 3)).requires_grad_(False), Grid(2, 3)),
+    "with a prefix": (lambda: RelativePositionBias(H, (2, 3), prefix=1).requires_grad_(False), Grid(2, 3, prefix=1)),
     "learned": (lambda: T5Bias(H), Sequence(N)),
+    "a learned table": (lambda: RelativePositionBias(H, seq_len=N), Sequence(N)),
     "learned in float32 beside float64": (lambda: T5Bias(H), Sequence(N)),
 }
 
@@ -89,62 +83,73 @@ def test_what_is_decided_once_is_right_for_other_numbers_strides_and_scales(way:
     for number, scale in enumerate((None, None, 0.3)):
         q, k, v = (heads(tokens.count).to(dtype).requires_grad_() for _ in range(3))
         asked = q.mT.contiguous().mT if number == 1 else q  # the width is not side by side
-        given = {"position": bias, "queries": tokens, "scale": scale}
-        ours, theirs = (attention(asked, k, v, **given, backend=name) for name in ("auto", "reference"))  # type: ignore[call-overload]
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
         learned = [q, k, v, *(x for x in bias.parameters() if x.requires_grad)]
-        for own, right in zip(
-            torch.autograd.grad(ours.sin().sum(), learned),
-            torch.autograd.grad(theirs.sin().sum(), learned),
-            strict=True,
-        ):
-            torch.testing.assert_close(own, right, rtol=1e-4, atol=1e-5)
+        assert_right((asked, k, v), learned, position=bias, queries=tokens, scale=scale)
         with torch.no_grad():
             for x in bias.parameters():
                 x.add_(number + 1.0)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda q: (heads(batch=2),) * 3,
-        lambda q: (q.double(),) * 3,
-        lambda q: (q, heads(count=1), heads(count=1)),
-        lambda q: (q, q, heads(width=D + 1)),
-        lambda q: (q, heads(width=2 * D)[..., ::2], q),
-        lambda q: (q, q, heads(width=2 * D)[..., ::2]),
-        lambda q: (heads(batch=0),) * 3,
-    ],
-    ids=["batch", "dtype", "grouped", "wide values", "strides of keys", "strides of values", "no batch"],
-)
-def test_other_arguments_are_asked_about_again(
-    other: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], chosen: list[str], checked: list[Terms]
-) -> None:
-    bias, q = T5Bias(H), heads()
-    attention(q, q, q, position=bias, queries=Sequence(N))
-    tensors = other(q)
-    ours = attention(*tensors, position=bias, queries=Sequence(N))
-    assert (len(chosen), len(checked)) == (2, 2)
-    theirs = attention(*tensors, position=bias, queries=Sequence(N), backend="reference")
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+OTHERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "batch": (lambda q: (heads(batch=2),) * 3, {}),
+    "dtype": (lambda q: (q.double(),) * 3, {}),
+    "grouped": (lambda q: (q, heads(count=1), heads(count=1)), {}),
+    "wide values": (lambda q: (q, q, heads(width=D + 1)), {}),
+    "strides of keys": (lambda q: (q, heads(width=2 * D)[..., ::2], q), {}),
+    "strides of values": (lambda q: (q, q, heads(width=2 * D)[..., ::2]), {}),
+    "no batch": (lambda q: (heads(batch=0),) * 3, {}),
+    "a causal mask": (lambda q: (q, q, q), {"mask": relpos.Mask.causal()}),
+    "a window": (lambda q: (q, q, q), {"mask": relpos.Mask.window(2, 1)}),
+    "padding": (lambda q: (q, q, q), {"mask": relpos.Mask.padding(torch.arange(N) < N - 1)}),
+    "a mask as a tensor": (lambda q: (q, q, q), {"mask": torch.ones(N, N).tril().bool()}),
+    "the log-sum-exp": (lambda q: (q, q, q), {"return_lse": True}),
+    "a scale": (lambda q: (q, q, q), {"scale": 0.3}),
+    "another term": (lambda q: (q, q, q), {"position": LineBias(BIAS, LINE) + relpos.Softcap(5.0)}),
+    "a rotation": (lambda q: (q, q, q), {"position": relpos.RotaryEmbedding(D).terms(Sequence(N))}),
+    "vectors": (lambda q: (q, q, q), {"position": relpos.ShawPosition(D, 3).terms(Sequence(N))}),
+    "no position": (lambda q: (q, q, q), {"position": None}),
+}
 
 
-def test_what_gradients_and_autocast_change_is_asked_about_again(chosen: list[str]) -> None:
-    q, line, values = heads(), lines(Sequence(N)), torch.randn(H, 2 * N - 1)
-    learned = values.clone().requires_grad_()
-    for number, (numbers, context) in enumerate(
-        [
-            (learned, torch.enable_grad()),
-            (learned, torch.autocast("cpu", torch.bfloat16)),
-            (values, torch.autocast("cpu", torch.bfloat16)),
-            (values, torch.enable_grad()),
-            (values, torch.no_grad()),
-        ]
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_arguments_are_asked_about_again(name: str, checked: list[Terms]) -> None:
+    change, more = OTHERS[name]
+    q, given = heads(), {"position": LineBias(BIAS, LINE)}
+    for _ in range(2):
+        assert_right((q, q, q), **given)
+        assert_right(change(q), **(given | more))
+        assert len(checked) == 4, "each once an engine"
+
+
+def test_dropout_is_asked_about() -> None:
+    q, terms = heads(), LineBias(BIAS, LINE)
+    whole = attention(q, q, q, position=terms)
+    for _ in range(2):
+        assert not torch.allclose(attention(q, q, q, position=terms, dropout=0.5), whole)
+
+
+def test_what_gradients_and_autocast_change_is_asked_about_again(checked: list[Terms]) -> None:
+    q, fixed = heads(), torch.randn(H, LINE.length)
+    learned = fixed.clone().requires_grad_()
+    for values, context, dtype, new in (
+        (learned, contextlib.nullcontext(), torch.float32, True),
+        (learned, torch.autocast("cpu", torch.bfloat16), torch.bfloat16, True),
+        (fixed, torch.autocast("cpu", torch.bfloat16), torch.bfloat16, True),
+        (fixed, contextlib.nullcontext(), torch.float32, True),
+        (learned, contextlib.nullcontext(), torch.float32, False),
+        (learned, torch.no_grad(), torch.float32, True),
     ):
-        for _ in range(2):
-            with context:
-                attention(q, q, q, position=LineBias(numbers, line))
-        assert len(chosen) == number + 1
+        before = len(checked)
+        with context:
+            found, wanted = (
+                attention(q, q, q, position=LineBias(values, LINE), backend=name) for name in ("auto", "reference")
+            )
+        assert len(checked) == before + 2 * new
+        assert found.dtype == dtype
+        assert found.requires_grad is wanted.requires_grad
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5 if dtype == torch.float32 else 2e-2)
+        if found.requires_grad:
+            assert torch.autograd.grad(found.float().sum(), learned)[0].any()
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -157,31 +162,29 @@ def test_what_autocast_alone_makes_one_dtype_is_refused_without_it() -> None:
             attention(q, k, k, position=bias, queries=Sequence(N))
 
 
+class Says:
+    """A mechanism that says one thing, or raises it."""
+
+    def __init__(self, what: Any) -> None:
+        self.what = what
+
+    def terms(self, queries: object, keys: object) -> Any:
+        if isinstance(self.what, Exception):
+            raise self.what
+        return self.what
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_a_mechanism_that_returns_no_terms_is_refused() -> None:
-    class Wrong:
-        def terms(self, queries: object, keys: object) -> dict[str, int]:
-            return {}
-
-    with pytest.raises(ValueError, match=r"Terms from a mechanism's terms\(queries, keys\); got dict {} from Wrong"):
-        attention(heads(), heads(), heads(), position=Wrong(), queries=Sequence(N))
+    with pytest.raises(ValueError, match=r"Terms from a mechanism's terms\(queries, keys\); got dict {} from Says"):
+        attention(heads(), heads(), heads(), position=Says({}), queries=Sequence(N))
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_tokens_are_counted_before_a_mechanism_is_asked() -> None:
-    class Asked:
-        def terms(self, queries: object, keys: object) -> Terms:
-            raise RuntimeError("it was asked")
-
-    class Held:
-        held = T5Bias(H).terms(Sequence(N))
-
-        def terms(self, queries: object, keys: object) -> Terms:
-            return self.held
-
-    held = Held()
+    held = Says(T5Bias(H).terms(Sequence(N)))
     attention(heads(), heads(), heads(), position=held, queries=Sequence(N))
-    for position in (Asked(), held):
+    for position in (Says(RuntimeError("it was asked")), held):
         with pytest.raises(ValueError, match=f"queries coordinates for {N} tokens"):
             attention(heads(), heads(), heads(), position=position, queries=Sequence(N + 3))
 
@@ -192,39 +195,6 @@ def test_keys_and_values_that_do_not_fit_are_named_before_coordinates(make: Call
     """Also where the mechanism does not serve these coordinates."""
     with pytest.raises(ValueError, match="k and v with the same heads and tokens"):
         attention(heads(), heads(N - 1), heads(), position=make(), queries=Sequence(N))
-
-
-OTHER_CALLS: dict[str, Callable[[], dict[str, object]]] = {
-    "a causal mask": lambda: {"mask": relpos.Mask.causal()},
-    "a window": lambda: {"mask": relpos.Mask.window(2, 1)},
-    "padding": lambda: {"mask": relpos.Mask.padding(torch.arange(N) < N - 1)},
-    "a mask as a tensor": lambda: {"mask": torch.ones(N, N).tril().bool()},
-    "dropout": lambda: {"dropout": 0.5},
-    "the log-sum-exp": lambda: {"return_lse": True},
-    "a scale": lambda: {"scale": 0.3},
-    "a soft cap": lambda: {"position": T5Bias(H).terms(Sequence(N)) + relpos.Softcap(5.0)},
-    "a rotation": lambda: {"position": relpos.RotaryEmbedding(D).terms(Sequence(N))},
-    "vectors": lambda: {"position": relpos.ShawPosition(D, 3).terms(Sequence(N))},
-    "an engine": lambda: {"backend": "streaming"},
-    "no position": lambda: {"position": None},
-}
-
-
-@pytest.mark.parametrize("name", OTHER_CALLS)
-def test_every_kind_of_call_is_planned_once(name: str, chosen: list[str], checked: list[Terms]) -> None:
-    q, terms = heads(), T5Bias(H, scaled=True).terms(Sequence(N))
-    attention(q, q, q, position=terms)
-    for _ in range(2):
-        attention(q, q, q, **({"position": terms} | OTHER_CALLS[name]()))  # type: ignore[call-overload]
-    assert (len(chosen), len(checked)) == (2, 2)
-
-
-def test_what_is_a_function_is_planned_every_time(chosen: list[str]) -> None:
-    q = heads()
-    rule = relpos.RowRule(lambda q, k, allowed, rows: torch.zeros(1, 1, len(range(*rows.indices(N))), N))
-    for _ in range(2):
-        attention(q, q, q, position=rule)
-    assert len(chosen) == 2
 
 
 @pytest.mark.parametrize(
@@ -242,8 +212,7 @@ def test_what_is_a_function_is_planned_every_time(chosen: list[str]) -> None:
 )
 @pytest.mark.usefixtures("unchecked")
 def test_arguments_that_do_not_fit_are_refused_each_time(tensors: tuple[torch.Tensor, ...], said: str) -> None:
-    q = heads()
-    terms = LineBias(torch.randn(H, 2 * N - 1), lines(Sequence(N)))
+    q, terms = heads(), LineBias(torch.randn(H, LINE.length), LINE)
     attention(q, q, q, position=terms)
     for _ in range(2):
         with pytest.raises(ValueError, match=re.escape(said)):
@@ -251,17 +220,19 @@ def test_arguments_that_do_not_fit_are_refused_each_time(tensors: tuple[torch.Te
     attention(q, q, q, position=terms)
 
 
-def test_tensors_of_other_classes_are_planned_every_time(chosen: list[str]) -> None:
+def test_what_may_be_anything_is_planned_every_time(chosen: list[Any]) -> None:
     class Own(torch.Tensor):
         """What may answer for sizes in its own way."""
 
-    q, terms = heads().as_subclass(Own), T5Bias(H).terms(Sequence(N))
-    for _ in range(2):
-        attention(q, q, q, position=terms)
-    assert len(chosen) == 2
+    rule = relpos.RowRule(lambda q, k, allowed, rows: torch.zeros(1, 1, len(range(*rows.indices(N))), N))
+    for q, position in ((heads().as_subclass(Own), LineBias(BIAS, LINE)), (heads(), rule)):
+        before = len(chosen)
+        for _ in range(2):
+            attention(q, q, q, position=position)
+        assert len(chosen) == before + 2
 
 
-def test_a_copy_has_the_same_plan_and_a_transform_none(chosen: list[str]) -> None:
+def test_a_copy_has_the_same_plan_and_a_transform_none(chosen: list[Any]) -> None:
     bias, q = RelativePositionBias(H, seq_len=N), heads()
     with torch.no_grad():  # a tensor with a history has no copy
         terms = bias.terms(Sequence(N))

@@ -36,15 +36,12 @@ def refuse(*given: Any, **named: Any) -> Any:
 
 def change(monkeypatch: pytest.MonkeyPatch, how: str, namespace: str, name: str, constant: str) -> None:
     """Make a PyTorch without an operator, or with another signature of it."""
+    known = getattr(private, constant)
     if how == "absent":
-        monkeypatch.setattr(private, constant, getattr(private, constant).replace(name, name + "_of_yesterday"))
+        monkeypatch.setattr(private, constant, known.replace(name, name + "_of_yesterday"))
         return
-    signature = getattr(private, constant).replace("(", "(int version, ", 1)
-    monkeypatch.setattr(
-        getattr(torch.ops, namespace),
-        name,
-        SimpleNamespace(default=SimpleNamespace(_schema=signature, __call__=refuse)),
-    )
+    other = SimpleNamespace(_schema=known.replace("(", "(int version, ", 1), __call__=refuse)
+    monkeypatch.setattr(getattr(torch.ops, namespace), name, SimpleNamespace(default=other))
 
 
 def test_they_are_there() -> None:
@@ -68,29 +65,24 @@ def test_without_the_kernel(name: str, how: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(cpu_kernel, "forward", refuse)
     queries, keys, given = CALLS[name]
     position, shapes = biased(queries, keys)
-
-    def with_sinks(values: Tensor, logits: Tensor) -> Terms:
-        return Terms(position(values), Sinks(logits))
-
-    m = (keys or queries).count
-    check(with_sinks, [*shapes, (H,)], queries.count, m, dtypes=(torch.float32,), **given)
+    check(
+        lambda values, logits: Terms(position(values), Sinks(logits)), [*shapes, (H,)], queries.count,
+        (keys or queries).count, dtypes=(torch.float32,), **given,
+    )  # fmt: skip
     assert private.flash_kernel() is None
 
 
 @pytest.mark.parametrize("how", ["absent", "another signature"])
 def test_without_an_answer_about_bfloat16(how: str, monkeypatch: pytest.MonkeyPatch, anew: None) -> None:
     change(monkeypatch, how, "mkldnn", BFLOAT16, "_BFLOAT16")
-    position, shapes = biased(Sequence(23))
     assert not matmul.native(torch.zeros(1, dtype=torch.bfloat16))
-    check(position, shapes, 23, 23, dtypes=(torch.bfloat16,))
+    check(*biased(Sequence(23)), 23, 23, dtypes=(torch.bfloat16,))
 
 
-def attended(q: Tensor, backend: str = "streaming") -> Tensor:
+def attended(q: Tensor, backend: str = "streaming") -> Any:
     n = q.shape[2]
-    values = torch.linspace(-1, 1, 2 * n - 1)[None]
-    out = attention(q, q, q, position=LineBias(values, lines(Sequence(n))), backend=backend)
-    assert isinstance(out, Tensor)
-    return out
+    position = LineBias(torch.linspace(-1, 1, 2 * n - 1)[None], lines(Sequence(n)))
+    return attention(q, q, q, position=position, backend=backend)
 
 
 of_pytorch = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
@@ -107,10 +99,8 @@ def test_forward_mode_is_known_without_its_level(how: str, monkeypatch: pytest.M
     q, along = torch.randn(2, 1, 2, 6, D)
     assert not private.inside_forward_mode()
     assert torch.allclose(attended(q), attended(q, "reference"), atol=1e-6)
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(q, along)
-        with pytest.raises(NotImplementedError, match="forward-mode"):
-            attended(dual)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
+        attended(forward_ad.make_dual(q, along))
     monkeypatch.setattr(private, "torch", SimpleNamespace(_C=None, ops=torch.ops, zeros=torch.zeros))
     with pytest.raises(NotImplementedError, match="forward-mode"):
         torch.func.jvp(attended, (q,), (along,))
@@ -145,33 +135,29 @@ def test_the_kernel_is_given_what_it_believes(monkeypatch: pytest.MonkeyPatch) -
     """Of every layout of keys and values, grid and mask."""
     monkeypatch.setattr(cpu_kernel, "_ROWS", 8)
     monkeypatch.setattr(cpu_kernel, "_CAUSAL_ROWS", 5)
-    kernel, seen = private.flash_kernel(), []
-    assert kernel is not None
+    kernel, with_masks = private.flash_kernel(), set()
 
     def asked(q: Tensor, k: Tensor, v: Tensor, *plain: Any, attn_mask: Tensor | None, scale: float) -> Any:
-        given = [q, k, v] if attn_mask is None else [q, k, v, attn_mask]
-        for x in given:
-            assert x.device.type == "cpu"
-            assert x.dtype == torch.float32
-            assert x.stride(3) == 1
-        assert q.shape[:2] == k.shape[:2] == v.shape[:2]
-        assert q.shape[3] == k.shape[3] == v.shape[3]
-        assert k.shape[2] == v.shape[2] > 0
+        for x in (q, k, v) if attn_mask is None else (q, k, v, attn_mask):
+            assert (x.device.type, x.dtype, x.stride(3)) == ("cpu", torch.float32, 1)
+        assert q.shape[:2] == k.shape[:2]
+        assert q.shape[3] == k.shape[3]
+        assert k.shape == v.shape
+        assert k.shape[2] > 0
         if attn_mask is not None:
             assert attn_mask.shape[2:] == (q.shape[2], k.shape[2])
             assert all(own in (1, all_) for own, all_ in zip(attn_mask.shape, q.shape[:2], strict=False))
-        seen.append(attn_mask is None)
+        with_masks.add(attn_mask is not None)
         return kernel(q, k, v, *plain, attn_mask=attn_mask, scale=scale)
 
     monkeypatch.setattr(parts, "flash_kernel", lambda: asked)
     pairs = [(Sequence(20), Sequence(20)), (Grid(4, 5), Grid(20, 1)), (Grid(6, 3, prefix=2), Grid(5, 1, prefix=1))]
     orders = [lambda x: x, lambda x: x.mT.contiguous().mT, lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)]
-    for (queries, keys), batch, order in itertools.product(pairs, (1, B), orders):
-        q, k, v = (order(torch.randn(batch, H, side.count, D)) for side in (queries, keys, keys))
-        line = lines(queries, keys)
-        position = LineBias(torch.randn(H, line.length), line)
-        masks = [None, Mask.causal(), Mask.window(3, 2)] if queries.count == keys.count else [None]
-        for mask in masks:
-            for own in (position, None):
-                attention(q, k, v, position=own, mask=mask, backend="streaming")
-    assert set(seen) == {True, False}
+    masks = [None, Mask.causal(), Mask.window(3, 2)]
+    for (queries, keys), batch, order, mask in itertools.product(pairs, (1, B), orders, masks):
+        if mask is None or queries.count == keys.count:
+            q, k, v = (order(torch.randn(batch, H, side.count, D)) for side in (queries, keys, keys))
+            line = lines(queries, keys)
+            for position in (LineBias(torch.randn(H, line.length), line), None):
+                attention(q, k, v, position=position, mask=mask, backend="streaming")
+    assert with_masks == {True, False}

@@ -7,37 +7,33 @@ from unittest import mock
 
 import pytest
 import torch
+from engine_steps import assert_as_reference, with_gradients
 from torch import Tensor
 
 import relpos
 from covering import pairwise
+from relpos import LineBias
 from relpos.core import Grid, Mask, Sequence
 from relpos.engines import product
 
 FAST_CASES = 8  # of each of its tests, in the fast part
 
 PLACES = [Sequence(7), Sequence(6, prefix=1), Grid(3, 4), Grid(2, 3, prefix=2), Grid(2, 2, 3)]
-
-
-def bias_of(where: Sequence | Grid, heads: int = 2) -> relpos.Mechanism:
-    if isinstance(where, Sequence):
-        return relpos.RelativePositionBias(heads, seq_len=where.length, prefix=where.prefix, init_std=1.0)
-    if where.axes == 3:
-        return relpos.LogContinuousBias(heads, where.sizes)
-    rows, columns = where.sizes
-    return relpos.RelativePositionBias(heads, (rows, columns), prefix=where.prefix, init_std=1.0)
-
-
-def results(backend: str, where: Sequence | Grid, batch: int, dtype: torch.dtype, mask: Mask | None) -> list[Tensor]:
-    torch.manual_seed(0)
-    position = bias_of(where).to(dtype)
-    q, k, v = (torch.randn(batch, 2, where.count, 8, dtype=dtype, requires_grad=True) for _ in range(3))
-    out = relpos.attention(q, k, v, position=position, queries=where, mask=mask, backend=backend)
-    assert isinstance(out, Tensor)
-    return [out, *torch.autograd.grad(out, (q, k, v, *position.parameters()), torch.randn_like(out))]
-
-
 MASKS = {"all": None, "causal": Mask.causal(), "window": Mask.window(1, 2)}
+
+
+@pytest.fixture(params=[(at_once, stored) for at_once in (product.AT_ONCE, 1) for stored in (product.STORED, 0)])
+def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """How much is computed at once, and up to which size weights are stored, and not computed again."""
+    monkeypatch.setattr(product, "AT_ONCE", request.param[0])
+    monkeypatch.setattr(product, "STORED", request.param[1])
+    return request.param
+
+
+def bias_of(where: Sequence | Grid | None, heads: int = 2) -> tuple[Tensor, Any]:
+    """The numbers of a bias on lines, or of a dense one of five queries and keys, and these lines."""
+    line = None if where is None else relpos.lines(where)
+    return torch.randn((1, heads, 5, 5) if line is None else (heads, line.length)), line
 
 
 @pytest.mark.parametrize(
@@ -56,83 +52,70 @@ def test_equals_the_reference(
 ) -> None:
     monkeypatch.setattr(product, "AT_ONCE", at_once)
     monkeypatch.setattr(product, "STORED", stored)
+    q, k, v = torch.randn(batch, where.count, 3, 2, 8, dtype=dtype).permute(
+        2, 0, 3, 1, 4
+    )  # as a projection leaves them
+    values, line = bias_of(where)
     with mock.patch.object(product, "attend", wraps=product.attend) as taken:
-        got = results("sdpa", where, batch, dtype, MASKS[mask])
+        assert_as_reference(
+            "sdpa", [q, k, v, values.to(dtype)], lambda x: LineBias(x, line), mask=MASKS[mask],
+            rtol=1e-5, atol=1e-5 if dtype == torch.float32 else 1e-12,
+        )  # fmt: skip
     assert taken.call_count == 1
-    for one, wanted in zip(got, results("reference", where, batch, dtype, MASKS[mask]), strict=True):
-        torch.testing.assert_close(one, wanted, rtol=1e-5, atol=1e-5 if dtype == torch.float32 else 1e-12)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", [Sequence(4), Grid(2, 2, prefix=1), None], ids=["line", "grid", "dense"])
-@pytest.mark.parametrize("stored", [product.STORED, 0], ids=["stored", "again"])
-@pytest.mark.parametrize("at_once", [product.AT_ONCE, 1])
-def test_gradcheck_also_twice(at_once: int, stored: int, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product, "AT_ONCE", at_once)
-    monkeypatch.setattr(product, "STORED", stored)
-    line = None if where is None else relpos.lines(where)
-    count = 4 if where is None else where.count
-    shape = (1, 2, count, count) if line is None else (2, line.length)
-    q, k, v = (torch.randn(1, 2, count, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    bias = torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize("where", [Sequence(5), Grid(2, 2, prefix=1), None], ids=["line", "grid", "dense"])
+def test_gradcheck_also_twice(where: Any, limits: tuple[int, int]) -> None:
+    bias, line = bias_of(where)
+    leaves = [x.double().requires_grad_() for x in (*torch.randn(3, 1, 2, 5, 3), bias)]
 
     def attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Any:
         return product.attend(q, k, v, bias, line, 0.5)
 
-    assert torch.autograd.gradcheck(attended, (q, k, v, bias))
-    assert torch.autograd.gradgradcheck(attended, (q, k, v, bias))
+    assert torch.autograd.gradcheck(attended, leaves)
+    assert torch.autograd.gradgradcheck(attended, leaves, fast_mode=True)
 
 
-@pytest.mark.parametrize("stored", [product.STORED, 0], ids=["stored", "again"])
 @pytest.mark.parametrize("frozen", range(4), ids=["q", "k", "v", "bias"])
-def test_what_is_frozen_has_no_gradient_and_changes_none(
-    frozen: int, stored: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_frozen_has_no_gradient_and_changes_none(frozen: int, limits: tuple[int, int]) -> None:
     """Of views, whose memory lies otherwise."""
-    monkeypatch.setattr(product, "AT_ONCE", 1)
-    monkeypatch.setattr(product, "STORED", stored)
-    x = torch.randn(2, 6, 3, 2, 8)
-    bias = torch.randn(2, 6, 6)[:, None].transpose(2, 3)
-    found = []
-    for some in (True, False):
-        leaves = [part.transpose(1, 2).detach() for part in x.unbind(2)] + [bias.detach()]
-        asked = [place for place in range(4) if not (some and place == frozen)]
-        for place in asked:
-            leaves[place].requires_grad_()
+    x, bias = torch.randn(2, 6, 3, 2, 8), torch.randn(2, 6, 6)[:, None].transpose(2, 3)
+
+    def gradients(asked: list[int]) -> dict[int, Tensor]:
+        leaves = [part.detach() for part in (*x.permute(2, 0, 3, 1, 4), bias)]
+        learned = [leaves[place].requires_grad_() for place in asked]
         out = product.attend(*leaves, None, 0.5)
-        found.append(dict(zip(asked, torch.autograd.grad(out.square().sum(), [leaves[p] for p in asked]), strict=True)))
-    for place, gradient in found[0].items():
-        assert torch.equal(gradient, found[1][place])
+        return dict(zip(asked, with_gradients(out, learned)[1:], strict=True))
+
+    every = gradients([0, 1, 2, 3])
+    for place, gradient in gradients([place for place in range(4) if place != frozen]).items():
+        assert torch.equal(gradient, every[place])
 
 
 @pytest.mark.parametrize("at_once", [product.AT_ONCE, 1], ids=["one part", "many"])
 @pytest.mark.parametrize("less", [0, 1])
 def test_weights_are_stored_up_to_a_size(less: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what is saved for the gradient nothing else has as many numbers."""
-    position, where = bias_of(Sequence(20)), Sequence(20)
+    values, line = bias_of(Sequence(20))
     scores = 2 * 20 * 20
     monkeypatch.setattr(product, "AT_ONCE", at_once)
     monkeypatch.setattr(product, "STORED", scores - less)
     q, saved = torch.randn(1, 2, 20, 8, requires_grad=True), []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (saved.append(x.numel()), x)[1], lambda x: x):
-        relpos.attention(q, q, q, position=position, queries=where, backend="sdpa")
+        relpos.attention(q, q, q, position=LineBias(values.requires_grad_(), line), backend="sdpa")
     assert (max(saved) >= scores) is (less == 0)
 
 
 @pytest.mark.parametrize("where", [Sequence(5), None], ids=["line", "dense"])
-@pytest.mark.parametrize("stored", [product.STORED, 0], ids=["stored", "again"])
-@pytest.mark.parametrize("at_once", [product.AT_ONCE, 1])
-def test_many_gradients_at_once(at_once: int, stored: int, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product, "AT_ONCE", at_once)
-    monkeypatch.setattr(product, "STORED", stored)
-    line = None if where is None else relpos.lines(where)
-    leaves = [torch.randn(2, 2, 5, 4) for _ in range(3)] + [torch.randn(2, 9) if where else torch.randn(1, 2, 5, 5)]
-    out = product.attend(*(x.requires_grad_() for x in leaves), line, 0.5)
+def test_many_gradients_at_once(where: Any, limits: tuple[int, int]) -> None:
+    bias, line = bias_of(where)
+    leaves = [x.requires_grad_() for x in (*torch.randn(3, 2, 2, 5, 4), bias)]
+    out = product.attend(*leaves, line, 0.5)
     upstream = torch.randn(3, *out.shape)
     together = torch.autograd.grad(out, leaves, upstream, is_grads_batched=True, retain_graph=True)
     alone = [torch.autograd.grad(out, leaves, one, retain_graph=True) for one in upstream]
-    for got, wanted in zip(together, zip(*alone, strict=True), strict=True):
-        torch.testing.assert_close(got, torch.stack(wanted), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(together, tuple(map(torch.stack, zip(*alone, strict=True))), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("at_once", [product.AT_ONCE, 1])
@@ -143,38 +126,15 @@ def test_nothing(sizes: tuple[int, ...], at_once: int, monkeypatch: pytest.Monke
     batch, n, m, width = sizes
     shapes = (batch, 2, n, 4), (batch, 2, m, 4), (batch, 2, m, width), (1, 2, n, m)
     leaves = [torch.randn(shape, requires_grad=True) for shape in shapes]
-    out = product.attend(*leaves, None, 0.5)
-    assert torch.equal(out, torch.zeros(batch, 2, n, width))
-    for x, gradient in zip(leaves, torch.autograd.grad(out.sum(), leaves), strict=True):
-        assert torch.equal(gradient, torch.zeros_like(x))
+    found = with_gradients(product.attend(*leaves, None, 0.5), leaves, torch.ones(batch, 2, n, width))
+    assert all(not x.any() for x in found)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_with_a_rotation(layout: Any) -> None:
-    where, found = Sequence(6), {}
-    for backend in ("sdpa", "reference"):
-        torch.manual_seed(0)
-        position = relpos.RotaryEmbedding(8, layout=layout, rotary_dim=4) + relpos.T5Bias(2, init_std=1.0)
-        q, k, v = (torch.randn(2, 2, 6, 8, requires_grad=True) for _ in range(3))
-        out = relpos.attention(q, k, v, position=position, queries=where, backend=backend)
-        assert isinstance(out, Tensor)
-        found[backend] = [out, *torch.autograd.grad(out, (q, k, v, *position.parameters()), torch.ones_like(out))]
-    for got, wanted in zip(*found.values(), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_strides_do_not_matter() -> None:
-    position, where = relpos.T5Bias(4), Sequence(9)
-    x = torch.randn(2, 9, 3, 4, 8)
-    q, k, v = (part.transpose(1, 2).detach().requires_grad_() for part in x.unbind(2))
-    plain = [part.detach().contiguous().requires_grad_() for part in (q, k, v)]
-    outs = [relpos.attention(*three, position=position, queries=where, backend="sdpa") for three in ((q, k, v), plain)]
-    assert isinstance(outs[0], Tensor)
-    torch.testing.assert_close(*outs)
-    for out in outs:
-        out.square().sum().backward()
-    for one, other in zip((q, k, v), plain, strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
+    turned, line = relpos.RotaryEmbedding(8, layout=layout, rotary_dim=4).terms(Sequence(6)), relpos.lines(Sequence(6))
+    leaves = [*torch.randn(3, 2, 2, 6, 8), torch.randn(2, line.length)]
+    assert_as_reference("sdpa", leaves, lambda x: turned + LineBias(x, line), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 1), (1, 2), (3, 2)])
@@ -182,31 +142,22 @@ def test_a_dense_bias_of_some_elements_and_heads(size: tuple[int, int], monkeypa
     """Each is read, and its gradient summed, by the parts that a call is cut into."""
     monkeypatch.setattr(product, "AT_ONCE", 1)
     monkeypatch.setattr(product, "STORED", 0)
-    bias = torch.randn(*size, 5, 5, requires_grad=True)
-    q, k, v = torch.randn(3, 3, 2, 5, 8).unbind()
-    found = {}
-    for backend in ("sdpa", "reference"):
-        out = relpos.attention(q, k, v, position=relpos.DenseBias(bias), backend=backend)
-        assert isinstance(out, Tensor)
-        found[backend] = [out, *torch.autograd.grad(out.square().sum(), bias)]
-    for got, wanted in zip(*found.values(), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    leaves = [*torch.randn(3, 3, 2, 5, 8), torch.randn(*size, 5, 5)]
+    assert_as_reference("sdpa", leaves, relpos.DenseBias, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("where", [Sequence(256), Grid(23, 23)], ids=str)
 @pytest.mark.parametrize(
-    ("given", "batch", "engine"),
+    ("given", "batch", "dtype", "engine"),
     [
-        ({}, 1, "streaming"),
-        ({}, 2, "sdpa"),
-        ({"mask": Mask.causal()}, 2, "streaming"),
-        ({"dtype": torch.bfloat16}, 2, "streaming"),
+        ({}, 1, torch.float32, "streaming"),
+        ({}, 2, torch.float32, "sdpa"),
+        ({"mask": Mask.causal()}, 2, torch.float32, "streaming"),
+        ({}, 2, torch.bfloat16, "streaming"),
     ],
     ids=["one", "a batch", "causal", "bfloat16"],
 )
-def test_who_computes(where: Sequence | Grid, given: dict[str, Any], batch: int, engine: str) -> None:
+def test_who_computes(where: Any, given: dict[str, Any], batch: int, dtype: torch.dtype, engine: str) -> None:
     """A batch shares the dense bias and its gradient: more tokens of it are dense, where this can compute them."""
-    dtype = given.get("dtype", torch.float32)
-    q = torch.empty(batch, 16, where.count, 8, dtype=dtype)
-    said = relpos.explain(q, q, q, position=bias_of(where, 16).to(dtype), queries=where, mask=given.get("mask"))
-    assert said.backend == engine
+    q, (values, line) = torch.empty(batch, 16, where.count, 8, dtype=dtype), bias_of(where, 16)
+    assert relpos.explain(q, q, q, position=LineBias(values.requires_grad_(), line), **given).backend == engine

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 import torch
+from engine_steps import with_gradients
 from torch import Tensor
 
 from patience import PATIENCE
@@ -51,78 +53,65 @@ def prepared(
     batch: int = BATCH,
 ) -> Callable[[int], list[Tensor]]:
     """A function that gives output and gradients by so many threads."""
-    torch.manual_seed(0)
     make, where = POSITIONS[name]
-    position, tokens = make(), None if name == "none" else where
-    q, k, v = (
-        torch.randn(batch, heads, where.count, D).to(dtype).requires_grad_()
-        for heads in (HEADS, *[HEADS // groups] * 2)
-    )
+    position = make()
+    given = {} if position is None else {"position": position, "queries": where, "keys": where}
+    sizes = ((batch, heads, where.count, D) for heads in (HEADS, *[HEADS // groups] * 2))
+    q, k, v = (torch.randn(size).to(dtype).requires_grad_() for size in sizes)
     upstream = torch.randn(q.shape).to(dtype)
     learned = [q, k, v, *([] if position is None else position.parameters())]
 
     def run(threads: int) -> list[Tensor]:
         torch.set_num_threads(threads)
         torch.manual_seed(0)
-        out = attention(
-            q, k, v, position=position, queries=tokens, keys=tokens, mask=mask, dropout=dropout, backend="streaming"
-        )
-        assert isinstance(out, Tensor)
-        return [out, *torch.autograd.grad(out, learned, upstream)]
+        out = attention(q, k, v, **given, mask=mask, dropout=dropout, backend="streaming")
+        return with_gradients(out, learned, upstream)
 
     return run
 
 
-def step(threads: int, name: str, *settings: Any, **more: Any) -> list[Tensor]:
-    """Output and gradients, by so many threads."""
-    return prepared(name, *settings, **more)(threads)
+def assert_same_bits(run: Callable[[int], list[Tensor]], *counts: int) -> None:
+    """By one thread and by so many."""
+    one = run(1)
+    for threads in counts:
+        torch.testing.assert_close(run(threads), one, rtol=0, atol=0)
 
 
-def alike(few: list[Tensor], many: list[Tensor]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(few, many, strict=True))
-
-
-@pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["none", "sequence", "grid", "deberta", "transformer_xl"])
-def test_threads_of_one_each_give_the_same_bits(name: str, dtype: torch.dtype, threads: int) -> None:
+def test_threads_of_one_each_give_the_same_bits(name: str, dtype: torch.dtype) -> None:
     """A batch, so that elements of it share tables; in half precision sums over keys are rounded head by head."""
-    assert alike(step(1, name, dtype), step(threads, name, dtype))
+    assert_same_bits(prepared(name, dtype), 2, 3)
 
 
 @pytest.mark.parametrize("groups", [2, 3, 6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_heads_that_share_keys(groups: int, dtype: torch.dtype) -> None:
-    for threads in (2, 3):
-        assert alike(step(1, "sequence", dtype, groups), step(threads, "sequence", dtype, groups))
+    assert_same_bits(prepared("sequence", dtype, groups), 2, 3)
 
 
-def test_masks_and_dropout() -> None:
-    for mask in (Mask.causal(), Mask.window(9, 3), Mask.packed(torch.arange(N) // 30)):
-        assert alike(step(1, "sequence", mask=mask), step(2, "sequence", mask=mask))
-    assert alike(step(1, "shaw", dropout=0.3)[:1], step(2, "shaw", dropout=0.3)[:1])
+@pytest.mark.parametrize("mask", [Mask.causal(), Mask.window(9, 3), Mask.packed(torch.arange(N) // 30)])
+def test_masks_and_dropout(mask: Mask) -> None:
+    assert_same_bits(prepared("sequence", mask=mask, dropout=0.3), 2)
 
 
 @pytest.mark.parametrize("batch", [1, 5])
 @pytest.mark.parametrize("threads", [2, 3, 4])
 def test_a_table_that_all_heads_share(threads: int, batch: int) -> None:
     """Each thread has sums of its own, which are added in an order that does not vary."""
-    few, many = step(1, "shaw", batch=batch), step(threads, "shaw", batch=batch)
-    for one, other in zip(few, many, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-    assert alike(many, step(threads, "shaw", batch=batch))
+    run = prepared("shaw", batch=batch)
+    few, many, again = run(1), run(threads), run(threads)
+    torch.testing.assert_close(few, many, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(many, again, rtol=0, atol=0)
 
 
 def test_the_number_of_threads_stays() -> None:
     """The caller's, and that of threads which begin later."""
     side_by_side._started.cache_clear()
-    step(3, "sequence")
+    prepared("sequence")(3)
     assert torch.get_num_threads() == 3
-    seen: list[int] = []
-    thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
-    thread.start()
-    thread.join()
-    assert seen == [3]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == 3
 
 
 @pytest.mark.parametrize(("count", "each"), [(2, 1), (2, 3), (4, 1)])
@@ -143,8 +132,8 @@ def test_each_thread_has_its_part(count: int, each: int) -> None:
 
 def test_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller computes, the one thread that did start ends, and the number of threads is what it was."""
-    expected, start = step(1, "sequence"), threading.Thread.start
-    started: list[threading.Thread] = []
+    run, start = prepared("sequence"), threading.Thread.start
+    expected, started = run(1), list[threading.Thread]()
 
     def start_one(thread: threading.Thread) -> None:
         if started:
@@ -152,11 +141,9 @@ def test_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
         started.append(thread)
         start(thread)
 
-    torch.set_num_threads(3)
     side_by_side._started.cache_clear()
     monkeypatch.setattr(threading.Thread, "start", start_one)
-    for one, other in zip(expected, step(3, "sequence"), strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(run(3), expected)
     monkeypatch.undo()
     started[0].join(60)
     assert not started[0].is_alive()
@@ -192,49 +179,33 @@ def test_while_the_interpreter_ends(when: str) -> None:
     assert not found.stderr
 
 
-def test_threads_share_what_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_what_is_copied() -> None:
     """Inputs of a layout that is copied are copied once, not by each thread."""
-    copied: list[int] = []
-    make = chunks.CallTensors.__init__
-
-    def counted(self: chunks.CallTensors, *arguments: Any) -> None:
-        copied.append(1)
-        make(self, *arguments)
-
-    monkeypatch.setattr(chunks.CallTensors, "__init__", counted)
-    counts = []
+    run, counts, make = prepared("deberta"), [], chunks.CallTensors.__init__
     for threads in (1, 3):
-        copied.clear()
-        step(threads, "deberta")
-        counts.append(len(copied))
+        with mock.patch.object(chunks.CallTensors, "__init__", autospec=True, side_effect=make) as copied:
+            run(threads)
+        counts.append(copied.call_count)
     assert counts[0] == counts[1]
 
 
 def test_callers_in_several_threads() -> None:
     """They share a pool, and wait for one another at worst."""
     run = prepared("deberta")
-    expected, found = run(1), list[list[Tensor]]()
-    callers = [threading.Thread(target=lambda: found.append(run(2))) for _ in range(4)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    assert len(found) == 4
-    assert all(alike(expected, results) for results in found)
+    expected = run(1)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(run, [2] * 4):
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_inference_mode() -> None:
     make, where = POSITIONS["deberta"]
-    torch.manual_seed(0)
-    position, (q, k, v) = make(), torch.randn(3, 1, HEADS, N, D)
-    outs = []
+    position, (q, k, v), outs = make(), torch.randn(3, 1, HEADS, N, D), []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         with torch.inference_mode():
-            out = attention(q, k, v, position=position, queries=where, keys=where, backend="streaming")
-        assert isinstance(out, Tensor)
-        assert out.is_inference()
-        outs.append(out)
+            outs.append(attention(q, k, v, position=position, queries=where, keys=where, backend="streaming"))
+    assert all(out.is_inference() for out in outs)
     assert torch.equal(*outs)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from engine_steps import assert_accurate, step, with_gradients
 from torch import Tensor
 
 import relpos
@@ -33,15 +34,15 @@ from relpos import (
 )
 from relpos.core import axis_lines
 from relpos.engines import dense
-from relpos.testing import devices, oracle
-from relpos.testing.engines import engines, lacking
+from relpos.testing import oracle
+from relpos.testing.engines import INTERPRETED, engines, lacking
 from relpos.testing.orders import in_orders
-from relpos.testing.tolerance import assert_close, rms, yardstick_dtype
+from relpos.testing.tolerance import yardstick_dtype
 
 FAST_SHARE = 4  # of its tests, in the fast part
 
 B, H, N, M, D = 2, 3, 4, 6, 4
-DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass
@@ -53,6 +54,8 @@ class Case:
         terms: builds the terms from the leaves.
         meaning: the same attention by the oracle, from q, k, v and the leaves.
         lacks: engine to the word its NotImplementedError must hold.
+        groups: key heads.
+        values: the width of v.
     """
 
     leaves: list[tuple[int, ...]]
@@ -61,6 +64,7 @@ class Case:
     mask: Mask | None = None
     lacks: dict[str, str] = field(default_factory=dict)
     groups: int = H
+    values: int = D
 
 
 SEQUENCE = lines(Sequence(N, start=2), Sequence(M))
@@ -136,6 +140,10 @@ def rotated(q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor) -> tupl
     return oracle.attention(oracle.rotate(q, query, "half"), oracle.rotate(k, key, "half"), v)
 
 
+def rotated_by_head(q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    return rotated(q, *(x.expand(-1, H, -1, -1) for x in (k, v)), query, key)
+
+
 def xpos(q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return oracle.attention(
         oracle.rotate(q, query, "interleaved", a * 1.25), oracle.rotate(k, key, "interleaved", b * 1.25), v
@@ -160,11 +168,6 @@ def ruled(q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> tuple[Tensor, Tens
 
 
 def low_rank(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    rows = [torch.stack([(a[:, i] * b[:, j]).sum(-1) for j in range(M)], dim=-1) for i in range(N)]
-    return oracle.attention(q, k, v, bias=torch.stack(rows, dim=1)[None])
-
-
-def batched_low_rank(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     a, b = (x if x.dim() == 4 else x[None] for x in (a, b))
     rows = [torch.stack([(a[:, :, i] * b[:, :, j]).sum(-1) for j in range(M)], dim=-1) for i in range(N)]
     return oracle.attention(q, k, v, bias=torch.stack(rows, dim=2))
@@ -179,10 +182,6 @@ EVERYTHING = Mask(
     key_global=torch.tensor([True, False, False, False, False, False]),
     blocks=Blocks(torch.tensor([[[True, True, False], [True, False, True]]]), 2),
 )
-
-
-def masked(mask: Mask) -> Callable[..., tuple[Tensor, Tensor]]:
-    return lambda q, k, v, sinks: oracle.attention(q, k, v, allowed=mask.dense(N, M), sinks=sinks)
 
 
 def composed(
@@ -201,7 +200,6 @@ def composed(
     return oracle.attention(turned, oracle.rotate(k, key, "half"), v, scale=0.4, bias=total)
 
 
-LSE = {"sdpa": "return_lse"}
 CASES: dict[str, Case] = {
     "nothing": Case([], Terms, oracle.attention),
     "LineBias": Case([(H, SEQUENCE.length)], lambda x: LineBias(x, SEQUENCE), line_bias(SEQUENCE.index())),
@@ -209,7 +207,9 @@ CASES: dict[str, Case] = {
     "LineBias with prefix": Case([(H, PREFIXED.length)], lambda x: LineBias(x, PREFIXED), line_bias(PREFIXED.index())),
     "LineBias, batched": Case([(H, SHUFFLED.length)], lambda x: LineBias(x, SHUFFLED), line_bias(SHUFFLED.index())),
     "Rotation": Case([(1, 1, N, 2), (1, 1, M, 2)], lambda a, b: Rotation(a, b, "half"), rotated),
-    "Rotation by head": Case([(B, H, N, 1), (1, H, M, 1)], lambda a, b: Rotation(a, b, "half"), rotated),
+    "Rotation by head": Case(
+        [(B, H, N, 1), (1, H, M, 1)], lambda a, b: Rotation(a, b, "half"), rotated_by_head, groups=1
+    ),
     "xPos": Case(
         [(1, 1, N, 2), (1, 1, M, 2), (1, 1, N, 2), (1, 1, M, 2)],
         lambda a, b, c, d: Rotation(a, b, "interleaved", 1.25, query_magnitude=c, key_magnitude=d),
@@ -234,6 +234,7 @@ CASES: dict[str, Case] = {
         lambda x: LineVectors(x, CLIPPED, SEQUENCE, "value"),
         value_vectors,
         lacks={"sdpa": "LineVectors on the value side"},
+        values=5,
     ),
     "LineVectors, batched": Case(
         [(H, SHUFFLED.length, D)],
@@ -244,14 +245,10 @@ CASES: dict[str, Case] = {
     "AxisVectors": Case(
         [(1, AXES[0].length, D), (H, AXES[1].length, D)], lambda a, b: AxisVectors((a, b), AXES), axis_vectors
     ),
-    "LowRank": Case(
-        [(H, N, 2), (1, M, 2)],
-        LowRank,
-        low_rank,
-    ),
-    "LowRank, batched": Case([(B, 1, N, 2), (B, H, M, 2)], LowRank, batched_low_rank),
-    "LowRank, batched on one side": Case([(B, H, N, 2), (1, M, 2)], LowRank, batched_low_rank),
-    "LowRank, one for all": Case([(1, N, 2), (1, 1, M, 2)], LowRank, batched_low_rank),
+    "LowRank": Case([(H, N, 2), (1, M, 2)], LowRank, low_rank),
+    "LowRank, batched": Case([(B, 1, N, 2), (B, H, M, 2)], LowRank, low_rank),
+    "LowRank, batched on one side": Case([(B, H, N, 2), (1, M, 2)], LowRank, low_rank),
+    "LowRank, one for all": Case([(1, N, 2), (1, 1, M, 2)], LowRank, low_rank),
     "DenseBias": Case([(B, 1, N, M)], DenseBias, lambda q, k, v, bias: oracle.attention(q, k, v, bias=bias)),
     "DenseBias of keys": Case(
         [(B, 1, 1, M)], DenseBias, lambda q, k, v, bias: oracle.attention(q, k, v, bias=bias.expand(-1, -1, N, -1))
@@ -265,7 +262,12 @@ CASES: dict[str, Case] = {
     "a mask of every part": Case(
         [], Terms, lambda q, k, v: oracle.attention(q, k, v, allowed=EVERYTHING.dense(N, M)), mask=EVERYTHING
     ),
-    "a mask and Sinks": Case([(H,)], Sinks, masked(EVERYTHING), mask=EVERYTHING),
+    "a mask and Sinks": Case(
+        [(H,)],
+        Sinks,
+        lambda q, k, v, sinks: oracle.attention(q, k, v, allowed=EVERYTHING.dense(N, M), sinks=sinks),
+        mask=EVERYTHING,
+    ),
     "grouped keys": Case(
         [(H, SEQUENCE.length)], lambda x: LineBias(x, SEQUENCE), line_bias(SEQUENCE.index()), groups=1
     ),
@@ -284,68 +286,54 @@ CASES: dict[str, Case] = {
 }
 
 
-def test_the_cases_hold_every_term() -> None:
-    def kinds(case: Case) -> set[type]:
-        terms = case.terms(*(torch.zeros(shape) for shape in case.leaves))
-        return {type(term) for term in (Terms(terms) if isinstance(terms, relpos.core.Term) else terms)}
+PUBLIC = [getattr(relpos, name) for name in relpos.__all__]
+EVERY_TERM = {kind for kind in PUBLIC if isinstance(kind, type) and issubclass(kind, relpos.core.Term)}
 
-    public = (getattr(relpos, name) for name in relpos.__all__)
-    every = {kind for kind in public if isinstance(kind, type) and issubclass(kind, relpos.core.Term)}
-    assert set.union(*(kinds(case) for case in CASES.values())) == every
+
+def kinds(case: Case) -> set[type]:
+    return {type(term) for term in as_terms(case.terms(*(torch.zeros(shape) for shape in case.leaves)))}
+
+
+def test_the_cases_hold_every_term() -> None:
+    assert set.union(*map(kinds, CASES.values())) == EVERY_TERM
 
 
 def inputs(case: Case, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """q, k, v; leaves (float32 in half precision, as learned tables reach an engine); the output's gradient."""
     torch.manual_seed(3)
-    shapes = [(B, H, N, D), (B, case.groups, M, D), (B, case.groups, M, 5 if "values" in str(case.lacks) else D)]
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    shapes = [(B, H, N, D), (B, case.groups, M, D), (B, case.groups, M, case.values)]
     tensors = [torch.randn(shape).to(dtype) for shape in shapes]
-    leaves = [torch.randn(shape).to(wide) for shape in case.leaves]
-    if case.leaves and case.leaves[0][-1] == 5:  # vectors that are added to v
-        tensors[2] = torch.randn(B, case.groups, M, 5).to(dtype)
-    return tensors, leaves, torch.randn(B, H, N, tensors[2].shape[3]).to(dtype)
+    leaves = [torch.randn(shape).to(torch.promote_types(dtype, torch.float32)) for shape in case.leaves]
+    return tensors, leaves, torch.randn(B, H, N, case.values).to(dtype)
 
 
 def as_terms(position: Terms | relpos.core.Term) -> Terms:
     return position if isinstance(position, Terms) else Terms(position)
 
 
-def run(
-    function: Callable[..., tuple[Tensor, Tensor]], tensors: list[Tensor], leaves: list[Tensor], upstream: Tensor
-) -> list[Tensor]:
-    """Output and the gradients of all tensors and leaves."""
-    own = [x.detach().clone().requires_grad_() for x in [*tensors, *leaves]]
-    output = function(*own)[0]
-    gradients = torch.autograd.grad(output, own, upstream.to(output.dtype), allow_unused=True)
-    return [output, *(torch.zeros_like(x) if g is None else g for x, g in zip(own, gradients, strict=True))]
+def lack_of(backend: str, case: Case, leaves: list[Tensor]) -> str | None:
+    terms = as_terms(case.terms(*(x.clone().requires_grad_() for x in leaves)))
+    return case.lacks.get(backend) or lacking(backend, terms, mask=case.mask)
 
 
 @pytest.mark.parametrize(("name", "backend", "dtype"), pairwise(CASES, engines(), DTYPES), ids=str)
 def test_values_and_gradients(name: str, backend: str, dtype: torch.dtype) -> None:
     case = CASES[name]
     tensors, leaves, upstream = inputs(case, dtype)
-
-    def ours(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> tuple[Tensor, None]:
-        output = devices.attention(q, k, v, position=case.terms(*rest), mask=case.mask, backend=backend)
-        assert isinstance(output, Tensor)
-        return output, None
-
-    learned = [x.clone().requires_grad_() for x in leaves]
-    lack = case.lacks.get(backend) or lacking(backend, as_terms(case.terms(*learned)), mask=case.mask)
+    every = [*tensors, *leaves]
+    lack = lack_of(backend, case, leaves)
     if lack is not None:
         with pytest.raises(NotImplementedError, match=lack):
-            ours(*tensors, *learned)
+            step(backend, every, case.terms, upstream, mask=case.mask)
         return
-    wide = [x.double() for x in tensors], [x.double() for x in leaves], upstream.double()
-    exact = run(case.meaning, *wide)
-    narrow = yardstick_dtype(dtype)
-    lower = [x.to(narrow) for x in tensors], [x.to(narrow) for x in leaves]
-    cost = in_orders(lambda: run(case.meaning, *lower, upstream))
-    actual = run(ours, tensors, leaves, upstream)  # type: ignore[arg-type]
-    size = max(rms(x) for x in exact[1:])
-    names = ["output", "dq", "dk", "dv", *(f"gradient of leaf {n}" for n in range(len(leaves)))]
-    for what, a, e, c in zip(names, actual, exact, cost, strict=True):
-        assert_close(a, e, c, what=what, terms=size if what != "output" else 0.0, dtype=dtype)
+
+    def meant(wide: torch.dtype) -> list[Tensor]:
+        own = [x.to(wide).requires_grad_() for x in every]
+        return with_gradients(case.meaning(*own)[0], own, upstream.to(wide))
+
+    exact, cost = meant(torch.float64), in_orders(lambda: meant(yardstick_dtype(dtype)))
+    actual = step(backend, every, case.terms, upstream, mask=case.mask)
+    assert_accurate(actual, exact, cost, dtype)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -361,21 +349,13 @@ def test_log_sum_exp(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("backend", engines())
+@pytest.mark.parametrize("backend", [name for name in engines() if name not in INTERPRETED])
 def test_the_same_on_every_run(name: str, backend: str) -> None:
     case = CASES[name]
     tensors, leaves, upstream = inputs(case, torch.float32)
-    learned = [x.clone().requires_grad_() for x in leaves]
-    if backend in case.lacks or lacking(backend, as_terms(case.terms(*learned)), mask=case.mask):
-        backend = "reference"
-
-    def ours(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> tuple[Tensor, None]:
-        output = devices.attention(q, k, v, position=case.terms(*rest), mask=case.mask, backend=backend)
-        assert isinstance(output, Tensor)
-        return output, None
-
-    first, second = (run(ours, tensors, leaves, upstream) for _ in range(2))  # type: ignore[arg-type]
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    if lack_of(backend, case, leaves) is None:
+        first, second = (step(backend, [*tensors, *leaves], case.terms, upstream, mask=case.mask) for _ in range(2))
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
@@ -389,17 +369,12 @@ def test_a_rule_sees_many_pairs_a_block_of_rows_at_a_time(backend: str, monkeypa
         places = torch.arange(rows.start, rows.stop, dtype=q.dtype)[:, None] * weight
         return (q @ k.mT).sigmoid() * places + allowed.to(q.dtype)
 
-    q, k, v = (torch.randn(2, 3, n, 4, dtype=torch.float64, requires_grad=True) for n in (7, 5, 5))
-    weight = torch.randn((), dtype=torch.float64, requires_grad=True)
+    leaves = [torch.randn(shape, dtype=torch.float64) for shape in ((2, 3, 7, 4), (2, 3, 5, 4), (2, 3, 5, 4), ())]
     mask = Mask.causal(torch.arange(7), torch.arange(5))
-    found = []
-    for pairs in (10**6, 10):
+    found, blocks = [], [(0, 2), (2, 4), (4, 6), (6, 7)]
+    for pairs, forward, backward in ((10**6, [(0, 7)], []), (10, blocks, blocks[::-1])):
         monkeypatch.setattr(dense, "PAIRS_AT_ONCE", pairs)
         rows_seen.clear()
-        output = relpos.attention(q, k, v, position=RowRule(rule, (weight,)), mask=mask, backend=backend)
-        assert isinstance(output, Tensor)
-        assert rows_seen == ([(0, 7)] if pairs > 35 else [(0, 2), (2, 4), (4, 6), (6, 7)])
-        found.append([output, *torch.autograd.grad(output.square().sum(), [q, k, v, weight])])
-        assert len(rows_seen) == (1 if pairs > 35 else 8), "forward, and again for the gradient"
-    for whole, blocks in zip(*found, strict=True):
-        torch.testing.assert_close(whole, blocks, rtol=1e-12, atol=1e-12)
+        found.append(step(backend, leaves, lambda weight: RowRule(rule, (weight,)), mask=mask))
+        assert rows_seen == [*forward, *backward], "forward, and blocks again for the gradient"
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)

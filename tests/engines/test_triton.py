@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import test_streaming
 import torch
-from test_streaming import COORDINATES, MASKS, B, D, N, biased, check, run
+from engine_steps import assert_as_reference, call_of, step
+from test_streaming import COORDINATES, MASKS, B, D, N, biased, check
+from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from loaded import Loaded
@@ -34,7 +36,7 @@ from relpos import (
     explain,
     lines,
 )
-from relpos.engines.arguments import prepare
+from relpos.core import Coordinates
 from relpos.engines.call import Call
 from relpos.engines.packing import pack
 from relpos.engines.triton import TRITON
@@ -47,6 +49,13 @@ table = importlib.import_module("relpos.engines.triton.table")
 H = 2
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+MORE = {
+    "long": (Sequence(50), Sequence(37, prefix=1)),
+    "wide rows": (Grid(2, 19), None),
+    "queries in one row": (Grid(1, 5), Grid(3, 4)),
+    "one column on both sides": (Grid(5, 1), Grid(4, 1, prefix=1)),
+    "one cell": (Grid(1, 1), Grid(1, 1)),
+}
 
 
 @pytest.fixture
@@ -59,48 +68,19 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_streaming, "H", 1)  # the interpreter takes 20 ms a tile
 
 
-@pytest.fixture
-def two_heads(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_streaming, "H", H)
-
-
-def same(*arguments: Any, **given: Any) -> None:
-    check(*arguments, backend="triton", **given)
+def assert_right(queries: Coordinates | None, keys: Coordinates | None = None, **given: Any) -> None:
+    """As the definition, in float64 where no dtype is asked for; `queries` are N tokens without a bias where None."""
+    position, shapes = biased(queries, keys) if queries else (Terms, [])
+    n = N if queries is None else queries.count
+    dtypes = given.pop("dtypes", (torch.float64,))
+    check(position, shapes, n, n if keys is None else keys.count, backend="triton", dtypes=dtypes, **given)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*(name for name in COORDINATES if name != "irregular"), "long", "wide rows"])
+@pytest.mark.parametrize("name", [*(name for name in COORDINATES if name != "irregular"), *MORE])
 def test_every_layout(name: str, small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_streaming, "H", H if name in ("prefix", "long") else 1)
-    more = {"long": (Sequence(50), Sequence(37, prefix=1)), "wide rows": (Grid(2, 19), None)}
-    queries, keys = (COORDINATES | more)[name]
-    position, shapes = biased(queries, keys)
-    m = (queries if keys is None else keys).count
-    same(position, shapes, queries.count, m, dtypes=DTYPES[::2] if name == "prefix" else DTYPES[:1])
-
-
-@pytest.fixture
-def few_tokens(two_heads: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few that the table's gradient is summed pair by pair, by more programs than one."""
-    monkeypatch.setattr(limits, "FEW", 256)
-    monkeypatch.setattr(table, "_PROGRAMS", 12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["grid", "prefix", "irregular"])
-def test_few_tokens_of_every_layout(name: str, few_tokens: None) -> None:
-    queries, keys = COORDINATES[name]
-    position, shapes = biased(queries, keys)
-    m = (queries if keys is None else keys).count
-    same(position, shapes, queries.count, m, dtypes=DTYPES[::2] if name == "grid" else DTYPES[:1])
-
-
-def test_few_tokens_packed_with_grouped_keys(few_tokens: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By programs that take several elements of the batch, the last ones fewer."""
-    monkeypatch.setattr(test_streaming, "B", 5)
-    monkeypatch.setattr(table, "_PROGRAMS", 4)
-    mask = Mask.packed(torch.arange(10) // 4) & Mask.causal()
-    same(*biased(Sequence(10)), 10, 10, 1, mask=mask, dtypes=DTYPES[:2])
+    assert_right(*(COORDINATES | MORE)[name], dtypes=DTYPES[::2] if name == "prefix" else DTYPES[:1])
 
 
 @pytest.mark.slow
@@ -110,58 +90,69 @@ def test_a_window_over_grids_of_other_shapes(
 ) -> None:
     """By numbers, which are then not equally far apart where cells are."""
     monkeypatch.setattr(test_streaming, "B", 1)
-    same(*biased(queries, keys), queries.count, keys.count, mask=Mask.window(2, 1), dtypes=DTYPES[:1])
-
-
-def test_axes_of_one(small_tiles: None) -> None:
-    """On one side, and on both."""
-    same(*biased(Grid(1, 5), Grid(3, 4)), 5, 12, dtypes=DTYPES[:1])
-    same(*biased(Grid(5, 1), Grid(4, 1, prefix=1)), 5, 5, dtypes=DTYPES[:1])
-    same(*biased(Grid(1, 1), Grid(1, 1)), 1, 1, dtypes=DTYPES[:1])
+    assert_right(queries, keys, mask=Mask.window(2, 1))
 
 
 @pytest.mark.slow
-def test_one_row_for_all_heads_in_every_dtype(two_heads: None) -> None:
-    line = lines(Sequence(N))
-    same(lambda values: LineBias(values, line), [(1, line.length)], N, N, dtypes=DTYPES)
+@pytest.mark.parametrize(
+    ("where", "given"),
+    [
+        (Grid(4, 5), {"dtypes": DTYPES[::2]}),
+        (COORDINATES["prefix"][0], {}),
+        (COORDINATES["irregular"], {}),
+        (Sequence(10), {"groups": 1, "mask": Mask.packed(torch.arange(10) // 4) & Mask.causal(), "dtypes": DTYPES[:2]}),
+    ],
+    ids=["grid", "prefix", "irregular", "packed with grouped keys"],
+)
+def test_few_tokens(where: Any, given: dict[str, Any], small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few that the table's gradient is summed pair by pair, by more programs than one: each takes several elements
+    of the batch, the last one fewer."""
+    monkeypatch.setattr(limits, "FEW", 256)
+    monkeypatch.setattr(table, "_PROGRAMS", 4)
+    for name, count in (("H", H), ("B", 5)):
+        monkeypatch.setattr(test_streaming, name, count)
+    assert_right(*where if isinstance(where, tuple) else [where], **given)
+
+
+SERVED = [name for name, mask in MASKS.items() if not mask.has_globals and mask.blocks is None]
 
 
 @pytest.mark.slow
-def test_full_tiles_and_the_shapes_that_users_get(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_streaming, "H", 1)
-    position, shapes = biased(Sequence(128))
-    same(position, shapes, 128, 128, dtypes=DTYPES[1:2])
-    position, shapes = biased(Sequence(150, prefix=3))
-    same(position, shapes, 153, 153, dtypes=DTYPES[2:3], mask=Mask.causal())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in MASKS if not MASKS[name].has_globals and MASKS[name].blocks is None])
+@pytest.mark.parametrize("name", SERVED)
 def test_every_mask(name: str, small_tiles: None) -> None:
-    same(*biased(Grid(3, 9, prefix=2)), N, N, mask=MASKS[name], dtypes=DTYPES[:1])
-    same(lambda: Terms(), [], N, N, mask=MASKS[name], dtypes=DTYPES[1:2])
+    assert_right(Grid(3, 9, prefix=2), mask=MASKS[name])
+    assert_right(None, mask=MASKS[name], dtypes=DTYPES[1:2])
 
 
-@pytest.mark.slow
-def test_grouped_keys(two_heads: None) -> None:
-    same(*biased(Sequence(N)), N, N, 1, dtypes=DTYPES[:2])
+@pytest.mark.parametrize("window", [Mask.window(None, 2**31 - 1), Mask.window(2**31 - 1, 0), Mask.window(2**40, 1)])
+def test_windows_wider_than_any_length(window: Mask, small_tiles: None) -> None:
+    assert_right(Sequence(5), mask=window, dtypes=DTYPES[1:2])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [3, 24])
 def test_widths_are_padded(width: int, small_tiles: None) -> None:
-    same(*biased(Sequence(N)), N, N, dtypes=DTYPES[1:2], width=width)
+    assert_right(Sequence(N), dtypes=DTYPES[1:2], width=width)
 
 
 @pytest.mark.slow
-def test_what_stands_beside_a_bias(two_heads: None) -> None:
+def test_full_tiles_and_the_shapes_that_users_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_streaming, "H", 1)
+    assert_right(Sequence(128), dtypes=DTYPES[1:2])
+    assert_right(Sequence(150, prefix=3), dtypes=DTYPES[2:3], mask=Mask.causal())
+
+
+@pytest.mark.slow
+def test_what_stands_beside_a_bias(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row for all heads, which share keys, in every dtype."""
+    monkeypatch.setattr(test_streaming, "H", H)
     line = lines(Sequence(N))
-    shapes = [(H, line.length), (H,), (1, 1, N, D // 2), (1, D)]
-    same(
+    check(
         lambda values, logits, angles, u: (
             LineBias(values, line) + Sinks(logits) + Rotation(angles, angles, "half") + QueryBias(u)
         ),
-        shapes, N, N, mask=Mask.packed(torch.arange(N) // 8),
+        [(1, line.length), (H,), (1, 1, N, D // 2), (1, D)], N, N, 1, mask=Mask.packed(torch.arange(N) // 8),
+        backend="triton", dtypes=DTYPES,
     )  # fmt: skip
 
 
@@ -169,58 +160,39 @@ def test_what_stands_beside_a_bias(two_heads: None) -> None:
 def test_dropout_drops_the_pairs_that_the_definition_drops(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "randint", lambda *_, device: torch.tensor(12345, device=device))  # the same on a GPU
     position, shapes = biased(Sequence(N - 2, prefix=2))
-    q, k, v = (torch.randn(B, H, N, D) for _ in range(3))
-    values, upstream = torch.randn(shapes[0]), [torch.randn(B, H, N, D), torch.randn(B, H, N)]
-    given = {"dropout": 0.3, "mask": Mask.causal()}
-    found = [run(backend, position, given, [q, k, v, values], upstream) for backend in ("reference", "triton")]
-    for theirs, ours in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("window", [Mask.window(None, 2**31 - 1), Mask.window(2**31 - 1, 0), Mask.window(2**40, 1)])
-def test_windows_wider_than_any_length(window: Mask, small_tiles: None) -> None:
-    same(lambda: Terms(), [], 5, 5, mask=window, dtypes=DTYPES[1:2])
+    leaves = [*torch.randn(3, B, H, N, D), torch.randn(shapes[0])]
+    assert_as_reference("triton", leaves, position, dropout=0.3, mask=Mask.causal(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_sink_of_nothing_under_a_row_that_sees_nothing(small_tiles: None) -> None:
     mask = Mask.padding(torch.tensor([True, True, False, True, False]))
-    q = torch.randn(1, 1, 5, 4)
-    found = []
-    for backend in ("reference", "triton"):
-        logits = torch.tensor([-torch.inf], requires_grad=True)
-        out = attention(q, q, q, position=Sinks(logits), mask=mask, backend=backend)
-        assert isinstance(out, torch.Tensor)
-        found.append([out, *torch.autograd.grad(out.sum(), logits)])
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
-def test_queries_and_keys_in_other_memory(small_tiles: None) -> None:
-    """Heads behind tokens, as projections leave them, and a width that is not the last stride."""
-    position, shapes = biased(Sequence(N))
-    values = torch.randn(shapes[0])
-    plain = [torch.randn(B, H, N, D) for _ in range(3)]
-    wanted = attention(*plain, position=position(values), backend="triton")
-    behind = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in plain]
-    assert torch.equal(attention(*behind, position=position(values), backend="triton"), wanted)
-    across = [x.mT.contiguous().mT for x in plain]
-    assert torch.equal(attention(*across, position=position(values), backend="triton"), wanted)
+    assert_as_reference("triton", [*torch.randn(3, 1, 1, 5, 4), torch.tensor([-torch.inf])], Sinks, mask=mask)
 
 
 @pytest.mark.slow
-def test_gradients_that_come_in_other_memory(small_tiles: None) -> None:
-    """As the output projection leaves them, heads behind tokens; spread out of one number; and columns first."""
+def test_inputs_and_gradients_in_other_memory(small_tiles: None) -> None:
+    """Heads behind tokens, as projections leave them, columns first, and spread out of one number."""
     position, shapes = biased(Sequence(N))
-    leaves = [*(torch.randn(B, H, N, D) for _ in range(3)), torch.randn(shapes[0])]
-    plain, one = torch.randn(B, H, N, D), torch.ones(()).expand(B, H, N, D)
-    behind = plain.transpose(1, 2).contiguous().transpose(1, 2)
-    across = plain.mT.contiguous().mT
-    for strange, usual in ((behind, plain), (across, plain), (one, one.contiguous())):
-        ours, wanted = (run("triton", position, {}, leaves, [x, torch.zeros(B, H, N)]) for x in (strange, usual))
-        assert all(torch.equal(a, b) for a, b in zip(ours, wanted, strict=True))
+    *plain, upstream = torch.randn(4, B, H, N, D)
+    values = torch.randn(shapes[0])
+
+    def behind(x: Tensor) -> Tensor:
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+    def across(x: Tensor) -> Tensor:
+        return x.mT.contiguous().mT
+
+    def results(tensors: list[Tensor], upstream: Tensor) -> list[Tensor]:
+        return step("triton", [*tensors, values], position, upstream)
+
+    wanted, one = results(plain, upstream), torch.ones(()).expand(B, H, N, D)
+    for order in (behind, across):
+        found = results([order(x) for x in plain], order(upstream))
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    torch.testing.assert_close(results(plain, one), results(plain, one.contiguous()), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", [name for name in MASKS if not MASKS[name].has_globals and MASKS[name].blocks is None])
+@pytest.mark.parametrize("name", SERVED)
 def test_spans_hold_all_that_is_allowed_and_skip_the_rest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans, "COARSE", 4)
     mask = MASKS[name]
@@ -240,27 +212,23 @@ def test_spans_hold_all_that_is_allowed_and_skip_the_rest(name: str, monkeypatch
 
 
 def test_it_says_what_it_lacks() -> None:
-    q = torch.randn(1, 2, 6, 4)
+    """Irregular lines are read, where no gradient is wanted."""
     line, values = lines(Sequence(6)), torch.randn(2, 11)
-    globals_ = Mask(left=1, query_global=torch.arange(6) == 0)
-    blocks = Mask(blocks=Blocks(torch.ones(1, 2, 2, dtype=torch.bool), 3))
-    places = lines(Positions(torch.arange(6).flip(0), low=0, high=5))
-    many = lines(Positions(torch.arange(300).flip(0), low=0, high=299))
-    for given, words in (
-        ({"position": Softcap(2.0)}, "Softcap"),
-        ({"mask": globals_}, "globals"),
-        ({"mask": blocks}, "blocks"),
-        ({"position": LineBias(values, line) + LineBias(values, places)}, "several line biases"),
-        ({"position": LineBias(torch.zeros(2, 599, requires_grad=True), many)}, "irregular lines of over 256 tokens"),
+    places, many = (lines(Positions(torch.arange(n).flip(0), low=0, high=n - 1)) for n in (6, 300))
+    for given, n, width, words in (
+        ({"position": Softcap(2.0)}, 6, 4, "Softcap"),
+        ({"mask": Mask(left=1, query_global=torch.arange(6) == 0)}, 6, 4, "globals"),
+        ({"mask": Mask(blocks=Blocks(torch.ones(1, 2, 2, dtype=torch.bool), 3))}, 6, 4, "blocks"),
+        ({"position": LineBias(values, line) + LineBias(values, places)}, 6, 4, "several line biases"),
+        ({"position": LineBias(torch.zeros(2, 599, requires_grad=True), many)}, 300, 4, "irregular lines of over 256"),
+        ({}, 3, 320, "above 256"),
     ):
-        x = torch.randn(1, 2, 300, 4) if words.startswith("irregular") else q
+        x = torch.randn(1, 2, n, width)
         with pytest.raises(NotImplementedError, match=words):
-            attention(x, x, x, backend="triton", **given)  # type: ignore[arg-type]
-    wide = torch.randn(1, 1, 3, 320)
-    with pytest.raises(NotImplementedError, match="above 256"):
-        attention(wide, wide, wide, backend="triton")
+            attention(x, x, x, backend="triton", **given)
+    q = torch.randn(1, 2, 6, 4)
     ours, theirs = (attention(q, q, q, position=LineBias(values, places), backend=b) for b in ("triton", "reference"))
-    torch.testing.assert_close(ours, theirs)  # irregular lines are read, where no gradient is wanted
+    torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize(
@@ -280,10 +248,7 @@ def test_gpus_with_less_shared_memory(
     monkeypatch.setattr(limits, "shared_memory", lambda device: room * 1024)
     with FakeTensorMode():
         q = torch.empty(1, 1, 600, width, dtype=dtype, device="cuda")
-        call = prepare(
-            q, q, q, position=None, queries=None, keys=None, mask=None, scale=None, dropout=0.0, return_lse=False
-        )
-        lack = TRITON.unsupported(call)
+        lack = TRITON.unsupported(call_of(q, q, q))
     assert (lack is None) if word is None else (word in str(lack))
 
 
@@ -310,13 +275,8 @@ def test_operators_are_sound(small_tiles: None) -> None:
     position, shapes = biased(Sequence(N))
     q, k, v = (torch.randn(1, 2, N, D, requires_grad=True, device=HERE) for _ in range(3))
     values = torch.randn(2, shapes[0][1], requires_grad=True, device=HERE)
-    call = prepare(
-        q, k, v, position=position(values).to(HERE), queries=None, keys=None, mask=Mask.causal(), scale=None,
-        dropout=0.0, return_lse=False,
-    )  # fmt: skip
-    torch.library.opcheck(
-        torch.ops.relpos.triton.default, pack(call.rotated()), test_utils=("test_schema", "test_faketensor")
-    )
+    call = call_of(q, k, v, position=position(values).to(HERE), mask=Mask.causal()).rotated()
+    torch.library.opcheck(torch.ops.relpos.triton.default, pack(call), test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.slow

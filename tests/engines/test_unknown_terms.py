@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from engine_steps import with_gradients
 from torch import Tensor
 
 from relpos import Mask, Rotation, attention, explain
@@ -37,65 +38,56 @@ class Tilt(Term):
         return self.gain[:, None, None].to(q.dtype) * q[..., :1] * apart
 
 
-def ingredients() -> tuple[dict[str, Tensor], Tensor]:
-    q, k, v = (torch.randn(B, H, N, D, dtype=torch.float64) for _ in range(3))
-    learned = {"q": q, "k": k, "v": v, "gain": torch.randn(H, dtype=torch.float64)}
-    return {name: x.requires_grad_() for name, x in learned.items()}, torch.rand(1, 1, N, 2, dtype=torch.float64)
+def ingredients() -> tuple[list[Tensor], Tensor]:
+    """q, k, v and gains; angles."""
+    shapes = *[(B, H, N, D)] * 3, (H,)
+    leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    return leaves, torch.rand(1, 1, N, 2, dtype=torch.float64)
 
 
-def written_out(q: Tensor, k: Tensor, v: Tensor, gain: Tensor, angles: Tensor, causal: bool) -> Tensor:
+def written_out(q: Tensor, k: Tensor, v: Tensor, gain: Tensor, angles: Tensor, causal: bool = False) -> Tensor:
     i, j = torch.arange(N)[:, None], torch.arange(N)
     turned = [rotate(x, angles, layout="half") for x in (q, k)]
     score = turned[0] @ turned[1].mT * D**-0.5 + gain[:, None, None] * q[..., :1] * (i - j)
     return (score.masked_fill(j > i, -torch.inf) if causal else score).softmax(dim=-1) @ v
 
 
+@pytest.mark.parametrize("rotated", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "auto"])
-def test_values_and_gradients(backend: str, causal: bool) -> None:
-    given, angles = ingredients()
-    mask = Mask.causal() if causal else None
-    for rotation in (Terms(), Terms(Rotation(angles, angles, "half"))):
-        position = rotation + Tilt(given["gain"])
-        found = attention(given["q"], given["k"], given["v"], position=position, mask=mask, backend=backend)
-        exact = written_out(**given, angles=angles if len(rotation) else 0 * angles, causal=causal)
-        upstream = torch.randn_like(exact)
-        for one, other in zip(
-            (found, *torch.autograd.grad(found, list(given.values()), upstream)),
-            (exact, *torch.autograd.grad(exact, list(given.values()), upstream)),
-            strict=True,
-        ):
-            torch.testing.assert_close(one, other)
+def test_values_and_gradients(backend: str, causal: bool, rotated: bool) -> None:
+    leaves, angles = ingredients()
+    q, k, v, gain = leaves
+    position = Terms(Rotation(angles, angles, "half"), Tilt(gain)) if rotated else Tilt(gain)
+    found = attention(q, k, v, position=position, mask=Mask.causal() if causal else None, backend=backend)
+    exact = written_out(*leaves, angles if rotated else 0 * angles, causal)
+    torch.testing.assert_close(with_gradients(found, leaves), with_gradients(exact, leaves))
 
 
 def test_streaming_names_it() -> None:
-    given, _ = ingredients()
-    position = Terms(Tilt(given["gain"]))
+    (*tensors, gain), _ = ingredients()
     with pytest.raises(NotImplementedError, match="backend 'streaming' lacks Tilt"):
-        attention(given["q"], given["k"], given["v"], position=position, backend="streaming")
-    explained = explain(given["q"], given["k"], given["v"], position=position, mask=Mask.causal())
+        attention(*tensors, position=Tilt(gain), backend="streaming")
+    explained = explain(*tensors, position=Tilt(gain), mask=Mask.causal())
     assert explained.passed_over["streaming"] == "it lacks Tilt"
 
 
 def test_it_is_checked_and_narrowed() -> None:
-    given, _ = ingredients()
-    q, k, v, gain = (x.detach() for x in given.values())
+    q, k, v, gain = (x.detach() for x in ingredients()[0])
     with pytest.raises(ValueError, match="a Tilt of 3 heads"):
         attention(q, k, v, position=Tilt(gain[:2]))
     whole = attention(q, k, v, position=Tilt(gain), mask=Mask.causal())
     last = Terms(Tilt(gain)).narrow(slice(N - 1, N), slice(0, N))
-    assert isinstance(whole, Tensor)
     torch.testing.assert_close(attention(q[:, :, -1:], k, v, position=last), whole[:, :, -1:])
 
 
 def test_a_plan_without_its_gradient_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streaming's dense plan asks terms for their scores, so that its forward is right even so."""
     monkeypatch.setattr(type(STREAMING), "served", None)
-    given, angles = ingredients()
-    position = Rotation(angles, angles, "half") + Tilt(given["gain"])
-    found = attention(given["q"], given["k"], given["v"], position=position, backend="streaming")
-    assert isinstance(found, Tensor)
-    torch.testing.assert_close(found, written_out(**given, angles=angles, causal=False))
+    (*tensors, gain), angles = ingredients()
+    position = Rotation(angles, angles, "half") + Tilt(gain)
+    found = attention(*tensors, position=position, backend="streaming")
+    torch.testing.assert_close(found, written_out(*tensors, gain, angles))
     with pytest.raises(NotImplementedError, match="no gradient for Tilt"):
         found.sum().backward()
 

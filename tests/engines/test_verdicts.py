@@ -7,19 +7,20 @@ import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from engine_steps import with_gradients
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from loaded import Loaded
 from patience import PATIENCE
 from relpos import Grid, LineBias, Mask, RotaryEmbedding, Sequence, Softcap, attention, explain, lines
 from relpos.engines import verdicts
@@ -54,6 +55,25 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
+Change = Callable[[Callable[[Tensor], Tensor]], None]
+
+
+@pytest.fixture
+def wrong(monkeypatch: pytest.MonkeyPatch) -> Change:
+    """Changes what the streaming engine gives, from its right output."""
+    right = streaming.run
+
+    def changed(change: Callable[[Tensor], Tensor]) -> None:
+        def run(call: Any) -> tuple[Tensor, Tensor]:
+            out, lse = right(call)
+            return change(out), lse
+
+        monkeypatch.setattr(streaming, "run", run)
+        monkeypatch.setattr(streaming, "plan", lambda call: run)
+
+    return changed
+
+
 @pytest.fixture
 def gated(checks: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The streaming engine is `auto`'s first choice, and must be checked."""
@@ -75,25 +95,13 @@ def interpreted(checks: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]
     return checks
 
 
-def tensors(n: int = N, dtype: torch.dtype = torch.float32, width: int = 8) -> list[Tensor]:
+def inputs(n: int = N, dtype: torch.dtype = torch.float32, width: int = 8) -> list[Tensor]:
     return [torch.randn(1, 2, n, width, dtype=dtype) for _ in range(3)]
 
 
 def bias(n: int = N) -> LineBias:
     line = lines(Sequence(n))
     return LineBias(torch.randn(2, line.length), line)
-
-
-def wrong(engine: Any, monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -> None:
-    """The engine's output is changed."""
-    right = engine.run
-
-    def run(call: Any) -> tuple[Tensor, Tensor]:
-        out, lse = right(call)
-        return change(out), lse
-
-    monkeypatch.setattr(engine, "run", run)
-    monkeypatch.setattr(engine, "plan", lambda call: run)
 
 
 class HalfTheGradient(torch.autograd.Function):
@@ -122,77 +130,71 @@ BROKEN: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 
 @pytest.mark.parametrize("what", list(BROKEN))
 def test_a_wrong_kernel_is_passed_over_with_one_warning(
-    what: str, gated: list[Any], monkeypatch: pytest.MonkeyPatch, unchecked: None
+    what: str, gated: list[Any], wrong: Change, unchecked: None
 ) -> None:
-    q, k, v = tensors()
     change, says = BROKEN[what]
-    wrong(streaming, monkeypatch, change)
-    position = bias()
+    wrong(change)
+    tensors, position = inputs(), bias()
     with pytest.warns(
         RuntimeWarning, match=r"'streaming' failed its check .* on cpu.*relpos check.*prints more"
     ) as all_:
-        ours = attention(q, k, v, position=position)
+        ours = attention(*tensors, position=position)
     assert len(all_) == 1
-    torch.testing.assert_close(ours, attention(q, k, v, position=position, backend="reference"))
+    torch.testing.assert_close(ours, attention(*tensors, position=position, backend="reference"))
     made = len(gated)
-    attention(q, k, v, position=position)  # warnings are errors here
-    said = explain(q, k, v, position=position)
+    attention(*tensors, position=position)  # warnings are errors here
+    said = explain(*tensors, position=position)
     assert len(gated) == made, "once is enough"
     assert said.backend != "streaming"
     assert "failed its check against the reference on cpu: " in said.passed_over["streaming"]
     assert says in said.passed_over["streaming"]
 
 
-def test_an_engine_asked_for_by_name_is_not_checked(gated: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong(streaming, monkeypatch, lambda x: x + 1)
-    q, k, v = tensors()
-    out = attention(q, k, v, backend="streaming")
-    torch.testing.assert_close(out, attention(q, k, v, backend="reference") + 1)
+def test_an_engine_asked_for_by_name_is_not_checked(gated: list[Any], wrong: Change) -> None:
+    wrong(lambda x: x + 1)
+    tensors = inputs()
+    out, right = (attention(*tensors, backend=name) for name in ("streaming", "reference"))
+    torch.testing.assert_close(out, right + 1)
     assert not gated
 
 
 def test_a_right_kernel_is_checked_once_a_variant(gated: list[Any]) -> None:
-    q, k, v = tensors()
+    q, k, v = inputs()
     assert explain(q, k, v, position=bias()).backend == "streaming"
     assert len(gated) == 2, "a cut tile and full ones"
     attention(q, k, v, position=bias())
     with torch.no_grad():
-        attention(*tensors(N + 5), position=bias(N + 5))
-    attention(*(x.requires_grad_() for x in tensors()), position=bias())
+        attention(*inputs(N + 5), position=bias(N + 5))
+    attention(*(x.requires_grad_() for x in inputs()), position=bias())
     assert len(gated) == 2
+    segments, grid = torch.arange(N) // 5, lines(Grid(3, 4))
     others: list[dict[str, Any]] = [
         {"position": bias(), "mask": Mask.causal()},
         {"position": bias(), "mask": Mask.window(3, 2)},
-        {"position": bias(), "mask": Mask.packed(torch.arange(N) // 5)},
-        {"position": bias(), "mask": Mask.packed((torch.arange(N) // 5).int())},
+        {"position": bias(), "mask": Mask.packed(segments)},
+        {"position": bias(), "mask": Mask.packed(segments.int())},
         {"position": bias() + RotaryEmbedding(8).terms(Sequence(N))},
         {"position": bias(), "dropout": 0.1},
-        {"position": LineBias(torch.randn(2, lines(Grid(3, 4)).length), lines(Grid(3, 4)))},
+        {"position": LineBias(torch.randn(2, grid.length), grid)},
         {"position": Softcap(3.0)},
         {},
+        *({"tensors": x} for x in (inputs(dtype=torch.bfloat16), inputs(width=16), [q, k[:, :1], v[:, :1]])),
+        {"tensors": inputs(300)},
     ]
     for number, given in enumerate(others):
-        assert explain(q, k, v, **given).backend == "streaming"
+        assert explain(*given.pop("tensors", (q, k, v)), **given).backend == "streaming"
         assert len(gated) == 2 * (number + 2), f"another variant: {given}"
-    for more in (tensors(dtype=torch.bfloat16), tensors(width=16), [q, k[:, :1], v[:, :1]], tensors(300)):
-        made = len(gated)
-        assert explain(*more).backend == "streaming"
-        assert len(gated) == made + 2
 
 
 def test_no_random_stream_moves(gated: list[Any], unchecked: None) -> None:
-    q, k, v = tensors()
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    explain(q, k, v, position=bias_of_zeros(), dropout=0.2)
+    def states() -> list[Any]:
+        return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]  # noqa: NPY002
+
+    tensors, position = inputs(), bias()
+    before = states()
+    explain(*tensors, position=position, dropout=0.2)
     assert gated
-    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    assert torch.equal(before[0], after[0])
-    assert before[1:] == after[1:]
-
-
-def bias_of_zeros() -> LineBias:
-    line = lines(Sequence(N))
-    return LineBias(torch.zeros(2, line.length), line)
+    assert states() == before
 
 
 CALLERS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -209,46 +211,41 @@ def refuse(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", list(CALLERS))
-def test_it_is_checked_whatever_the_caller_has_on(name: str, gated: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_checked_whatever_the_caller_has_on(name: str, gated: list[Any], wrong: Change) -> None:
     seen = []
 
     def look(x: Tensor) -> Tensor:
         seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")))
         return x
 
-    wrong(streaming, monkeypatch, look)
-    q, k, v = tensors()
-    position = bias_of_zeros()
+    wrong(look)
+    tensors, position = inputs(), bias()
     with CALLERS[name]():
-        assert explain(q, k, v, position=position).backend == "streaming"
+        assert explain(*tensors, position=position).backend == "streaming"
     assert seen == [(True, False, False)] * 2
 
 
 def test_the_first_call_may_stand_in_a_checkpoint(gated: list[Any]) -> None:
-    q, k, v = (x.requires_grad_() for x in tensors())
-    position = bias_of_zeros()
-    out = checkpoint(lambda *x: attention(*x, position=position), q, k, v, use_reentrant=False)
-    found = torch.autograd.grad(out.square().sum(), (q, k, v))
-    plain = attention(q, k, v, position=position, backend="reference")
-    for ours, theirs in zip(found, torch.autograd.grad(plain.square().sum(), (q, k, v)), strict=True):  # type: ignore[union-attr]
-        torch.testing.assert_close(ours, theirs)
+    leaves, position = [x.requires_grad_() for x in inputs()], bias()
+    out = checkpoint(lambda *x: attention(*x, position=position), *leaves, use_reentrant=False)
+    plain = attention(*leaves, position=position, backend="reference")
+    torch.testing.assert_close(with_gradients(out, leaves), with_gradients(plain, leaves))
     assert len(gated) == 2
 
 
-@pytest.mark.parametrize("under", ["fake tensors", "counted operations"])
-def test_nothing_is_run_under_a_dispatch_mode(under: str, gated: list[Any]) -> None:
-    mode = FakeTensorMode() if under == "fake tensors" else FlopCounterMode(display=False)
+@pytest.mark.parametrize("mode", [FakeTensorMode(), FlopCounterMode(display=False)], ids=["fake tensors", "counted"])
+def test_nothing_is_run_under_a_dispatch_mode(mode: Any, gated: list[Any]) -> None:
     with mode:
-        q, k, v = tensors()
-        said = explain(q, k, v)
+        tensors = inputs()
+        said = explain(*tensors)
     assert said.backend != "streaming"
     assert "has not been checked on cpu, and nothing is run under fake tensors" in said.passed_over["streaming"]
-    if under == "fake tensors":
-        assert explain(q, k, v).backend != "streaming", "a fake tensor outside of its mode"
+    if isinstance(mode, FakeTensorMode):
+        assert explain(*tensors).backend != "streaming", "a fake tensor outside of its mode"
     assert not gated
-    assert explain(*tensors()).backend == "streaming"
+    assert explain(*inputs()).backend == "streaming"
     with mode:
-        assert explain(*tensors()).backend == "streaming", "the last verdict counts"
+        assert explain(*inputs()).backend == "streaming", "the last verdict counts"
 
 
 def test_nothing_is_run_under_transforms(gated: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,68 +261,46 @@ def test_nothing_is_run_under_transforms(gated: list[Any], monkeypatch: pytest.M
     assert not gated
 
 
-@pytest.mark.traced
-@pytest.mark.slow
-def test_compiled_functions_take_it_once_it_is_known(loaded: Loaded) -> None:
-    """In a process of its own, without the shape checks."""
-    done = loaded.run(Path(__file__).with_name("compile_verdicts.py"), needs=["compiler"])
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "as it should" in done.stdout
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("can't allocate memory")]
+)
+def test_memory_that_runs_out_is_no_verdict(error: Exception, gated: list[Any]) -> None:
+    with mock.patch.object(streaming, "run", side_effect=error):
+        assert "memory ran out" in explain(*inputs()).passed_over["streaming"]
+    assert explain(*inputs()).backend == "streaming"
 
 
-def test_memory_that_runs_out_is_no_verdict(gated: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    right = streaming.run
-    q, k, v = tensors()
-    for error in (torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("can't allocate memory")):
-
-        def full(call: Any, error: Exception = error) -> Any:
-            raise error
-
-        monkeypatch.setattr(streaming, "run", full)
-        assert "memory ran out" in explain(q, k, v).passed_over["streaming"]
-    monkeypatch.setattr(streaming, "run", right)
-    assert explain(q, k, v).backend == "streaming"
-
-
-def test_a_wrong_kernel_whose_warning_is_an_error_is_known_all_the_same(
-    gated: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wrong(streaming, monkeypatch, lambda x: x + 1)
+def test_a_wrong_kernel_whose_warning_is_an_error_is_known_all_the_same(gated: list[Any], wrong: Change) -> None:
+    wrong(lambda x: x + 1)
     with pytest.raises(RuntimeWarning):
-        attention(*tensors())
-    attention(*tensors())
+        attention(*inputs())
+    attention(*inputs())
 
 
-def test_threads_share_one_verdict_and_one_warning(gated: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong(streaming, monkeypatch, lambda x: x + 1)
+def test_threads_share_one_verdict_and_one_warning(gated: list[Any], wrong: Change) -> None:
+    wrong(lambda x: x + 1)
     both = threading.Barrier(2, timeout=PATIENCE)
-    found: list[str] = []
 
-    def asks() -> None:
+    def asks(_: int) -> str:
         both.wait()
-        found.append(explain(*tensors()).passed_over["streaming"])
+        return explain(*inputs()).passed_over["streaming"]
 
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught, ThreadPoolExecutor(2) as pool:
         warnings.simplefilter("always")
-        threads = [threading.Thread(target=asks) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(found) == 2
-    assert found[0] == found[1]
+        one, other = pool.map(asks, range(2))
+    assert one == other
     assert len(caught) == 1
 
 
 def test_no_check_is_asked_for_where_an_engine_needs_none(checks: list[Any]) -> None:
     assert triton.checked_on == flex.checked_on == ("cuda",)
-    attention(*tensors(), position=bias())
+    attention(*inputs(), position=bias())
     assert not checks
 
 
 def test_tritons_kernels_agree_in_the_interpreter(interpreted: list[Any]) -> None:
-    assert explain(*tensors(), position=bias()).backend == "triton"
-    assert explain(*tensors(), position=bias(), mask=Mask.causal(), dropout=0.1).backend == "triton"
+    assert explain(*inputs(), position=bias()).backend == "triton"
+    assert explain(*inputs(), position=bias(), mask=Mask.causal(), dropout=0.1).backend == "triton"
     assert len(interpreted) == 4
 
 
@@ -334,14 +309,12 @@ def test_tritons_kernels_that_forget_the_mask_are_passed_over_under_one(
 ) -> None:
     real = spans.allowed
     monkeypatch.setattr(spans, "allowed", lambda mask, *rest: real(None, *rest))
-    q, k, v = tensors()
-    assert explain(q, k, v, position=bias()).backend == "triton"
+    tensors, given = inputs(), {"position": bias(), "mask": Mask.causal()}
+    assert explain(*tensors, position=bias()).backend == "triton"
     with pytest.warns(RuntimeWarning, match="a mask of right"):
-        found = attention(q, k, v, position=bias_of_zeros(), mask=Mask.causal())
-    torch.testing.assert_close(
-        found, attention(q, k, v, position=bias_of_zeros(), mask=Mask.causal(), backend="reference")
-    )
-    assert explain(q, k, v, position=bias()).backend == "triton"
+        found = attention(*tensors, **given)
+    torch.testing.assert_close(found, attention(*tensors, **given, backend="reference"))
+    assert explain(*tensors, position=bias()).backend == "triton"
 
 
 @pytest.mark.parametrize("kernel", ["backward_keys", "backward_queries", "backward_pairs", "backward_rows"])
@@ -354,7 +327,7 @@ def test_a_kernel_of_tritons_that_writes_nothing_is_found(
 
     monkeypatch.setattr(kernels, kernel, Idle())
     with pytest.warns(RuntimeWarning, match="gradient of"):
-        assert explain(*tensors(), position=bias()).backend != "triton"
+        assert explain(*inputs(), position=bias()).backend != "triton"
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ from fuzz.running import ENGINES, NOT_SERVED, run  # noqa: E402
 from fuzz.tiles import set_to  # noqa: E402
 from relpos.position import presets  # noqa: E402
 
-CALLS, INTERPRETED = 200, 24
+CALLS, INTERPRETED = 200, 10
 Print = tuple[str, float, float]
 """A tensor's dtype, norm and mixture."""
 

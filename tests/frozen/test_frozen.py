@@ -21,9 +21,9 @@ def kept(name: str) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def calls() -> dict[str, Any]:
-    return kept("calls.json")
+CALLS = kept("calls.json")
+CASES = [case for case in cases() if case[2] != ("triton",) or not torch.cuda.is_available()]
+PART = 28
 
 
 @pytest.fixture
@@ -33,34 +33,31 @@ def with_threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-CASES = [case for case in cases() if case[2] != ("triton",) or not torch.cuda.is_available()]
-
-
 @pytest.mark.parametrize(
     ("first", "threads"),
     [
         pytest.param(first, threads, marks=[pytest.mark.slow] if first else [])
-        for number, first in enumerate(range(0, len(CASES), 28))
+        for number, first in enumerate(range(0, len(CASES), PART))
         for threads in ([1] if number % 3 else [1, 4])
     ],
 )
-def test_calls(first: int, threads: int, calls: dict[str, Any], with_threads: Callable[[int], None]) -> None:
+def test_calls(first: int, threads: int, with_threads: Callable[[int], None]) -> None:
     with_threads(threads)
-    for name, seed, engines in CASES[first : first + 28]:
+    for name, seed, engines in CASES[first : first + PART]:
         found = call(seed, engines)
-        assert list(found) == list(calls[name]), f"the engines that serve {name}"
+        assert list(found) == list(CALLS[name]), f"the engines that serve {name}"
         for engine, tensors in found.items():
-            wrong = differing(tensors, calls[name][engine])
+            wrong = differing(tensors, CALLS[name][engine])
             assert not wrong, f"{name}, {engine}: {wrong}"
 
 
 @pytest.mark.parametrize(
     ("factor", "least"), [(0.0, 0.01), (-1.0, 0.01), (1.01, 0.5)], ids=["zero", "of the other sign", "1 % more"]
 )
-def test_a_change_in_half_precision_is_noticed(factor: float, least: float, calls: dict[str, Any]) -> None:
+def test_a_change_in_half_precision_is_noticed(factor: float, least: float) -> None:
     """Of tensors that are no rounding of a larger one: at least so large a part of the largest of their call."""
     asked = noticed = 0
-    for tensors in (own for engines in calls.values() for own in engines.values()):
+    for tensors in (own for engines in CALLS.values() for own in engines.values()):
         largest = max(norm for _, norm, _ in tensors.values())
         for name, (dtype, norm, mixture) in tensors.items():
             if dtype in ("bfloat16", "float16") and 0 < norm >= least * largest:
@@ -101,18 +98,14 @@ class Exported(torch.nn.Module):
         super().__init__()
         self.bias = relpos.T5Bias(num_heads=2) + relpos.RotaryEmbedding(8)
 
-    def forward(self, q: torch.Tensor) -> torch.Tensor:
-        found = relpos.attention(
-            q, q, q, position=self.bias, queries=relpos.Sequence(9), mask=relpos.Mask.causal(), backend="streaming"
-        )
-        assert isinstance(found, torch.Tensor)
-        return found
+    def forward(self, q: torch.Tensor) -> Any:
+        given = {"position": self.bias, "queries": relpos.Sequence(9), "mask": relpos.Mask.causal()}
+        return relpos.attention(q, q, q, **given, backend="streaming")
 
 
 @pytest.mark.traced
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 def test_an_exported_program_is_written_and_read() -> None:
-    torch.manual_seed(0)
     module, q, file = Exported(), torch.randn(1, 2, 9, 8), io.BytesIO()
     program = torch.export.export(module, (q,))
     parts = [one for one in program.graph_module.modules() if isinstance(one, torch.fx.GraphModule)]
@@ -128,24 +121,23 @@ import sys, torch, relpos
 from torch._dynamo.testing import CompileCounter
 torch.set_num_threads(1)
 bias = relpos.T5Bias(num_heads=2) + relpos.RotaryEmbedding(8)
-for backend, dynamic in (("auto", None), ("streaming", None), ("streaming", True)):
+for backend in ("auto", "streaming"):
     def run(q):
         tokens = relpos.Sequence(q.shape[2])
         return relpos.attention(q, q, q, position=bias, queries=tokens, mask=relpos.Mask.causal(), backend=backend)
     torch._dynamo.reset()
     counter = CompileCounter()
-    compiled = torch.compile(run, fullgraph=True, dynamic=dynamic, backend=counter)
+    compiled = torch.compile(run, fullgraph=True, backend=counter)
     for length in (6, 9, 14, 9):
         q = torch.randn(1, 2, length, 8)
         torch.testing.assert_close(compiled(q), run(q), rtol=1e-4, atol=1e-5)
-    print(backend, dynamic, counter.frame_count)
+    print(backend, counter.frame_count)
 """
 
 
 @pytest.mark.traced
 @pytest.mark.slow
 def test_graphs_of_four_lengths(loaded: Loaded) -> None:
-    """In a process of its own, without the shape checks."""
+    """In a process of its own, without the shape checks. `compile_terms.py` has symbols from the start: one graph."""
     found = loaded.run("-c", GRAPHS, needs=["compiler"])
-    wanted = ["auto None 2", "streaming None 2", "streaming True 1"]
-    assert found.stdout.splitlines() == wanted, found.stdout + found.stderr
+    assert found.stdout.splitlines() == ["auto 2", "streaming 2"], found.stdout + found.stderr

@@ -93,7 +93,7 @@ class Softmaxes(TorchDispatchMode):
 @pytest.mark.parametrize("options", [{"backend": "reference"}, {"attention": "flash"}], ids=["reference", "flash"])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_the_softmax_is_in_float32_under_autocast(options: dict[str, str], dtype: torch.dtype) -> None:
-    """Fused engines keep theirs inside; how near they come is asked in tests/engines/test_precisions.py."""
+    """Fused engines keep theirs inside; how near they come is asked in tests/engines/test_terms_in_engines.py."""
     model, inputs = text_model(position="alibi", **options)
     with Softmaxes() as seen, torch.autocast("cpu", dtype):
         model(inputs)
