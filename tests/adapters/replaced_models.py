@@ -18,13 +18,13 @@ from relpos import Grid, RotaryEmbedding, Sequence, Site, T5Bias
 from relpos.adapters.libraries import imported
 
 
-def _hf(kind: str, config: str, **settings: Any) -> Any:
+def _hf(kind: str, config: str, std: float = 0.3, **settings: Any) -> Any:
     """A model of transformers with weights that say something, in float64."""
     transformers = imported("transformers")
     model = getattr(transformers, kind)(getattr(transformers, config)(**settings))
     for x in model.parameters():
         if x.dim() > 1:
-            nn.init.normal_(x, std=0.3)
+            nn.init.normal_(x, std=std)
     return model.eval().double()
 
 
@@ -37,7 +37,7 @@ _TEXT = {
 def t5(**more: Any) -> Any:
     torch.manual_seed(0)
     config = {**T5, "decoder_start_token_id": 0, "eos_token_id": None, **more}
-    return _hf("T5ForConditionalGeneration", "T5Config", **config)
+    return _hf("T5ForConditionalGeneration", "T5Config", std=0.2, **config)  # its scores have no scale
 
 
 def bert(**more: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from engine_steps import with_gradients
+from random_calls import sequence
 
 import relpos
 from relpos import Grid, LineBias, RelativePositionBias, Sequence, T5Bias, Terms, attention, lines
@@ -274,7 +275,7 @@ def test_one_tensor_given_twice_is_another_structure() -> None:
     """Its gradient is a sum, and it is saved once."""
     line = lines(Sequence(N))
     values = torch.randn(H, line.length, requires_grad=True)
-    for same in (False, True, False):
+    for same in (True, False, True):
         q = heads().requires_grad_()
         k = q if same else q.detach().clone().requires_grad_()
         own = attention(q, k, k, position=LineBias(values, line), backend="streaming")
@@ -284,3 +285,13 @@ def test_one_tensor_given_twice_is_another_structure() -> None:
             torch.autograd.grad(own.sin().sum(), leaves), torch.autograd.grad(wanted.sin().sum(), leaves), strict=True
         ):
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("seed", range(20))
+def test_sequences_of_calls(seed: int) -> None:
+    threads = torch.get_num_threads()
+    try:
+        sequence(seed)
+    finally:
+        torch.set_num_threads(threads)

@@ -37,6 +37,7 @@ class Mutant:
     stop: int
     before: str
     after: str
+    function: str
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.before} -> {self.after}"
@@ -96,33 +97,33 @@ def _left_out(node: ast.AST) -> bool:
             return False
 
 
-def _nodes(node: ast.AST, inside: bool = False) -> Iterator[ast.AST]:
-    """Everything in the bodies of functions that may be mutated."""
+def _nodes(node: ast.AST, function: str = "") -> Iterator[tuple[ast.AST, str]]:
+    """Everything in the bodies of functions that may be mutated, and in which function it is."""
     if _left_out(node):
         return
     if isinstance(node, ast.FunctionDef):
         for child in node.body:
-            yield from _nodes(child, inside=True)
+            yield from _nodes(child, node.name)
         return
-    if inside:
-        yield node
+    if function:
+        yield node, function
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "decorator_list", "returns", "args") and not isinstance(node, ast.Call):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
-                yield from _nodes(child, inside)
+                yield from _nodes(child, function)
 
 
 def mutants(source: pathlib.Path, targets: Sequence[str] = TARGETS) -> list[Mutant]:
     """All of the targets, in the order of the files."""
     found = []
-    for path in (path for target in targets for path in _files(source / "relpos" / target)):
+    for path in files_of(source, targets):
         text = path.read_text()
         starts = [0]
         for line in text.splitlines(keepends=True):
             starts.append(starts[-1] + len(line))
-        for node in _nodes(ast.parse(text)):
+        for node, function in _nodes(ast.parse(text)):
             for change in _changes(node):
                 if change is not None and ast.unparse(change) == ast.unparse(node):
                     continue
@@ -135,9 +136,13 @@ def mutants(source: pathlib.Path, targets: Sequence[str] = TARGETS) -> list[Muta
                 if isinstance(node, ast.expr) and not isinstance(change, ast.Constant | ast.Name):
                     after = f"({after})"
                 where, before = str(path.relative_to(source)), " ".join(text[start:stop].split())
-                found.append(Mutant(where, node.lineno, start, stop, before, after))
+                found.append(Mutant(where, node.lineno, start, stop, before, after, function))
     return found
 
 
-def _files(path: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
+def files_of(source: pathlib.Path, targets: Sequence[str] = TARGETS) -> list[pathlib.Path]:
+    found: list[pathlib.Path] = []
+    for target in targets:
+        path = source / "relpos" / target
+        found += sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    return found

@@ -86,7 +86,7 @@ def make_results(
             "task": "digits", "positions": list(names), "seeds": seeds, "quick": quick, "device": "cpu",
             "precision": "float32", "threads": 1, "recipe": dict(RECIPE),
         },
-        "environment": ENVIRONMENT,
+        "environment": dict(ENVIRONMENT),
         "task": {
             "name": "digits", "title": "Handwritten digits",
             "description": "1,797 real handwritten digits of 8 x 8 pixels, placed on a canvas of 16 x 16.",

@@ -70,7 +70,7 @@ class Plan:
         scale: the factor on the content product.
         autocast: whether it is on, and to be switched off.
         hides: whether the mask may hide tokens from all others.
-        compute: what the engine does.
+        compute: what the engine does, where the mask hides nothing that is no number.
     """
 
     engine: Engine
@@ -90,9 +90,17 @@ class Plan:
         if dropout > 0:
             call = call.seeded()
         if not self.autocast:
-            return self.compute(without_hidden(call) if self.hides else call)
+            return self._compute(call)
         with without_autocast(q.device):
-            return self.compute(without_hidden(call) if self.hides else call)
+            return self._compute(call)
+
+    def _compute(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        if not self.hides:
+            return self.compute(call)
+        shown = without_hidden(call)
+        if shown is not call and call.q.is_cpu:  # where it is asked whether anything must be hidden
+            return self.engine.run(shown)
+        return self.compute(shown)
 
 
 def make_plan(given: Resolved, backend: str, structure: Structure | None) -> Plan:
@@ -104,7 +112,7 @@ def make_plan(given: Resolved, backend: str, structure: Structure | None) -> Pla
     mask = call.mask
     hides = mask is not None and (mask.blocks is not None or not hides_nothing(mask, call.q.shape[2], call.k.shape[2]))
     compute: Compute = Call.of_nothing if call.is_empty or on_meta else engine.run
-    if structure is not None and not hides and compute == engine.run:
+    if structure is not None and compute == engine.run:
         compute = engine.plan(call)
     as_it_is = given.q.dtype == given.k.dtype == given.v.dtype == given.dtype
     plan = Plan(engine, None if as_it_is else given.dtype, call.scale, is_under_autocast(call.q.device), hides, compute)
