@@ -48,13 +48,12 @@ def structure_of_call(
     """
     if not may_keep(q.device) or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return None
-    found: list[Hashable] = [dtype, is_under_autocast(q.device), torch.is_grad_enabled(), settings]
     tensors: list[Tensor] = []
-    for part in (q, k, v, terms, mask):
-        own = None if part is None else structure_of(part, tensors)
-        if own is None and part is not None:
-            return None
-        found.append(own)
+    parts = [structure_of(part, tensors) for part in (q, k, v, terms)]
+    if None in parts or (mask is not None and (own := structure_of(mask, tensors)) is None):
+        return None
+    rest = None if mask is None else own
+    found: list[Hashable] = [dtype, is_under_autocast(q.device), torch.is_grad_enabled(), settings, *parts, rest]
     if len(set(map(id, tensors))) < len(tensors):  # what is saved for the gradient is saved once
         found.append(tuple(next(at for at, x in enumerate(tensors) if x is y) for y in tensors))
     return tuple(found)

@@ -14,6 +14,16 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 
 
+def alignment(*groups: tuple[Any, ...]) -> int:
+    """Whether 16 divides where each tensor in some tuples begins, one bit for each."""
+    bits = 1
+    for group in groups:
+        for x in group:
+            if isinstance(x, Tensor):
+                bits = bits << 1 | (x.data_ptr() % 16 == 0)
+    return bits
+
+
 class Kernel:
     """Launches a kernel of Triton's.
 
@@ -26,24 +36,18 @@ class Kernel:
     def __init__(self, function: Any, grid: tuple[int, ...], constants: dict[str, Any]) -> None:
         self.function, self.constants = function, constants
         self.grid = (*grid, 1, 1)[:3]
-        self._tensors: list[tuple[int, int | None]] | None = None
         self._last: tuple[Any, ...] = ()
         self._compiled: dict[Hashable, Any] = {}
 
-    def __call__(self, *arguments: Any, varying: Hashable = None) -> None:
+    def __call__(self, *arguments: Any, varying: Hashable) -> None:
         """Launch it.
 
         Args:
             arguments: all but the constants, in order.
-            varying: the integers among them that calls of one structure may differ in.
+            varying: all that Triton looks at and that calls of one structure may differ in: the `alignment` of tensors
+                that are not fresh, and strides.
         """
-        if self._tensors is None:
-            self._tensors = list(_tensors(arguments))
-        aligned = 0
-        for place, part in self._tensors:
-            x = arguments[place] if part is None else arguments[place][part]
-            aligned = aligned << 1 | (x.data_ptr() % 16 == 0)
-        known = self._compiled.get((aligned, varying))
+        known = self._compiled.get(varying)
         if known is not None:
             known[self.grid](*arguments, *self._last)
             return
@@ -51,13 +55,4 @@ class Kernel:
         if isinstance(compiled, CompiledKernel):  # Triton's interpreter compiles nothing
             names = self.function.arg_names[len(arguments) :]
             self._last = tuple(self.constants[name] for name in names)
-            self._compiled[aligned, varying] = compiled
-
-
-def _tensors(arguments: tuple[Any, ...]) -> Any:
-    """Where tensors stand among arguments, and in the tuples among them."""
-    for place, x in enumerate(arguments):
-        if isinstance(x, Tensor):
-            yield place, None
-        elif isinstance(x, tuple):
-            yield from ((place, part) for part, y in enumerate(x) if isinstance(y, Tensor))
+            self._compiled[varying] = compiled

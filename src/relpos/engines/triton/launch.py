@@ -73,7 +73,8 @@ class Launches:
         pad = 3 * spans.COARSE
         rows, length = values.shape
         table = values.new_zeros((rows, length + 2 * pad), dtype=self.wide)
-        torch.div(values if values.dtype == self.wide else values.to(self.wide), self.scale, out=table[:, pad:-pad])
+        wide = values if values.dtype == self.wide else values.to(self.wide)
+        torch.div(wide, self.scale, out=table.narrow(1, pad, length))
         head = 0 if rows == 1 else length + 2 * pad
         if self.starts is not None:
             return tiles.Bias(table, head, None, 0, None, 0, pad + lines.origin + self.starts)

@@ -11,7 +11,7 @@ from torch import Tensor
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.triton import kernels, spans, table, tiles
-from relpos.engines.triton.handles import Kernel
+from relpos.engines.triton.handles import Kernel, alignment
 from relpos.engines.triton.launch import Launches, readable, with_strides
 from relpos.engines.triton.limits import cdiv
 
@@ -31,9 +31,10 @@ def forward(call: Call, launches: Launches | None = None) -> tuple[Float[Tensor,
     out = q.new_empty((batch, heads, n, v))
     lse = q.new_empty((batch, heads, n), dtype=launches.wide)
     allowed, queries, _ = launches.allowed(call)
+    qkv, bias = launches.qkv(call), launches.bias(call)
     launches.once("forward", lambda: _by_queries(launches, "forward", kernels.forward))(
-        out, lse, launches.qkv(call), launches.size, launches.bias(call), allowed, queries, launches.dropout(call),
-        launches.sink(call),
+        out, lse, qkv, launches.size, bias, allowed, queries, launches.dropout(call), launches.sink(call),
+        varying=alignment(qkv, bias, allowed, queries),
     )  # fmt: skip
     return out, lse
 
@@ -49,27 +50,27 @@ def backward(
     count = (cdiv(launches.n, spans.COARSE) + 1) * spans.COARSE  # a cell of a grid may begin at any row
     shift, delta = lse.new_empty((2, launches.batch, launches.heads, count)).unbind()
     up = tiles.Upstream(*with_strides(d_out), shift, delta, count)
-    strides = up[1:4]
-    launches.once("rows", lambda: _rows(launches, count))(
-        up.delta, up.shift, out, up, lse, d_lse, launches.size, varying=strides
-    )
     allowed, of_queries, of_keys = launches.allowed(call)
     dropout = launches.dropout(call)
     rows = up, launches.qkv(call), launches.size, launches.bias(call), allowed
+    varying = alignment((out, lse, d_lse), up, rows[1], rows[3], allowed, of_queries, of_keys), up[1:4]
+    launches.once("rows", lambda: _rows(launches, count))(
+        up.delta, up.shift, out, up, lse, d_lse, launches.size, varying=varying
+    )
     if gradients.wants(call.q):
         d_q = torch.empty(call.q.shape, dtype=call.q.dtype, device=call.q.device)
         launches.once("queries", lambda: _by_queries(launches, "queries", kernels.backward_queries))(
-            d_q, *rows, of_queries, dropout, varying=strides
+            d_q, *rows, of_queries, dropout, varying=varying
         )
         gradients.add(call.q, d_q)
     if gradients.wants(call.k) or gradients.wants(call.v):
         d_k, d_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.k, call.v))
-        launches.once("keys", lambda: _by_keys(launches))(d_k, d_v, *rows, of_keys, dropout, varying=strides)
+        launches.once("keys", lambda: _by_keys(launches))(d_k, d_v, *rows, of_keys, dropout, varying=varying)
         for x, gradient in ((call.k, d_k), (call.v, d_v)):
             gradients.add(x, gradient)
     line = launches.line(call)
     if line is not None and gradients.wants(line.values):
-        gradients.add(line.values, table.gradient(launches, call, line, (*rows, dropout)))
+        gradients.add(line.values, table.gradient(launches, call, line, (*rows, dropout), varying))
     sinks = launches.sinks(call)
     if sinks is not None and gradients.wants(sinks.logits):
         shift = torch.where(lse == -torch.inf, torch.inf, lse)

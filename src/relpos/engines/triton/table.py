@@ -7,6 +7,7 @@ many tokens a kernel sums along the lines, which must be regular; pairs with a p
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -26,17 +27,17 @@ Common = tuple[Any, ...]
 """What every backward kernel takes: the gradient from above, q, k and v, sizes, bias, mask and dropout."""
 
 
-def gradient(launches: Launches, call: Call, line: LineBias, rows: Common) -> Float[Tensor, "H L"]:
-    """The gradient of `values`, in their shape."""
+def gradient(launches: Launches, call: Call, line: LineBias, rows: Common, varying: Hashable) -> Float[Tensor, "H L"]:
+    """The gradient of `values`, in their shape. `varying`: see `Kernel`."""
     values, lines = line.values, line.lines
     if are_few(lines):
-        result = _of_pairs(launches, lines, rows)
+        result = _of_pairs(launches, lines, rows, varying)
         return result if values.shape[0] == launches.heads else result.sum_to_size(values.shape)
     query, key = lines.layout.query, lines.layout.key
     assert query is not None
     assert key is not None
     result = torch.zeros(launches.heads, lines.length, dtype=launches.wide, device=launches.device)
-    _between_tokens(launches, lines, rows, query, key, result)
+    _between_tokens(launches, lines, rows, varying, query, key, result)
     prefixes = query.prefix, key.prefix
     for first, second in (
         (slice(0, prefixes[0]), slice(0, launches.m)),
@@ -53,16 +54,24 @@ _ENTRIES, _ACROSS = 16, 32
 """Entries of the line that a program of `sum_of_pairs` sums, and pairs of each that it reads at once."""
 
 
-def _of_pairs(launches: Launches, lines: Lines, rows: Common) -> Float[Tensor, "H L"]:
+def _of_pairs(launches: Launches, lines: Lines, rows: Common, varying: Hashable) -> Float[Tensor, "H L"]:
     """The gradient from that of every pair's score, summed over the batch."""
     n, m, length = launches.n, launches.m, lines.length
     kernel, share = launches.once("pairs", lambda: _pairs_kernel(launches))
     partial = torch.empty((kernel.grid[2], launches.heads, n, m), dtype=launches.wide, device=launches.device)
-    kernel(partial, *rows, launches.batch, share, varying=rows[0][1:4])
+    kernel(partial, *rows, launches.batch, share, varying=varying)
     order, begins = keep(lines, "order of pairs", launches.device, lambda: _order(lines), lambda: 4 * n * m)
     result = torch.empty((launches.heads, length), dtype=launches.wide, device=launches.device)
     launches.once("sum", lambda: _sum_kernel(launches, length))(
-        result, partial, order, begins, kernel.grid[2], n * m, length, launches.heads
+        result,
+        partial,
+        order,
+        begins,
+        kernel.grid[2],
+        n * m,
+        length,
+        launches.heads,
+        varying=None,
     )
     return result
 
@@ -97,7 +106,9 @@ def _cells(prefix: int, sizes: tuple[int, ...], side: int) -> tiles.Cells:
     return tiles.Cells(prefix, sizes[-1], first, second, cdiv(sizes[-1], side))
 
 
-def _between_tokens(launches: Launches, lines: Lines, rows: Common, query: Ramp, key: Ramp, result: Tensor) -> None:
+def _between_tokens(
+    launches: Launches, lines: Lines, rows: Common, varying: Hashable, query: Ramp, key: Ramp, result: Tensor
+) -> None:
     """Write the gradient from pairs without a prefix."""
     axes = list(zip(query.sizes, key.sizes, query.strides, strict=True))
     axes = [axis for axis in axes if axis[:2] != (1, 1)] or axes[-1:]  # a grid with one column is a sequence
@@ -107,7 +118,7 @@ def _between_tokens(launches: Launches, lines: Lines, rows: Common, query: Ramp,
     spans = [a + b - 1 for a, b in zip(queries[2:], keys[2:], strict=True)]
     partial = result.new_empty(launches.heads, math.prod(spans[:2]), spans[2], 2, side)
     launches.once("table", lambda: _table_kernel(launches, queries, keys, spans, side))(
-        partial, *rows, launches.batch, queries, keys, varying=rows[0][1:4]
+        partial, *rows, launches.batch, queries, keys, varying=varying
     )
     # neighbouring cells of the last axis overlap by half: these are its offsets, from -SIDE times the key cells on
     whole = result.new_zeros(launches.heads, partial.shape[1], spans[2] + 1, side)
