@@ -260,15 +260,15 @@ def _autocast(device: torch.device) -> str | None:
     return kind if kind not in _WITHOUT_AUTOCAST and torch.is_autocast_enabled(kind) else None
 
 
-def dtype_under_autocast(x: Tensor) -> torch.dtype:
-    """The dtype in which `x` takes part: autocast's where that is on, which leaves float64 alone."""
+def under_autocast(x: Tensor) -> tuple[torch.dtype, bool]:
+    """The dtype in which `x` takes part, autocast's where that is on, which leaves float64 alone; and whether it is."""
     kind = _autocast(x.device)
-    return x.dtype if kind is None or x.dtype == torch.float64 else torch.get_autocast_dtype(kind)
+    return (x.dtype if kind is None or x.dtype == torch.float64 else torch.get_autocast_dtype(kind)), kind is not None
 
 
-def is_under_autocast(device: torch.device) -> bool:
-    """Whether autocast is on for a device."""
-    return _autocast(device) is not None
+def dtype_under_autocast(x: Tensor) -> torch.dtype:
+    """The dtype in which `x` takes part."""
+    return under_autocast(x)[0]
 
 
 _NOTHING = nullcontext()

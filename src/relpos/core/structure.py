@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.nn import Parameter
 
+from relpos.core.algebra import Terms
 from relpos.core.line import Lines
 from relpos.core.tree import OWN
 
@@ -42,13 +43,16 @@ def structure_of(x: Any, tensors: list[Tensor]) -> Hashable | None:
         tensors: what is found is appended, but lines' own.
     """
     kind = type(x)
-    if kind is Tensor or kind is torch.nn.Parameter:
+    if kind is Tensor or kind is Parameter:
         tensors.append(x)
         return x.shape, x.stride(), x.dtype, x.device, x.requires_grad
     if kind is Lines:  # they never change, and are most of a call
-        return _of_lines(x)
-    if kind is tuple:
-        parts: Iterable[Any] = x
+        return x.__dict__.get("_structure") or _of_lines(x)
+    parts: Iterable[Any]
+    if kind is Terms:
+        parts = x.items
+    elif kind is tuple:
+        parts = x
     elif (names := OWN.get(kind)) is not None:
         attributes = x.__dict__
         parts = [attributes[name] for name in names]
@@ -66,10 +70,9 @@ def structure_of(x: Any, tensors: list[Tensor]) -> Hashable | None:
 
 
 def _of_lines(lines: Lines) -> Hashable | None:
-    kept = lines.__dict__
-    if "_structure" not in kept:
-        vectors = structure_of((lines.query, lines.key), [])
-        rest = lines.origin, lines.length, lines.layout, lines.query is lines.key
-        kept["_structure"] = None if vectors is None else _Hashed((Lines, vectors, *rest))
-    known: _Hashed | None = kept["_structure"]
+    vectors = structure_of((lines.query, lines.key), [])
+    if vectors is None:
+        return None
+    parts = (Lines, vectors, lines.origin, lines.length, lines.layout, lines.query is lines.key)
+    known = lines.__dict__["_structure"] = _Hashed(parts)
     return known

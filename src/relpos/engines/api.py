@@ -191,11 +191,11 @@ def attention(
     if not isinstance(backend, str):
         require_backend(backend)
     given = resolve(q, k, v, position, queries, keys, mask, scale, dropout, return_lse)
-    structure = structure_of_call(q, k, v, given.terms, given.mask, given.dtype, scale, dropout, return_lse, backend)
+    structure = structure_of_call(given, backend)
     plan = None if structure is None else PLANS.get(structure)
     if plan is None:
         plan = make_plan(given, backend, structure)
-    output, lse = plan.run(q, k, v, given.terms, given.mask, given.dropout, return_lse)
+    output, lse = plan.run(given)
     if not return_lse:
         return output
     assert lse is not None, "an engine without it says so"

@@ -20,6 +20,7 @@ from relpos.core.checks import (
     require_probability,
     require_tensor,
     shape_of,
+    under_autocast,
 )
 from relpos.core.terms.fitting import check_device, check_heads
 from relpos.core.tree import fields_of
@@ -49,6 +50,7 @@ class Resolved:
     terms: Terms
     mask: Mask | None
     dtype: torch.dtype
+    autocast: bool
     scale: float | None
     dropout: float
     return_lse: bool
@@ -94,7 +96,7 @@ def resolve(
         require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
     terms = _resolve_terms(position, queries, keys, q, k, v)
     mask = None if mask is None else Mask.of(mask)
-    return Resolved(q, k, v, terms, mask, dtype_under_autocast(q), scale, float(dropout), return_lse)
+    return Resolved(q, k, v, terms, mask, *under_autocast(q), scale, float(dropout), return_lse)
 
 
 def prepare(

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from relpos.core import Mask, Terms, may_keep
-from relpos.core.checks import is_under_autocast, without_autocast
+from relpos.core import may_keep
+from relpos.core.checks import without_autocast
 from relpos.core.seen import hides_nothing
 from relpos.core.structure import structure_of
 from relpos.engines.arguments import Resolved
@@ -32,28 +32,21 @@ from relpos.engines.selection import choose
 Structure = Hashable
 
 
-def structure_of_call(
-    q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Mask | None, dtype: torch.dtype, *settings: Hashable
-) -> Structure | None:
-    """All that a plan depends on, or None.
-
-    Args:
-        q: queries of four dimensions.
-        k: keys, alike.
-        v: values, alike.
-        terms: of the call.
-        mask: of the call.
-        dtype: in which it is computed: autocast's, where that is on.
-        settings: its other arguments.
-    """
+def structure_of_call(given: Resolved, backend: str) -> Structure | None:
+    """All that a plan depends on, or None."""
+    q = given.q
     if not may_keep(q.device) or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return None
     tensors: list[Tensor] = []
-    parts = [structure_of(part, tensors) for part in (q, k, v, terms)]
-    if None in parts or (mask is not None and (own := structure_of(mask, tensors)) is None):
-        return None
-    rest = None if mask is None else own
-    found: list[Hashable] = [dtype, is_under_autocast(q.device), torch.is_grad_enabled(), settings, *parts, rest]
+    found: list[Hashable] = [
+        given.dtype, given.autocast, torch.is_grad_enabled(), given.scale, given.dropout, given.return_lse, backend,
+    ]  # fmt: skip
+    for part in (q, given.k, given.v, given.terms, given.mask):
+        if part is not None:
+            own = structure_of(part, tensors)
+            if own is None:
+                return None
+            found.append(own)
     if len(set(map(id, tensors))) < len(tensors):  # what is saved for the gradient is saved once
         found.append(tuple(next(at for at, x in enumerate(tensors) if x is y) for y in tensors))
     return tuple(found)
@@ -79,14 +72,13 @@ class Plan:
     hides: bool
     compute: Compute
 
-    def run(
-        self, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Mask | None, dropout: float, return_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def run(self, given: Resolved) -> tuple[Tensor, Tensor | None]:
         """Output and log-sum-exp."""
+        q, k, v = given.q, given.k, given.v
         if self.dtype is not None:
             q, k, v = q.to(self.dtype), k.to(self.dtype), v.to(self.dtype)
-        call = Call(q, k, v, terms, mask, self.scale, dropout, None, return_lse)
-        if dropout > 0:
+        call = Call(q, k, v, given.terms, given.mask, self.scale, given.dropout, None, given.return_lse)
+        if given.dropout > 0:
             call = call.seeded()
         if not self.autocast:
             return self._compute(call)
@@ -114,7 +106,7 @@ def make_plan(given: Resolved, backend: str, structure: Structure | None) -> Pla
     if structure is not None and compute == engine.run:
         compute = engine.plan(call)
     as_it_is = given.q.dtype == given.k.dtype == given.v.dtype == given.dtype
-    plan = Plan(engine, None if as_it_is else given.dtype, call.scale, is_under_autocast(call.q.device), hides, compute)
+    plan = Plan(engine, None if as_it_is else given.dtype, call.scale, given.autocast, hides, compute)
     if structure is not None and choice.lasts:
         PLANS.keep(structure, plan)
     return plan
