@@ -126,10 +126,8 @@ def main() -> None:
     torch.set_num_threads(1)
     from relpos.engines.triton import kernels
 
-    for name in ("forward", "backward_rows", "backward_queries", "backward_keys", "backward_table", "backward_pairs"):
+    for name in ("forward", "backward_rows", "backward_queries", "backward_keys", "backward_pairs", "sum_of_pairs"):
         setattr(kernels, name, Idle())
-    if hasattr(kernels, "sum_of_pairs"):
-        kernels.sum_of_pairs = Idle()
     upstream = torch.ones(BATCH, HEADS, TOKENS, WIDTH, dtype=torch.bfloat16)
     found: dict[str, dict[str, float]] = {}
     for name, (forward, leaves) in works().items():

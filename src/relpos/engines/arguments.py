@@ -69,10 +69,14 @@ class Resolved:
         if scale is None:
             own = self.terms.one(Scale)
             scale = own.value if own is not None else self.q.shape[-1] ** -0.5
+        return self.unchecked_call(float(scale))
+
+    def unchecked_call(self, scale: float) -> Call:
+        """The same where it is known that they fit, and by which factor the content product is scaled."""
         q, k, v = self.q, self.k, self.v
         if not q.dtype == k.dtype == v.dtype == self.dtype:
             q, k, v = q.to(self.dtype), k.to(self.dtype), v.to(self.dtype)
-        return Call(q, k, v, self.terms, self.mask, float(scale), self.dropout, return_lse=self.return_lse)
+        return Call(q, k, v, self.terms, self.mask, scale, self.dropout, None, self.return_lse)
 
 
 def resolve(

@@ -58,31 +58,24 @@ class Plan:
 
     Attributes:
         engine: that computes them, to be named.
-        dtype: to convert q, k and v to, or None where they have it.
         scale: the factor on the content product.
-        autocast: whether it is on, and to be switched off.
-        hides: whether the mask may hide tokens from all others.
-        compute: what the engine does, where the mask hides nothing that is no number.
+        hides: whether the mask may hide tokens from all others; what they hold must not matter, not even NaN.
+        compute: what the engine does for these calls.
     """
 
     engine: Engine
-    dtype: torch.dtype | None
     scale: float
-    autocast: bool
     hides: bool
     compute: Compute
 
     def run(self, given: Resolved) -> tuple[Tensor, Tensor | None]:
         """Output and log-sum-exp."""
-        q, k, v = given.q, given.k, given.v
-        if self.dtype is not None:
-            q, k, v = q.to(self.dtype), k.to(self.dtype), v.to(self.dtype)
-        call = Call(q, k, v, given.terms, given.mask, self.scale, given.dropout, None, given.return_lse)
+        call = given.unchecked_call(self.scale)
         if given.dropout > 0:
             call = call.seeded()
-        if not self.autocast:
+        if not given.autocast:
             return self._compute(call)
-        with without_autocast(q.device):
+        with without_autocast(call.q.device):
             return self._compute(call)
 
     def _compute(self, call: Call) -> tuple[Tensor, Tensor | None]:
@@ -105,8 +98,7 @@ def make_plan(given: Resolved, backend: str, structure: Structure | None) -> Pla
     compute: Compute = Call.of_nothing if call.is_empty or on_meta else engine.run
     if structure is not None and compute == engine.run:
         compute = engine.plan(call)
-    as_it_is = given.q.dtype == given.k.dtype == given.v.dtype == given.dtype
-    plan = Plan(engine, None if as_it_is else given.dtype, call.scale, given.autocast, hides, compute)
+    plan = Plan(engine, call.scale, hides, compute)
     if structure is not None and choice.lasts:
         PLANS.keep(structure, plan)
     return plan

@@ -91,8 +91,6 @@ class Streaming(Engine):
         return slower(call)
 
     def plan(self, call: Call) -> Compute:
-        if call.terms.one(RowRule) is not None:
-            return self.run
         planned = _attend.planned()
         return lambda call: planned(call.rotated())
 

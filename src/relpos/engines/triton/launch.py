@@ -142,7 +142,7 @@ class _Reader:
 
     def __init__(self, x: Tensor) -> None:
         read = readable(x.detach())
-        self.copied, self.strides = read is not x and read.data_ptr() != x.data_ptr(), with_strides(read)[1:]
+        self.copied, self.strides = read.data_ptr() != x.data_ptr(), with_strides(read)[1:]
 
     def readable(self, x: Tensor) -> Tensor:
         return x.contiguous() if self.copied else x
