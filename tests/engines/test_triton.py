@@ -291,7 +291,7 @@ def test_every_kernel_runs_in_the_smallest_calls(loaded: Loaded) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("script", "said"), [("compile_kernels.py", "ok"), ("launch_kernels.py", "launches compared")])
 def test_kernels_compiled_for_hopper(script: str, said: str) -> None:
-    """By the compiler itself, in a process of its own without the interpreter: all compile, and what is launched again is
+    """In a process of its own without the interpreter: all compile, and what is launched again is
     what Triton would launch."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, str(Path(__file__).with_name(script))]
