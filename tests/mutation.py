@@ -42,7 +42,7 @@ def stages(mutant: Mutant, tests: Path) -> list[list[Path]]:
     stem, every = Path(mutant.path).stem, sorted(tests.rglob("test_*.py"))
     own = [path for path in every if stem.strip("_") in path.stem and path.parent.name in NEIGHBOURS]
     if "streaming" in mutant.path:
-        own += [path for path in every if path.stem in ("test_streaming", "test_layouts", "test_hidden")]
+        own += [path for path in every if path.stem in ("test_streaming", "test_layouts", "test_unseen")]
     near = [path for name in NEIGHBOURS for path in every if path.parent.name == name]
     found: list[list[Path]] = []
     for stage in (own, near, every):

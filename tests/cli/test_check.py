@@ -12,7 +12,7 @@ import relpos
 from relpos.bench import engines
 from relpos.cli import main
 from relpos.core import Softcap, Term
-from relpos.engines.sdpa import SDPA as sdpa
+from relpos.engines.sdpa.engine import SDPA as sdpa
 from relpos.engines.streaming import STREAMING as streaming
 
 Captured = pytest.CaptureFixture[str]

@@ -12,14 +12,15 @@ from typing import Any
 import torch
 
 from relpos import LineBias, Mask, Sequence, attention, explain, lines
-from relpos.engines import verdicts
+from relpos.engines.selection import SLOWER
+from relpos.engines.self_check import verdicts
 from relpos.engines.streaming import STREAMING
 
 
 def main() -> None:
     torch.set_num_threads(1)
     STREAMING.checked_on = ("cpu",)  # type: ignore[misc]
-    STREAMING.not_preferred = lambda call: None  # type: ignore[assignment,method-assign]
+    SLOWER["streaming"] = lambda call, kind: None
     line = lines(Sequence(12))
     position = LineBias(torch.randn(2, line.length, requires_grad=True), line)
     graphs: list[str] = []

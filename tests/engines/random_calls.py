@@ -23,8 +23,8 @@ from torch import Tensor
 import relpos
 from relpos import Grid, Mask, Sequence, attention
 from relpos.engines.arguments import prepare
-from relpos.engines.hidden import without_hidden
 from relpos.engines.reference import REFERENCE
+from relpos.engines.unseen import without_unseen
 
 H, D = 2, 8
 PLACES = (Sequence(7), Sequence(40), Grid(3, 4), Grid(3, 4, prefix=1))
@@ -151,7 +151,7 @@ def by_definition(*tensors: Tensor, **given: Any) -> Tensor:
     """What the reference says, without a plan."""
     call = prepare(*tensors, **given)
     with torch.autocast("cpu", enabled=False):
-        return REFERENCE.run(without_hidden(call))[0]
+        return REFERENCE.run(without_unseen(call))[0]
 
 
 def sequence(seed: int, calls: int = 12) -> None:

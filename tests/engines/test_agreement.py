@@ -26,13 +26,13 @@ from relpos import (
     Terms,
     lines,
 )
-from relpos.engines.agreement import Difference, Expected
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 from relpos.engines.reference import REFERENCE as reference
-from relpos.engines.sdpa import SDPA as sdpa
+from relpos.engines.sdpa.engine import SDPA as sdpa
+from relpos.engines.self_check.agreement import Difference, Expected
+from relpos.engines.self_check.variant import small_call, variant_of
 from relpos.engines.streaming import STREAMING as streaming
-from relpos.engines.variant import small_call, variant_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from relpos.core.line import Ramp
-from relpos.engines.streaming.columns import Columns, rows_and_columns
+from relpos.engines.streaming.plan.columns import Columns, rows_and_columns
 
 
 def entries(columns: Columns) -> Tensor:

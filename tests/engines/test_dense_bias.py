@@ -15,8 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 from covering import pairwise
 from relpos import DenseBias, LineBias, LineVectors, Mask, RowRule, Sequence, Sinks, Terms, lines
 from relpos.engines import dense
-from relpos.engines.streaming import dense_plan, masks, planning
-from relpos.engines.streaming.dense_plan import DensePlan
+from relpos.engines.streaming.plan import dense_plan, masks, planning
+from relpos.engines.streaming.plan.dense_plan import DensePlan
 from relpos.testing import oracle
 from relpos.testing.engines import engines, lacking
 from relpos.testing.orders import in_orders

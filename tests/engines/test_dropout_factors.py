@@ -10,7 +10,8 @@ from engine_steps import step
 from torch import Tensor
 
 from relpos import Grid, LineBias, LineVectors, Mask, RowRule, Sequence, Softcap, Terms, lines
-from relpos.engines.streaming import dropout, planning
+from relpos.engines.streaming import dropout
+from relpos.engines.streaming.plan import planning
 
 B, H, N, D = 2, 4, 48, 8
 LINE, GRID = lines(Sequence(N)), lines(Grid(6, 7, prefix=6))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from covering import pairwise
 from relpos.core import LineVectors, Mask, Sequence, Terms, lines
-from relpos.engines.streaming.vector_term import alike
+from relpos.engines.streaming.terms.vector_term import alike
 
 H, D, ROWS = 2, 4, 9
 SIZES = [(300, 300), (1, 200), (130, 333), (280, 70), (600, 40)]

@@ -15,7 +15,7 @@ import relpos
 from relpos import LineBias, LineVectors, Mask, Sequence, attention, lines
 from relpos.engines import flex
 from relpos.engines.flex import FLEX
-from relpos.engines.hidden import without_hidden
+from relpos.engines.unseen import without_unseen
 
 FAST_SHARE = 4  # of its tests, in the fast part
 
@@ -36,7 +36,7 @@ def both(queries: int, keys: int | None = None, *, position: Any = None, mask: M
 
 
 def compare(tensors: list[torch.Tensor], position: Any, mask: Mask | None) -> None:
-    call = without_hidden(call_of(*tensors, position=position, mask=mask, return_lse=True)).rotated()
+    call = without_unseen(call_of(*tensors, position=position, mask=mask, return_lse=True)).rotated()
     with torch.no_grad():
         ours = flex.attend(call, flex_attention, create_block_mask)
         theirs = attention(*tensors, position=position, mask=mask, backend="reference", return_lse=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_hidden as hidden
+import test_unseen as cases
 import torch
 from engine_steps import assert_as_reference, step, with_gradients
 from test_streaming import MASKS, B, H, N
@@ -44,7 +44,7 @@ from relpos.bench import engines
 from relpos.bench.cases import Case
 from relpos.bench.check import faults
 from relpos.bench.peers import engine_peer
-from relpos.engines import verdicts
+from relpos.engines.self_check import verdicts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -218,10 +218,10 @@ def test_compiled_in_one_graph(mode: str | None, unchecked: None) -> None:
 @pytest.mark.parametrize("mask", ["padding", "padded keys alone", "an unused cache", "segments and intervals"])
 def test_what_is_hidden_may_hold_anything(mask: str, backend: str, unchecked: None) -> None:
     torch._dynamo.reset()
-    line, seen = lines(Sequence(hidden.N)).to("cuda"), hidden.MASKS[mask].to("cuda")
-    clean = [torch.randn(hidden.B, hidden.H, hidden.N, 16, device="cuda") for _ in range(3)]
-    blank, unseen = (x.cuda()[..., None] for x in hidden.reach(hidden.MASKS[mask], hidden.H))
-    bias, found = LineBias(torch.ones(hidden.H, line.length, device="cuda"), line), []
+    line, seen = lines(Sequence(cases.N)).to("cuda"), cases.MASKS[mask].to("cuda")
+    clean = [torch.randn(cases.B, cases.H, cases.N, 16, device="cuda") for _ in range(3)]
+    blank, unseen = (x.cuda()[..., None] for x in cases.reach(cases.MASKS[mask], cases.H))
+    bias, found = LineBias(torch.ones(cases.H, line.length, device="cuda"), line), []
     for filling in (0.0, torch.nan):
         own = [x.masked_fill(at, filling) for x, at in zip(clean, (blank, unseen, unseen), strict=True)]
         leaves = [x.requires_grad_() for x in own]

@@ -13,9 +13,10 @@ from covering import pairwise
 from relpos.core import LineBias, LineVectors, Mask, Rotation, Sequence, Softcap, Terms, lines
 from relpos.engines import attention
 from relpos.engines.call import Call
-from relpos.engines.streaming import key_vectors, planning, vector_term, vectors
-from relpos.engines.streaming.key_vectors import KeyBands, KeyProducts
-from relpos.engines.streaming.planning import make_plan
+from relpos.engines.streaming.plan import planning
+from relpos.engines.streaming.plan.planning import make_plan
+from relpos.engines.streaming.terms import key_vectors, vector_term, vectors
+from relpos.engines.streaming.terms.key_vectors import KeyBands, KeyProducts
 
 FAST_CASES = 6  # of each of its tests, in the fast part
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from covering import pairwise
 from relpos import Grid, LineBias, LineVectors, Mask, Sequence, lines
-from relpos.engines.streaming import cpu_kernel, planning
+from relpos.engines.streaming.cpu import cpu_kernel
+from relpos.engines.streaming.plan import planning
 
 B, H, N, D = 2, 4, 37, 8
 

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from relpos import Grid, LineBias, Mask, Sequence, Sinks, Terms, attention, lines
 from relpos.core import private
-from relpos.engines.streaming import cpu_kernel, matmul, parts
+from relpos.engines.streaming.cpu import cpu_kernel, matmul, partial_softmax
 
 FLASH, BFLOAT16 = "_scaled_dot_product_flash_attention_for_cpu", "_is_mkldnn_bf16_supported"
 
@@ -150,7 +150,7 @@ def test_the_kernel_is_given_what_it_believes(monkeypatch: pytest.MonkeyPatch) -
         with_masks.add(attn_mask is not None)
         return kernel(q, k, v, *plain, attn_mask=attn_mask, scale=scale)
 
-    monkeypatch.setattr(parts, "flash_kernel", lambda: asked)
+    monkeypatch.setattr(partial_softmax, "flash_kernel", lambda: asked)
     pairs = [(Sequence(20), Sequence(20)), (Grid(4, 5), Grid(20, 1)), (Grid(6, 3, prefix=2), Grid(5, 1, prefix=1))]
     orders = [lambda x: x, lambda x: x.mT.contiguous().mT, lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)]
     masks = [None, Mask.causal(), Mask.window(3, 2)]

@@ -20,7 +20,8 @@ from relpos import DisentangledPosition, RelativePositionBias, ShawPosition, T5B
 from relpos.core import Coordinates, Grid, Mask, Sequence, Terms
 from relpos.engines import attention
 from relpos.engines.call import Call
-from relpos.engines.streaming import chunks, side_by_side
+from relpos.engines.streaming.cpu import side_by_side
+from relpos.engines.streaming.plan import chunks
 from relpos.position import Mechanism
 
 BATCH, HEADS, N, D = 2, 6, 70, 8
@@ -152,7 +153,7 @@ def test_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
 
 AFTER_MAIN = """
 import atexit, sys, threading, torch, relpos
-from relpos.engines.streaming import side_by_side
+from relpos.engines.streaming.cpu import side_by_side
 side_by_side._LEAST = 1
 torch.set_num_threads(2)
 bias, wait = relpos.T5Bias(4), threading.Event()

@@ -37,18 +37,11 @@ from relpos import (
 from relpos.core import Coordinates
 from relpos.engines import dense
 from relpos.engines.packing import Packed, pack, unpack
-from relpos.engines.streaming import (
-    cpu_kernel,
-    forward,
-    key_vectors,
-    masks,
-    matmul,
-    planning,
-    regroup,
-    scores,
-    written_out,
-)
-from relpos.engines.streaming.hankel import HankelPlan
+from relpos.engines.streaming import forward, scores
+from relpos.engines.streaming.cpu import cpu_kernel, matmul, written_out
+from relpos.engines.streaming.plan import masks, planning, regroup
+from relpos.engines.streaming.plan.hankel import HankelPlan
+from relpos.engines.streaming.terms import key_vectors
 from relpos.patterns import dilated
 from relpos.testing.devices import attention
 from relpos.testing.orders import in_orders

@@ -23,15 +23,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from patience import PATIENCE
 from relpos import Grid, LineBias, Mask, RotaryEmbedding, Sequence, Softcap, attention, explain, lines
-from relpos.engines import verdicts
 from relpos.engines.flex import FLEX as flex
+from relpos.engines.selection import SLOWER
+from relpos.engines.self_check import verdicts
 from relpos.engines.streaming import STREAMING as streaming
 from relpos.engines.triton import TRITON as triton
 
 launch = importlib.import_module("relpos.engines.triton.launch")
 kernels = importlib.import_module("relpos.engines.triton.kernels")
 spans = importlib.import_module("relpos.engines.triton.spans")
-variant = importlib.import_module("relpos.engines.variant")
+variant = importlib.import_module("relpos.engines.self_check.variant")
 
 N = 12
 
@@ -78,7 +79,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> Change:
 def gated(checks: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The streaming engine is `auto`'s first choice, and must be checked."""
     monkeypatch.setattr(streaming, "checked_on", ("cpu",))
-    monkeypatch.setattr(streaming, "not_preferred", lambda call: None)
+    monkeypatch.setitem(SLOWER, "streaming", lambda call, kind: None)
     return checks
 
 
@@ -88,7 +89,7 @@ def interpreted(checks: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]
     if torch.cuda.is_available():
         pytest.skip("Triton's interpreter is off where there is a GPU")
     monkeypatch.setattr(triton, "checked_on", ("cpu",))
-    monkeypatch.setattr(triton, "not_preferred", lambda call: None)
+    monkeypatch.setitem(SLOWER, "triton", lambda call, kind: None)
     for key in launch.SHAPES:
         monkeypatch.setitem(launch.SHAPES, key, launch._shape(16, 16, 4, 1))
     monkeypatch.setattr(spans, "COARSE", 16)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 TARGETS = ("engines/streaming", "core/mask.py")
-CHOOSING = {"slower", "is_pattern", "_border", "lacks", "native", "rounding_operands"}
+CHOOSING = {"_triton", "_streaming", "_reference", "is_pattern", "_border", "lacks", "native", "rounding_operands"}
 """Functions that choose between engines, or how fast a product is."""
 
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {

@@ -28,14 +28,14 @@ ONCE_FAILED = {
         queries=Tokens("grid", (3, 2)),
         keys=Tokens("grid", (2, 1)),
         terms=(Part("LineBias", "t1", {"gain": 4.0}),),
-        tiles={"streaming.planning.ROWS": 5},
+        tiles={"streaming.plan.planning.ROWS": 5},
     ),
     "one key behind a prefix, a block of several strips": Described(
         seed=3155,
         queries=Tokens("grid", (2, 2)),
         keys=Tokens("grid", (1, 1), prefix=1),
         terms=(Part("LineBias", "t0"),),
-        tiles={"streaming.planning.ROWS": 3},
+        tiles={"streaming.plan.planning.ROWS": 3},
     ),
     "a prefix of queries against keys at equal distances": Described(
         seed=335,
@@ -56,7 +56,7 @@ ONCE_FAILED = {
         dtype="float32",
         queries=Tokens("sequence", (9,)),
         masks=(Part("fields", "m0", {"right": 6}),),
-        tiles={"streaming.cpu_kernel._CAUSAL_ROWS": 3},
+        tiles={"streaming.cpu.cpu_kernel._CAUSAL_ROWS": 3},
     ),
     "sinks where a layout of blocks for each head allows nothing": Described(
         seed=42397,

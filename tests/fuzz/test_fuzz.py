@@ -154,11 +154,11 @@ def test_everything_appears_in_two_thousand_seeds() -> None:
 
 
 def test_small_tiles_are_those_of_the_engines_and_are_put_back() -> None:
-    from relpos.engines.streaming import planning
+    from relpos.engines.streaming.plan import planning
 
     before = planning.ROWS
     with set_to({name: values[0] for name, values in {**STREAMING, **TRITON}.items()}):
-        assert STREAMING["streaming.planning.ROWS"][0] == planning.ROWS
+        assert STREAMING["streaming.plan.planning.ROWS"][0] == planning.ROWS
     assert before == planning.ROWS
 
 
@@ -304,7 +304,7 @@ def test_mutants_are_valid_and_leave_messages_alone() -> None:
     source = pathlib.Path(relpos.__file__).parent.parent
     found = mutants(source)
     assert len(found) > 1000
-    assert {mutant.path for mutant in found} > {"relpos/core/mask.py", "relpos/engines/streaming/hankel.py"}
+    assert {mutant.path for mutant in found} > {"relpos/core/mask.py", "relpos/engines/streaming/plan/hankel.py"}
     for mutant in random.Random(0).sample(found, 100):
         text = (source / mutant.path).read_text()
         assert " ".join(text[mutant.start : mutant.stop].split()) == mutant.before != mutant.after

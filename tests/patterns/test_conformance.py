@@ -52,7 +52,7 @@ MASKS: dict[str, Mask] = {name: mask for name, (mask, _) in PATTERNS.items()} | 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks and gaps, so that a call of a few tokens is cut like a long one."""
-    streaming = "relpos.engines.streaming."
+    plan = "relpos.engines.streaming.plan."
     for module, values in {
         "masks": {"GAP": 1, "_FEWEST": 2, "ALIGNED": 4, "_OFTEN": 1},
         "planning": {"ROWS": 5, "WIDTH": 9, "_BACKWARD_WIDTH": 8, "PAIRS": 300},
@@ -60,7 +60,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         "regroup": {"_LEAST": 1},
     }.items():
         for name, value in values.items():
-            monkeypatch.setattr(importlib.import_module(streaming + module), name, value)
+            monkeypatch.setattr(importlib.import_module(plan + module), name, value)
 
 
 Made = Callable[..., Any]

@@ -16,7 +16,7 @@ from relpos.patterns import big_bird, block_sparse, dilated, fixed, local, longf
 FAST_SHARE = 10  # of its tests, in the fast part
 
 scoring = importlib.import_module("relpos.engines.streaming.scores")
-cpu_kernel = importlib.import_module("relpos.engines.streaming.cpu_kernel")
+cpu_kernel = importlib.import_module("relpos.engines.streaming.cpu.cpu_kernel")
 
 N, SIDE = 2304, 48
 """Tokens, as a sequence or a square."""

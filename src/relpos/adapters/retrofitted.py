@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from relpos.adapters import interface
 from relpos.adapters.recording import recorded, unless_recorded
 from relpos.core import keep
-from relpos.core.kept import TOKEN_BYTES, state_of
+from relpos.core.cache import TOKEN_BYTES, state_of
 from relpos.engines import attention
 
 M = TypeVar("M", bound=nn.Module)

@@ -20,11 +20,11 @@ from relpos.bench.check import first_line
 from relpos.bench.run import surroundings
 from relpos.core import Blocks, Coordinates, DenseBias, Grid, Mask, Positions, Sequence, Sinks, Softcap, Term, Terms
 from relpos.core.checks import require_name
-from relpos.engines.agreement import Difference
 from relpos.engines.api import difference, expected
 from relpos.engines.arguments import prepare
 from relpos.engines.call import Call
 from relpos.engines.selection import backends
+from relpos.engines.self_check.agreement import Difference
 from relpos.position import (
     CoPE,
     DecomposedPosition,

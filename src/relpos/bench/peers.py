@@ -20,8 +20,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from relpos.bench.cases import Case
 from relpos.bench.inputs import Inputs, setting
 from relpos.core import LineBias, Sequence, expand
-from relpos.engines import attention, backends, explain, view
+from relpos.engines import attention, backends, explain
 from relpos.engines.call import Call
+from relpos.engines.sdpa import strided_bias
 from relpos.position import Mechanism, decoding
 
 FREE = "sdpa-free"
@@ -150,7 +151,7 @@ def _is_viewed(case: Case) -> bool:
         return False
     q, k = _blank(case)
     with torch.set_grad_enabled(case.what == "step"):
-        return view.readable(Call(q, k, k, position.terms(tokens, tokens), mask, scale=1.0)) is not None
+        return strided_bias.readable(Call(q, k, k, position.terms(tokens, tokens), mask, scale=1.0)) is not None
 
 
 def dense_bytes(case: Case) -> int:

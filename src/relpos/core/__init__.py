@@ -6,11 +6,11 @@ share below them.
 
 from relpos.core.algebra import Term, Terms
 from relpos.core.blocks import Blocks
+from relpos.core.cache import keep, may_keep
 from relpos.core.constants import constant, keeps, passing
 from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence, require_coordinates, require_sides
 from relpos.core.densify import contract, expand
 from relpos.core.gather import Rows, at_least_float32, lookup, read, segment_sum
-from relpos.core.kept import keep, may_keep
 from relpos.core.line import Kind, Layout, Lines, Offsets, Ramp, axis_lines, lines
 from relpos.core.mask import Mask, MaskLike
 from relpos.core.rotation import cosines, require_width, rotate

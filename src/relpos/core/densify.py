@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from relpos.core.cache import keep, may_keep
 from relpos.core.gather import at_least_float32, lookup, segment_sum
-from relpos.core.kept import keep, may_keep
 from relpos.core.line import Lines, Ramp
 
 _FEW_PAIRS = 2**13

@@ -34,9 +34,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from relpos.core.cache import keep
 from relpos.core.checks import broadcasts, consecutive, fail, require_device, require_int, require_tensor, shape_of
 from relpos.core.coordinates import Coordinates, Grid, Positions, require_coordinates
-from relpos.core.kept import keep
 from relpos.core.tree import Movable, changed, register, static
 
 

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
+from relpos.core.cache import may_keep
 from relpos.core.checks import (
     broadcasts,
     fail,
@@ -27,7 +28,6 @@ from relpos.core.checks import (
     shape_of,
 )
 from relpos.core.gather import at_least_float32
-from relpos.core.kept import may_keep
 
 RotationLayout = Literal["half", "interleaved"]
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from relpos.core.cache import state_of
 from relpos.core.checks import fail, shape_of
-from relpos.core.kept import state_of
 
 T = TypeVar("T")
 

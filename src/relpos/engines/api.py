@@ -15,14 +15,14 @@ from torch import Tensor
 
 from relpos.core import Coordinates, MaskLike
 from relpos.core.checks import without_autocast
-from relpos.engines.agreement import Difference, Expected
 from relpos.engines.arguments import Position, prepare, resolve
 from relpos.engines.call import Call
 from relpos.engines.dense_mask import note_on
-from relpos.engines.hidden import without_hidden
 from relpos.engines.plan import PLANS, make_plan, structure_of_call
 from relpos.engines.reference import REFERENCE, weights
 from relpos.engines.selection import BY_NAME, ENGINES, choose, require_backend
+from relpos.engines.self_check.agreement import Difference, Expected
+from relpos.engines.unseen import without_unseen
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Explanation:
         backend: the engine's name.
         passed_over: name to reason, for the engines `auto` asked before it and those it did not need to ask.
         notes: what could be said otherwise, and cheaper.
+        way: in which of its ways the engine computes the call, in words; None where it has but one.
 
     Examples:
         >>> q = k = v = torch.randn(1, 2, 6, 8)
@@ -46,9 +47,10 @@ class Explanation:
     backend: str
     passed_over: dict[str, str]
     notes: tuple[str, ...] = ()
+    way: str | None = None
 
     def __str__(self) -> str:
-        lines = [f"backend: {self.backend}"]
+        lines = [f"backend: {self.backend}" + ("" if self.way is None else f", {self.way}")]
         lines += [f"  not {name}: {reason}" for name, reason in self.passed_over.items()]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
@@ -69,7 +71,8 @@ def _explain(call: Call, backend: str) -> Explanation:
             passed_over[engine.name] = f"{chosen.name} comes first and can compute it"
     mask = call.mask
     notes = () if mask is None or mask.allowed is None else (note_on(mask, call.q.shape[2], call.k.shape[2]),)
-    return Explanation(chosen.name, passed_over, notes)
+    way = chosen.way(call)
+    return Explanation(chosen.name, passed_over, notes, None if way is None else way.words)
 
 
 @overload
@@ -307,4 +310,4 @@ def attention_weights(
     """
     call = prepare(q, k, k, position=position, queries=queries, keys=keys, mask=mask, scale=scale)
     with without_autocast(q.device):
-        return weights(without_hidden(call))[0].to(call.q.dtype)
+        return weights(without_unseen(call))[0].to(call.q.dtype)

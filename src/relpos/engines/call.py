@@ -26,7 +26,8 @@ from relpos.core import (
     content,
 )
 
-_APPLIED = (Rotation, QueryBias, Scale)
+APPLIED = (Rotation, QueryBias, Scale)
+"""What `Call.rotated` applies to q and k, or has applied to the scale."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +98,7 @@ class Call:
         Args:
             rotate: what applies the rotation, for an engine that has its own.
         """
-        if not any(isinstance(term, _APPLIED) for term in self.terms.items):
+        if not any(isinstance(term, APPLIED) for term in self.terms.items):
             return self
         q, k, v = self.q, self.k, self.v
         plain_q = plain_k = None
@@ -109,7 +110,7 @@ class Call:
                 k, v = k.repeat_interleave(self.groups, dim=1), v.repeat_interleave(self.groups, dim=1)
             q, k = content(self.terms, q, k, rotate)
         return Call(
-            q, k, v, self.terms.without(*_APPLIED), self.mask, self.scale, self.dropout, self.seed, self.return_lse,
+            q, k, v, self.terms.without(*APPLIED), self.mask, self.scale, self.dropout, self.seed, self.return_lse,
             plain_q, plain_k, self.first_row, self.tokens,
         )  # fmt: skip
 

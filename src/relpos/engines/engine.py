@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxtyping import Float
@@ -16,6 +17,21 @@ Compute = Callable[[Call], tuple[Tensor, Tensor | None]]
 """Output and log-sum-exp of a call."""
 
 
+@dataclass(frozen=True)
+class Way:
+    """One way in which an engine computes some of the calls that it supports.
+
+    Attributes:
+        words: what is done, for `relpos.explain`.
+        serves: whether it computes a call, and no way before it is to.
+        prepare: what computes such a call and all that have its structure. Nothing of the call is kept.
+    """
+
+    words: str
+    serves: Callable[[Call], bool]
+    prepare: Callable[[Call], Compute]
+
+
 class Engine(ABC):
     """One way to compute a call. Engines never import one another.
 
@@ -25,6 +41,7 @@ class Engine(ABC):
         serves_any_size: whether it holds no numbers for each pair of query and key, so that every call it supports
             fits where the inputs do.
         served: the kinds of terms that it computes; None for every kind, by `Term.scores`.
+        ways: the ways in which it computes calls, if there are several: the first that serves a call is taken.
         checked_on: kinds of device where `auto` takes it only after it has agreed with the reference; see `verdicts`.
     """
 
@@ -32,6 +49,7 @@ class Engine(ABC):
     summary: ClassVar[str]
     serves_any_size: ClassVar[bool] = False
     served: ClassVar[tuple[type[Term], ...] | None] = None
+    ways: ClassVar[tuple[Way, ...]] = ()
     checked_on: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
@@ -45,14 +63,18 @@ class Engine(ABC):
                 return type(term).__name__
         return None
 
-    def not_preferred(self, call: Call) -> str | None:
-        """Why `auto` should pass over this engine although it could compute the call: it measured slower. Else None."""
+    def way(self, call: Call) -> Way | None:
+        """The way in which it computes a call; None where it has but one."""
+        for way in self.ways:
+            if way.serves(call):
+                return way
         return None
 
     def plan(self, call: Call) -> Compute:
         """What `run` does for this call and all that have its structure (`structure`), in eager mode, where nothing
         looks on: with everything decided that follows from the structure. Nothing of the call is kept."""
-        return self.run
+        way = self.way(call)
+        return self.run if way is None else way.prepare(call)
 
     @abstractmethod
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"] | None]:

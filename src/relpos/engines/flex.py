@@ -60,9 +60,6 @@ class Flex(Engine):
                 return f"LineVectors of more than {MOST_ROWS} rows"
         return lacks_transform()
 
-    def not_preferred(self, call: Call) -> str:
-        return "its gradients come in no fixed order"
-
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
         """Output and log-sum-exp."""
         return attend(call.rotated(), *_compiled())

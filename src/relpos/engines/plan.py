@@ -21,13 +21,13 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from relpos.core import may_keep
 from relpos.core.checks import without_autocast
-from relpos.core.seen import hides_nothing
 from relpos.core.structure import structure_of
+from relpos.core.visibility import hides_nothing
 from relpos.engines.arguments import Resolved
 from relpos.engines.call import Call
 from relpos.engines.engine import Compute, Engine
-from relpos.engines.hidden import without_hidden
 from relpos.engines.selection import choose
+from relpos.engines.unseen import without_unseen
 
 Structure = Hashable
 
@@ -81,7 +81,7 @@ class Plan:
     def _compute(self, call: Call) -> tuple[Tensor, Tensor | None]:
         if not self.hides:
             return self.compute(call)
-        shown = without_hidden(call)
+        shown = without_unseen(call)
         if shown is not call and call.q.is_cpu:  # where it is asked whether anything must be hidden
             return self.engine.run(shown)
         return self.compute(shown)

@@ -20,9 +20,6 @@ from relpos.engines import dense
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 
-SCORES_AT_MOST = 2**22
-"""Scores of all heads up to which `auto` lets it do what the faster engines lack; 16 MiB a tensor."""
-
 
 class Reference(Engine):
     name = "reference"
@@ -30,10 +27,6 @@ class Reference(Engine):
 
     def unsupported(self, call: Call) -> None:
         """Nothing."""
-
-    def not_preferred(self, call: Call) -> str | None:
-        scores = call.q.shape[0] * call.q.shape[1] * call.q.shape[2] * call.k.shape[2]
-        return "it would hold every score several times" if scores > SCORES_AT_MOST else None
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
         """Output and log-sum-exp."""

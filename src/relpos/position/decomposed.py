@@ -37,8 +37,8 @@ from relpos.core import (
     axis_lines,
     require_coordinates,
 )
+from relpos.core.cache import keep
 from relpos.core.checks import fail, require_int, without_autocast
-from relpos.core.kept import keep
 from relpos.position.mechanism import AS_IS, Mechanism, Site
 from relpos.position.preset import Preset
 from relpos.position.tables import require_std, require_window, start_table

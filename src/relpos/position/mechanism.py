@@ -31,13 +31,13 @@ from relpos.core import (
     require_coordinates,
     require_sides,
 )
+from relpos.core.cache import TOKEN_BYTES, share, state_of
 from relpos.core.checks import (
     fail,
     require_flag,
     require_int,
     shape_of,
 )
-from relpos.core.kept import TOKEN_BYTES, share, state_of
 from relpos.core.private import with_tensors
 from relpos.position.held import Held
 from relpos.position.located import META, settle

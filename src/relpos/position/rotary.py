@@ -42,8 +42,8 @@ from relpos.core import (
     passing,
     require_coordinates,
 )
+from relpos.core.cache import FEW_BYTES
 from relpos.core.checks import fail, require_choice, require_int, require_number, shape_of
-from relpos.core.kept import FEW_BYTES
 from relpos.core.rotation import require_layout
 from relpos.core.terms.of_content import fixed
 from relpos.position.angles import frequencies, places

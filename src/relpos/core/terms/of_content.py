@@ -11,6 +11,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from relpos.core.algebra import Single, Term, Terms
+from relpos.core.cache import keep, may_keep
 from relpos.core.checks import (
     fail,
     require_floating,
@@ -20,7 +21,6 @@ from relpos.core.checks import (
     require_wide,
     shape_of,
 )
-from relpos.core.kept import keep, may_keep
 from relpos.core.rotation import RotationLayout, require_layout, require_width, turn
 from relpos.core.rotation import rotate as plain_rotate
 from relpos.core.terms.fitting import check_device, check_shape, heads_first

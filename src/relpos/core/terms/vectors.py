@@ -18,10 +18,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from relpos.core.algebra import Keys, Queries, Term
+from relpos.core.cache import may_keep
 from relpos.core.checks import fail, require_choice, require_flag, shape_of
 from relpos.core.densify import written_out
 from relpos.core.gather import lookup, segment_sum
-from relpos.core.kept import may_keep
 from relpos.core.line import Lines
 from relpos.core.terms.fitting import check_device, check_lines, check_shape, heads_first, require_lines
 from relpos.core.tree import register, static

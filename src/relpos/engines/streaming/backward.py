@@ -21,11 +21,11 @@ from torch import Tensor
 from relpos.core import Sinks
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
-from relpos.engines.streaming.chunks import Chunk, KeyGradient
-from relpos.engines.streaming.matmul import add_matmul
-from relpos.engines.streaming.plan import TilePlan
+from relpos.engines.streaming.cpu.matmul import add_matmul
+from relpos.engines.streaming.cpu.side_by_side import run_all, workers
+from relpos.engines.streaming.plan.chunks import Chunk, KeyGradient
+from relpos.engines.streaming.plan.tile_plan import TilePlan
 from relpos.engines.streaming.scores import Scores
-from relpos.engines.streaming.side_by_side import run_all, workers
 
 
 class Backward:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from relpos.core.random import head_words, is_kept, mix_
 from relpos.engines.call import Call
-from relpos.engines.streaming.chunks import Chunk
-from relpos.engines.streaming.tiles import Tile
+from relpos.engines.streaming.plan.chunks import Chunk
+from relpos.engines.streaming.plan.tiles import Tile
 from relpos.engines.streaming.workspace import Workspace
 
 _PIECE = 2**16

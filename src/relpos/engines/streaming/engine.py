@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -24,15 +25,14 @@ from relpos.core import (
     at_least_float32,
 )
 from relpos.engines import dense
-from relpos.engines.call import Call
-from relpos.engines.engine import Compute, Engine
-from relpos.engines.operators import Gradients, Operator, lacks_transform
-from relpos.engines.streaming import cpu_kernel
+from relpos.engines.call import APPLIED, Call
+from relpos.engines.engine import Compute, Engine, Way
+from relpos.engines.operators import Gradients, Operator, RunBackward, RunForward, lacks_transform
 from relpos.engines.streaming.backward import Backward
+from relpos.engines.streaming.cpu import cpu_kernel
 from relpos.engines.streaming.forward import Forward
-from relpos.engines.streaming.heuristics import slower
-from relpos.engines.streaming.planning import make_plan
-from relpos.engines.streaming.regroup import by_segments
+from relpos.engines.streaming.plan.planning import make_plan
+from relpos.engines.streaming.plan.regroup import by_segments
 
 
 def _forward(call: Call) -> tuple[Tensor, Tensor]:
@@ -51,6 +51,11 @@ def _forward_whole(call: Call) -> tuple[Tensor, Tensor]:
     return cpu_kernel.forward(call) if cpu_kernel.supports(call) else Forward(call, make_plan(call)).run()
 
 
+def _by_flash_kernel(call: Call) -> bool:
+    """Whether PyTorch's kernel computes the forward of a call, once its rotation is applied."""
+    return cpu_kernel.supports(replace(call, terms=call.terms.without(*APPLIED)))
+
+
 def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
     groups = by_segments(call)
     if groups is None:
@@ -66,6 +71,10 @@ def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor
                 add(gradients.buffer(x), gradient)
 
 
+def _flash_kernel(call: Call) -> tuple[RunForward, RunBackward]:
+    return cpu_kernel.forward, _backward_whole
+
+
 def _backward_whole(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
     natural = cpu_kernel.supports(call)  # scores then round as the kernel's did, and its log-sum-exp fits them
     Backward(call, make_plan(call, backward=True, natural=natural), out, lse, d_out, d_lse, gradients).run()
@@ -74,32 +83,9 @@ def _backward_whole(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: 
 _attend = Operator("streaming", _forward, _backward)
 
 
-class Streaming(Engine):
-    name = "streaming"
-    summary = "blocks of rows in O(N) memory, with an exact gradient; every term, any device; fastest on CPU"
-    serves_any_size = True
-    served = (
-        LineBias, LineVectors, AxisVectors, LowRank, DenseBias, RowRule, Rotation, QueryBias, Scale, Softcap, Sinks,
-    )  # fmt: skip
-
-    def unsupported(self, call: Call) -> str | None:
-        if call.mask is not None and call.mask.allowed is not None:
-            return "a mask as a tensor"
-        return self.unknown(call) or lacks_transform()
-
-    def not_preferred(self, call: Call) -> str | None:
-        return slower(call)
-
-    def plan(self, call: Call) -> Compute:
-        planned = _attend.planned()
-        return lambda call: planned(call.rotated())
-
-    def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
-        call = call.rotated()
-        return _by_rules(call) if call.terms.one(RowRule) is not None else _attend(call)
-
-
-STREAMING = Streaming()
+def _planned(prepare: Callable[[Call], tuple[RunForward, RunBackward]] | None = None) -> Compute:
+    planned = _attend.planned(prepare)
+    return lambda call: planned(call.rotated())
 
 
 def _by_rules(call: Call) -> tuple[Tensor, Tensor]:
@@ -130,3 +116,37 @@ def _by_rules(call: Call) -> tuple[Tensor, Tensor]:
     blocks = [checkpoint(attend, start, min(start + count, n), use_reentrant=False) for start in range(0, n, count)]
     outs, lses = zip(*blocks, strict=True)
     return torch.cat(outs, dim=2), torch.cat(lses, dim=2)
+
+
+def _run(call: Call) -> tuple[Tensor, Tensor]:
+    call = call.rotated()
+    return _by_rules(call) if call.terms.one(RowRule) is not None else _attend(call)
+
+
+class Streaming(Engine):
+    name = "streaming"
+    summary = "blocks of rows in O(N) memory, with an exact gradient; every term, any device; fastest on CPU"
+    serves_any_size = True
+    ways = (
+        Way(
+            "the forward by PyTorch's flash kernel, the gradients by blocks",
+            _by_flash_kernel,
+            lambda call: _planned(_flash_kernel),
+        ),
+        Way("blocks of rows", lambda call: call.terms.one(RowRule) is None, lambda call: _planned()),
+        Way("a row rule, for a block of rows at a time", lambda call: True, lambda call: _run),
+    )
+    served = (
+        LineBias, LineVectors, AxisVectors, LowRank, DenseBias, RowRule, Rotation, QueryBias, Scale, Softcap, Sinks,
+    )  # fmt: skip
+
+    def unsupported(self, call: Call) -> str | None:
+        if call.mask is not None and call.mask.allowed is not None:
+            return "a mask as a tensor"
+        return self.unknown(call) or lacks_transform()
+
+    def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
+        return _run(call)
+
+
+STREAMING = Streaming()

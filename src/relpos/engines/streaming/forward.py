@@ -16,11 +16,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.engines.call import Call
-from relpos.engines.streaming.chunks import Chunk
-from relpos.engines.streaming.matmul import add_matmul
-from relpos.engines.streaming.plan import TilePlan
+from relpos.engines.streaming.cpu.matmul import add_matmul
+from relpos.engines.streaming.cpu.side_by_side import run_all, workers
+from relpos.engines.streaming.plan.chunks import Chunk
+from relpos.engines.streaming.plan.tile_plan import TilePlan
 from relpos.engines.streaming.scores import Scores
-from relpos.engines.streaming.side_by_side import run_all, workers
 
 _ENOUGH = 2.0**-26
 """The least sum of a row's weights under a bound; for less, its block is computed again with the maximum."""

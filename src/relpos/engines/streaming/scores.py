@@ -22,11 +22,11 @@ from torch import Tensor
 
 from relpos.core import Sinks, Softcap
 from relpos.engines.call import Call
-from relpos.engines.streaming.chunks import CallTensors, Chunk, Heads
+from relpos.engines.streaming.cpu.matmul import add_matmul
 from relpos.engines.streaming.dropout import DropoutFactors
-from relpos.engines.streaming.matmul import add_matmul
-from relpos.engines.streaming.plan import TilePlan
-from relpos.engines.streaming.tiles import Tile
+from relpos.engines.streaming.plan.chunks import CallTensors, Chunk, Heads
+from relpos.engines.streaming.plan.tile_plan import TilePlan
+from relpos.engines.streaming.plan.tiles import Tile
 from relpos.engines.streaming.workspace import Workspace
 
 _LOG2E = math.log2(math.e)

@@ -17,7 +17,6 @@ from relpos.engines.operators import Gradients, Operator, RunBackward, RunForwar
 from relpos.engines.triton import limits
 
 _WIDEST = 256
-_SHORT = 512
 
 
 def _forward(call: Call) -> tuple[Tensor, Tensor]:
@@ -96,18 +95,6 @@ class Triton(Engine):
                 f"the gradient of a bias on irregular lines of over {limits.FEW} tokens, or that differ within a batch"
             )
         return lacks_transform()
-
-    def not_preferred(self, call: Call) -> str | None:
-        """The least number of tokens is a guess until it is measured."""
-        if call.q.device.type != "cuda":
-            return "it would run in Triton's interpreter"
-        if call.return_lse:  # PyTorch's kernels do not return it
-            return None
-        if not call.terms.of(LineBias) and (call.mask is None or call.mask.is_plain_causal):
-            return "without a bias PyTorch's own kernels are available"
-        if max(call.q.shape[2], call.k.shape[2]) < _SHORT:
-            return f"fewer than {_SHORT} tokens"
-        return None
 
     def plan(self, call: Call) -> Compute:
         from relpos.engines.triton.rotation import rotate

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from relpos.engines.agreement import Expected
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 from relpos.engines.operators import lacks_transform
-from relpos.engines.variant import Size, Variant, small_call, variant_of
+from relpos.engines.self_check.agreement import Expected
+from relpos.engines.self_check.variant import Size, Variant, small_call, variant_of
 
 Key = tuple[Any, ...]
 """Engine, device and the fields of a variant: plain values, so that compiled functions guard only on their own key."""

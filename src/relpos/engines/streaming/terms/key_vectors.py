@@ -28,9 +28,9 @@ from torch import Tensor
 
 from relpos.core import LineVectors
 from relpos.engines.call import Call
-from relpos.engines.streaming.chunks import Chunk, KeyGradient
-from relpos.engines.streaming.tiles import Tile
-from relpos.engines.streaming.vector_term import VectorTerm, add_sums
+from relpos.engines.streaming.plan.chunks import Chunk, KeyGradient
+from relpos.engines.streaming.plan.tiles import Tile
+from relpos.engines.streaming.terms.vector_term import VectorTerm, add_sums
 from relpos.engines.streaming.workspace import Buffer, whole
 
 _KEYS_AT_ONCE = 128

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import relpos
 from covering import pairwise
 from relpos.core import LineVectors, Mask, Positions, QueryBias, Scale, Sequence, Terms
-from relpos.engines import vector_product
+from relpos.engines.sdpa import vectors as sdpa_vectors
 
 FAST_CASES = 12  # of each of its tests, in the fast part
 
@@ -35,7 +35,7 @@ MASKS: dict[str, Callable[[int, int], Mask | None]] = {
     "padding": lambda n, m: Mask.padding(torch.arange(m) < torch.tensor([[5], [2]]), queries=torch.ones(n).bool()),
     "each head": lambda n, m: Mask.of(torch.rand(1, HEADS, n, m) < 0.7),
 }
-WAYS = {"stored": (vector_product.STORED, 256), "again": (0, 256), "turned round": (0, 1)}
+WAYS = {"stored": (sdpa_vectors.STORED, 256), "again": (0, 256), "turned round": (0, 1)}
 
 
 def terms_of(place: str, sides: tuple[Side, ...], dtype: torch.dtype) -> tuple[Terms, list[Tensor]]:
@@ -65,9 +65,7 @@ def results(
 
 @pytest.mark.parametrize(
     ("place", "sides", "at_once", "way", "mask", "dtype", "create_graph"),
-    pairwise(
-        PLACES, SIDES, (vector_product.AT_ONCE, 50, 1), WAYS, MASKS, (torch.float32, torch.float64), (False, True)
-    ),
+    pairwise(PLACES, SIDES, (sdpa_vectors.AT_ONCE, 50, 1), WAYS, MASKS, (torch.float32, torch.float64), (False, True)),
     ids=str,
 )
 def test_equals_the_reference(
@@ -82,10 +80,10 @@ def test_equals_the_reference(
 ) -> None:
     """Also the gradients of which another is wanted."""
     stored, far = WAYS[way]
-    monkeypatch.setattr(vector_product, "AT_ONCE", at_once)
-    monkeypatch.setattr(vector_product, "STORED", stored)
-    monkeypatch.setattr(vector_product, "_FAR", far)
-    with mock.patch.object(vector_product, "attend", wraps=vector_product.attend) as taken:
+    monkeypatch.setattr(sdpa_vectors, "AT_ONCE", at_once)
+    monkeypatch.setattr(sdpa_vectors, "STORED", stored)
+    monkeypatch.setattr(sdpa_vectors, "_FAR", far)
+    with mock.patch.object(sdpa_vectors, "attend", wraps=sdpa_vectors.attend) as taken:
         got = results("sdpa", place, sides, mask, dtype, create_graph=create_graph)
     assert taken.call_count == 1
     wanted = results("reference", place, sides, mask, dtype)
@@ -94,13 +92,13 @@ def test_equals_the_reference(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(  # far: turned round beyond; heads: one vector for all
-    ("heads", "far", "at_once"), pairwise((1, HEADS), (256, 1), (vector_product.AT_ONCE, 1))
+    ("heads", "far", "at_once"), pairwise((1, HEADS), (256, 1), (sdpa_vectors.AT_ONCE, 1))
 )
 def test_gradcheck_also_twice(at_once: int, far: int, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where q meets keys and vectors, each way has its own part of the gradient."""
-    monkeypatch.setattr(vector_product, "AT_ONCE", at_once)
-    monkeypatch.setattr(vector_product, "STORED", 0)
-    monkeypatch.setattr(vector_product, "_FAR", far)
+    monkeypatch.setattr(sdpa_vectors, "AT_ONCE", at_once)
+    monkeypatch.setattr(sdpa_vectors, "STORED", 0)
+    monkeypatch.setattr(sdpa_vectors, "_FAR", far)
     lines = relpos.lines(Sequence(3))
     q, k, v = (torch.randn(2, HEADS, 3, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
     met, keys = (torch.randn(heads, 5, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from relpos.core import LineBias, Mask, QueryBias, Rotation, Scale, may_keep
 from relpos.engines.call import Call
-from relpos.engines.once import once
+from relpos.engines.sdpa.once import once
 
 _AT_ONCE = 2**17
 """The numbers of q that are turned round at once where no gradient is wanted: more come fresh from the system."""

@@ -2,7 +2,7 @@
 
 A forbidden pair has weight 0, but 0 times NaN is NaN, in the output and in the gradients. Therefore keys and values
 that no query of their head sees, and queries that see no key, are replaced by 0 before an engine gets them, if q, k or
-v hold NaN, infinities, or values whose products overflow. The mask decides which these are (see `core.seen`).
+v hold NaN, infinities, or values whose products overflow. The mask decides which these are (see `core.visibility`).
 
 On CPU one pass over q, k and v finds out whether this is needed, and nothing is copied if not. On a GPU this would take
 a synchronization, and in a compiled graph it is impossible: there they are replaced under every mask but plain
@@ -18,11 +18,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from relpos.core.checks import at_hand
-from relpos.core.seen import hides_nothing, seen
+from relpos.core.visibility import hides_nothing, seen
 from relpos.engines.call import Call
 
 
-def without_hidden(call: Call) -> Call:
+def without_unseen(call: Call) -> Call:
     """The call with 0 in keys and values that no query sees and in queries that see no key, if that may matter."""
     if call.mask is None or call.is_empty or hides_nothing(call.mask, call.q.shape[2], call.k.shape[2]):
         return call

@@ -5,8 +5,8 @@ Every query is multiplied with every row of the vectors, and each pair reads its
     score[i, j] = scale * <q[i], k[j]> + <x[i], w[rows[i, j]]>        or <x[j], w[rows[i, j]]> where x are keys
 
 These are [N, R] products, where `streaming` computes one for each offset; but all scores are stored, and read pair by
-pair, which costs more than products do from some size on. As in `product`, a few heads are computed at a time, so that
-their scores stay in the cache, and the weights of a small call are stored for the gradient.
+pair, which costs more than products do from some size on. As in `learned_bias`, a few heads are computed at a time, so
+that their scores stay in the cache, and the weights of a small call are stored for the gradient.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from relpos.core.checks import without_autocast
 from relpos.core.private import inside_transform, is_batched
 from relpos.core.terms.vectors import with_bias, with_zero_row
 from relpos.engines.call import Call
-from relpos.engines.product import STORED, Part, of_part, parts_of
+from relpos.engines.sdpa.learned_bias import STORED, Part, of_part, parts_of
 
 AT_ONCE = 2**19
 """Scores that are computed at once, 2 MiB in float32: a head of 512 tokens for each of two threads. Four times as many

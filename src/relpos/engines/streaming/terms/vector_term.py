@@ -18,8 +18,8 @@ from torch import Tensor
 from relpos.core import LineVectors
 from relpos.core.gather import ordered_segment_sum
 from relpos.engines.call import Call
-from relpos.engines.streaming.chunks import Chunk
-from relpos.engines.streaming.tiles import Tile
+from relpos.engines.streaming.plan.chunks import Chunk
+from relpos.engines.streaming.plan.tiles import Tile
 
 _ROWS_AT_ONCE = 256
 """Rows of a product with queries, which read only their own part of the window."""

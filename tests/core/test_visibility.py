@@ -10,7 +10,7 @@ from drawn_masks import made, masks
 from hypothesis import given
 
 from relpos import Mask, patterns
-from relpos.core.seen import hides_nothing, seen
+from relpos.core.visibility import hides_nothing, seen
 
 
 def check(mask: Mask, n: int, m: int) -> None:
@@ -29,7 +29,7 @@ def test_every_mask(case: tuple[dict[str, Any], int, int]) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 50])
 def test_blocks_a_few_at_a_time(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relpos.core.seen._AT_ONCE", at_once)
+    monkeypatch.setattr("relpos.core.visibility._AT_ONCE", at_once)
     mask = patterns.big_bird(41, 4, window=1, global_blocks=0, random_blocks=1, heads=3) & Mask.causal()
     check(mask & Mask.packed(torch.arange(41) % 5 - 1, torch.arange(41) % 3 - 1), 41, 41)
 

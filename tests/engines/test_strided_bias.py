@@ -13,7 +13,7 @@ from torch import Tensor
 import relpos
 from covering import pairwise
 from relpos.core import densify
-from relpos.engines import view
+from relpos.engines.sdpa import strided_bias
 
 HEADS, WIDTH = 4, 8
 MASKS = {
@@ -78,9 +78,9 @@ def test_a_few_heads_at_once_are_the_same(
     lines = relpos.lines(relpos.Sequence(40))
     bias = relpos.LineBias(torch.randn(1 if shared else HEADS, lines.length), lines)
     wanted = by_view(q, k, v, position=bias)  # whole
-    monkeypatch.setattr(view, "_AT_ONCE", at_once)
-    monkeypatch.setattr(view, "_FEW", 0)
-    with torch.no_grad(), mock.patch.object(view, "_turned", wraps=view._turned) as parts:
+    monkeypatch.setattr(strided_bias, "_AT_ONCE", at_once)
+    monkeypatch.setattr(strided_bias, "_FEW", 0)
+    with torch.no_grad(), mock.patch.object(strided_bias, "_turned", wraps=strided_bias._turned) as parts:
         got = by_view(q, k, v, position=bias)
     assert parts.call_count == {(1, HEADS): 4, (1, 2): 2}.get((at_once, groups), 2)
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6)

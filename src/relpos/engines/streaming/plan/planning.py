@@ -8,10 +8,10 @@ import torch
 
 from relpos.core import LineBias, LineVectors
 from relpos.engines.call import Call
-from relpos.engines.streaming import matmul
-from relpos.engines.streaming.dense_plan import DensePlan
-from relpos.engines.streaming.hankel import HankelPlan
-from relpos.engines.streaming.plan import TilePlan
+from relpos.engines.streaming.cpu import matmul
+from relpos.engines.streaming.plan.dense_plan import DensePlan
+from relpos.engines.streaming.plan.hankel import HankelPlan
+from relpos.engines.streaming.plan.tile_plan import TilePlan
 
 ROWS, WIDTH = 256, 8192
 """The most rows and keys of a tile. For vectors, which come with many small products, and in the backward in float32,

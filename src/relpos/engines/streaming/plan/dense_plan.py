@@ -21,10 +21,10 @@ from relpos.core.terms.vectors import meet, sum_rows
 from relpos.engines import dense
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
-from relpos.engines.streaming import masks
-from relpos.engines.streaming.chunks import Chunk, KeyGradient
-from relpos.engines.streaming.plan import TilePlan
-from relpos.engines.streaming.tiles import Block, Tile, count_of
+from relpos.engines.streaming.plan import masks
+from relpos.engines.streaming.plan.chunks import Chunk, KeyGradient
+from relpos.engines.streaming.plan.tile_plan import TilePlan
+from relpos.engines.streaming.plan.tiles import Block, Tile, count_of
 from relpos.engines.streaming.workspace import Workspace, fill
 
 MOST_ROWS = 256

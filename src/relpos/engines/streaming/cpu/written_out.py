@@ -23,9 +23,9 @@ from torch import Tensor
 from relpos.core import LineBias
 from relpos.core.line import Ramp
 from relpos.engines.call import Call
-from relpos.engines.streaming import parts
-from relpos.engines.streaming.chunks import contiguous_rows
-from relpos.engines.streaming.hankel import HankelPlan
+from relpos.engines.streaming.cpu import partial_softmax
+from relpos.engines.streaming.plan.chunks import contiguous_rows
+from relpos.engines.streaming.plan.hankel import HankelPlan
 
 _ROWS = 1024
 """The rows of a kernel call; from 768 on the kernel takes blocks of 256."""
@@ -88,11 +88,11 @@ def attend(
     lse: Float[Tensor, "BH N 1"],
 ) -> None:
     """Write all rows."""
-    forbidding = parts.forbids(plan.reversed_values)
+    forbidding = partial_softmax.forbids(plan.reversed_values)
 
     def of_keys(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of some rows over some keys."""
-        part_out, part_lse = parts.attend(q[None], k[None], v[None], bias[None], scale, forbidding=forbidding)
+        part_out, part_lse = partial_softmax.attend(q[None], k[None], v[None], bias[None], scale, forbidding=forbidding)
         return part_out[0], part_lse[0]
 
     count, prefix, columns = len(q), plan.query.prefix, plan.query_columns
@@ -142,7 +142,7 @@ def _together(found: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     for head in range(len(out)):  # by itself, so that numbers do not depend on how many there are
         every = torch.stack([part[head] for part in lses])
         torch.logsumexp(every, dim=0, out=lse[head])
-        for part, weight in zip(outs, parts.share(every, lse[head]), strict=True):
+        for part, weight in zip(outs, partial_softmax.share(every, lse[head]), strict=True):
             out[head].addcmul_(part[head], weight)
     return out, lse
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 import relpos
 from loaded import Loaded
 from relpos.core import Grid, Positions, Sequence, keep, lines
-from relpos.core.kept import FEW_BYTES
+from relpos.core.cache import FEW_BYTES
 
 CPU = torch.device("cpu")
 

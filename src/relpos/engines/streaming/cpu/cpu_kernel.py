@@ -23,11 +23,12 @@ from torch import Tensor
 from relpos.core import LineBias, LineVectors, Sinks
 from relpos.core.private import flash_kernel
 from relpos.engines.call import Call
-from relpos.engines.streaming import parts, planning, written_out
-from relpos.engines.streaming.chunks import contiguous_rows
+from relpos.engines.streaming.cpu import partial_softmax, written_out
 from relpos.engines.streaming.forward import Forward
-from relpos.engines.streaming.hankel import HankelPlan
-from relpos.engines.streaming.tiles import Block, Tile
+from relpos.engines.streaming.plan import planning
+from relpos.engines.streaming.plan.chunks import contiguous_rows
+from relpos.engines.streaming.plan.hankel import HankelPlan
+from relpos.engines.streaming.plan.tiles import Block, Tile
 
 _ROWS = 512
 """The rows that a kernel call should have; with fewer, the kernel takes smaller blocks."""
@@ -98,12 +99,12 @@ def _by_views(
 ) -> None:
     """Write the rows behind the prefix, for which the kernel reads the bias through views of windows."""
     prefix, prefix_keys = plan.query.prefix, plan.key.prefix
-    forbidding = parts.forbids(plan.reversed_values)
+    forbidding = partial_softmax.forbids(plan.reversed_values)
     for blocks, tiles in _groups(plan):
         block_q = q.index_select(1, torch.cat([block.queries for block in blocks])).unflatten(1, (len(blocks), -1))
         tile_k, tile_v = (x[:, tiles[0].keys].expand(len(blocks), -1, -1, -1) for x in (k, v))
         mask, rows = _mask(plan, blocks, tiles), block_q.transpose(0, 1)
-        block_out, block_lse = parts.attend(rows, tile_k, tile_v, mask, scale, forbidding=forbidding)
+        block_out, block_lse = partial_softmax.attend(rows, tile_k, tile_v, mask, scale, forbidding=forbidding)
         for number, block in enumerate(blocks):
             out.index_copy_(1, block.queries, block_out[number])
             lse.index_copy_(1, block.queries, block_lse[number])
@@ -116,13 +117,13 @@ def _by_views(
             if bias is not None:
                 score[:, block.queries - prefix] += bias
         _merge(out, lse, score.logsumexp(dim=-1, keepdim=True))
-        out += parts.share(score, lse) @ v[:, :prefix_keys]
+        out += partial_softmax.share(score, lse) @ v[:, :prefix_keys]
 
 
 def _merge(out: Float[Tensor, "BH n V"], lse: Float[Tensor, "BH n 1"], other: Float[Tensor, "BH _ 1"]) -> None:
     """Extend the softmax by scores whose log-sum-exp is `other`; the caller adds their values."""
     total = torch.logaddexp(lse, other)
-    out *= parts.share(lse, total)
+    out *= partial_softmax.share(lse, total)
     lse.copy_(total)
 
 

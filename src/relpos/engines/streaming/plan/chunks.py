@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from relpos.engines.call import Call
-from relpos.engines.streaming.tiles import Block
+from relpos.engines.streaming.plan.tiles import Block
 
 _FEW = 8
 """Rows are few where the tensor has so many times as many."""

@@ -42,12 +42,12 @@ from relpos.core import LineBias, LineVectors, Mask, Sinks
 from relpos.core.line import Ramp
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
-from relpos.engines.streaming import masks
-from relpos.engines.streaming.chunks import Chunk, KeyGradient
-from relpos.engines.streaming.columns import Columns, column_coordinate, rows_and_columns
-from relpos.engines.streaming.plan import TilePlan
-from relpos.engines.streaming.tiles import Block, Tile
-from relpos.engines.streaming.vectors import Vectors
+from relpos.engines.streaming.plan import masks
+from relpos.engines.streaming.plan.chunks import Chunk, KeyGradient
+from relpos.engines.streaming.plan.columns import Columns, column_coordinate, rows_and_columns
+from relpos.engines.streaming.plan.tile_plan import TilePlan
+from relpos.engines.streaming.plan.tiles import Block, Tile
+from relpos.engines.streaming.terms.vectors import Vectors
 from relpos.engines.streaming.workspace import Workspace, clear_around, fill, whole
 
 

@@ -26,10 +26,10 @@ from torch import Tensor
 from relpos.core import LineVectors
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
-from relpos.engines.streaming.chunks import Chunk, KeyGradient
-from relpos.engines.streaming.key_vectors import KeyBands, KeyProducts, KeyVectors
-from relpos.engines.streaming.tiles import Tile
-from relpos.engines.streaming.vector_term import VectorTerm, add_sums
+from relpos.engines.streaming.plan.chunks import Chunk, KeyGradient
+from relpos.engines.streaming.plan.tiles import Tile
+from relpos.engines.streaming.terms.key_vectors import KeyBands, KeyProducts, KeyVectors
+from relpos.engines.streaming.terms.vector_term import VectorTerm, add_sums
 
 _MOST_VECTORS = 1024
 """The most vectors whose products with all keys of a head are stored: 16 times the memory of keys 64 wide."""

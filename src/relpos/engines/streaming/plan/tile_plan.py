@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.engines.operators import Gradients
-from relpos.engines.streaming.chunks import Chunk, KeyGradient
-from relpos.engines.streaming.tiles import Block, Tile
+from relpos.engines.streaming.plan.chunks import Chunk, KeyGradient
+from relpos.engines.streaming.plan.tiles import Block, Tile
 from relpos.engines.streaming.workspace import Workspace
 
 

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core.line import Ramp
-from relpos.engines.streaming.chunks import contiguous_rows
+from relpos.engines.streaming.plan.chunks import contiguous_rows
 
 _MOST = 2
 """Columns for each entry of a row of keys up to which their sums are written beside each other: few of these numbers

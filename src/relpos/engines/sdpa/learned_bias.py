@@ -28,7 +28,7 @@ STORED = 2**22
 
 
 def serves(call: Call) -> bool:
-    """Whether this and `vector_product` can compute a call, if they serve its terms: faster than PyTorch, which takes
+    """Whether this and `vectors` can compute a call, if they serve its terms: faster than PyTorch, which takes
     its math path where what is added to the scores is learned. On a GPU nothing is measured."""
     outside = call.q.device.type == "cpu" and may_keep(call.q.device)
     return outside and call.q.dtype in (torch.float32, torch.float64) and call.groups == 1 and call.dropout == 0

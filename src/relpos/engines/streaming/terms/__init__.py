@@ -1,0 +1,1 @@
+"""What vectors on lines do in a `HankelPlan`, whichever side they meet."""
