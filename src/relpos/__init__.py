@@ -101,6 +101,7 @@ from relpos.position import (
     decoding,
     get_relative_position_index_1d,
     get_relative_position_index_2d,
+    reading_once,
 )
 from relpos.version import __version__ as __version__
 
@@ -201,6 +202,7 @@ __all__ = [
     "load_weights",
     "lookup",
     "parameter_groups",
+    "reading_once",
     "replace_position",
     "restore",
     "retrofit",

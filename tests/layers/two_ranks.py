@@ -18,7 +18,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from relpos import ALiBi, Grid, Mask, MultiHeadAttention, RelativePositionBias, RotaryEmbedding, VisionTransformer
+from relpos import (
+    ALiBi,
+    Grid,
+    Mask,
+    MultiHeadAttention,
+    RelativePositionBias,
+    RotaryEmbedding,
+    VisionTransformer,
+    reading_once,
+)
 
 RANKS = 2
 GRID = Grid(2, 3)
@@ -56,6 +65,36 @@ def alike(sharded: nn.Module, whole: nn.Module, *inputs: Any, **named: Any) -> b
     return same
 
 
+class Stack(nn.Module):
+    """Layers, each sharded by itself, that ask a mechanism which belongs to the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([layer(relative()), layer(), layer()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for one in self.layers:
+            object.__setattr__(one, "position", self.layers[0].position)
+            x = x + one(x, coordinates=GRID)
+        return x
+
+
+def read_once(mesh: Any, x: torch.Tensor) -> bool:
+    """Whether two forwards and then two backwards give the sharded stack the gradients of the whole one."""
+    whole, sharded = Stack(), Stack()
+    for one in sharded.layers:
+        fully_shard(one, mesh=mesh, reshard_after_forward=False)
+    fully_shard(sharded, mesh=mesh)
+    with reading_once(sharded):
+        ours = [sharded(x * factor) for factor in (1, 2)]
+        theirs = [whole(x * factor) for factor in (1, 2)]
+    same = all(torch.allclose(a, b, atol=1e-6) for a, b in zip(ours, theirs, strict=True))
+    for out in (*ours, *theirs):
+        out.square().sum().backward()
+    pairs = zip(sharded.named_parameters(), whole.parameters(), strict=True)
+    return same and all(torch.allclose(a.grad.full_tensor(), b.grad, rtol=1e-4, atol=1e-5) for (_, a), b in pairs)
+
+
 def said(call: Any) -> str:
     try:
         call()
@@ -90,6 +129,8 @@ def run(rank: int, folder: str) -> None:
             found[f"model: {name}"] = said(partial(sharded, images))
         else:
             found[f"model: {name}"] = alike(sharded, whole, images)
+
+    found["reading once"] = read_once(mesh, x)
 
     for name in ("to_empty", "assign"):
         torch.manual_seed(5)

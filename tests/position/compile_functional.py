@@ -39,4 +39,22 @@ for _ in range(2):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 for name, x in mechanism.named_parameters():
     assert torch.equal(x, own[name]), f"{name} was changed"
+
+
+class Stack(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = mechanism
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = x + relpos.attention(x, x, x, position=self.position, queries=GRID)
+        return x
+
+
+stack = Stack()
+with relpos.reading_once(stack):
+    in_graph = torch.compile(stack, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(in_graph(q), stack(q), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(in_graph(2 * q), stack(2 * q), rtol=1e-4, atol=1e-5)
 print("ok")

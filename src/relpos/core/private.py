@@ -139,6 +139,17 @@ def exporting() -> bool:
     return torch.compiler.is_exporting()
 
 
+_hooks: Callable[[bool], Any] | None = getattr(
+    getattr(torch._C, "_autograd", None), "_top_saved_tensors_default_hooks", None
+)
+
+
+def hooks_on_saved_tensors() -> bool:
+    """Whether what is saved for a gradient goes through hooks: in a layer that is checkpointed, or whose tensors are
+    kept on the CPU. Where nobody tells, True."""
+    return _hooks is None or _hooks(True) is not None
+
+
 def writes(x: Tensor) -> int:
     """How often a tensor was written to in place, as autograd counts."""
     return x._version

@@ -11,7 +11,7 @@ from relpos.position.irpe import ImageRelativePosition
 from relpos.position.kerple import Kerple
 from relpos.position.learned import LearnedPositionEmbedding
 from relpos.position.log_cpb import LogContinuousBias
-from relpos.position.mechanism import Mechanism, Site, Sum
+from relpos.position.mechanism import Mechanism, Sum
 from relpos.position.multi_axis import MultimodalRotary
 from relpos.position.none import NoPosition
 from relpos.position.offset_bias import OffsetBias
@@ -25,9 +25,10 @@ from relpos.position.rotary import RotaryEmbedding
 from relpos.position.rotary_mixed import RotaryMixed
 from relpos.position.sandwich import Sandwich
 from relpos.position.scaling import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, NTKScaling, YaRN
-from relpos.position.scope import decoding
+from relpos.position.scope import decoding, reading_once
 from relpos.position.shaw import ShawPosition
 from relpos.position.sinusoidal import SinusoidalPositionEmbedding
+from relpos.position.site import Site
 from relpos.position.t5 import T5Bias
 from relpos.position.transformer_xl import TransformerXLPosition
 from relpos.position.tupe import TUPEPosition
@@ -75,4 +76,5 @@ __all__ = [
     "get_relative_position_index_1d",
     "get_relative_position_index_2d",
     "presets",
+    "reading_once",
 ]

@@ -28,8 +28,9 @@ from torch import Tensor, nn
 
 from relpos.core import Coordinates, RowRule, Terms, at_least_float32, lookup, require_sides
 from relpos.core.checks import require_int
-from relpos.position.mechanism import AS_IS, Mechanism, Site
+from relpos.position.mechanism import AS_IS, Mechanism
 from relpos.position.preset import Preset
+from relpos.position.site import Site
 from relpos.position.tables import require_std, start_table
 
 

@@ -11,7 +11,6 @@ CONTRIBUTING.md for a whole example.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from types import NoneType
 from typing import Any, ClassVar, Self
 
@@ -28,68 +27,18 @@ from relpos.core import (
     keep,
     lines,
     may_keep,
-    require_coordinates,
     require_sides,
 )
 from relpos.core.cache import TOKEN_BYTES, share, state_of
-from relpos.core.checks import (
-    fail,
-    require_flag,
-    require_int,
-    shape_of,
-)
+from relpos.core.checks import fail, require_int, shape_of
 from relpos.core.private import with_tensors
 from relpos.position.held import Held
 from relpos.position.located import META, settle
 from relpos.position.saved import SavesSettings, is_settings
-from relpos.position.tables import require_std
+from relpos.position.site import Site
 from relpos.position.trainable import Trainable
 from relpos.position.twins import checked, twin
 from relpos.position.written import WrittenOut
-
-
-@dataclass(frozen=True)
-class Site:
-    """Where a mechanism is to serve: all that a model tells it.
-
-    Attributes:
-        num_heads: query heads.
-        head_dim: width of a head, D.
-        embed_dim: width of a token, E.
-        queries: coordinates of the query tokens.
-        keys: coordinates of the key tokens, None where they are the same.
-        causal: whether a query sees only what comes before it.
-        init_std: standard deviation that learned tables start from.
-        trainable: False for parameters that stay as they start; `Preset.make` sees to it.
-
-    Raises:
-        ValueError: an argument of another kind or out of its range.
-
-    Examples:
-        >>> site = relpos.Site(num_heads=4, head_dim=16, embed_dim=64, queries=relpos.Grid(7, 7))
-        >>> relpos.RelativePositionBias.from_site(site)
-        RelativePositionBias(num_heads=4, window_size=(7, 7))
-    """
-
-    num_heads: int
-    head_dim: int
-    embed_dim: int
-    queries: Coordinates
-    keys: Coordinates | None = None
-    causal: bool = False
-    init_std: float = 0.02
-    trainable: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("num_heads", "head_dim", "embed_dim"):
-            require_int(getattr(self, name), f"Site {name}", at_least=1)
-        require_coordinates(self.queries, "Site queries")
-        if self.keys is not None:
-            require_coordinates(self.keys, "Site keys")
-        require_std(self.init_std)
-        require_flag(self.causal, "Site causal")
-        require_flag(self.trainable, "Site trainable")
-
 
 AS_IS = "as is"
 """The growth rule of mechanisms that are defined at any coordinates and need nothing."""
@@ -119,7 +68,9 @@ class Mechanism(SavesSettings, WrittenOut, Trainable):
         return self._lines(queries.raster(), None if keys is None else keys.raster())
 
     def __getstate__(self) -> dict[str, Any]:
-        return state_of(self)
+        state = state_of(self)
+        state.pop("terms", None)  # of `reading_once`, which would ask this one
+        return state
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name != "training":
@@ -129,6 +80,11 @@ class Mechanism(SavesSettings, WrittenOut, Trainable):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         self.__dict__.pop("_kept", None)  # it may be on another device from now on
         return super()._apply(fn, recurse)
+
+    def _replicate_for_data_parallel(self) -> Self:
+        replica: Self = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        replica.__dict__.pop("terms", None)
+        return replica
 
     def _as_seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
         """The coordinates as it sees them; raises where it cannot serve them."""
@@ -262,6 +218,7 @@ def _twin_of(mechanism: Mechanism, tensors: Mapping[str, Tensor]) -> Mechanism:
     for part in _mechanisms_in(other):
         part.settle(device)
         part.__dict__.pop("_held", None)
+        part.__dict__.pop("terms", None)
         if not structural:  # what is kept may follow from a buffer
             part.__dict__.pop("_kept", None)
     return other

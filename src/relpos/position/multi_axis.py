@@ -32,8 +32,9 @@ from relpos.core import Coordinates, Rotation, Terms, constant, require_coordina
 from relpos.core.checks import fail, require_choice, require_int, require_number, shape_of
 from relpos.core.rotation import require_layout
 from relpos.position.angles import frequencies, places
-from relpos.position.mechanism import AS_IS, Mechanism, Site
+from relpos.position.mechanism import AS_IS, Mechanism
 from relpos.position.preset import Preset
+from relpos.position.site import Site
 
 Order = Literal["blocked", "interleaved"]
 

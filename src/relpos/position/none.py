@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Self
 
-from relpos.position.mechanism import AS_IS, Mechanism, Site
+from relpos.position.mechanism import AS_IS, Mechanism
 from relpos.position.preset import Preset
+from relpos.position.site import Site
 
 
 class NoPosition(Mechanism):

@@ -17,7 +17,8 @@ from typing import Literal
 
 from relpos.core import Coordinates, require_coordinates
 from relpos.core.checks import fail, require_int, require_name
-from relpos.position.mechanism import Mechanism, Site
+from relpos.position.mechanism import Mechanism
+from relpos.position.site import Site
 
 Family = Literal["none", "absolute", "bias", "rotation", "vectors", "sum"]
 

@@ -38,9 +38,9 @@ from relpos.core import (
     require_sides,
 )
 from relpos.core.checks import fail, require_choice, require_int, shape_of
-from relpos.position.mechanism import Site
 from relpos.position.preset import Preset
 from relpos.position.saved import ENTRY, Settings, plain
+from relpos.position.site import Site
 from relpos.position.table_bias import TableBias
 from relpos.position.tables import covering, geometric_places, read_between, require_std, require_within, start_table
 

@@ -47,7 +47,7 @@ from relpos.core.checks import fail, require_choice, require_int, require_number
 from relpos.core.rotation import require_layout
 from relpos.core.terms.of_content import fixed
 from relpos.position.angles import frequencies, places
-from relpos.position.mechanism import AS_IS, Mechanism, Site
+from relpos.position.mechanism import AS_IS, Mechanism
 from relpos.position.preset import Preset
 from relpos.position.saved import Settings, plain
 from relpos.position.scaling import (
@@ -60,6 +60,7 @@ from relpos.position.scaling import (
     Scaled,
     YaRN,
 )
+from relpos.position.site import Site
 
 Beyond = Literal["as is", "linear", "ntk", "yarn", "llama3"]
 _KEPT = (256, 2048, 8192)

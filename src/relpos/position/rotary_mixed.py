@@ -27,8 +27,9 @@ from relpos.core import Coordinates, Rotation, Terms, at_least_float32, require_
 from relpos.core.checks import fail, require_int, require_number
 from relpos.core.rotation import require_layout
 from relpos.position.angles import frequencies, places
-from relpos.position.mechanism import AS_IS, Mechanism, Site
+from relpos.position.mechanism import AS_IS, Mechanism
 from relpos.position.preset import Preset
+from relpos.position.site import Site
 
 
 class RotaryMixed(Mechanism):

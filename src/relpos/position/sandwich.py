@@ -21,9 +21,10 @@ from torch import Tensor
 from relpos.core import Offsets
 from relpos.core.checks import fail, require_int, require_number
 from relpos.position.angles import frequencies, turned
-from relpos.position.mechanism import AS_IS, Site
+from relpos.position.mechanism import AS_IS
 from relpos.position.offset_bias import OffsetBias
 from relpos.position.preset import Preset
+from relpos.position.site import Site
 
 
 class Sandwich(OffsetBias):

@@ -32,8 +32,9 @@ from torch import Tensor, nn
 from relpos.core import Offsets, Scale, Term, constant
 from relpos.core.checks import fail, require_flag, require_int
 from relpos.core.private import real_numbers
-from relpos.position.mechanism import AS_IS, Site
+from relpos.position.mechanism import AS_IS
 from relpos.position.preset import Preset
+from relpos.position.site import Site
 from relpos.position.table_bias import TableBias
 from relpos.position.tables import require_std, start_table
 

@@ -34,9 +34,10 @@ from torch import Tensor
 from relpos.core import Coordinates, Rotation, Terms, constant
 from relpos.core.checks import fail, require_choice, require_number, shape_of
 from relpos.position.angles import places
-from relpos.position.mechanism import AS_IS, Site
+from relpos.position.mechanism import AS_IS
 from relpos.position.preset import Preset
 from relpos.position.rotary import RotaryEmbedding
+from relpos.position.site import Site
 
 LARGEST_LOGARITHM = 40.0
 """Of a magnitude. Two of them meet in a score, and float32 ends at e ** 88.7."""
