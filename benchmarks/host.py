@@ -1,6 +1,6 @@
 """What Python costs around a call on a GPU, without one: kernels return at once, everything else is done.
 
-    python benchmarks/host.py [--rounds 7] [--profile FORM]
+    python benchmarks/host.py [--rounds 100] [--profile FORM]
 
 A call of 8 x 8 heads x 64 tokens through `backend="triton"`, its terms ready and through T5Bias, beside a floor: a bare
 `torch.autograd.Function` that saves the same tensors, makes the same ones and asks as many kernels. Tensors lie on the
@@ -70,17 +70,17 @@ class Floor(torch.autograd.Function):
         return *found, None
 
 
-def microseconds(work: Callable[[], object], rounds: int, count: int = 100) -> float:
-    """Of the processor, the least of several rounds, a call."""
-    for _ in range(20):
-        work()
-    found = []
-    for _ in range(rounds):
-        began = time.process_time()
-        for _ in range(count):
-            work()
-        found.append((time.process_time() - began) / count * 1e6)
-    return min(found)
+def microseconds(works: dict[str, Callable[[], object]], rounds: int, count: int = 20) -> dict[str, float]:
+    """Of the processor, a call of each, the least of many short rounds in turns: what else a machine does falls on all
+    alike, and passes over some rounds of each."""
+    least = dict.fromkeys(works, float("inf"))
+    for _ in range(rounds + 1):
+        for name, work in works.items():
+            began = time.process_time()
+            for _ in range(count):
+                work()
+            least[name] = min(least[name], (time.process_time() - began) / count * 1e6)
+    return least
 
 
 def works() -> dict[str, tuple[Callable[[], Tensor], list[Tensor]]]:
@@ -118,7 +118,7 @@ def _out(output: Any) -> Tensor:
 def main() -> None:
     """Time every form, forward and step, in turns."""
     parser = argparse.ArgumentParser(description="what Python costs around a call on a GPU")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument(
         "--profile", metavar="FORM", help="print where a step of this form spends its time, and no more"
     )
@@ -129,21 +129,19 @@ def main() -> None:
     for name in ("forward", "backward_rows", "backward_queries", "backward_keys", "backward_pairs", "sum_of_pairs"):
         setattr(kernels, name, Idle())
     upstream = torch.ones(BATCH, HEADS, TOKENS, WIDTH, dtype=torch.bfloat16)
-    found: dict[str, dict[str, float]] = {}
-    for name, (forward, leaves) in works().items():
+    forms = works()
 
-        def step(forward: Callable[[], Tensor] = forward, leaves: list[Tensor] = leaves) -> object:
-            return torch.autograd.grad(forward(), leaves, upstream)
+    def step_of(name: str) -> Callable[[], object]:
+        forward, leaves = forms[name]
+        return lambda: torch.autograd.grad(forward(), leaves, upstream)
 
-        if asked.profile is not None:
-            if name == asked.profile:
-                print_profile(step)
-            continue
-        with torch.no_grad():
-            alone = microseconds(forward, asked.rounds)
-        found[name] = {"forward_us": round(alone, 1), "step_us": round(microseconds(step, asked.rounds), 1)}
     if asked.profile is not None:
+        print_profile(step_of(asked.profile))
         return
+    with torch.no_grad():
+        alone = microseconds({name: forward for name, (forward, _) in forms.items()}, asked.rounds)
+    steps = microseconds({name: step_of(name) for name in forms}, asked.rounds)
+    found = {name: {"forward_us": round(alone[name], 1), "step_us": round(steps[name], 1)} for name in forms}
     for name, times in found.items():
         ratios = {what: round(time / found["floor"][what], 2) for what, time in times.items()}
         print(f"{name:12} forward {times['forward_us']:7.1f} us ({ratios['forward_us']} of the floor), "

@@ -53,7 +53,8 @@ def ordered_segment_sum(
 
 
 def _adds_in_order(values: Tensor) -> bool:
-    """Whether PyTorch's own `index_add` adds one after another: a compiler's may not."""
+    """Whether PyTorch's own `index_add`, also as the gradient of `index_select`, adds one after another: a compiler's
+    may not."""
     return values.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -144,20 +145,21 @@ class _SegmentSum(torch.autograd.Function):
 
 
 class _ReadRows(torch.autograd.Function):
-    """`_Lookup` by `Rows`, in the form that functorch does not know and that costs a third in Python."""
+    """`read` where a gradient's order is ours, in the form that functorch does not know and that costs a third in
+    Python."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, rows: Rows) -> Tensor:
         ctx.rows = rows
-        return table[rows.index]
+        return table.T.index_select(1, rows.index)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         rows: Rows = ctx.rows
-        (gradient,) = gradients
+        by_row = gradients[0].T
         if torch.is_grad_enabled():  # a second derivative is wanted
-            return segment_sum(gradient, rows.index, rows.rows), None
-        return sum_by_rows(gradient, rows), None
+            return segment_sum(by_row, rows.index, rows.rows), None
+        return sum_by_rows(by_row, rows), None
 
 
 def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Tensor, "*IC"]:
@@ -197,10 +199,10 @@ def read(table: Float[Tensor, "R H"], rows: Rows) -> Float[Tensor, "H L"]:
         return table.T.clone(memory_format=torch.contiguous_format)
     if torch.compiler.is_compiling() or inside_transform():
         return lookup(table, rows.index).T
-    if not (table.requires_grad and torch.is_grad_enabled()):
+    if _adds_in_order(table) or not (table.requires_grad and torch.is_grad_enabled()):
         return table.T.index_select(1, rows.index)  # the same, sooner, and each head's side by side
     result: Tensor = _ReadRows.apply(table, rows)  # type: ignore[no-untyped-call]
-    return result.T
+    return result
 
 
 def _check(index: object, rows: int) -> bool:

@@ -73,10 +73,12 @@ class Resolved:
 
     def unchecked_call(self, scale: float) -> Call:
         """The same where it is known that they fit, and by which factor the content product is scaled."""
-        q, k, v = self.q, self.k, self.v
+        q, k, v, terms = self.q, self.k, self.v, self.terms
+        if terms.one(Scale) is not None:
+            terms = terms.without(Scale)
         if not q.dtype == k.dtype == v.dtype == self.dtype:
             q, k, v = q.to(self.dtype), k.to(self.dtype), v.to(self.dtype)
-        return Call(q, k, v, self.terms, self.mask, scale, self.dropout, None, self.return_lse)
+        return Call(q, k, v, terms, self.mask, scale, self.dropout, None, self.return_lse)
 
 
 def resolve(

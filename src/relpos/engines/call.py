@@ -19,15 +19,14 @@ from relpos.core import (
     Mask,
     QueryBias,
     Rotation,
-    Scale,
     Sinks,
     Terms,
     at_least_float32,
     content,
 )
 
-APPLIED = (Rotation, QueryBias, Scale)
-"""What `Call.rotated` applies to q and k, or has applied to the scale."""
+APPLIED = (Rotation, QueryBias)
+"""What `Call.rotated` applies to q and k."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +35,7 @@ class Call:
 
     Attributes:
         q: `[B, H, N, D]`; k: `[B, G, M, D]`; v: `[B, G, M, V]`, H a multiple of G, one dtype and device.
-        terms: what position says.
+        terms: what position says, but for `Scale`, which is `scale`.
         mask: which pairs may attend, or None for all.
         scale: the factor on the content product.
         dropout: probability; seed: a 32-bit word for it, drawn when the call runs; None where dropout is 0.

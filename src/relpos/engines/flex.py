@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import LineBias, LineVectors, Mask, QueryBias, Rotation, Scale, Sinks, Softcap, at_least_float32
+from relpos.core import LineBias, LineVectors, Mask, QueryBias, Rotation, Sinks, Softcap, at_least_float32
 from relpos.core.pairs import Compared
 from relpos.core.tree import fields_of
 from relpos.engines.call import Call
@@ -37,7 +37,7 @@ class Flex(Engine):
     summary = (
         "PyTorch's FlexAttention, compiled, for line biases and vectors on few rows; CUDA, gradients in no fixed order"
     )
-    served = (LineBias, LineVectors, Rotation, QueryBias, Scale, Softcap, Sinks)
+    served = (LineBias, LineVectors, Rotation, QueryBias, Softcap, Sinks)
     checked_on = ("cuda",)
 
     def unsupported(self, call: Call) -> str | None:

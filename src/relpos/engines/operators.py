@@ -65,7 +65,10 @@ class Gradients:
     def finished(self) -> list[Tensor]:
         """All of them, each in its tensor's dtype."""
         found = (torch.zeros_like(x) if sums is None else sums for x, sums in zip(self.tensors, self.sums, strict=True))
-        return [gradient.to(x.dtype).contiguous() for gradient, x in zip(found, self.tensors, strict=True)]
+        return [
+            gradient if gradient.dtype is x.dtype and gradient.is_contiguous() else gradient.to(x.dtype).contiguous()
+            for gradient, x in zip(found, self.tensors, strict=True)
+        ]
 
 
 RunForward = Callable[[Call], tuple[Tensor, Tensor]]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from relpos.core import DenseBias, LineBias, LineVectors, Mask, QueryBias, Rotation, RowRule, Scale, Sinks
+from relpos.core import DenseBias, LineBias, LineVectors, Mask, QueryBias, Rotation, RowRule, Sinks
 from relpos.core.checks import require_name
 from relpos.core.private import exporting
 from relpos.engines.call import Call
@@ -182,7 +182,7 @@ def _streaming(call: Call, kind: str) -> str | None:
 
 def _border(call: Call) -> tuple[int | None, str]:
     """The pairs from which `streaming` is faster, None for never; and what the number is for, in words."""
-    regular_terms = (LineBias, LineVectors, Rotation, QueryBias, Scale, Sinks)
+    regular_terms = (LineBias, LineVectors, Rotation, QueryBias, Sinks)
     biases, vectors = call.terms.of(LineBias), call.terms.of(LineVectors)
     kinds = {term.lines.layout.kind for term in call.terms if isinstance(term, LineBias | LineVectors)}
     batch = max(1, call.q.shape[0]) * call.q.shape[1]

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from relpos.core import LineBias, LineVectors, QueryBias, Rotation, Sinks, Softcap, at_least_float32, densify, may_keep
+from relpos.core import LineBias, LineVectors, Sinks, Softcap, at_least_float32, densify, may_keep
 from relpos.engines import dense
 from relpos.engines.call import Call
 from relpos.engines.engine import Compute, Engine, Way
@@ -33,11 +33,6 @@ from relpos.engines.sdpa.once import once
 _UNDER_A_MASK = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def _turned(call: Call) -> Call:
-    """`Call.rotated`, where it changes q and k."""
-    return call if call.terms.one(Rotation) is None and call.terms.one(QueryBias) is None else call.rotated()
-
-
 def _few_vectors(call: Call) -> bool:
     return vectors.serves(call) and learned_bias.serves(call)
 
@@ -46,7 +41,7 @@ def _under_vectors(call: Call) -> tuple[Tensor, None]:
     allowed, blank = _allowed(call)
     if allowed is not None and blank is not None:
         allowed = allowed | blank
-    output = vectors.attend(_turned(call), allowed)
+    output = vectors.attend(call.rotated(), allowed)
     return (output if blank is None else output.masked_fill(blank, 0)), None
 
 
@@ -58,7 +53,7 @@ def _by_strides(call: Call) -> Compute:
     line = strided_bias.readable(call)
     assert line is not None
     attend = strided_bias.Reading.of(call, line).attend
-    return lambda call: (attend(_turned(call)), None)
+    return lambda call: (attend(call.rotated()), None)
 
 
 def _alone(call: Call) -> LineBias | None:
@@ -74,7 +69,7 @@ def _constant(call: Call) -> bool:
 
 
 def _under_constant(call: Call) -> tuple[Tensor, None]:
-    call = _turned(call)
+    call = call.rotated()
     line = call.terms.one(LineBias)
     assert line is not None
     bias = densify.written_out(line.values, line.lines)
@@ -92,7 +87,7 @@ def _learned(call: Call) -> bool:
 
 
 def _under_learned(call: Call) -> tuple[Tensor, None]:
-    call = _turned(call)
+    call = call.rotated()
     line = call.terms.one(LineBias)
     assert line is not None
     return learned_bias.attend(call.q, call.k, call.v, line.values, line.lines, call.scale), None
@@ -106,7 +101,7 @@ def _under_mask(call: Call) -> tuple[Tensor, None]:
     bias = blank = None
     if not causal:
         bias, blank = _mask(call)
-    call = _turned(call)
+    call = call.rotated()
     q, k, v = call.q, call.k, call.v
     if call.terms.one(Sinks) is not None:  # one more key that scores the sink's logit and carries nothing
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))

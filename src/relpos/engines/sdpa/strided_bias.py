@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import LineBias, Mask, QueryBias, Rotation, Scale, may_keep
+from relpos.core import LineBias, Mask, QueryBias, Rotation, may_keep
 from relpos.engines.call import Call
 from relpos.engines.sdpa.once import once
 
@@ -30,7 +30,7 @@ _AT_ONCE = 2**17
 _FEW = 2**17
 """The numbers of a bias up to which it is turned round, if q and output have more: 8 heads of 128 x 128."""
 
-_OF_CONTENT = (Rotation, QueryBias, Scale)
+_OF_CONTENT = (Rotation, QueryBias)
 """What may stand beside the bias."""
 
 

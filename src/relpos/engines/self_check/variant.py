@@ -24,7 +24,6 @@ from relpos.core import (
     Positions,
     QueryBias,
     Rotation,
-    Scale,
     Sequence,
     Sinks,
     Softcap,
@@ -86,7 +85,7 @@ class Variant(NamedTuple):
 
 def variant_of(call: Call) -> Variant | None:
     """The variant of a call; None if no small call can be made for one of its terms."""
-    terms = [_describe(term) for term in call.terms if not isinstance(term, Scale)]
+    terms = [_describe(term) for term in call.terms]
     if any(term is None for term in terms):
         return None
     n, m = call.q.shape[2], call.k.shape[2]

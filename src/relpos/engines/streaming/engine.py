@@ -19,7 +19,6 @@ from relpos.core import (
     QueryBias,
     Rotation,
     RowRule,
-    Scale,
     Sinks,
     Softcap,
     at_least_float32,
@@ -137,7 +136,7 @@ class Streaming(Engine):
         Way("a row rule, for a block of rows at a time", lambda call: True, lambda call: _run),
     )
     served = (
-        LineBias, LineVectors, AxisVectors, LowRank, DenseBias, RowRule, Rotation, QueryBias, Scale, Softcap, Sinks,
+        LineBias, LineVectors, AxisVectors, LowRank, DenseBias, RowRule, Rotation, QueryBias, Softcap, Sinks,
     )  # fmt: skip
 
     def unsupported(self, call: Call) -> str | None:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import LineBias, QueryBias, Rotation, Scale, Sinks
+from relpos.core import LineBias, QueryBias, Rotation, Sinks
 from relpos.engines.call import Call
 from relpos.engines.engine import Compute, Engine
 from relpos.engines.operators import Gradients, Operator, RunBackward, RunForward, lacks_transform
@@ -61,7 +61,7 @@ class Triton(Engine):
     name = "triton"
     summary = "fused kernels for a line bias on GPU, with a gradient in a fixed order"
     serves_any_size = True
-    served = (LineBias, Rotation, QueryBias, Scale, Sinks)
+    served = (LineBias, Rotation, QueryBias, Sinks)
     checked_on = ("cuda",)
 
     def unsupported(self, call: Call) -> str | None:

@@ -14,14 +14,23 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 
 
-def alignment(*groups: tuple[Any, ...]) -> int:
-    """Whether 16 divides where each tensor in some tuples begins, one bit for each."""
-    bits = 1
-    for group in groups:
-        for x in group:
-            if isinstance(x, Tensor):
-                bits = bits << 1 | (x.data_ptr() % 16 == 0)
-    return bits
+class Alignment:
+    """Whether 16 divides where each tensor in some tuples begins, one bit for each. Asked of tuples like those that it
+    is made of, with tensors in the same places."""
+
+    def __init__(self, *groups: tuple[Any, ...]) -> None:
+        self._places = [
+            (number, place)
+            for number, group in enumerate(groups)
+            for place, x in enumerate(group)
+            if isinstance(x, Tensor)
+        ]
+
+    def __call__(self, *groups: tuple[Any, ...]) -> int:
+        bits = 1
+        for number, place in self._places:
+            bits = bits << 1 | (groups[number][place].data_ptr() % 16 == 0)
+        return bits
 
 
 class Kernel:
@@ -44,7 +53,7 @@ class Kernel:
 
         Args:
             arguments: all but the constants, in order.
-            varying: all that Triton looks at and that calls of one structure may differ in: the `alignment` of tensors
+            varying: all that Triton looks at and that calls of one structure may differ in: the `Alignment` of tensors
                 that are not fresh, and strides.
         """
         known = self._compiled.get(varying)

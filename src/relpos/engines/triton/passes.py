@@ -11,7 +11,7 @@ from torch import Tensor
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.triton import kernels, spans, table, tiles
-from relpos.engines.triton.handles import Kernel, alignment
+from relpos.engines.triton.handles import Alignment, Kernel
 from relpos.engines.triton.launch import Launches, readable, with_strides
 from relpos.engines.triton.limits import cdiv
 
@@ -32,9 +32,10 @@ def forward(call: Call, launches: Launches | None = None) -> tuple[Float[Tensor,
     lse = q.new_empty((batch, heads, n), dtype=launches.wide)
     allowed, queries, _ = launches.allowed(call)
     qkv, bias = launches.qkv(call), launches.bias(call)
+    given = qkv, bias, allowed, queries
     launches.once("forward", lambda: _by_queries(launches, "forward", kernels.forward))(
         out, lse, qkv, launches.size, bias, allowed, queries, launches.dropout(call), launches.sink(call),
-        varying=alignment(qkv, bias, allowed, queries),
+        varying=launches.once("given", lambda: Alignment(*given))(*given),
     )  # fmt: skip
     return out, lse
 
@@ -53,7 +54,8 @@ def backward(
     allowed, of_queries, of_keys = launches.allowed(call)
     dropout = launches.dropout(call)
     rows = up, launches.qkv(call), launches.size, launches.bias(call), allowed
-    varying = alignment((out, lse, d_lse), up, rows[1], rows[3], allowed, of_queries, of_keys), up[1:4]
+    given = (out, lse, d_lse), up, rows[1], rows[3], allowed, of_queries, of_keys
+    varying = launches.once("given back", lambda: Alignment(*given))(*given), up[1:4]
     launches.once("rows", lambda: _rows(launches, count))(
         up.delta, up.shift, out, up, lse, d_lse, launches.size, varying=varying
     )
