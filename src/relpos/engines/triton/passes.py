@@ -60,13 +60,13 @@ def backward(
         up.delta, up.shift, out, up, lse, d_lse, launches.size, varying=varying
     )
     if gradients.wants(call.q):
-        d_q = torch.empty(call.q.shape, dtype=call.q.dtype, device=call.q.device)
+        d_q = call.q.new_empty(call.q.shape)
         launches.once("queries", lambda: _by_queries(launches, "queries", kernels.backward_queries))(
             d_q, *rows, of_queries, dropout, varying=varying
         )
         gradients.add(call.q, d_q)
     if gradients.wants(call.k) or gradients.wants(call.v):
-        d_k, d_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.k, call.v))
+        d_k, d_v = call.k.new_empty(call.k.shape), call.v.new_empty(call.v.shape)
         launches.once("keys", lambda: _by_keys(launches))(d_k, d_v, *rows, of_keys, dropout, varying=varying)
         for x, gradient in ((call.k, d_k), (call.v, d_v)):
             gradients.add(x, gradient)

@@ -1,0 +1,82 @@
+"""What `auto` chooses where, and the ways that an engine has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import relpos
+from relpos import (
+    ALiBi,
+    CoPE,
+    Grid,
+    LineBias,
+    Mask,
+    RelativePositionBias,
+    Sequence,
+    T5Bias,
+    TransformerXLPosition,
+    lines,
+)
+from relpos.engines.arguments import prepare
+from relpos.engines.selection import ENGINES, SLOWER, TOKENS_OF_TRITON, choose
+
+HEADS, WIDTH = 2, 8
+
+
+def given(n: int, position: Any = None, **more: Any) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+    tensors = tuple(torch.randn(1, HEADS, n, WIDTH) for _ in range(3))
+    where = {} if position is None or isinstance(position, LineBias) else {"queries": Sequence(n)}
+    return tensors, {"position": position, **where, **more}
+
+
+WAYS = [
+    ("sdpa", TransformerXLPosition(HEADS, WIDTH, HEADS * WIDTH), {}, "vectors' products"),
+    ("sdpa", ALiBi(HEADS), {}, "read as a view"),
+    ("sdpa", RelativePositionBias(HEADS, (2, 16)).requires_grad_(False), {"queries": Grid(2, 16)}, "written out"),
+    ("sdpa", T5Bias(HEADS), {}, "a learned bias on lines"),
+    ("sdpa", T5Bias(HEADS), {"mask": Mask.causal()}, "a mask of all pairs"),
+    ("streaming", T5Bias(HEADS), {"mask": Mask.causal()}, "by PyTorch's flash kernel"),
+    ("streaming", TransformerXLPosition(HEADS, WIDTH, HEADS * WIDTH), {}, "blocks of rows"),
+    ("streaming", CoPE(WIDTH, 8), {}, "a row rule"),
+    ("reference", T5Bias(HEADS), {}, None),
+]
+
+
+@pytest.mark.parametrize(("backend", "position", "more", "words"), WAYS, ids=[f"{one[0]}, {one[3]}" for one in WAYS])
+def test_explain_says_in_which_way(backend: str, position: Any, more: dict[str, Any], words: str | None) -> None:
+    tensors, named = given(32, position, backend=backend, **more)
+    said = relpos.explain(*tensors, **named)
+    if words is None:
+        assert said.way is None
+        assert str(said).startswith(f"backend: {backend}\n")
+    else:
+        assert said.way is not None
+        assert words in said.way
+        assert str(said).startswith(f"backend: {backend}, {said.way}\n")
+
+
+def test_every_engine_has_a_rule_and_its_last_way_serves_every_call() -> None:
+    assert set(SLOWER) == {engine.name for engine in ENGINES}
+    calls = [
+        prepare(*tensors, **named) for tensors, named in (given(5), given(5, ALiBi(HEADS)), given(5, CoPE(WIDTH, 3)))
+    ]
+    for engine in ENGINES:
+        for call in calls:
+            assert (engine.way(call) is not None) == bool(engine.ways)
+        assert not engine.ways or engine.ways[-1].serves(calls[-1])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is off where there is a GPU")
+@pytest.mark.parametrize("tokens", [TOKENS_OF_TRITON - 1, TOKENS_OF_TRITON])
+def test_a_call_is_planned_as_on_another_kind_of_device(tokens: int) -> None:
+    """Whose times count is a value: what a GPU would be given is seen without one."""
+    line = lines(Sequence(tokens))
+    tensors, named = given(tokens, LineBias(torch.zeros(HEADS, line.length, requires_grad=True), line))
+    call = prepare(*tensors, **named)
+    assert choose(call, "auto").engine.name != "triton"
+    there = choose(call, "auto", "cuda")
+    assert there.engine.name == ("triton" if tokens == TOKENS_OF_TRITON else "sdpa")
+    assert "triton" in there.passed_over or there.engine.name == "triton"
