@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 from types import ModuleType
 from typing import Any
 
 import pytest
-from source import ROOT, SOURCE, modules, part
+from source import ROOT, SOURCE, modules, part, tree
 
 import relpos
 from relpos.position import Mechanism, OffsetBias
@@ -115,3 +116,13 @@ def test_every_mechanism_is_offered_by_name(name: str) -> None:
         assert preset.summary.count(".") >= 2, f"{preset.name}: two sentences, what it is and what to expect"
         assert preset.source
         assert set(preset.token_axes) <= {1, 2, 3}
+
+
+def test_arguments_are_handed_on_by_name() -> None:
+    """Not by matching names of local variables, of which a wrong one is lost without a word."""
+    for module in modules():
+        for node in ast.walk(tree(module)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                by_self = node.func.id == "vars" and any(isinstance(x, ast.Name) and x.id == "self" for x in node.args)
+                assert node.func.id != "locals", f"locals() in {module}, line {node.lineno}"
+                assert not by_self, f"vars(self) in {module}, line {node.lineno}"

@@ -38,6 +38,7 @@ from relpos import (
     decoding,
     get_relative_position_index_1d,
     get_relative_position_index_2d,
+    reading_once,
 )
 
 CELLS = Positions(zeros(6, 2).long(), low=(0, 0), high=(1, 2))
@@ -81,6 +82,10 @@ CASES: dict[str, list[Row]] = {
     ],
     "decoding": [
         (lambda: decoding("model").__enter__(), "modules to decode with; got str 'model'. Pass the model."),
+    ],
+    "reading_once": [
+        (lambda: reading_once("model").__enter__(),
+         "models whose forwards count; got str 'model'. Pass the model."),
     ],
     "DecomposedPosition": [
         (lambda: DecomposedPosition(8, 7), "window_size to be (rows, columns); got int 7. Pass one integer per axis."),

@@ -8,10 +8,8 @@ Neither is the post-norm of Vaswani et al. 2017, norm1(x + attention(x)).
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -26,11 +24,6 @@ from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
 from relpos.position import Mechanism
 
 MlpChoice = Literal["gelu", "swiglu"]
-
-
-def arguments_of(build: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the given arguments that a constructor takes by the same name."""
-    return {name: given[name] for name in inspect.signature(build).parameters if name in given}
 
 
 @dataclass(frozen=True)
@@ -60,19 +53,9 @@ class BlockConfig:
         require_number(self.mlp_ratio, "mlp_ratio", "above 0", "It is the MLP's hidden width over dim.")
         require_choice(self.mlp, "mlp", get_args(MlpChoice), NO_OTHER)
 
-    @classmethod
-    def of_model(cls, given: Mapping[str, Any], **others: Any) -> BlockConfig:
-        """The configuration from a model's arguments, three of which have other names in timm.
-
-        Args:
-            given: the model's arguments. others: what the blocks have besides; they count where both say something.
-        """
-        timm = {"dim": given["embed_dim"], "attn_drop": given["attn_drop_rate"], "proj_drop": given["proj_drop_rate"]}
-        return cls(**arguments_of(cls, given) | timm | others)
-
     def blocks(self, depth: int) -> nn.ModuleList:
         """New blocks, `depth` of them."""
-        return nn.ModuleList(TransformerBlock(**vars(self)) for _ in range(depth))
+        return nn.ModuleList(TransformerBlock.from_config(self) for _ in range(depth))
 
 
 class LayerScale(nn.Module):
@@ -137,15 +120,61 @@ class TransformerBlock(nn.Module):
         post_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.config = BlockConfig(**arguments_of(BlockConfig, locals()))
-        attention = MultiHeadAttention(**arguments_of(MultiHeadAttention, locals()))  # checks dim before a norm does
-        self.norm1, self.attn, self.norm2 = norm_layer(norm, dim, norm_eps), attention, norm_layer(norm, dim, norm_eps)
-        self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
-        self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
-        gated = mlp == "swiglu"
-        if mlp_hidden is None:
-            mlp_hidden = gated_width(dim, mlp_ratio) if gated else round(dim * mlp_ratio)
-        self.mlp: Mlp | GatedMlp = GatedMlp(dim, mlp_hidden, proj_drop) if gated else Mlp(dim, mlp_hidden, proj_drop)
+        config = BlockConfig(
+            dim=dim,
+            num_heads=num_heads,
+            mlp_ratio=mlp_ratio,
+            num_kv_heads=num_kv_heads,
+            mlp=mlp,
+            norm=norm,
+            qkv_bias=qkv_bias,
+            proj_bias=proj_bias,
+            qk_norm=qk_norm,
+            attn_drop=attn_drop,
+            proj_drop=proj_drop,
+            kind=kind,
+            backend=backend,
+            norm_eps=norm_eps,
+            mlp_hidden=mlp_hidden,
+            layer_scale=layer_scale,
+            post_norm=post_norm,
+        )
+        self._build(config, position)
+
+    @classmethod
+    def from_config(cls, config: BlockConfig, position: Mechanism | None = None) -> TransformerBlock:
+        """The block of a configuration, and a position of its own."""
+        block = cls.__new__(cls)
+        nn.Module.__init__(block)
+        block._build(config, position)
+        return block
+
+    def _build(self, config: BlockConfig, position: Mechanism | None) -> None:
+        self.config, dim = config, config.dim
+        attention = MultiHeadAttention(  # checks dim before a norm does
+            dim,
+            config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            qkv_bias=config.qkv_bias,
+            proj_bias=config.proj_bias,
+            qk_norm=config.qk_norm,
+            norm_eps=config.norm_eps,
+            attn_drop=config.attn_drop,
+            proj_drop=config.proj_drop,
+            position=position,
+            kind=config.kind,
+            backend=config.backend,
+        )
+        self.norm1 = norm_layer(config.norm, dim, config.norm_eps)
+        self.attn = attention
+        self.norm2 = norm_layer(config.norm, dim, config.norm_eps)
+        self.ls1 = nn.Identity() if config.layer_scale is None else LayerScale(dim, config.layer_scale)
+        self.ls2 = nn.Identity() if config.layer_scale is None else LayerScale(dim, config.layer_scale)
+        gated, hidden = config.mlp == "swiglu", config.mlp_hidden
+        if hidden is None:
+            hidden = gated_width(dim, config.mlp_ratio) if gated else round(dim * config.mlp_ratio)
+        mlp = GatedMlp if gated else Mlp
+        self.mlp: Mlp | GatedMlp = mlp(dim, hidden, config.proj_drop)
 
     def forward(
         self,

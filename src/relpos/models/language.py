@@ -37,9 +37,10 @@ from relpos.core.checks import (
     shape_of,
 )
 from relpos.layers import KeyValueCache
-from relpos.layers.block import MlpChoice
+from relpos.layers.block import BlockConfig, MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
-from relpos.models.attending import AttentionChoice, pattern
+from relpos.models.attending import AttentionChoice, kind_of, pattern
+from relpos.models.config import LanguageConfig
 from relpos.models.positions import PositionChoice, canonical, in_use
 from relpos.models.sampling import require_sampling, sample
 from relpos.models.transformer import Transformer
@@ -109,8 +110,51 @@ class LanguageModel(Transformer):
         embed_scale: float | None = None,
     ) -> None:
         position = canonical(position, axes=1)
-        given = dict(locals())
-        super().__init__(given, proj_bias=qkv_bias)
+        config = LanguageConfig(
+            vocab_size=vocab_size,
+            context=context,
+            embed_dim=embed_dim,
+            depth=depth,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            mlp_ratio=mlp_ratio,
+            mlp=mlp,
+            norm=norm,
+            qk_norm=qk_norm,
+            qkv_bias=qkv_bias,
+            tie_embeddings=tie_embeddings,
+            drop_rate=drop_rate,
+            pos_drop_rate=pos_drop_rate,
+            proj_drop_rate=proj_drop_rate,
+            attn_drop_rate=attn_drop_rate,
+            position=position,
+            shared_position=shared_position,
+            position_trainable=position_trainable,
+            position_init_std=position_init_std,
+            backend=backend,
+            attention=attention,
+            norm_eps=norm_eps,
+            mlp_hidden=mlp_hidden,
+            embed_scale=embed_scale,
+        )
+        block = BlockConfig(
+            dim=embed_dim,
+            num_heads=num_heads,
+            mlp_ratio=mlp_ratio,
+            num_kv_heads=num_kv_heads,
+            mlp=mlp,
+            norm=norm,
+            qkv_bias=qkv_bias,
+            proj_bias=qkv_bias,
+            qk_norm=qk_norm,
+            attn_drop=attn_drop_rate,
+            proj_drop=proj_drop_rate,
+            kind=kind_of(attention),
+            backend=backend,
+            norm_eps=norm_eps,
+            mlp_hidden=mlp_hidden,
+        )
+        super().__init__(config, block)
         require_int(vocab_size, "vocab_size", at_least=1)
         require_int(context, "context", at_least=1)
         require_flag(tie_embeddings, "tie_embeddings")
@@ -124,7 +168,7 @@ class LanguageModel(Transformer):
         usual = 3 * math.sqrt(embed_dim)
         self.embed_scale = usual if embed_scale is None else embed_scale
         nn.init.normal_(self.token_embed.weight, std=1 / usual)
-        self.positions = self._mechanisms(given, self.coordinates)
+        self.positions = self._mechanisms(config, self.coordinates)
 
     @property
     def coordinates(self) -> Sequence:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,6 +27,7 @@ from relpos.files.manifest import require_sound
 from relpos.files.reading import MIB, FileError, fail_to_read, path_of, read_json
 from relpos.files.writing import make_folder, write_json, write_whole
 from relpos.models.card import model_card
+from relpos.models.config import LanguageConfig, SwinConfig, VisionConfig
 from relpos.models.loading import Header, fitting, header_of, line_of, load_weights, misfits, read_weights
 from relpos.models.settings import Arguments, as_arguments, as_json, llama_arguments
 from relpos.position.saved import is_settings, with_settings
@@ -45,12 +47,12 @@ class PretrainedModel(nn.Module):
     """Base of the models: one that knows what it was built with, and comes and goes as a folder.
 
     Args:
-        given: `locals()` of the subclass's constructor, before it has made anything.
+        config: what it is built of, a data class of `models/config.py`.
     """
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, config: VisionConfig | LanguageConfig | SwinConfig) -> None:
         super().__init__()
-        self.arguments: Arguments = as_json(given)
+        self.arguments: Arguments = as_json({one.name: getattr(config, one.name) for one in fields(config)})
         self.grown: tuple[dict[str, Any], ...] = ()
 
     def save_pretrained(self, folder: str | Path, *, card: str | None = None) -> None:

@@ -21,8 +21,8 @@ _ROTARY = RotaryChoice.__name__
 
 
 def as_json(given: Mapping[str, Any]) -> Arguments:
-    """The arguments among the `locals()` of a constructor."""
-    return {name: _plain(value) for name, value in given.items() if name not in ("self", "__class__")}
+    """The arguments of a model, as plain values."""
+    return {name: _plain(value) for name, value in given.items()}
 
 
 def _plain(value: Any) -> Any:

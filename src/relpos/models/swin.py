@@ -33,6 +33,7 @@ from relpos.layers import PatchEmbedding
 from relpos.layers.block import BlockConfig
 from relpos.layers.norms import norm_layer
 from relpos.layers.patch import pair
+from relpos.models.config import SwinConfig
 from relpos.models.positions import LayerPositions, ModuleSequence, PositionChoice, builder, canonical, in_use
 from relpos.models.pretrained import PretrainedModel
 from relpos.patterns import join, partition
@@ -101,8 +102,31 @@ class SwinTransformer(PretrainedModel):
         norm_eps: float | None = None,
     ) -> None:
         position = position if position == "own" else canonical(position, axes=2)
-        given = dict(locals())
-        super().__init__(given)
+        config = SwinConfig(
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            global_pool=global_pool,
+            embed_dim=embed_dim,
+            depths=depths,
+            num_heads=num_heads,
+            window_size=window_size,
+            version=version,
+            mlp_ratio=mlp_ratio,
+            qkv_bias=qkv_bias,
+            drop_rate=drop_rate,
+            pos_drop_rate=pos_drop_rate,
+            proj_drop_rate=proj_drop_rate,
+            attn_drop_rate=attn_drop_rate,
+            position=position,
+            shared_position=shared_position,
+            position_trainable=position_trainable,
+            position_init_std=position_init_std,
+            backend=backend,
+            norm_eps=norm_eps,
+        )
+        super().__init__(config)
         _require_stages(depths, num_heads)
         if version not in (1, 2) or isinstance(version, bool):
             fail("version to be 1 or 2", shape_of(version), "They differ in norms, attention and position.")
@@ -117,9 +141,19 @@ class SwinTransformer(PretrainedModel):
         self.patch_embed = PatchEmbedding(img_size, patch_size, in_chans, embed_dim)
         self.patch_norm = norm_layer("layernorm", embed_dim, norm_eps)
         self.pos_drop, self.head_drop = nn.Dropout(pos_drop_rate), nn.Dropout(drop_rate)
-        published = {"qk_norm": "cosine" if version == 2 else None, "post_norm": version == 2}
         configs = [
-            BlockConfig.of_model(given, dim=embed_dim * 2**stage, num_heads=heads, **published)
+            BlockConfig(
+                dim=embed_dim * 2**stage,
+                num_heads=heads,
+                mlp_ratio=mlp_ratio,
+                qkv_bias=qkv_bias,
+                qk_norm="cosine" if version == 2 else None,
+                attn_drop=attn_drop_rate,
+                proj_drop=proj_drop_rate,
+                backend=backend,
+                norm_eps=norm_eps,
+                post_norm=version == 2,
+            )
             for stage, heads in enumerate(num_heads)
         ]
         merging = [None, *(PatchMerging(one.dim, two.dim, version == 2, norm_eps) for one, two in pairwise(configs))]

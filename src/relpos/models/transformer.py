@@ -7,8 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -17,7 +16,8 @@ from relpos.core import Coordinates, Mask, Terms
 from relpos.core.checks import NO_OTHER, require_choice, require_int, require_probability
 from relpos.layers import KeyValueCache, TransformerBlock
 from relpos.layers.block import BlockConfig
-from relpos.models.attending import ATTENTIONS, AttentionChoice, kind_of
+from relpos.models.attending import ATTENTIONS, AttentionChoice
+from relpos.models.config import LanguageConfig, VisionConfig
 from relpos.models.positions import LayerPositions
 from relpos.models.pretrained import PretrainedModel
 from relpos.position import Site, Sum
@@ -28,8 +28,7 @@ class Transformer(PretrainedModel):
     """Base of the models. A subclass sets `blocks`, `norm` and `positions` where its checkpoints have them.
 
     Args:
-        given: `locals()` of the subclass's constructor, whose arguments have timm's names.
-        block: as in `BlockConfig.of_model`, what the blocks have besides.
+        config: what the model is built of. block: what its blocks are.
     """
 
     blocks: nn.ModuleList
@@ -37,25 +36,24 @@ class Transformer(PretrainedModel):
     positions: LayerPositions
     _causal = False
 
-    def __init__(self, given: Mapping[str, Any], **block: Any) -> None:
-        super().__init__(given)
-        require_int(given["depth"], "depth", at_least=1)
-        require_choice(given["attention"], "attention", ATTENTIONS, NO_OTHER)
-        require_probability(given["drop_rate"], "drop_rate")
-        require_probability(given["pos_drop_rate"], "pos_drop_rate")
-        self.block_config = BlockConfig.of_model(given, kind=kind_of(given["attention"]), **block)
-        self.attention: AttentionChoice = given["attention"]
-        self.shared_position: bool = given["shared_position"]
-        self.head_drop, self.pos_drop = nn.Dropout(given["drop_rate"]), nn.Dropout(given["pos_drop_rate"])
+    def __init__(self, config: VisionConfig | LanguageConfig, block: BlockConfig) -> None:
+        super().__init__(config)
+        require_int(config.depth, "depth", at_least=1)
+        require_choice(config.attention, "attention", ATTENTIONS, NO_OTHER)
+        require_probability(config.drop_rate, "drop_rate")
+        require_probability(config.pos_drop_rate, "pos_drop_rate")
+        self.block_config = block
+        self.attention: AttentionChoice = config.attention
+        self.shared_position = config.shared_position
+        self.head_drop, self.pos_drop = nn.Dropout(config.drop_rate), nn.Dropout(config.pos_drop_rate)
 
-    def _mechanisms(self, given: Mapping[str, Any], queries: Coordinates) -> LayerPositions:
+    def _mechanisms(self, config: VisionConfig | LanguageConfig, queries: Coordinates) -> LayerPositions:
         """The mechanisms of the layers, for tokens at these coordinates."""
-        std, trainable = given["position_init_std"], given["position_trainable"]
-        require_std(std, "position_init_std")
+        require_std(config.position_init_std, "position_init_std")
         heads, width = self.block_config.num_heads, self.block_config.dim
-        site = Site(heads, width // heads, width, queries, causal=self._causal, init_std=std)
+        site = Site(heads, width // heads, width, queries, causal=self._causal, init_std=config.position_init_std)
         return LayerPositions.for_layers(
-            given["position"], site, len(self.blocks), shared=self.shared_position, trainable=trainable
+            config.position, site, len(self.blocks), shared=self.shared_position, trainable=config.position_trainable
         )
 
     @property

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from relpos.core import Grid, Mask, Terms
 from relpos.core.checks import NO_OTHER, fail, require_choice, require_flag, require_int
 from relpos.layers import PatchEmbedding
+from relpos.layers.block import BlockConfig
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
 from relpos.layers.patch import pair
-from relpos.models.attending import AttentionChoice, pattern
+from relpos.models.attending import AttentionChoice, kind_of, pattern
+from relpos.models.config import VisionConfig
 from relpos.models.positions import PositionChoice, canonical, in_use
 from relpos.models.transformer import Transformer
 
@@ -104,8 +106,53 @@ class VisionTransformer(Transformer):
         distilled: bool = False,
     ) -> None:
         position = canonical(position, axes=2)
-        given = dict(locals())
-        super().__init__(given, layer_scale=init_values)
+        config = VisionConfig(
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            global_pool=global_pool,
+            embed_dim=embed_dim,
+            depth=depth,
+            num_heads=num_heads,
+            mlp_ratio=mlp_ratio,
+            qkv_bias=qkv_bias,
+            class_token=class_token,
+            reg_tokens=reg_tokens,
+            drop_rate=drop_rate,
+            pos_drop_rate=pos_drop_rate,
+            proj_drop_rate=proj_drop_rate,
+            attn_drop_rate=attn_drop_rate,
+            position=position,
+            shared_position=shared_position,
+            position_trainable=position_trainable,
+            position_init_std=position_init_std,
+            backend=backend,
+            attention=attention,
+            num_kv_heads=num_kv_heads,
+            norm=norm,
+            qk_norm=qk_norm,
+            norm_eps=norm_eps,
+            init_values=init_values,
+            fc_norm=fc_norm,
+            distilled=distilled,
+        )
+        block = BlockConfig(
+            dim=embed_dim,
+            num_heads=num_heads,
+            mlp_ratio=mlp_ratio,
+            num_kv_heads=num_kv_heads,
+            norm=norm,
+            qkv_bias=qkv_bias,
+            qk_norm=qk_norm,
+            attn_drop=attn_drop_rate,
+            proj_drop=proj_drop_rate,
+            kind=kind_of(attention),
+            backend=backend,
+            norm_eps=norm_eps,
+            layer_scale=init_values,
+        )
+        super().__init__(config, block)
         require_choice(global_pool, "global_pool", ("token", "avg", "max"), NO_OTHER)
         require_flag(class_token, "class_token")
         require_int(num_classes, "num_classes", at_least=0)
@@ -132,7 +179,7 @@ class VisionTransformer(Transformer):
         self.head_dist = nn.Linear(embed_dim, num_classes) if distilled and num_classes else nn.Identity()
         if self.prefix_tokens is not None:
             nn.init.normal_(self.prefix_tokens, std=1e-6)
-        self.positions = self._mechanisms(given, self.coordinates)
+        self.positions = self._mechanisms(config, self.coordinates)
 
     @property
     def coordinates(self) -> Grid:

@@ -37,7 +37,8 @@ def decoding(*modules: nn.Module) -> Iterator[None]:
         >>> cache.length
         4
     """
-    entered = [part for part in _mechanisms(modules) if part._held is None]  # of scopes inside one another the outer
+    inside = _mechanisms(modules, "modules to decode with")
+    entered = [part for part in inside if part._held is None]  # of scopes inside one another the outer one counts
     for part in entered:
         part.__dict__["_held"] = Held(part)
     try:
@@ -80,7 +81,8 @@ def reading_once(*models: nn.Module) -> Iterator[None]:
         torch.Size([1, 2, 6, 8])
     """
     forwards = _Forwards()
-    entered = [part for part in _mechanisms(models) if "terms" not in part.__dict__]
+    inside = _mechanisms(models, "models whose forwards count")
+    entered = [part for part in inside if "terms" not in part.__dict__]
     handles = []
     try:
         for model in models:
@@ -96,10 +98,10 @@ def reading_once(*models: nn.Module) -> Iterator[None]:
             part.__dict__.pop("terms", None)
 
 
-def _mechanisms(modules: tuple[nn.Module, ...]) -> list[Mechanism]:
+def _mechanisms(modules: tuple[nn.Module, ...], wanted: str) -> list[Mechanism]:
     for module in modules:
         if not isinstance(module, nn.Module):
-            fail("modules", shape_of(module), "Pass the model.")
+            fail(wanted, shape_of(module), "Pass the model.")
     return list({part: None for module in modules for part in module.modules() if isinstance(part, Mechanism)})
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from relpos.core.checks import require_choice
 from relpos.data import ImageTask, Task
 from relpos.data.text import VOCABULARY, Text
-from relpos.layers.block import MlpChoice, arguments_of
+from relpos.layers.block import MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice
 from relpos.models import LanguageModel, VisionTransformer
 from relpos.models.attending import AttentionChoice
@@ -36,7 +36,7 @@ class Recipe(ABC):
         hessian_every: steps from one estimate of the Hessian to the next, where the optimizer takes any.
         weight_decay: decoupled, on matrices that are not position's.
         gradient_clip: the largest norm of the gradient.
-        others: of the model. It is built with every field that its constructor has by the same name.
+        others: of the model, see `of_the_model`.
     """
 
     steps: int
@@ -89,6 +89,21 @@ class Recipe(ABC):
             position_learning_rate_multiplier=self.position_learning_rate_multiplier,
         )
 
+    def of_the_model(self) -> dict[str, Any]:
+        """Its fields that say what relpos's own model is, as that takes them; the others are of training."""
+        return {
+            "embed_dim": self.embed_dim,
+            "depth": self.depth,
+            "num_heads": self.num_heads,
+            "mlp_ratio": self.mlp_ratio,
+            "shared_position": self.shared_position,
+            "position_init_std": self.position_init_std,
+            "attention": self.attention,
+            "num_kv_heads": self.num_kv_heads,
+            "norm": self.norm,
+            "qk_norm": self.qk_norm,
+        }
+
     @abstractmethod
     def arguments(self, task: Task) -> dict[str, Any]:
         """What builds the model of this recipe for a task, apart from its position."""
@@ -134,6 +149,9 @@ class ImageRecipe(Recipe):
     def rates(self) -> Rates:
         return IMAGE_RATES
 
+    def of_the_model(self) -> dict[str, Any]:
+        return {**super().of_the_model(), "global_pool": self.global_pool, "class_token": self.class_token}
+
     def arguments(self, task: Task) -> dict[str, Any]:
         assert isinstance(task, ImageTask)
         return {
@@ -141,7 +159,7 @@ class ImageRecipe(Recipe):
             "patch_size": task.patch_size,
             "in_chans": task.channels,
             "num_classes": len(task.classes),
-            **arguments_of(VisionTransformer, vars(self)),
+            **self.of_the_model(),
         }
 
     def build(self, task: Task, position: str, *, grid: tuple[int, ...] | None = None) -> VisionTransformer:
@@ -184,12 +202,15 @@ class TextRecipe(Recipe):
     def rates(self) -> Rates:
         return TEXT_RATES
 
+    def of_the_model(self) -> dict[str, Any]:
+        return {**super().of_the_model(), "mlp": self.mlp}
+
     def arguments(self, task: Task) -> dict[str, Any]:
         assert isinstance(task, Text)
         return {
             "vocab_size": VOCABULARY,
             "context": task.length,
-            **arguments_of(LanguageModel, vars(self)),
+            **self.of_the_model(),
         }
 
     def build(self, task: Task, position: str, *, grid: tuple[int, ...] | None = None) -> LanguageModel:
@@ -199,7 +220,5 @@ class TextRecipe(Recipe):
         return LanguageModel(**arguments, position=position)
 
 
-OF_THE_MODEL = frozenset(
-    (*arguments_of(VisionTransformer, vars(ImageRecipe())), *arguments_of(LanguageModel, vars(TextRecipe())))
-)
-"""The fields that say what relpos's own model is; the others are of training."""
+OF_THE_MODEL = frozenset((*ImageRecipe().of_the_model(), *TextRecipe().of_the_model()))
+"""The fields that say what relpos's own model is."""
