@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NoReturn, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -170,14 +170,8 @@ def _resolve_terms(
             remedy = "Call its embed() on the tokens before they are projected."
             fail("a mechanism that acts in attention", f"{type(position).__name__}, which acts on tokens", remedy)
         require_sides(queries, keys)
-        for name, coordinates, count in (
-            ("queries", queries, q.shape[2]),
-            ("keys", queries if keys is None else keys, k.shape[2]),
-        ):
-            if coordinates.count != count:
-                _check_fit(q, k, v)  # which says better what is wrong where these do not fit each other
-                remedy = "Coordinates count the prefix too; where keys differ from queries, pass keys=."
-                fail(f"{name} coordinates for {count} tokens", f"{coordinates!r} with {coordinates.count}", remedy)
+        if queries.count != q.shape[2] or (queries if keys is None else keys).count != k.shape[2]:
+            _fail_to_count(queries, keys, q, k, v)
         settle = getattr(position, "settle", None)
         if settle is not None:
             settle(q.device)
@@ -197,6 +191,15 @@ def _resolve_terms(
         wanted = "position to be terms or a mechanism"
         fail(wanted, shape_of(position), "Build the mechanism first, or wrap a dense tensor as DenseBias(bias).")
     return position
+
+
+def _fail_to_count(queries: Coordinates, keys: Coordinates | None, q: Tensor, k: Tensor, v: Tensor) -> NoReturn:
+    _check_fit(q, k, v)  # which says better what is wrong where these do not fit each other
+    name, coordinates, count = "queries", queries, q.shape[2]
+    if queries.count == count:
+        name, coordinates, count = "keys", queries if keys is None else keys, k.shape[2]
+    remedy = "Coordinates count the prefix too; where keys differ from queries, pass keys=."
+    fail(f"{name} coordinates for {count} tokens", f"{coordinates!r} with {coordinates.count}", remedy)
 
 
 def _check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable
+from types import NoneType
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from relpos.core import LineBias, Lines, Offsets, Rows, Terms, at_least_float32, keep, read
+from relpos.core import (
+    Coordinates,
+    Grid,
+    LineBias,
+    Lines,
+    Offsets,
+    Rows,
+    Sequence,
+    Terms,
+    at_least_float32,
+    keep,
+    lines,
+    read,
+)
+from relpos.core.cache import TOKEN_BYTES
 from relpos.core.tree import unchecked
 from relpos.position.offset_bias import OffsetBias
+
+_REGULAR = (Sequence, Grid, NoneType)
+"""Coordinates that are plain values."""
 
 
 class TableBias(OffsetBias):
@@ -43,13 +61,33 @@ class TableBias(OffsetBias):
         table = at_least_float32(self._table())
         return read(table, keep(offsets, self._settings(), table.device, lambda: self._rows(offsets)))
 
+    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        if self._held is not None or type(queries) not in _REGULAR or type(keys) not in _REGULAR:
+            return super().terms(queries, keys)
+        device = self.device
+        line, rows = keep(  # both at once: a small call asks for little else
+            self, (queries, keys, device, "rows"), device, lambda: self._ready(queries, keys, device),
+            lambda: TOKEN_BYTES * (queries.count + (queries if keys is None else keys).count),
+        )  # fmt: skip
+        return self._on(line) if rows is None else self._read(line, rows)
+
+    def _ready(self, queries: Coordinates, keys: Coordinates | None, device: torch.device) -> tuple[Lines, Rows | None]:
+        line = lines(*self._as_seen(queries, keys), device=device)
+        return line, self._rows_on(line)
+
     def _on(self, line: Lines) -> Terms:
+        rows = self._rows_on(line)
+        return super()._on(line) if rows is None else self._read(line, rows)
+
+    def _rows_on(self, line: Lines) -> Rows | None:
+        """The rows that a line reads; None where the bias is more than a lookup of them."""
         prefix_apart = line.length != line.layout.tokens and not self._answers_for_prefix
-        if prefix_apart or getattr(self.bias, "__func__", None) is not TableBias.bias:  # it says something else
-            return super()._on(line)
-        table = at_least_float32(self._table())
-        rows = keep(line, self._settings(), table.device, lambda: self._rows(line.offsets()))
-        values = read(table, rows)
+        if prefix_apart or getattr(self.bias, "__func__", None) is not TableBias.bias:  # a subclass's own
+            return None
+        return keep(line, self._settings(), line.query.device, lambda: self._rows(line.offsets()))
+
+    def _read(self, line: Lines, rows: Rows) -> Terms:
+        values = read(at_least_float32(self._table()), rows)
         if values.dim() != 2 or values.shape[1] != line.length:  # another table was put in its place
             return super()._on(line)  # which says so
         return unchecked(Terms, items=(unchecked(LineBias, values=values, lines=line), *self._beside()))
