@@ -142,7 +142,7 @@ class Terms(Movable):
 
     def without(self, *kinds: type[Term]) -> Terms:
         """The terms that are of none of these kinds."""
-        return self._of(term for term in self if not isinstance(term, kinds))
+        return self._of([term for term in self.items if not isinstance(term, kinds)])
 
     def narrow(self, queries: slice, keys: slice) -> Terms:
         """The same terms for some consecutive queries and keys: one step of decoding, a block, a shard."""
