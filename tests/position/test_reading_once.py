@@ -26,10 +26,16 @@ DEPTH, HEADS, TOKENS, WIDTH = 3, 2, 6, 4
 class Counted(relpos.T5Bias):
     """Counts how often it is asked."""
 
-    asked = 0
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.calls: list[Any] = []
+
+    @property
+    def asked(self) -> int:
+        return len(self.calls)
 
     def terms(self, *given: Any) -> relpos.Terms:
-        self.asked += 1
+        self.calls.append(given)
         return super().terms(*given)
 
 
@@ -76,7 +82,7 @@ def test_a_mechanism_is_asked_once_a_forward_and_the_numbers_are_the_same() -> N
     wanted = gradients(model, model(tokens()).square().sum())
     with torch.no_grad():
         out = model(tokens())
-    model.position.asked = 0
+    model.position.calls.clear()
     with reading_once(model):
         found = gradients(model, model(tokens()).square().sum())
         assert model.position.asked == 1
@@ -118,6 +124,8 @@ CHANGES: dict[str, Callable[[Stack], object]] = {
         model.position, "relative_attention_bias", nn.Parameter(torch.ones(32, HEADS))
     ),
     "gradients are not wanted": lambda model: torch.set_grad_enabled(False),
+    "it is frozen": lambda model: model.position.requires_grad_(False),
+    "a setting": lambda model: setattr(model.position, "scaled", True),
 }
 
 
@@ -134,8 +142,9 @@ def test_within_a_forward_what_is_asked_for_decides(change: Callable[[Stack], ob
     model.forward = forward  # type: ignore[method-assign]
     with reading_once(model), torch.enable_grad():
         out = model(tokens())
-        assert torch.equal(out, model.layer(tokens()))
-        assert out.requires_grad == torch.is_grad_enabled()
+        wanted = model.layer(tokens())  # no forward of the model is under way
+        assert torch.equal(out, wanted)
+        assert out.requires_grad == wanted.requires_grad
 
 
 def test_weights_that_are_handed_in() -> None:
@@ -156,7 +165,7 @@ def test_it_ends_with_the_forward_the_scope_and_an_error(unchecked: None) -> Non
         with pytest.raises(ValueError, match="tokens"):
             model(tokens())
         model.where = right
-        model.position.asked = 0
+        model.position.calls.clear()
         for _ in range(2):  # no forward of the model is under way
             model.layer(tokens())
         assert model.position.asked == 2
@@ -167,6 +176,77 @@ def test_it_ends_with_the_forward_the_scope_and_an_error(unchecked: None) -> Non
     assert "terms" not in model.position.__dict__
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
+
+
+def test_a_forward_that_is_interrupted_leaves_nothing() -> None:
+    model = Stack()
+
+    def interrupted(layer: Any, x: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    with reading_once(model):
+        model.keep = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            model(tokens())
+        model.keep = None
+        wanted = gradients(model, model(tokens()).square().sum())
+        same(gradients(model, model.layer(tokens()).sum()), gradients(model, model.layer(tokens()).sum()))
+    same(gradients(model, model(tokens()).square().sum()), wanted)
+
+
+def test_hooks_that_do_not_come_in_pairs() -> None:
+    """A hook of somebody else raises before ours is asked; the forward around it goes on."""
+    model = Stack()
+
+    def refuse(module: nn.Module, given: Any) -> None:
+        raise RuntimeError("not today")
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            with pytest.raises(RuntimeError, match="not today"):
+                self.inner(x)
+            return self.inner.layer(self.inner.layer(x))
+
+    around, handle = Around(), model.register_forward_pre_hook(refuse)
+    with reading_once(around, model):
+        model.position.calls.clear()
+        around(tokens())
+        assert model.position.asked == 1
+    handle.remove()
+
+
+def test_scopes_of_a_part_and_of_the_whole() -> None:
+    part = Stack()
+    whole = nn.Sequential(part)
+    for first, second in ((part, whole), (whole, part)):
+        part.position.calls.clear()
+        with reading_once(first), reading_once(second):
+            whole(tokens())
+        assert part.position.asked == 1
+
+
+def test_terms_that_an_instance_has_of_its_own_stay() -> None:
+    model = Stack()
+    own = model.position.__dict__["terms"] = lambda queries, keys=None: relpos.Terms()
+    with reading_once(model):
+        assert model.position.terms is own
+        assert len(copy.deepcopy(model).position.terms(model.where)) == 0
+    assert model.position.terms is own
+
+
+def test_where_nothing_counts_what_is_written_nothing_is_kept() -> None:
+    with torch.inference_mode():
+        model = Stack()
+        with reading_once(model):
+            out = model(tokens())
+            model.where = Positions(PLACES.clone(), low=0, high=TOKENS)
+            assert torch.equal(model(tokens()), out)
+    with reading_once(shapes := Stack().to("meta")):
+        assert shapes(tokens().to("meta")).shape == tokens().shape
 
 
 def test_copies_files_and_replicas_are_of_their_own() -> None:

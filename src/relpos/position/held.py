@@ -1,17 +1,21 @@
-"""What a mechanism holds within `relpos.decoding`: terms, and the tensors that they were made of."""
+"""What a mechanism holds within the scopes of `position/scope.py`: terms, and what they were made of."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from relpos.core import Terms
+from relpos.core import Coordinates, Grid, Positions, Sequence, Terms, may_keep
+from relpos.core.private import hooks_on_saved_tensors, writes
 
 
 class Held(dict[Any, Terms]):
-    """Terms by what was asked. They count only while their mechanism has the tensors that it had at the beginning:
-    `torch.func.functional_call` gives it others for one call."""
+    """Terms by what was asked, within `decoding`. They count only while their mechanism has the tensors that it had at
+    the beginning: `torch.func.functional_call` gives it others for one call."""
 
     def __init__(self, mechanism: nn.Module) -> None:
         super().__init__()
@@ -24,3 +28,89 @@ class Held(dict[Any, Terms]):
             if group.get(name) is not x:
                 return False
         return True
+
+
+class _Forwards(threading.local):
+    """The forwards under way in this thread, each with the terms that were made in it."""
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[nn.Module, dict[Any, tuple[Terms, Any]]]] = []
+
+
+_forwards = _Forwards()
+
+
+def begin_forward(model: nn.Module, given: Any) -> None:
+    """A hook before the forward of a model in `reading_once`."""
+    if not torch.compiler.is_compiling():
+        end_forward(model)  # one that was interrupted, and never ended
+        _forwards.stack.append((model, {}))
+
+
+def end_forward(model: nn.Module, given: Any = None, output: Any = None) -> None:
+    """A hook behind it, also where it raised."""
+    if torch.compiler.is_compiling():
+        return
+    stack = _forwards.stack
+    for place in reversed(range(len(stack))):
+        if stack[place][0] is model:
+            del stack[place:]
+            return
+
+
+class Once:
+    """`terms` of a mechanism in `reading_once`: looks whether the forward under way has made them.
+
+    Args:
+        mechanism: whose instance attribute `terms` it is to be. make: its method of this name.
+    """
+
+    changes = 0
+    """How often a setting of any mechanism in such a scope was changed."""
+
+    def __init__(self, mechanism: nn.Module, make: Callable[..., Terms]) -> None:
+        self.mechanism, self.make = mechanism, make
+
+    def __call__(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        if torch.compiler.is_compiling() or not _forwards.stack or hooks_on_saved_tensors():
+            return self.make(queries, keys)
+        asked = self._asked(queries, keys)
+        if asked is None:
+            return self.make(queries, keys)
+        key, alive = asked
+        made = _forwards.stack[-1][1]
+        if key not in made:
+            made[key] = self.make(queries, keys), alive
+        return made[key][0]
+
+    def _asked(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Any, Any] | None:
+        """All that the terms depend on; and what must live as long, for some of it is known by its id."""
+        device: torch.device = self.mechanism.device  # type: ignore[assignment]
+        where = _place(queries), _place(keys)
+        if device.type == "meta" or None in where or not may_keep(device):
+            return None
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        inside = [x for part in self.mechanism.modules() for x in (*part._parameters.values(), *part._buffers.values())]
+        weights = [x for x in inside if x is not None]
+        if any(x.is_inference() for x in weights):  # nobody counts how often those are written to
+            return None
+        key = (
+            id(self.mechanism), Once.changes, where, stream, torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(), torch.is_autocast_enabled(device.type),
+            *((id(x), writes(x), x.requires_grad) for x in weights),
+        )  # fmt: skip
+        return key, (self.mechanism, queries, keys, weights)
+
+
+def drop_once(attributes: dict[str, Any]) -> None:
+    """Take a `Once` from the attributes of a module, or of its copy, which would ask the original."""
+    if isinstance(attributes.get("terms"), Once):
+        del attributes["terms"]
+
+
+def _place(coordinates: Coordinates | None) -> Any:
+    """What coordinates are known by; None where that is not known."""
+    if isinstance(coordinates, Positions):
+        values: Tensor = coordinates.values
+        return None if values.is_inference() else (id(coordinates), writes(values))
+    return (coordinates,) if coordinates is None or type(coordinates) in (Sequence, Grid) else None

@@ -32,7 +32,7 @@ from relpos.core import (
 from relpos.core.cache import TOKEN_BYTES, share, state_of
 from relpos.core.checks import fail, require_int, shape_of
 from relpos.core.private import with_tensors
-from relpos.position.held import Held
+from relpos.position.held import Held, Once, drop_once
 from relpos.position.located import META, settle
 from relpos.position.saved import SavesSettings, is_settings
 from relpos.position.site import Site
@@ -69,12 +69,13 @@ class Mechanism(SavesSettings, WrittenOut, Trainable):
 
     def __getstate__(self) -> dict[str, Any]:
         state = state_of(self)
-        state.pop("terms", None)  # of `reading_once`, which would ask this one
+        drop_once(state)
         return state
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name != "training":
             self.__dict__.pop("_kept", None)  # it may not follow from the new setting
+            Once.changes += "terms" in self.__dict__
         super().__setattr__(name, value)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
@@ -83,7 +84,7 @@ class Mechanism(SavesSettings, WrittenOut, Trainable):
 
     def _replicate_for_data_parallel(self) -> Self:
         replica: Self = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
-        replica.__dict__.pop("terms", None)
+        drop_once(replica.__dict__)
         return replica
 
     def _as_seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
@@ -218,7 +219,7 @@ def _twin_of(mechanism: Mechanism, tensors: Mapping[str, Tensor]) -> Mechanism:
     for part in _mechanisms_in(other):
         part.settle(device)
         part.__dict__.pop("_held", None)
-        part.__dict__.pop("terms", None)
+        drop_once(part.__dict__)
         if not structural:  # what is kept may follow from a buffer
             part.__dict__.pop("_kept", None)
     return other

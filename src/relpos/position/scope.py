@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import torch
 from torch import nn
 
-from relpos.core import Coordinates, Grid, Positions, Sequence, Terms, may_keep
 from relpos.core.checks import fail, shape_of
-from relpos.core.private import hooks_on_saved_tensors, writes
-from relpos.position.held import Held
+from relpos.position.held import Held, Once, begin_forward, drop_once, end_forward
 from relpos.position.mechanism import Mechanism
 
 
@@ -55,7 +50,11 @@ def reading_once(*models: nn.Module) -> Iterator[None]:
     For a stack of layers that each ask their mechanism: twelve of them that share T5's table read it once, and its
     gradient is summed once. relpos's own models hand terms down, and need no scope. What is made goes when the forward
     ends, so a training loop may stand inside as a whole. Terms are made anew, as without the scope, in a layer under
-    `torch.utils.checkpoint`, which is to make all again, in compiled code, and where weights or coordinates differ.
+    `torch.utils.checkpoint`, which is to make all again; in compiled code; and where weights, settings or coordinates
+    differ. Nobody sees a weight that is changed through `.data`, or a tensor that is no parameter or buffer.
+
+    A forward that takes gradients of its own layers, twice, needs their graph twice: leave the scope out there. After a
+    forward that Ctrl-C ended, call the model again before its layers.
 
     Args:
         models: whose forwards count: the module that is called, not one inside.
@@ -80,22 +79,21 @@ def reading_once(*models: nn.Module) -> Iterator[None]:
         >>> out.shape
         torch.Size([1, 2, 6, 8])
     """
-    forwards = _Forwards()
     inside = _mechanisms(models, "models whose forwards count")
     entered = [part for part in inside if "terms" not in part.__dict__]
     handles = []
     try:
         for model in models:
-            handles.append(model.register_forward_pre_hook(forwards.begin))
-            handles.append(model.register_forward_hook(forwards.end, always_call=True))
+            handles.append(model.register_forward_pre_hook(begin_forward))
+            handles.append(model.register_forward_hook(end_forward, always_call=True))
         for part in entered:
-            part.__dict__["terms"] = _once_a_forward(part, forwards)
+            part.__dict__["terms"] = Once(part, part.terms)
         yield
     finally:
         for handle in handles:
             handle.remove()
         for part in entered:
-            part.__dict__.pop("terms", None)
+            drop_once(part.__dict__)
 
 
 def _mechanisms(modules: tuple[nn.Module, ...], wanted: str) -> list[Mechanism]:
@@ -103,60 +101,3 @@ def _mechanisms(modules: tuple[nn.Module, ...], wanted: str) -> list[Mechanism]:
         if not isinstance(module, nn.Module):
             fail(wanted, shape_of(module), "Pass the model.")
     return list({part: None for module in modules for part in module.modules() if isinstance(part, Mechanism)})
-
-
-class _Forwards:
-    """The forwards under way in each thread, and the terms that were made in each."""
-
-    def __init__(self) -> None:
-        self._here = threading.local()
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return _Forwards, ()  # a copy of a model has none under way
-
-    def begin(self, model: nn.Module, given: Any) -> None:
-        """A hook before a forward."""
-        if not torch.compiler.is_compiling():
-            self._here.__dict__.setdefault("all", []).append({})
-
-    def end(self, model: nn.Module, given: Any, output: Any) -> None:
-        """A hook behind a forward, also one that raised."""
-        if not torch.compiler.is_compiling():
-            self._here.all.pop()
-
-    def made(self) -> dict[Any, tuple[Terms, Any]] | None:
-        """Terms by what was asked, of the innermost forward under way here."""
-        under_way = self._here.__dict__.get("all")
-        return under_way[-1] if under_way else None
-
-
-def _once_a_forward(mechanism: Mechanism, forwards: _Forwards) -> Callable[..., Terms]:
-    """`terms` of a mechanism, which looks whether the forward under way has made them."""
-    make = mechanism.terms
-
-    def terms(queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        if torch.compiler.is_compiling() or (made := forwards.made()) is None or hooks_on_saved_tensors():
-            return make(queries, keys)
-        device = mechanism.device
-        if not may_keep(device):
-            return make(queries, keys)
-        where = _place(queries), _place(keys)
-        if None in where:
-            return make(queries, keys)
-        weights = [x for part in mechanism.modules() for x in (*part._parameters.values(), *part._buffers.values())]
-        asked = (
-            id(mechanism), where, torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
-            torch.is_autocast_enabled(device.type), *((id(x), 0 if x is None else writes(x)) for x in weights),
-        )  # fmt: skip
-        if asked not in made:
-            made[asked] = make(queries, keys), (mechanism, queries, keys, weights)  # an id is one's while one lives
-        return made[asked][0]
-
-    return terms
-
-
-def _place(coordinates: Coordinates | None) -> Any:
-    """What coordinates are known by; None where they are of no known kind."""
-    if isinstance(coordinates, Positions):
-        return id(coordinates), writes(coordinates.values)
-    return (coordinates,) if coordinates is None or type(coordinates) in (Sequence, Grid) else None
