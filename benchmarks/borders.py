@@ -3,8 +3,8 @@
     python benchmarks/borders.py [NAME ...] [--rounds 9] [--threads 2]
 
 Of each border, the time of `streaming` in that of `sdpa`, one call of each in turn: at about half the pairs, at the
-border and at twice. A border that is right has a ratio above 1 before it and below 1 behind it. 8 heads of 64, one
-element of a batch, float32. Takes a minute a name and is to run alone; nothing is written.
+border and at twice. A border that is right has a ratio above 1 before it and below 1 behind it. 8 heads of 64,
+float32. Takes a minute a name and is to run alone; nothing is written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torch import Tensor
 
 import relpos
 from relpos import (
-    ALiBi,
     DisentangledPosition,
     Grid,
     Mask,
@@ -56,9 +55,9 @@ def on_line(make: Callable[[int], relpos.Mechanism], **more: Any) -> Callable[[i
     return lambda n: {"position": make(n), "queries": Sequence(n), **more}
 
 
-def on_grid(n: int) -> dict[str, Any]:
+def on_grid(n: int, *, learned: bool = True) -> dict[str, Any]:
     side = math.isqrt(n)
-    return {"position": RelativePositionBias(HEADS, (side, side)), "queries": Grid(side, side)}
+    return {"position": RelativePositionBias(HEADS, (side, side)).requires_grad_(learned), "queries": Grid(side, side)}
 
 
 def t5(n: int) -> relpos.Mechanism:
@@ -77,12 +76,18 @@ BORDERS = {
     "few_vectors": Border(selection.FEW_VECTORS, on_line(lambda n: TransformerXLPosition(HEADS, WIDTH, HEADS * WIDTH))),
     "line_forward": Border(selection.LINE_FORWARD, on_line(t5, mask=Mask.window(64, 64)), step=False),
     "grid_forward": Border(selection.GRID_FORWARD, on_grid, step=False),
-    "fixed": Border(selection.FIXED, on_line(lambda n: ALiBi(HEADS))),
+    "fixed": Border(selection.FIXED, lambda n: on_grid(n, learned=False)),
     "window": Border(selection.WINDOW, lambda n: {"mask": Mask(right=n // 8)}),
     "pattern": Border(selection.PATTERN, lambda n: {"mask": Mask.window(64, 64)}),
     "dropout": Border(selection.DROPOUT, on_line(t5, dropout=0.1)),
     "of_many": Border(selection.OF_MANY, on_line(t5, mask="causal"), batch=256),
 }  # fmt: skip
+
+
+def tokens(border: Border, pairs: int) -> int:
+    """The tokens of a call of about so many pairs, no more; of a grid a square number of them."""
+    n = math.isqrt(pairs)
+    return math.isqrt(n) ** 2 if isinstance(border.given(4).get("queries"), Grid) else n
 
 
 def work(border: Border, n: int, backend: str) -> Workload:
@@ -114,7 +119,7 @@ def main() -> None:
     for name in asked.names or BORDERS:
         border = BORDERS[name]
         for pairs in (border.pairs // 2, border.pairs, 2 * border.pairs):
-            n = math.isqrt(math.isqrt(pairs)) ** 2 if name.startswith("grid") else math.isqrt(pairs)
+            n = tokens(border, pairs)
             times, _ = interleaved({engine: work(border, n, engine) for engine in ENGINES}, 2, asked.rounds)
             found = quartiles([a / b for a, b in zip(*times.values(), strict=True)], 2)
             said = f"{found['median']:.2f} [{found['q1']:.2f}, {found['q3']:.2f}]"

@@ -120,7 +120,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="what Python costs around a call on a GPU")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument(
-        "--profile", metavar="FORM", help="print where a step of this form spends its time, and no more"
+        "--profile",
+        choices=("floor", "terms ready", "T5Bias"),
+        help="print where a step of this form spends its time, and no more",
     )
     asked = parser.parse_args()
     torch.set_num_threads(1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from relpos.core import at_least_float32, gather, lookup, segment_sum
+from relpos.core import Rows, at_least_float32, gather, lookup, read, segment_sum
 
 SHAPES = [((5, 3), (7,)), ((5,), (4, 6)), ((4, 2, 3), (2, 3, 4)), ((1, 2), (9,)), ((6, 2), (0,))]
 
@@ -33,6 +33,24 @@ def test_value_and_gradient(
     (gradient,) = torch.autograd.grad(y, x, upstream)
     torch.testing.assert_close(gradient, loops(upstream, where, table[0]), rtol=1e-14, atol=1e-14)
     torch.testing.assert_close(segment_sum(upstream, where, table[0]), gradient, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("adds", [True, False], ids=["PyTorch's", "ours, as on a GPU"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_table_is_read_by_rows_that_were_sorted_once(
+    dtype: torch.dtype, adds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "_adds_in_order", lambda values: adds)
+    table, where = torch.randn(5, 3, dtype=dtype, requires_grad=True), torch.tensor([4, 0, 0, 2, 4, 4, 1])
+    rows = Rows(where, 5)
+    out = read(table, rows)
+    assert torch.equal(out, table[where].T)
+    upstream = torch.randn_like(out)
+    (gradient,) = torch.autograd.grad(out, table, upstream)
+    torch.testing.assert_close(gradient, loops(upstream.T, where, 5), rtol=1e-6, atol=1e-6)
+    if dtype == torch.float64:
+        assert torch.autograd.gradcheck(lambda x: read(x, rows), (table,))
+        assert torch.autograd.gradgradcheck(lambda x: read(x, rows).square(), (table,))
 
 
 def test_sums_in_order() -> None:

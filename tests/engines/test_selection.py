@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import pathlib
+import sys
 from typing import Any
 
 import pytest
@@ -20,10 +23,13 @@ from relpos import (
     TransformerXLPosition,
     lines,
 )
+from relpos.engines import selection
 from relpos.engines.arguments import prepare
 from relpos.engines.selection import ENGINES, SLOWER, TOKENS_OF_TRITON, choose
 
 HEADS, WIDTH = 2, 8
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks"))
+BORDERS: Any = importlib.import_module("borders")
 
 
 def given(n: int, position: Any = None, **more: Any) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
@@ -38,8 +44,12 @@ WAYS = [
     ("sdpa", RelativePositionBias(HEADS, (2, 16)).requires_grad_(False), {"queries": Grid(2, 16)}, "written out"),
     ("sdpa", T5Bias(HEADS), {}, "a learned bias on lines"),
     ("sdpa", T5Bias(HEADS), {"mask": Mask.causal()}, "a mask of all pairs"),
+    ("sdpa", None, {}, "without a tensor of pairs"),
+    ("sdpa", None, {"mask": Mask.causal()}, "without a tensor of pairs"),
+    ("sdpa", None, {"mask": Mask.window(2, 2)}, "a mask of all pairs"),
     ("streaming", T5Bias(HEADS), {"mask": Mask.causal()}, "by PyTorch's flash kernel"),
     ("streaming", TransformerXLPosition(HEADS, WIDTH, HEADS * WIDTH), {}, "blocks of rows"),
+    ("streaming", None, {"mask": Mask.packed(torch.arange(32) % 4)}, "groups of segments"),
     ("streaming", CoPE(WIDTH, 8), {}, "a row rule"),
     ("reference", T5Bias(HEADS), {}, None),
 ]
@@ -58,8 +68,25 @@ def test_explain_says_in_which_way(backend: str, position: Any, more: dict[str, 
         assert str(said).startswith(f"backend: {backend}, {said.way}\n")
 
 
-def test_every_engine_has_a_rule_and_its_last_way_serves_every_call() -> None:
-    assert set(SLOWER) == {engine.name for engine in ENGINES}
+def test_an_engine_without_a_rule_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = prepare(*given(4)[0])
+    assert choose(call, "auto").engine.name == "sdpa"
+    monkeypatch.delitem(SLOWER, "streaming")
+    assert choose(call, "auto").engine.name == "streaming"
+
+
+@pytest.mark.parametrize("name", BORDERS.BORDERS)
+def test_a_benchmark_of_a_border_is_of_calls_that_it_decides(name: str) -> None:
+    border = BORDERS.BORDERS[name]
+    n = BORDERS.tokens(border, border.pairs)
+    q = torch.empty(border.batch, BORDERS.HEADS, 1, BORDERS.WIDTH).expand(-1, -1, n, -1)
+    with torch.set_grad_enabled(border.step):
+        call = prepare(*(q.detach().requires_grad_(border.step) for _ in range(3)), **border.given(n))
+        assert selection._border(call)[0] == border.pairs
+
+
+def test_the_last_way_of_an_engine_serves_every_call() -> None:
+    assert set(SLOWER) <= {engine.name for engine in ENGINES}
     calls = [
         prepare(*tensors, **named) for tensors, named in (given(5), given(5, ALiBi(HEADS)), given(5, CoPE(WIDTH, 3)))
     ]

@@ -71,7 +71,7 @@ def _explain(call: Call, backend: str) -> Explanation:
             passed_over[engine.name] = f"{chosen.name} comes first and can compute it"
     mask = call.mask
     notes = () if mask is None or mask.allowed is None else (note_on(mask, call.q.shape[2], call.k.shape[2]),)
-    way = chosen.way(call)
+    way = None if call.is_empty or call.q.is_meta else chosen.way(call)
     return Explanation(chosen.name, passed_over, notes, None if way is None else way.words)
 
 

@@ -1,4 +1,4 @@
-"""Which engine computes a call: chosen here and nowhere else.
+"""Which engine computes a call: chosen here and nowhere else. (In which of its ways, it says itself: `Engine.ways`.)
 
 One asked for by name never falls back; `auto` takes the first of `ENGINES` that has everything the call needs, is not
 known to be slower there and, where it must, agrees with the reference on this device (`self_check`). Engines say what
@@ -88,7 +88,7 @@ def choose(call: Call, backend: str, kind: str | None = None) -> Chosen:
     for engine in ENGINES:
         if (lack := engine.unsupported(call)) is not None:
             choice.passed_over[engine.name] = f"it lacks {lack}"
-        elif (slower := SLOWER[engine.name](call, kind)) is not None:
+        elif (slower := SLOWER.get(engine.name, _never)(call, kind)) is not None:
             choice.passed_over[engine.name] = slower
             choice.engine = engine if engine.serves_any_size else choice.engine
         elif call.q.device.type in engine.checked_on and (fault := verdicts.fault(engine, REFERENCE, call)) is not None:
@@ -238,11 +238,15 @@ def _reference(call: Call, kind: str) -> str | None:
     return "it would hold every score several times" if scores > SCORES_OF_REFERENCE else None
 
 
+def _never(call: Call, kind: str) -> str | None:
+    return None
+
+
 SLOWER: dict[str, Callable[[Call, str], str | None]] = {
     "triton": _triton,
     "streaming": _streaming,
-    "sdpa": lambda call, kind: None,
     "flex": lambda call, kind: "its gradients come in no fixed order",
     "reference": _reference,
 }
-"""Why `auto` passes over an engine although it could compute a call on a kind of device, or None."""
+"""Why `auto` passes over an engine although it could compute a call on a kind of device, or None. An engine without a
+rule is never passed over so."""

@@ -55,7 +55,7 @@ class BlockConfig:
 
     def blocks(self, depth: int) -> nn.ModuleList:
         """New blocks, `depth` of them."""
-        return nn.ModuleList(TransformerBlock.from_config(self) for _ in range(depth))
+        return nn.ModuleList(TransformerBlock._of(self) for _ in range(depth))
 
 
 class LayerScale(nn.Module):
@@ -142,7 +142,7 @@ class TransformerBlock(nn.Module):
         self._build(config, position)
 
     @classmethod
-    def from_config(cls, config: BlockConfig, position: Mechanism | None = None) -> TransformerBlock:
+    def _of(cls, config: BlockConfig, position: Mechanism | None = None) -> TransformerBlock:
         """The block of a configuration, and a position of its own."""
         block = cls.__new__(cls)
         nn.Module.__init__(block)

@@ -58,7 +58,7 @@ def end_forward(model: nn.Module, given: Any = None, output: Any = None) -> None
             return
 
 
-class Once:
+class OnceAForward:
     """`terms` of a mechanism in `reading_once`: looks whether the forward under way has made them.
 
     Args:
@@ -95,7 +95,7 @@ class Once:
         if any(x.is_inference() for x in weights):  # nobody counts how often those are written to
             return None
         key = (
-            id(self.mechanism), Once.changes, where, stream, torch.is_grad_enabled(),
+            id(self.mechanism), OnceAForward.changes, where, stream, torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(), torch.is_autocast_enabled(device.type),
             *((id(x), writes(x), x.requires_grad) for x in weights),
         )  # fmt: skip
@@ -103,8 +103,8 @@ class Once:
 
 
 def drop_once(attributes: dict[str, Any]) -> None:
-    """Take a `Once` from the attributes of a module, or of its copy, which would ask the original."""
-    if isinstance(attributes.get("terms"), Once):
+    """Take a `OnceAForward` from the attributes of a module, or of its copy, which would ask the original."""
+    if isinstance(attributes.get("terms"), OnceAForward):
         del attributes["terms"]
 
 

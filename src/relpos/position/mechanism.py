@@ -32,7 +32,7 @@ from relpos.core import (
 from relpos.core.cache import TOKEN_BYTES, share, state_of
 from relpos.core.checks import fail, require_int, shape_of
 from relpos.core.private import with_tensors
-from relpos.position.held import Held, Once, drop_once
+from relpos.position.held import Held, OnceAForward, drop_once
 from relpos.position.located import META, settle
 from relpos.position.saved import SavesSettings, is_settings
 from relpos.position.site import Site
@@ -75,7 +75,7 @@ class Mechanism(SavesSettings, WrittenOut, Trainable):
     def __setattr__(self, name: str, value: Any) -> None:
         if name != "training":
             self.__dict__.pop("_kept", None)  # it may not follow from the new setting
-            Once.changes += "terms" in self.__dict__
+            OnceAForward.changes += "terms" in self.__dict__
         super().__setattr__(name, value)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:

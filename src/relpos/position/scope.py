@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from relpos.core.checks import fail, shape_of
-from relpos.position.held import Held, Once, begin_forward, drop_once, end_forward
+from relpos.position.held import Held, OnceAForward, begin_forward, drop_once, end_forward
 from relpos.position.mechanism import Mechanism
 
 
@@ -87,7 +87,7 @@ def reading_once(*models: nn.Module) -> Iterator[None]:
             handles.append(model.register_forward_pre_hook(begin_forward))
             handles.append(model.register_forward_hook(end_forward, always_call=True))
         for part in entered:
-            part.__dict__["terms"] = Once(part, part.terms)
+            part.__dict__["terms"] = OnceAForward(part, part.terms)
         yield
     finally:
         for handle in handles:

@@ -93,11 +93,20 @@ def _under_learned(call: Call) -> tuple[Tensor, None]:
     return learned_bias.attend(call.q, call.k, call.v, line.values, line.lines, call.scale), None
 
 
-def _under_mask(call: Call) -> tuple[Tensor, None]:
-    """What PyTorch's mask can say: everything that `DenseSDPA` supports."""
+def _is_causal(call: Call) -> bool:
     square = call.mask is not None and call.q.shape[2] == call.k.shape[2]
     plain = call.mask is not None and call.mask.is_plain_causal and not _adds(call)
-    causal = True if square and plain else False  # noqa: SIM210 - decided now, where sizes are symbolic
+    return True if square and plain else False  # noqa: SIM210 - decided now, where sizes are symbolic
+
+
+def _bare(call: Call) -> bool:
+    """Whether there is nothing that a mask would have to say."""
+    return not _adds(call) and call.terms.one(Sinks) is None and (call.mask is None or _is_causal(call))
+
+
+def _under_mask(call: Call) -> tuple[Tensor, None]:
+    """What PyTorch's mask can say: everything that `DenseSDPA` supports. One that is learned is `learned_bias`'s."""
+    causal = _is_causal(call)
     bias = blank = None
     if not causal:
         bias, blank = _mask(call)
@@ -183,6 +192,7 @@ class DenseSDPA(Engine):
         Way("a bias that is read as a view, by its strides", _readable, _by_strides),
         Way("a bias on lines, written out", _constant, lambda call: _under_constant),
         Way("a learned bias on lines, as one node of autograd", _learned, lambda call: _under_learned),
+        Way("PyTorch's own kernel, without a tensor of pairs", _bare, lambda call: _under_mask),
         Way("a mask of all pairs", lambda call: True, lambda call: _under_mask),
     )
 

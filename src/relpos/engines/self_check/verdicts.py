@@ -1,4 +1,4 @@
-"""Whether an engine's kernels agree with the reference on this machine: the only process-wide state of `auto`.
+"""Whether an engine's kernels agree with the reference on this machine: what `auto` remembers of this machine.
 
 `checked_on` of an engine names the device types on which `auto` uses it only after a check, because kernels that are
 compiled for each GPU may be wrong on one that nobody has tried. Before the first call of a variant (see `variant`) on a

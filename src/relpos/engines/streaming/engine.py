@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -71,11 +72,16 @@ def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor
 
 
 def _flash_kernel(call: Call) -> tuple[RunForward, RunBackward]:
-    return cpu_kernel.forward, _backward_whole
+    return cpu_kernel.forward, partial(_backward_whole, natural=True)
 
 
-def _backward_whole(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
-    natural = cpu_kernel.supports(call)  # scores then round as the kernel's did, and its log-sum-exp fits them
+def _backward_whole(
+    call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients,
+    natural: bool | None = None,
+) -> None:  # fmt: skip
+    """Of a call as it is. `natural`: whether its forward was the flash kernel's; scores then round as its own did, and
+    its log-sum-exp fits them."""
+    natural = cpu_kernel.supports(call) if natural is None else natural
     Backward(call, make_plan(call, backward=True, natural=natural), out, lse, d_out, d_lse, gradients).run()
 
 
@@ -132,7 +138,11 @@ class Streaming(Engine):
             _by_flash_kernel,
             lambda call: _planned(_flash_kernel),
         ),
-        Way("blocks of rows", lambda call: call.terms.one(RowRule) is None, lambda call: _planned()),
+        Way(
+            "blocks of rows, whole or by groups of segments",
+            lambda call: call.terms.one(RowRule) is None,
+            lambda call: _planned(),
+        ),
         Way("a row rule, for a block of rows at a time", lambda call: True, lambda call: _run),
     )
     served = (
