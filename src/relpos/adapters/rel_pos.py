@@ -283,9 +283,7 @@ KINDS = (
         ),
         verified=(
             *(Verified(f"timm.models.{file}.{name}", run, _TABLES) for file, name, _, run, _, _ in _SERVED),
-            Verified(
-                _MODEL, _run_model, (*_TABLES, "gamma"), first=("blocks",)
-            ),  # a layer scale of 1e-5 hides position
+            Verified(_MODEL, _run_model, (*_TABLES, "gamma"), first=("blocks",)),  # layer scale 1e-5 hides position
         ),
         refused=(
             Refused("convit", "timm.models.convit.GPSA", _GATED),

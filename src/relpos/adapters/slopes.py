@@ -212,9 +212,7 @@ class MptAttention(AlibiAttention):
         scale, dropout = float(self.softmax_scale), _probability(self, self.attn_dropout_p)
         hidden = _hidden(attention_mask)
         if hidden is None:
-            out = self.attended(
-                q, k, v, -position_bias[:, 0, -2], scale, dropout
-            )  # the last key but one has distance -1
+            out = self.attended(q, k, v, -position_bias[:, 0, -2], scale, dropout)  # -2: the key at distance -1
         else:
             bias = position_bias[None, :, :, -k.shape[2] :]
             out = attended_by_key(self, q * scale, k, v, bias, hidden, 1.0, dropout)
