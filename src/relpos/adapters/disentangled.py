@@ -66,7 +66,7 @@ class DisentangledAttention(Retrofitted):
         relative_pos: Any = None,
         rel_embeddings: Any = None,
     ) -> Any:
-        """The published forward, or relpos where the encoder has left all for it."""
+        """The published forward, or relpos if the encoder passed its tensors in relpos's form."""
         if output_attentions or query_states is not None or not _is_for_relpos(attention_mask, relative_pos):
             return super().forward(
                 hidden_states,
@@ -167,7 +167,7 @@ class SpeechDisentangledAttention(DisentangledAttention):
         rel_embeddings: Any = None,
         **more: Any,
     ) -> Any:
-        """The published forward, or relpos where the encoder has left all for it."""
+        """The published forward, or relpos if the encoder passed its tensors in relpos's form."""
         if query_states is not None or not _is_for_relpos(attention_mask, relative_pos):
             return super(DisentangledAttention, self).forward(
                 hidden_states,

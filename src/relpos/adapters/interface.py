@@ -70,8 +70,8 @@ _SWITCHED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 def switch(config: Any) -> None:
     """Let the models of a configuration use our functions, which fall back to the functions they had.
 
-    Does nothing if the configuration asks for attention weights in every call. All calls then run as published, and the
-    library rejects such a configuration with any name but "eager".
+    Does not switch if the configuration asks for attention weights in every call. All calls then run as published, and
+    the library rejects such a configuration with any name but "eager".
     """
     register()
     _SWITCHED[id(config)] = config

@@ -32,7 +32,7 @@ from relpos.data.text import VOCABULARY
 
 PREFIXES = ("timm:", "hf:")
 INIT_STD = 0.02
-"""Standard deviation of initial learned positions beside random weights: both libraries' own for new parameters."""
+"""Initial standard deviation of learned positions in a model with random weights, as both libraries use."""
 
 
 @dataclass(frozen=True)

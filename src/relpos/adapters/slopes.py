@@ -2,8 +2,8 @@
 
     score[h, i, j] += slope[h] * j          which in a softmax over j is slope[h] * (j - i)
 
-The published bias is one number per key, beside an N x N causal mask. In BLOOM and MPT, the model makes no such mask if
-it gets one with four dimensions, so it gets only the padding,
+The published bias is one number per key, in addition to an N x N causal mask. In BLOOM and MPT, the model makes no such
+mask if it gets one with four dimensions, so it gets only the padding,
 
     [B, 1, 1, M]    True at padded keys
     [1, 1, M, 1]    nothing is padded

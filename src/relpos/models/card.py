@@ -19,7 +19,7 @@ def model_card(
 
     Args:
         kind: its class. parameters: number of parameters. grown: its calls of `grow`.
-        folder: to load it from.
+        folder: the folder it is loaded from.
     """
     rows = [f"| `{name}` | `{value}` |" for name, value in arguments.items()]
     rows += [f"| then `grow` | `{step}` |" for step in grown]

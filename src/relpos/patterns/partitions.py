@@ -22,13 +22,13 @@ from relpos.core.checks import fail, require_int, shape_of
 def windows(grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ...] = 0) -> Mask:
     """Tokens attend within their own window, which has `size` cells along each axis.
 
-    `shift` moves the windows' borders by so many cells. Swin rolls the grid around its edges and masks pairs from
+    The windows' borders move `shift` cells to higher indices. Swin rolls the grid around its edges and masks pairs from
     opposite edges. Here windows at the edges are smaller, which allows the same pairs.
 
     Args:
         grid: the tokens' grid, without a prefix.
         size: cells of a window along each axis, one number or one per axis.
-        shift: cells by which the borders move.
+        shift: cells by which the borders move to higher indices.
 
     Raises:
         ValueError: the grid has a prefix, which belongs to no window, or the shift is a window or more.
@@ -78,7 +78,7 @@ def partition(
     Args:
         x: tokens on a grid, `[B, rows, columns, E]` or with more axes.
         size: cells of a window along each axis, one number or one per axis.
-        shift: cells by which the borders move.
+        shift: cells by which the borders move to higher indices.
 
     Returns:
         The tokens `[B * windows, tokens, E]`, and the mask of padding and of pairs from opposite edges; None without
@@ -131,7 +131,7 @@ def join(
         x: tokens of windows, `[W, T, E]`, as `partition` returns them.
         grid: the tokens' grid, without a prefix.
         size: cells of a window along each axis, one number or one per axis.
-        shift: cells by which the borders move.
+        shift: cells by which the borders move to higher indices.
 
     Raises:
         ValueError: tokens do not match the windows or the grid, or the grid has a prefix.

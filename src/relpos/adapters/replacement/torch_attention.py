@@ -83,7 +83,7 @@ class PlacedEncoder(Placed):
 
     @property
     def use_nested_tensor(self) -> bool:
-        """False: nested tensors are for fused kernels alone."""
+        """False: only fused kernels need nested tensors."""
         return False
 
     def forward(self, src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
