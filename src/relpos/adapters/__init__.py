@@ -1,4 +1,4 @@
-"""Models of other libraries: `retrofit` gives them relpos's attention with the same numbers, `replace_position` another
+"""Models of other libraries: `retrofit` keeps their numbers and changes the code; `replace_position` changes the
 position."""
 
 from relpos.adapters.replacing import replace_position

@@ -1,4 +1,4 @@
-"""A module that another one knows, and that stands above it: known without a cycle, which would keep both in memory.
+"""A weak reference from a module to one above it: a strong reference would be a cycle and keep both in memory.
 
 copied with the module above    refers to the copy
 copied alone                    refers to the same module
@@ -14,7 +14,7 @@ from torch import nn
 
 
 class Above:
-    """Says a module, or None once it is gone."""
+    """Called, it returns the module, or None once the module is gone."""
 
     def __init__(self, module: nn.Module | None) -> None:
         self._module = None if module is None else weakref.ref(module)

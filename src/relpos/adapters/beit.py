@@ -1,9 +1,9 @@
-"""BEiT's tables: Swin's on the grid of a whole image, and three numbers a head for pairs with the class token.
+"""BEiT's tables: Swin's on the grid of a whole image, plus three numbers per head for pairs with the class token.
 
     score[h, i, j] += table[row(i - j), h]          each layer's own table, or one for all, or the sum of both
 
-A table for all layers is handed on as an image of offsets (`grids`); two of them add up. At another resolution the
-table is interpolated first, by the published lines. Calls with a padding mask run as published.
+A table for all layers is passed on as an image of offsets (`grids`); two images can be added. At another resolution the
+table is first interpolated as published. Calls with a padding mask run as published.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from relpos.adapters.windows import projected_with_biases
 
 
 class _Beit(Retrofitted):
-    """One border: reentrant checkpointing runs layers without gradients first, and the tables of the model and of a
-    layer must be of one form to add up."""
+    """Equal borders: reentrant checkpointing first runs layers without gradients, and the tables of the model and of a
+    layer must have the same form to be added."""
 
     border = 512
     training_border = 512
 
 
 class BeitBias(_Beit):
-    """`BeitRelativePositionBias`: the table as an image where relpos attends."""
+    """`BeitRelativePositionBias`: returns the table as an image if relpos attends."""
 
     def forward(
         self, window_size: tuple[int, int], interpolate_pos_encoding: bool = False, dim_size: int | None = None
@@ -47,8 +47,8 @@ class BeitBias(_Beit):
         """`[1, H, 2 R - 1, 2 C + 2]`, or `[1, H, N, N]` as published."""
         module: Any = self
         tokens = window_size[0] * window_size[1] + 1
-        # Interpolated to the size that it has, the dense bias stays as it is. Where transformers exports, or thinks so
-        # (compiled by torch 2.10 and 2.11), it makes a mask where none is given, and adds it to the dense bias.
+        # Interpolating the dense bias to its own size changes nothing. In an export, or what transformers takes for one
+        # (compiled by torch 2.10 and 2.11), it makes a mask if none is given, and adds it to the dense bias.
         dense = torch.compiler.is_exporting() or (interpolate_pos_encoding and dim_size != tokens)
         if dense or not self.takes(tokens, tokens):
             published: Tensor = super().forward(window_size, interpolate_pos_encoding, dim_size)
@@ -101,7 +101,7 @@ class BeitAttention(_Beit):
 
 
 class BeitModel(_Beit):
-    """`BeitModel`: keeps the caller's mask from being added to an image."""
+    """`BeitModel`: prevents the caller's mask from being added to an image."""
 
     def forward(
         self,
@@ -111,14 +111,14 @@ class BeitModel(_Beit):
         attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """The published forward; the caller's mask goes to the layers by another name."""
+        """The published forward; the caller's mask goes to the layers under another name."""
         if attention_mask is not None:
             kwargs["padding"] = attention_mask
         return super().forward(pixel_values, bool_masked_pos, interpolate_pos_encoding, **kwargs)
 
 
 def _with_padding(module: Any, x: Tensor, bias: Tensor | None, padding: Tensor | None) -> Tensor | None:
-    """The mask as the published model would have given it to a layer."""
+    """The mask as the published model gives it to a layer."""
     from transformers.masking_utils import create_bidirectional_mask
 
     if padding is None:
@@ -138,14 +138,14 @@ class Data2VecAttention(_Beit):
         interpolate_pos_encoding: bool = False,
         resolution: tuple[int, int] | None = None,
     ) -> Any:
-        """Attention between all tokens `[B, N, E]`; the bias is one for all layers, handed on."""
+        """Attention between all tokens `[B, N, E]`; the given bias is shared by all layers."""
         module: Any = self
         image, tokens = relative_position_bias, hidden_states.shape[1]
         by_image = image is not None and is_image(image, tokens)
         known = by_image or (image is None and module.has_relative_position_bias)
         if output_attentions or not (known and self.takes(tokens, tokens)):
             dense = dense_of_image(image, tokens) if image is not None and by_image else image
-            with paused(module):  # its own table says so, too
+            with paused(module):  # its own table module, too
                 return super().forward(hidden_states, output_attentions, dense, interpolate_pos_encoding, resolution)
         if module.has_relative_position_bias:
             assert resolution is not None
@@ -212,7 +212,7 @@ def _unfit(module: Any) -> str | None:
 
 
 def _run_bias(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """Attention under the table at its own resolution, and at a small one that is no square."""
+    """Run with the table at its own resolution, and at a small non-square one."""
     timm = hasattr(module, "window_area")
     outputs = []
     for window in (module.window_size,) if timm else (module.window_size, (3, 4)):
@@ -227,15 +227,15 @@ def _run_bias(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
 
 
 def _shared(draws: RandomInputs, swapped: bool, heads: int, window: tuple[int, int]) -> Tensor:
-    """A table that an earlier part of the model hands on."""
+    """A random table as an earlier part of the model passes it on."""
     rows, columns = window
     image = draws.normal(1, heads, 2 * rows - 1, 2 * columns - 1 + EXTRAS)
     return image if swapped else dense_of_image(image, rows * columns + 1)
 
 
 def _run_attention(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """A bias that was handed on; with sdpa, as eager attention takes its softmax in float32."""
-    module.config._attn_implementation_internal = "sdpa"  # of a copy
+    """Run with a given bias. Uses sdpa: eager attention computes its softmax in float32."""
+    module.config._attn_implementation_internal = "sdpa"  # on a copy
     window = (4, 6)
     x = draws.normal(draws.batch, window[0] * window[1] + 1, module.q_proj.in_features)
     bias = _shared(draws, is_swapped(module), module.num_attention_heads, window)
@@ -243,8 +243,8 @@ def _run_attention(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
 
 
 def _run_model(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """The model with its first layer, at a small resolution that is no square; then the same with padding."""
-    config = module.config  # of a copy
+    """Run the model with its first layer at a small non-square resolution, then with padding."""
+    config = module.config  # on a copy
     config._attn_implementation_internal = "sdpa"
     rows, columns = 4, 6
     patch = config.patch_size
@@ -257,7 +257,7 @@ def _run_model(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
 
 
 def _run_data2vec(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """A bias of its own, one that was handed on, both."""
+    """Run with its own bias, a given one, and both."""
     patch, window = module.config.patch_size, (4, 6)
     resolution = (window[0] * patch, window[1] * patch)
     x = draws.normal(draws.batch, window[0] * window[1] + 1, module.query.in_features)
@@ -269,7 +269,7 @@ def _run_data2vec(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
 
 
 def _run_timm(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """A bias of its own, one that was handed on, both."""
+    """Run with its own bias, a given one, and both."""
     own = module.relative_position_bias_table is not None
     window = module.window_size if own else (4, 6)
     x = draws.normal(draws.batch, window[0] * window[1] + 1, module.qkv.in_features)
@@ -310,7 +310,7 @@ KINDS = (
             Verified(
                 _BEIT + "BeitModel",
                 _run_model,
-                (*_TABLE, "lambda_1", "lambda_2"),  # 1e-5 of a layer hides it
+                (*_TABLE, "lambda_1", "lambda_2"),  # a layer scale of 1e-5 hides position
                 first=("layers",),
             ),
             Verified(_DATA2VEC + "RelativePositionBias", _run_bias, _TABLE),

@@ -1,10 +1,10 @@
-"""LayoutLM's buckets: of the distance in the text, and of the horizontal and vertical distance of boxes on the page.
+"""LayoutLM's buckets of the distance in the text, and of the horizontal and vertical distance of boxes on the page.
 
     score[h, i, j] += (text[bucket(t_j - t_i), h] + x[bucket(x_j - x_i), h] + y[bucket(y_j - y_i), h]) / sqrt(D)
 
-Tokens lie anywhere on the page, and the tables get no gradient, as published: so the encoder writes the sum out once
-for all layers, with the padding in it, and PyTorch's kernel reads it. The published layers add up three such tensors
-of their own and keep four more for the gradient.
+Tokens lie anywhere on the page, and the tables get no gradient, as published. So the encoder makes the dense sum once
+for all layers, including the padding, and PyTorch's kernel reads it. The published layers each add three such tensors
+and save four more for the gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from relpos.position import T5Bias
 
 
 class LayoutLMv3Encoder(Retrofitted):
-    """The encoder makes the bias of all layers."""
+    """The encoder, which makes the bias of all layers."""
 
     border = 128
     training_border = 128
@@ -45,7 +45,7 @@ class LayoutLMv3Encoder(Retrofitted):
         *args: Any,
         **more: Any,
     ) -> Any:
-        """The published forward, whose layers are given one bias with the padding in it."""
+        """The published forward, except that layers get one bias that includes the padding."""
         tokens = hidden_states.shape[1]
         if (
             position_ids is not None
@@ -64,7 +64,7 @@ class LayoutLMv3Encoder(Retrofitted):
 
     @torch.no_grad()  # as published
     def _bias(self, order: Tensor, boxes: Tensor | None, valid: Tensor | None, like: Tensor) -> Tensor:
-        """What is added to the scores, `[B, H, N, N]`."""
+        """The bias to add to the scores, `[B, H, N, N]`."""
         reach = max(self.config.max_position_embeddings, self.config.max_2d_position_embeddings)
         anywhere = Positions(torch.zeros(1, dtype=torch.long, device=order.device), low=0, high=reach)
         tables = [(self.rel_pos_bias, order)]
@@ -84,7 +84,7 @@ class LayoutLMv3Encoder(Retrofitted):
 
 
 class LayoutLMv3SelfAttention(Retrofitted):
-    """A layer that is handed a bias."""
+    """A layer that is given a bias."""
 
     border = LayoutLMv3Encoder.border
     training_border = LayoutLMv3Encoder.training_border
@@ -97,7 +97,7 @@ class LayoutLMv3SelfAttention(Retrofitted):
         rel_2d_pos: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Attention by relpos where the encoder handed on all that is added, else as published."""
+        """Attention by relpos if the encoder passed on the whole bias, else as published."""
         batch, tokens = hidden_states.shape[:2]
         if rel_pos is not None or attention_mask is None:
             mask = published_mask("eager", attention_mask, hidden_states[:, None], tokens)
@@ -112,7 +112,7 @@ class LayoutLMv3SelfAttention(Retrofitted):
 
 
 def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """The encoder of one layer, its tokens anywhere on the page."""
+    """Run the encoder with one layer on tokens at random places on the page."""
     from transformers.masking_utils import create_bidirectional_mask
 
     tokens, attention = draws.tokens, module.layer[0].attention.self

@@ -1,9 +1,9 @@
-"""A vector an offset along each axis, met by the query: SAM and its encoders in other models, ViTDet, MViTv2.
+"""Each axis has one vector per offset, multiplied with the query: SAM and its encoders in other models, ViTDet, MViTv2.
 
     score[h, i, j] += <q[i], rel_pos_h[row i - row j]> + <q[i], rel_pos_w[column i - column j]>      q unscaled
 
-Served by a forward of the module's own projections. Tables for another size are interpolated as published, and keys
-that MViTv2 pools to a coarser grid are stretched to the queries' one.
+The forward uses the module's own projections. Tables for another size are interpolated as published. Keys that MViTv2
+pools to a coarser grid are placed on the finer grid of the queries.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from relpos.position import DecomposedPosition
 
 
 class DecomposedAttention(Retrofitted):
-    """What the mixins of this file have in common."""
+    """Common base of the mixins in this file."""
 
-    # slower than published wherever it was timed, up to 4,096 cells on a CPU; `border=` asks for it to save memory
+    # slower than published in every timing, up to 4,096 cells on a CPU; `border=` enables it to save memory
     border = NEVER
     training_border = NEVER
 
@@ -34,12 +34,12 @@ class DecomposedAttention(Retrofitted):
         return DecomposedPosition(tables[0].shape[1], sizes, init_std=0.0)
 
     def decomposed(self, queries: Grid, keys: Grid) -> Terms:
-        """The terms of the module's own tables."""
+        """The position terms from the module's own tables."""
         terms: Terms = self.made.terms_from({"rel_pos.0": self.rel_pos_h, "rel_pos.1": self.rel_pos_w}, queries, keys)
         return terms
 
     def on_a_grid(self, x: Tensor, heads: int, dropout: float) -> Tensor:
-        """Attention among the cells of `[B, H, W, E]`, before the projection of the output."""
+        """Attention among the cells of `[B, H, W, E]`, before the output projection."""
         batch, height, width, _ = x.shape
         q, k, v = self.qkv(x).view(batch, height * width, 3, heads, -1).permute(2, 0, 3, 1, 4)
         q, k = self.normed(q), self.normed(k, keys=True)
@@ -55,7 +55,7 @@ class DecomposedAttention(Retrofitted):
         return out.transpose(1, 2).reshape(batch, height, width, -1)
 
     def normed(self, x: Tensor, *, keys: bool = False) -> Tensor:
-        """Queries or keys as they attend."""
+        """Queries or keys after normalization."""
         return x
 
 
@@ -118,10 +118,10 @@ class TimmSamAttention(DecomposedAttention):
 
 
 class MultiScaleAttention(DecomposedAttention):
-    """MViTv2's `MultiScaleAttention`: queries and keys are pooled, each to a grid of its own."""
+    """MViTv2's `MultiScaleAttention`: queries and keys are pooled to different grids."""
 
     def forward(self, x: Tensor, feat_size: Any) -> Any:
-        """Attention of a class token, if there is one, and of the cells."""
+        """Attention of the cells and of a class token, if there is one."""
         sizes = [_pooled(pool, feat_size) for pool in (self.pool_q, self.pool_k)]
         prefix = int(self.has_cls_token)
         queries, keys = (Grid(*size, prefix=prefix) for size in sizes)
@@ -137,7 +137,7 @@ class MultiScaleAttention(DecomposedAttention):
         return self.proj(out.transpose(1, 2).flatten(2)), list(sizes[0])
 
     def pooled(self, side: str, x: Tensor, feat_size: Any) -> Tensor:
-        """Queries, keys or values, `[B, H, N, D]`, pooled and normed."""
+        """Queries, keys or values, `[B, H, N, D]`, pooled and normalized."""
         pool, norm = getattr(self, f"pool_{side}"), getattr(self, f"norm_{side}")
         if pool is not None:
             library = sys.modules[type(self).__module__]
@@ -147,7 +147,7 @@ class MultiScaleAttention(DecomposedAttention):
 
 
 def _pooled(pool: Any, size: Any) -> tuple[int, ...]:
-    """Cells along each axis behind a pooling."""
+    """Cells along each axis after pooling."""
     if pool is None:
         return tuple(size)
     pairs = ((x, x) if isinstance(x, int) else x for x in (pool.kernel_size, pool.stride, pool.padding))
@@ -155,8 +155,8 @@ def _pooled(pool: Any, size: Any) -> tuple[int, ...]:
 
 
 def _fits(queries: int, keys: int, table: Any) -> bool:
-    """Whether a table is for these cells: MViTv2 interpolates none. And whether the rows read are whole numbers, which
-    the published products of floating point may miss."""
+    """Whether a table has the size for these cells, as MViTv2 does not interpolate, and whether row indices are
+    integers. The published floating-point products may miss an integer."""
     return 2 * max(queries, keys) - 1 == len(table) and max(queries, keys) % min(queries, keys) == 0
 
 
@@ -167,12 +167,12 @@ def _unfit(module: Any) -> str | None:
 
 
 def _window(module: Any) -> int | None:
-    """Tokens of the window, or of the image, that a module is built for; its images have one size."""
+    """Tokens of the window or image that a module is built for; None if it has no tables."""
     return (len(module.rel_pos_h) + 1) // 2 * ((len(module.rel_pos_w) + 1) // 2) if _unfit(module) is None else None
 
 
 def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """On the grid that the tables are for where it is small, and on one that is no square and needs other tables."""
+    """Run on a non-square grid that needs interpolated tables, and on the tables' own grid if it is small."""
     height, width = ((len(x) + 1) // 2 for x in (module.rel_pos_h, module.rel_pos_w))
     sizes = [(4, 6)]
     if height * width <= 64:
@@ -182,7 +182,7 @@ def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
 
 
 def _run_pooled(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """On the grid that the tables are for, which are those of the larger of the two."""
+    """Run on the grid of the tables, which are sized for the larger of the query and key grids."""
     strides = (getattr(pool, "stride", 1) for pool in (module.pool_q, module.pool_k))
     finer = min(x if isinstance(x, int) else x[0] for x in strides)
     size = (len(module.rel_pos_h) + 1) // 2 * finer

@@ -1,16 +1,16 @@
-"""DeBERTa's disentangled attention: queries and keys meet a vector of their distance, in DeBERTa and SEW-D.
+"""DeBERTa's disentangled attention, in DeBERTa and SEW-D: queries and keys are multiplied with vectors of the distance.
 
     score[h, i, j] = (<q[i], k[j]> + <q[i], K[h] p[b]> + <k[j], Q[h] p[b]>) * scale,  b = bucket(i - j) + span
 
-The encoder makes an N x N mask and an N x N relative position once, and hands both to its layers. In their place it
-hands on
+The published encoder makes an N x N mask and N x N relative positions once, and passes both to its layers. Here it
+passes
 
-    mask                [B, 1, 1, N], a number a token
-    relative position   [2 N - 1], a number an offset, i - j from 1 - N on
+    mask                [B, 1, 1, N], one number per token
+    relative position   [2 N - 1], one number per offset i - j, from 1 - N on
 
-and a layer attends with relpos where it is given these; anything else is dense, and runs as published. So does a call
-that asks for attention weights, for which a layer writes these out. A padded query
-sees the real tokens, and not all alike as published.
+A layer that receives these attends with relpos. Anything else is dense and runs as published. A call that asks for
+attention weights also runs as published; the layer expands both tensors first. A padded query attends to the real
+tokens; in the published model it weights all tokens equally.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from relpos.core import LineVectors, Sequence, Terms, lines
 
 
 class DisentangledEncoder(Retrofitted):
-    """`DebertaV2Encoder` and its like: what it hands to the layers."""
+    """`DebertaV2Encoder` and similar encoders: what they pass to their layers."""
 
     border = 640
     training_border = 1024
 
     def get_attention_mask(self, attention_mask: Tensor) -> Tensor:
-        """The mask as the layers take it."""
+        """The mask in the form the layers take."""
         tokens = attention_mask.shape[-1]
         if attention_mask.dim() == 2 and self.takes(tokens, tokens):
             return attention_mask[:, None, None]
         published: Tensor = super().get_attention_mask(attention_mask)  # type: ignore[misc]
-        # one of the caller's does not look like ours
+        # a caller's mask must not look like ours
         return published.expand(-1, -1, tokens, -1) if _is_by_token(published) else published
 
     def get_rel_pos(self, hidden_states: Any, query_states: Any = None, relative_pos: Any = None) -> Any:
-        """The relative position of each offset."""
+        """The relative position of each offset, `[2 N - 1]`."""
         given = query_states is not None or relative_pos is not None or not isinstance(hidden_states, Tensor)
         if given or not self.takes(hidden_states.shape[-2], hidden_states.shape[-2]):
             return super().get_rel_pos(hidden_states, query_states, relative_pos)  # type: ignore[misc]
@@ -66,7 +66,7 @@ class DisentangledAttention(Retrofitted):
         relative_pos: Any = None,
         rel_embeddings: Any = None,
     ) -> Any:
-        """The published forward, or relpos where the encoder has left all for it."""
+        """The published forward, or relpos if the encoder passed its tensors in relpos's form."""
         if output_attentions or query_states is not None or not _is_for_relpos(attention_mask, relative_pos):
             return super().forward(
                 hidden_states,
@@ -79,7 +79,7 @@ class DisentangledAttention(Retrofitted):
         return self.attended(hidden_states, attention_mask, relative_pos, rel_embeddings), None
 
     def attended(self, hidden_states: Tensor, mask: Tensor, offsets: Tensor, table: Tensor) -> Tensor:
-        """What the layer returns, `[B, N, E]`."""
+        """The output of the layer, `[B, N, E]`."""
         q, k, v = self.projected(hidden_states)
         rows = (offsets + self.span()).clamp(0, 2 * self.span() - 1)
         tokens, device = q.shape[2], q.device
@@ -112,14 +112,14 @@ class DisentangledAttention(Retrofitted):
         return self.by_head(q), self.by_head(k), self.by_head(v)
 
     def position_of_keys(self, table: Tensor) -> Tensor | None:
-        """What queries meet, `[H, 2 span, D]`."""
+        """The vectors that queries are multiplied with, `[H, 2 span, D]`."""
         if "c2p" not in self.pos_att_type:
             return None
         projection = self.key_proj if self.share_att_key else self.pos_key_proj
         return self.by_head(projection(table))
 
     def position_of_queries(self, table: Tensor) -> Tensor | None:
-        """What keys meet, `[H, 2 span, D]`."""
+        """The vectors that keys are multiplied with, `[H, 2 span, D]`."""
         if "p2c" not in self.pos_att_type:
             return None
         projection = self.query_proj if self.share_att_key else self.pos_query_proj
@@ -130,12 +130,12 @@ class DisentangledAttention(Retrofitted):
         return int(self.pos_ebd_size)
 
     def products(self) -> int:
-        """How many products the score is the sum of."""
+        """How many products are summed in the score."""
         return 1 + sum(kind in self.pos_att_type for kind in ("c2p", "p2c"))
 
 
 class FirstDisentangledAttention(DisentangledAttention):
-    """`DisentangledSelfAttention` of the first DeBERTa: one projection, biases of its own, and no buckets."""
+    """`DisentangledSelfAttention` of the first DeBERTa: one joint projection, separate biases, and no buckets."""
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.by_head(self.in_proj(x)).chunk(3, dim=-1)
@@ -167,7 +167,7 @@ class SpeechDisentangledAttention(DisentangledAttention):
         rel_embeddings: Any = None,
         **more: Any,
     ) -> Any:
-        """The published forward, or relpos where the encoder has left all for it."""
+        """The published forward, or relpos if the encoder passed its tensors in relpos's form."""
         if query_states is not None or not _is_for_relpos(attention_mask, relative_pos):
             return super(DisentangledAttention, self).forward(
                 hidden_states,
@@ -181,7 +181,7 @@ class SpeechDisentangledAttention(DisentangledAttention):
 
 
 def _is_for_relpos(mask: Tensor, relative_pos: Any) -> bool:
-    """Whether the encoder has left mask and positions at a number a token and an offset."""
+    """Whether the encoder passed one number per token as mask and one per offset as positions."""
     return _is_by_token(mask) and isinstance(relative_pos, Tensor) and relative_pos.dim() == 1
 
 
@@ -190,12 +190,12 @@ def _is_by_token(mask: Tensor) -> bool:
 
 
 def _dense_mask(mask: Tensor) -> Tensor:
-    """A mask as published, `[B, 1, N, N]`, where a layer has to run so."""
+    """The mask as the published layer takes it, `[B, 1, N, N]`."""
     return mask.mT * mask if _is_by_token(mask) else mask
 
 
 def _dense(relative_pos: Any) -> Any:
-    """Relative positions as published, where a layer has to run so."""
+    """Relative positions as the published layer takes them, `[1, N, N]`."""
     if not isinstance(relative_pos, Tensor) or relative_pos.dim() != 1:
         return relative_pos
     order = torch.arange((relative_pos.shape[0] + 1) // 2, device=relative_pos.device)
@@ -203,7 +203,7 @@ def _dense(relative_pos: Any) -> Any:
 
 
 def _by_offset(module: Any, tokens: int, device: torch.device) -> Tensor:
-    """`[2 N - 1]`, the relative position of offsets from 1 - N on, by the library's own buckets."""
+    """`[2 N - 1]`, the relative position of offsets from 1 - N on, from the library's own buckets."""
     offsets = torch.arange(1 - tokens, tokens, device=device)
     buckets = getattr(module, "position_buckets", -1)
     if buckets <= 0:
@@ -224,7 +224,7 @@ def _probability(dropout: Any) -> float:
 
 
 def _unfit(module: Any) -> str | None:
-    """Why an attention module, or an encoder of them, cannot be served."""
+    """Why an attention module, or an encoder of such modules, cannot be served."""
     if not module.relative_attention:
         return "relative_attention=False: it has no relative position"
     attention = module.layer[0].attention.self if hasattr(module, "layer") else module
@@ -236,7 +236,7 @@ def _unfit(module: Any) -> str | None:
 
 
 def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """The encoder, with its first layer, on padded tokens."""
+    """Run the encoder with its first layer on padded tokens."""
     padding = draws.padding(draws.batch, draws.tokens)
     x = draws.normal(draws.batch, draws.tokens, module.rel_embeddings.weight.shape[1])
     out: Tensor = module(x, padding)[0]

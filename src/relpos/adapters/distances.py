@@ -1,9 +1,9 @@
-"""LeViT's biases: one number a head for each pair of distances, of rows and of columns, without their signs.
+"""LeViT's biases: one number per head for each pair of absolute distances in rows and columns.
 
     score[h, i, j] += attention_biases[h, |d_row| * columns + |d_column|]
 
-Where attention makes a grid smaller, every s-th row and column asks: queries stand at multiples of s. Tables are read
-at the distances of each entry of a line, so that mirrored offsets share a number.
+If attention downsamples a grid, the queries are every s-th row and column. Each entry of a line reads the table at its
+absolute distances, so mirrored offsets share a number.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from relpos.core import Grid, LineBias, Lines, Positions, Rows, Terms, at_least_
 
 
 class Distances(Retrofitted):
-    """What the classes have in common."""
+    """Common base of the mixins in this file."""
 
     border = 1024
     training_border = 1024
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the dense biases that the published class keeps in `eval()`: they may hang in a graph."""
+        """Without the dense biases that the published class caches in `eval()`: they may be part of an autograd
+        graph."""
         return self.__dict__ | {"attention_bias_cache": {}}
 
     def terms(self, grid: tuple[int, int], stride: int = 1, head: int | None = None) -> Terms:
-        """The terms between every `stride`-th row and column of a grid and all its cells."""
+        """The position terms from every `stride`-th row and column of a grid to all its cells."""
         table: Tensor = self.attention_biases
         line, rows = self.kept(
             (grid, stride), table.device, lambda: _lines(grid, stride, table.device), 2 * math.prod(grid)
@@ -41,7 +42,7 @@ class Distances(Retrofitted):
 
 
 def _lines(grid: tuple[int, int], stride: int, device: torch.device) -> tuple[Lines, Rows]:
-    """The lines, and the entry of the table that each entry of the line reads."""
+    """The lines, and for each of their entries the index into the table."""
     keys = Grid(*grid)
     if stride == 1:
         line = lines(keys, device=device)
@@ -82,7 +83,7 @@ class LevitSubsample(Distances):
     """`LevitAttentionSubsample` of transformers."""
 
     def forward(self, hidden_state: Tensor) -> Any:
-        """Attention of some cells to all, `[B, N, E]`."""
+        """Attention of a subsampled grid to all cells, `[B, N, E]`."""
         module: Any = self
         side, stride = module.queries_subsample.resolution, module.queries_subsample.stride
         if not self.takes(module.resolution_out**2, hidden_state.shape[1]):
@@ -100,7 +101,7 @@ class LevitSubsample(Distances):
 
 
 class TimmLevit(Distances):
-    """timm's `Attention` of LeViT, on tokens or on channels first."""
+    """timm's `Attention` of LeViT, on tokens or channels-first cells."""
 
     def forward(self, x: Tensor) -> Any:
         """Attention between cells `[B, N, E]`, or `[B, E, rows, columns]`."""
@@ -118,7 +119,7 @@ class TimmLevitDownsample(Distances):
     """timm's `AttentionDownsample` of LeViT."""
 
     def forward(self, x: Tensor) -> Any:
-        """Attention of some cells to all."""
+        """Attention of a subsampled grid to all cells."""
         module: Any = self
         grid, stride = module.resolution, module.stride
         if not self.takes(_asking(grid, stride), math.prod(grid)):
@@ -139,7 +140,7 @@ def _of_heads(x: Tensor, heads: int, channels_first: bool) -> Tensor:
 
 
 def _together(out: Tensor, x: Tensor, grid: tuple[int, ...], channels_first: bool) -> Tensor:
-    """Outputs of heads as the projection takes them."""
+    """Concatenate the heads' outputs in the layout of the output projection."""
     if channels_first:
         return out.transpose(2, 3).reshape(x.shape[0], -1, *grid)
     return out.transpose(1, 2).flatten(2)
@@ -214,7 +215,7 @@ class EfficientVit(Distances):
 
 
 def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """The cells of a whole grid, in the layout of the class."""
+    """Run on a whole grid, in the layout of the class."""
     first = next(one for one in module.modules() if isinstance(one, nn.Linear | nn.Conv2d))
     count = module.attention_biases.shape[1]
     if isinstance(first, nn.Linear):
@@ -225,7 +226,7 @@ def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
 
 
 def _cells(module: Any) -> int:
-    """The geometric mean of cells that ask and cells that are asked."""
+    """The geometric mean of the numbers of queries and keys."""
     asking, asked = module.attention_bias_idxs.shape
     return math.isqrt(asking * asked)
 

@@ -1,11 +1,12 @@
-"""WavLM's gated bias: buckets of distances, made by the first layer for all, times a gate of each query.
+"""WavLM's gated bias: the first layer makes a bias by distance bucket for all layers; each query multiplies it by a
+gate.
 
     score[h, i, j] += gate[h, i] * rel_attn_embed[bucket(j - i), h]
 
-That is a vector of the distance that queries meet: the gate is one more number behind each query, which no key has, and
-the bias of a distance stands in that place of its vector. The first layer hands on one number an offset,
-`[1, H, 1, 2 N - 1]`, in place of `[B H, N, N]`. The mask is one number a key as published. What goes besides is the
-library's own attention, which computes weights for all pairs whether or not they are asked for.
+This equals a product of queries with vectors of the distance. The gate is appended to each query as one more component;
+keys get a 0 there, and the distance's vector holds the bias there. The first layer passes on one number per offset,
+`[1, H, 1, 2 N - 1]`, in place of `[B H, N, N]`. The mask is one number per key, as published. The library's own
+attention, which always computes weights for all pairs, is not used.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from relpos.core import LineVectors, Sequence, Terms, at_least_float32, lines
 
 
 class GatedAttention(Retrofitted):
-    """WavLM's."""
+    """WavLM's attention."""
 
     border = 1536
     training_border = 1536
@@ -37,7 +38,7 @@ class GatedAttention(Retrofitted):
         index: int = 0,
         **kwargs: Any,
     ) -> Any:
-        """`(output, None, bias)`; where weights are recorded, or a bias of all pairs comes, as published."""
+        """`(output, None, bias)`. As published if weights are recorded or the bias is given for all pairs."""
         module: Any = self
         tokens = hidden_states.shape[1]
         handed_on = position_bias is not None and is_by_offset(position_bias, tokens, tokens)
@@ -67,7 +68,8 @@ class GatedAttention(Retrofitted):
 
 
 def _as_read(linear: Any, x: Tensor) -> Tensor:
-    """What a linear layer makes by its weights alone. As published it is not called: adapters on it do nothing."""
+    """The linear layer's output from its weights alone. The published code does not call it: adapters on it have no
+    effect."""
     return torch.nn.functional.linear(x, linear.weight, linear.bias)
 
 
@@ -80,21 +82,21 @@ def _gate(module: Any, hidden_states: Tensor) -> Tensor:
 
 
 def _terms(values: Tensor, tokens: int, width: int) -> Terms:
-    """The bias as vectors that are 0 but in their last place."""
+    """The bias as vectors that are 0 except in their last component."""
     line = lines(Sequence(tokens), device=values.device)
     vectors = torch.nn.functional.pad(values[..., None], (width, 0))
     return Terms(LineVectors(vectors, None, line, side="query", scaled=False))
 
 
 def _of_all_pairs(bias: Tensor, hidden_states: Tensor) -> Tensor:
-    """A bias that was handed on, as the library has it, `[B H, N, N]`."""
+    """A bias by offset in the library's form, `[B H, N, N]`."""
     batch, tokens, _ = hidden_states.shape
     dense = dense_by_offset(bias, tokens, tokens).to(hidden_states.dtype)
     return dense.repeat(batch, 1, 1, 1).flatten(0, 1)
 
 
 def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """A layer with the bias that a layer before it hands on, and one that makes its own."""
+    """Run a layer with a bias from an earlier layer, and with its own if it has a table."""
     tokens = draws.tokens
     mask = draws.padding(draws.batch, tokens)
     x = draws.normal(draws.batch, tokens, module.embed_dim)

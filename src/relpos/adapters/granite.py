@@ -2,7 +2,7 @@
 
     score[h, i, j] = scale * <q[i], k[j] + a[i - j]>     i and j in one block
 
-Blocks are a batch, as published; the last one is filled up, and its filling is hidden from all.
+Blocks form a batch, as published. The last block is padded, and its padding is masked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from relpos.adapters.transformer_xl import by_head
 
 
 class GraniteAttention(Retrofitted):
-    """Granite Speech's, within blocks; the last one is filled up. Its blocks of 200 tokens are faster as published."""
+    """Granite Speech's attention within blocks. Its blocks of 200 tokens are faster as published."""
 
     border = 512
     training_border = 512
@@ -53,7 +53,7 @@ class GraniteAttention(Retrofitted):
 
 
 class Granite5Attention(Retrofitted):
-    """Granite Speech 5's, which takes a mask of tokens. Its blocks of 128 are faster as published."""
+    """Granite Speech 5's attention, which takes a mask of tokens. Its blocks of 128 are faster as published."""
 
     border = 512
     training_border = 512
@@ -94,7 +94,7 @@ def _blocks(x: Tensor, size: int, width: int) -> Tensor:
 
 
 def _filled(padded: Tensor, tokens: int, size: int) -> Tensor:
-    """Which tokens of each block are no filling, `[B N / size, size]`."""
+    """Which tokens of each block are not padding, `[B N / size, size]`."""
     real = torch.arange(padded.shape[1], device=padded.device) < tokens
     return real.expand(padded.shape[0], -1).reshape(-1, size)
 

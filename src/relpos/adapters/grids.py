@@ -1,11 +1,11 @@
-"""Tables of one number an offset of a grid, as values on the lines of that grid.
+"""Tables of one number per offset of a grid, as values on the lines of that grid.
 
     cells       [H, (2 R - 1)(2 C - 1)], the published tables: lowest offset first, column fastest
     extras      [H, 3], with a class token: class to cell, cell to class, class to itself (BEiT)
-    handed on   [1, H, 2 R - 1, 2 C + 2], cells as an image, and the extras at the right of each row
+    image       [1, H, 2 R - 1, 2 C + 2], cells with the extras on the right of each row, to pass on
 
-A table that the model makes once, for all layers, is handed on in the last form: tensors cross the borders of layers,
-two of them add up, and a layer sees by the shape how many rows and columns the grid has.
+A table that the model makes once for all layers is passed on in the last form. It is a plain tensor, two of them can be
+added, and its shape gives the rows and columns of the grid.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EXTRAS = 3
 
 
 def kept_lines(module: Retrofitted, queries: Coordinates, device: torch.device) -> Lines:
-    """The lines of a grid, made once a module."""
+    """The lines of a grid, cached per module."""
     return module.kept(queries, device, lambda: lines(queries, device=device), 2 * queries.count)
 
 
@@ -38,7 +38,7 @@ def values(cells: Tensor, extras: Tensor | None = None) -> Tensor:
 
 
 def terms_of_table(module: Retrofitted, table: Tensor, window: tuple[int, int]) -> Terms:
-    """The terms of a table `[L, H]`, or `[L + 3, H]` with a class token in front of the cells."""
+    """The terms of a table `[L, H]`, or `[L + 3, H]` if a class token precedes the cells."""
     rows, columns = window
     count = (2 * rows - 1) * (2 * columns - 1)
     prefix = int(table.shape[0] > count)
@@ -47,7 +47,7 @@ def terms_of_table(module: Retrofitted, table: Tensor, window: tuple[int, int]) 
 
 
 def image_of(table: Tensor, window: tuple[int, int]) -> Tensor:
-    """A table `[L, H]` or `[L + 3, H]` in the form in which it is handed on."""
+    """A table `[L, H]` or `[L + 3, H]` as an image."""
     sides = [2 * size - 1 for size in window]
     count = sides[0] * sides[1]
     extras = table[count:] if table.shape[0] > count else table.new_zeros(EXTRAS, table.shape[1])
@@ -55,12 +55,12 @@ def image_of(table: Tensor, window: tuple[int, int]) -> Tensor:
 
 
 def with_extras(cells: Tensor, extras: Tensor) -> Tensor:
-    """`[H, 2 R - 1, 2 C - 1]` and `[3, H]` in the form in which they are handed on, without its first axis."""
+    """`[H, 2 R - 1, 2 C - 1]` and `[3, H]` as an image without its first axis."""
     return torch.cat([cells, extras.T[:, None].expand(-1, cells.shape[1], -1)], dim=-1)
 
 
 def is_image(bias: Tensor | None, tokens: int) -> bool:
-    """Whether a bias is a table that was handed on; `[1, H, N, N]` never looks like one."""
+    """Whether a bias is an image; `[1, H, N, N]` never looks like one."""
     if bias is None or bias.dim() != 4 or bias.shape[2] == tokens:
         return False
     rows, columns = _window(bias)
@@ -68,12 +68,12 @@ def is_image(bias: Tensor | None, tokens: int) -> bool:
 
 
 def terms_of_image(module: Retrofitted, image: Tensor, tokens: int) -> Terms:
-    """The terms of a table that was handed on."""
+    """The terms of an image."""
     return Terms(LineBias(_values_of(image, tokens), kept_lines(module, _grid(image, tokens), image.device)))
 
 
 def dense_of_image(image: Tensor, tokens: int) -> Tensor:
-    """A table that was handed on, as `[1, H, N, N]`."""
+    """An image as the dense bias, `[1, H, N, N]`."""
     return expand(_values_of(image, tokens), lines(_grid(image, tokens), device=image.device))[None].to(image.dtype)
 
 

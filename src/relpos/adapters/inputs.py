@@ -1,4 +1,4 @@
-"""What a whole model of another library is called with, at a length that is asked for."""
+"""Inputs for a whole model of another library, at a requested length."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ ModelInputs = dict[str, Tensor]
 
 
 def takes_images(model: nn.Module) -> bool:
-    """Whether a model's input is an image, whose size is the model's own."""
+    """Whether a model's input is an image, whose size the model fixes."""
     return getattr(model, "main_input_name", "pixel_values") == "pixel_values"
 
 
 def inputs_for(model: Any, length: int | None, batch: int = 1) -> ModelInputs:
-    """Random inputs: tokens or frames of a length, or images of the size that the model is built for.
+    """Random inputs: tokens or frames of the given length, or images of the model's size.
 
     Raises:
-        ValueError: the model wants something else.
+        ValueError: the model takes another kind of input.
     """
     generator = torch.Generator().manual_seed(0)
     device = next(model.parameters()).device

@@ -1,7 +1,7 @@
-"""What a kind of position says of the architectures that have it, and the list of kinds.
+"""The kinds of position, and for each the classes that have it.
 
-A file a kind. It names classes of other libraries and imports none of them: a module is matched by the full name of its
-class, exactly.
+Each kind has a file. It names classes of other libraries and imports none: a module matches if the full name of its
+class is equal.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from relpos.adapters.retrofitted import Retrofitted
 
 @dataclass(frozen=True)
 class Replaced:
-    """A class of another library that relpos computes.
+    """A class of another library that relpos can compute.
 
     Attributes:
-        architecture: as the library names it, "t5".
-        path: the class, "transformers.models.t5.modeling_t5.T5Attention".
-        mixin: what is put in front of it.
-        reads: its methods, and functions of its file or (by their full names) of others, that the mixin overrides or
-            stands on; their source has a fingerprint, and another source is refused.
-        unfit: says why one module of this class cannot be served (a setting), or None.
-        tokens: tokens of a module that has a fixed number, a window; None where a call decides.
+        architecture: the library's name for it, such as "t5".
+        path: full name of the class, such as "transformers.models.t5.modeling_t5.T5Attention".
+        mixin: the class put in front of it.
+        reads: methods of the class, functions of its file, and full names of functions elsewhere that the mixin
+            overrides or depends on. Their source has a fingerprint; any other source is refused.
+        unfit: returns why a module of this class cannot be served (a setting), or None.
+        tokens: returns the number of tokens if the module fixes it (a window); None if each call decides.
     """
 
     architecture: str
@@ -42,17 +42,18 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Verified:
-    """A class whose modules are run as published and by relpos, side by side; it is, or holds, replaced ones.
+    """A class whose modules are run as published and by relpos to compare them. It is a replaced class or contains one.
 
     Attributes:
-        path: the class.
-        run: calls a module (either one) on what it draws, and returns all outputs that must agree. Every call draws
-            the same, so masks are made here, by what the library makes them with.
-        tables: ends of the names of parameters that hold position. They are perturbed first: some start at zero,
-            where nothing could be seen.
-        exact: largest difference in float64, of the largest value; 1e-6 where the library rounds a bias to float32.
+        path: full name of the class.
+        run: calls a module (published or relpos's) on random inputs and returns all outputs that must agree. Every call
+            draws the same inputs. Masks are made here, with the library's own functions.
+        tables: suffixes of the names of parameters that hold position. They are perturbed first: some start at zero,
+            which would hide errors.
+        exact: largest difference allowed in float64, relative to the largest value; 1e-6 if the library rounds a bias
+            to float32.
         without: children that the copies do not need, such as the layers of an encoder that makes a bias for them.
-        first: lists of children of which the copies need the first alone.
+        first: lists of children; the copies need only the first of each.
     """
 
     path: str
@@ -65,7 +66,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class Refused:
-    """A class with a relative position that is left as it is, and why."""
+    """A class whose relative position is left as it is, and why."""
 
     architecture: str
     path: str
@@ -74,12 +75,12 @@ class Refused:
 
 @dataclass(frozen=True)
 class PositionKind:
-    """A kind of position.
+    """A kind of position and its classes.
 
     Attributes:
-        name: one or two words, "T5 buckets".
-        library: what is imported, "transformers" or "timm".
-        switches: whether the modules' `config` selects the attention function, and is switched to ours.
+        name: one or two words, such as "T5 buckets".
+        library: import name, "transformers" or "timm".
+        switches: whether the modules' `config` selects the attention function; it is then switched to ours.
     """
 
     name: str
@@ -110,7 +111,7 @@ _FILES = (
 
 @cache
 def kinds() -> tuple[PositionKind, ...]:
-    """All kinds, in the order of the page."""
+    """All kinds, in the order of `_FILES`."""
     return tuple(kind for file in _FILES for kind in import_module(f"relpos.adapters.{file}").KINDS)
 
 

@@ -1,6 +1,6 @@
-"""The libraries whose models are changed: which versions were run, and whether a source is one of those.
+"""The libraries whose models are changed: which versions were tested, and whether the installed source is one of them.
 
-`fingerprints.json` has, for every method that a mixin stands on, a digest of its source and the version that has it.
+For every method a mixin depends on, `fingerprints.json` holds digests of its source and the version of each.
 `scripts/fingerprints` writes it.
 """
 
@@ -21,16 +21,16 @@ from relpos.adapters import interface
 from relpos.core.checks import fail
 
 EXTRAS = {"transformers": "hf", "timm": "timm"}
-"""Library to the extra that installs it."""
+"""Library name to the extra that installs it."""
 
 
 @cache
 def imported(name: str) -> Any:
-    """A module of transformers or timm, which both import torchvision.
+    """Import a module of transformers or timm. Both libraries import torchvision.
 
-    torchvision from PyPI is a CUDA build: beside a CPU build of torch its import fails for want of two operators, and
-    takes the libraries with it. Their schemas are enough for the import. Where torchvision is whole or absent, nothing
-    is done.
+    torchvision from PyPI is a CUDA build. With a CPU build of torch its import fails because two operators are missing,
+    and the libraries fail with it. Defining the operators' schemas is enough. If torchvision works or is absent,
+    nothing is done.
     """
     try:
         importlib.import_module("torchvision")
@@ -44,11 +44,11 @@ def imported(name: str) -> Any:
     return importlib.import_module(name)
 
 
-_KEPT: list[torch.library.Library] = []  # a library that is collected takes its schemas with it
+_KEPT: list[torch.library.Library] = []  # a garbage-collected library removes its schemas
 
 
 def require_importable(library: str) -> None:
-    """Raise one line where a library cannot be imported, with the usual reason."""
+    """Raise a one-line error if a library cannot be imported, with the usual remedy."""
     try:
         imported(library)
     except Exception as error:  # torchvision for another torch raises RuntimeError, and transformers wraps it
@@ -63,19 +63,19 @@ def require_importable(library: str) -> None:
 
 @cache
 def known() -> dict[str, dict[str, str]]:
-    """Full name of a method to digest to the library's version that has it."""
+    """Full name of a method to {digest of its source: library version that has it}."""
     text = resources.files("relpos.adapters").joinpath("fingerprints.json").read_text("utf-8")
     found: dict[str, dict[str, str]] = json.loads(text)
     return found
 
 
 def digests(path: str, reads: tuple[str, ...], *, switches: bool) -> Iterator[tuple[str, str]]:
-    """The methods and functions that a mixin stands on and the digest of each one's source.
+    """The methods and functions that a mixin depends on, each with the digest of its source.
 
     Args:
-        path: the class that the mixin stands in front of.
-        reads: as `kinds.Replaced` has them.
-        switches: whether the class attends by the attention function of its configuration.
+        path: the class that the mixin is put in front of.
+        reads: as in `kinds.Replaced`.
+        switches: whether the class calls the attention function that its configuration selects.
     """
     file, _, name = path.rpartition(".")
     owner = getattr(imported(file), name)
@@ -89,7 +89,7 @@ def digests(path: str, reads: tuple[str, ...], *, switches: bool) -> Iterator[tu
 
 
 def _source(where: str) -> str:
-    """The source of a function by its full name; nothing where this version has none."""
+    """The source of a function by its full name; empty if this version has no such function."""
     file, _, name = where.rpartition(".")
     try:
         return inspect.getsource(getattr(imported(file), name))
@@ -98,7 +98,7 @@ def _source(where: str) -> str:
 
 
 def strange(path: str, reads: tuple[str, ...], *, switches: bool) -> str | None:
-    """Why the installed source of a class is not one that was run, or None where it is; arguments as in `digests`."""
+    """Why the installed source of a class is not a tested one; None if it is. Arguments as in `digests`."""
     library = path.partition(".")[0]
     found = list(digests(path, reads, switches=switches))
     unknown = [where for where, digest in found if digest not in known().get(where, {})]

@@ -1,10 +1,10 @@
-"""A model of timm or transformers by name, built at the size of the data, with a mechanism in place of its position.
+"""A model of timm or transformers by name, built for the size of the data, with its position replaced by a mechanism.
 
     timm:NAME      timm's model of that name, random weights
-    hf:FOLDER      the model of FOLDER/config.json, with its weights where there are some
+    hf:FOLDER      the model of FOLDER/config.json, with the folder's weights if it has any
 
-No network is used. Images bring their size, patch, channels and classes; a text its bytes as the vocabulary. Of the
-weights what does not fit that starts anew: the embedding of words and the head, or the class head.
+No network is used. Image data set the size, patch, channels and classes; for a text the vocabulary is its bytes.
+Weights that do not fit are initialized anew: the embedding of words and the head, or the class head.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from relpos.data.text import VOCABULARY
 
 PREFIXES = ("timm:", "hf:")
 INIT_STD = 0.02
-"""What learned positions start from beside random weights: what both libraries give new parameters."""
+"""Initial standard deviation of learned positions in a model with random weights, as both libraries use."""
 
 
 @dataclass(frozen=True)
 class LibraryModel:
-    """`build(position, task)` of a model of timm or transformers; any process builds the same.
+    """`build(position, task)` for a model of timm or transformers. Every process builds the same model.
 
     Args:
         name: `"timm:NAME"` or `"hf:FOLDER"`.
@@ -58,13 +58,13 @@ class LibraryModel:
             fail("timm:NAME or hf:FOLDER", repr(self.name), "Write for example timm:vit_tiny_patch16_224.")
 
     def __call__(self, position: str, task: Task) -> nn.Module:
-        """The model for a task, with a mechanism by name, `"own"` for what it has.
+        """The model for a task, with a mechanism by name; `"own"` keeps its position.
 
-        Its own position's parameters, kept, are named in its attribute `own_position`, so that they are counted and
-        trained as those of mechanisms are.
+        With `"own"`, its attribute `own_position` has the names of its position's parameters, so that they are counted
+        and trained as a mechanism's.
 
         Raises:
-            ValueError: it cannot take these data, or this position.
+            ValueError: it cannot take this data or this position.
         """
         model = self._made(task)
         report = replace_position(model, position, init_std=0.0 if self._is_trained else INIT_STD)
@@ -75,11 +75,11 @@ class LibraryModel:
         return model
 
     def own(self, task: Task) -> tuple[OwnPosition, ...]:
-        """What the model knows of position by itself."""
+        """The model's own position mechanisms."""
         return replace_position(self._made(task), OWN).own
 
     def refusal(self, position: str, task: Task) -> str | None:
-        """Why the model cannot take a position, in a line; None where it can."""
+        """Why the model cannot take a position, in one line; None if it can."""
         try:
             self(position, task)
         except ValueError as error:
@@ -87,7 +87,7 @@ class LibraryModel:
         return None
 
     def notes(self, task: Task) -> list[str]:
-        """What a person should know before models are trained: how it is built, and which weights start anew."""
+        """Notes to show before training: how the model is built, and which weights are initialized anew."""
         if not self._is_trained:
             return [f"{self.name} at the size of the data, with random weights."]
         anew = self._loaded(task)[1]
@@ -96,7 +96,7 @@ class LibraryModel:
 
     @cached_property
     def own_patch(self) -> tuple[int, int] | None:
-        """The patch that the published model has, where it has one."""
+        """Height and width of the published model's patch; None without one."""
         if self._is_timm:
             with torch.device("meta"):
                 patch = getattr(getattr(self._timm(), "patch_embed", None), "patch_size", None)
@@ -147,7 +147,7 @@ class LibraryModel:
         try:
             made: nn.Module = timm.create_model(name, pretrained=False, **arguments)
         except TypeError as error:
-            replace_position(timm.create_model(name, pretrained=False), OWN)  # says so where it has no attention
+            replace_position(timm.create_model(name, pretrained=False), OWN)  # raises if it has no known attention
             fail(f"{self.name} to take {', '.join(arguments)}", str(error), "Pass build(position, task) instead.")
         return made
 
@@ -156,7 +156,7 @@ class LibraryModel:
             return imported("transformers").AutoConfig.from_pretrained(self._folder, local_files_only=True)
 
     def _loaded(self, task: Task) -> tuple[nn.Module, list[str]]:
-        """transformers' model for a task, and the names of weights that the folder has not, or not of this shape."""
+        """transformers' model for a task, and the names of weights that the folder lacks or has in another shape."""
         transformers, config = imported("transformers"), self._config()
         if isinstance(task, ImageTask):
             auto, kinds = transformers.AutoModelForImageClassification, "images"
@@ -203,14 +203,14 @@ def require_timm_name(name: str) -> None:
     """Raise unless timm has a model of this name."""
     require_importable("timm")
     known = imported("timm").list_models()
-    if name not in known:  # there are a thousand
+    if name not in known:  # about a thousand
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         remedy = f"Did you mean {', '.join(near)}?" if near else "timm.list_models() has their names."
         fail("the name of a model of timm", repr(name), remedy)
 
 
 def require_folder(folder: str) -> None:
-    """Raise unless transformers can make a model of a folder."""
+    """Raise unless transformers can make a model from a folder."""
     require_importable("transformers")
     path = Path(folder).expanduser()
     if not (path / "config.json").is_file():
@@ -228,7 +228,7 @@ def require_folder(folder: str) -> None:
 
 @torch.no_grad()
 def _require_causal(model: nn.Module, name: str) -> None:
-    """Raise where a later byte changes what is said of earlier ones: it would be told what it is to guess."""
+    """Raise if a later byte changes the output at earlier ones: the model would see the bytes it has to predict."""
     training = model.training
     model.eval()
     ids = torch.arange(16)[None].repeat(2, 1)
@@ -241,7 +241,7 @@ def _require_causal(model: nn.Module, name: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the bars of transformers, and its lines on weights that do not fit, which are told in our own."""
+    """Turn off transformers' progress bars and its messages on weights that do not fit; `notes` reports those."""
     log = imported("transformers").utils.logging
     before, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()

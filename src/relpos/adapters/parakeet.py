@@ -1,6 +1,6 @@
-"""Parakeet and Nemotron: Transformer-XL's positions in Conformers that make masks of their own.
+"""Parakeet and Nemotron: Transformer-XL's positions in Conformers that make their own masks.
 
-Their encoders are replaced as well, and hand on
+Their encoders are replaced too. They pass to their layers
 
     Parakeet    [B, 1, 1, M] in place of [B, 1, N, M]                     True at real keys
     Nemotron    [1 or B, 1, N, 2] of int64 in place of [B, 1, N, M]       the first and the last key of each query
@@ -25,7 +25,7 @@ from relpos.core import Mask
 
 
 class ParakeetAttention(Retrofitted):
-    """Parakeet's and Nemotron's."""
+    """The attention of Parakeet and Nemotron."""
 
     border = 1024
     training_border = 1024
@@ -37,7 +37,7 @@ class ParakeetAttention(Retrofitted):
         attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """`(output, None)`; with a cache, a mask of all pairs or recorded weights as published."""
+        """`(output, None)`. Runs as published with a cache, a mask of all pairs or recorded weights."""
         tokens = hidden_states.shape[1]
         mask = _mask_handed_on(attention_mask, tokens)
         served = attention_mask is None or mask is not None
@@ -63,7 +63,7 @@ class ParakeetAttention(Retrofitted):
 
 
 def _mask_handed_on(mask: Tensor | None, tokens: int) -> Mask | None:
-    """The mask in a tensor that an encoder of ours handed on; None for any other."""
+    """The mask in a tensor that one of our encoders passed on; None for any other tensor."""
     if mask is None or mask.dim() != 4:
         return None
     if mask.dtype == torch.bool and mask.shape[2:] == (1, tokens):
@@ -74,24 +74,24 @@ def _mask_handed_on(mask: Tensor | None, tokens: int) -> Mask | None:
 
 
 def _alike(module: Any, positions: Tensor) -> bool:
-    """Whether the elements of a batch have the same sinusoids. Dropout differs between them."""
+    """Whether all elements of a batch have the same sinusoids. Dropout makes them differ."""
     return positions.shape[0] == 1 or not (module.training and module.config.dropout_positions)
 
 
 class ParakeetEncoder(Retrofitted):
-    """Parakeet's encoder, for its mask."""
+    """Parakeet's encoder, replaced for its mask."""
 
     border = ParakeetAttention.border
     training_border = ParakeetAttention.training_border
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The published forward, which hands on a mask of one number a key."""
+        """The published forward, except that layers get a mask of one number per key."""
         return _captured(_encode_parakeet)(self, *args, **kwargs)
 
 
 @cache
 def _captured(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A forward that records hidden states where it is asked to, as the published ones."""
+    """The forward wrapped to record hidden states on request, as published forwards are."""
     from transformers.utils.generic import merge_with_config_defaults
     from transformers.utils.output_capturing import capture_outputs
 
@@ -100,7 +100,7 @@ def _captured(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _file(module: nn.Module) -> Any:
-    """The library's file that a module comes from."""
+    """The library's Python module that defines a module's class."""
     return sys.modules[type(module).__module__]
 
 
@@ -137,13 +137,14 @@ def _encode_parakeet(
 
 
 class NemotronEncoder(Retrofitted):
-    """Nemotron's streaming encoder, where a query sees its own chunk and some before it."""
+    """Nemotron's streaming encoder: a query attends to its own chunk and some chunks before it."""
 
     border = ParakeetAttention.border
     training_border = ParakeetAttention.training_border
 
     def forward(self, input_features: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """The published forward, which hands on the first and the last key of each query; with a cache as published."""
+        """The published forward, except that layers get the first and last key of each query. As published with a
+        cache."""
         cached = any(kwargs.get(name) for name in ("use_cache", "past_key_values", "padding_cache"))
         if args or cached or getattr(self.config, "use_cache", False):
             return super().forward(input_features, attention_mask, *args, **kwargs)
@@ -196,7 +197,7 @@ def _encode_nemotron(
 
 
 def _chunks(tokens: int, left: int, right: int, valid: Tensor | None, device: torch.device) -> Tensor:
-    """The first and the last key that each query sees, `[1 or B, 1, N, 2]`: whole chunks, padded at the right."""
+    """The first and last key that each query attends to, `[1 or B, 1, N, 2]`: whole chunks, padded on the right."""
     size = right + 1
     chunk = torch.arange(tokens, device=device) // size
     before = left // size if left >= 0 else tokens
@@ -222,13 +223,13 @@ def _run_nemotron(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     valid = draws.padding(draws.batch, tokens).bool()
     chunks = _chunks(tokens, 8, 3, valid, x.device)
     mask = chunks if is_swapped(module) else Mask(low=chunks[:, 0, :, 0], high=chunks[:, 0, :, 1]).dense(tokens, tokens)
-    seen = chunks[:, 0, :, 1] >= chunks[:, 0, :, 0]  # the others are NaN where the library's softmax has no key
+    seen = chunks[:, 0, :, 1] >= chunks[:, 0, :, 0]  # rows without a key are NaN in the library's softmax
     return (module(x, position_embeddings=positions, attention_mask=mask)[0][seen],)
 
 
 def _run_encoder(module: Any, draws: RandomInputs, **more: Any) -> tuple[Tensor, ...]:
-    """An encoder with its first layer, on padded frames; with sdpa, as padded rows are NaN in eager attention."""
-    config = module.config  # of a copy
+    """Run an encoder with its first layer on padded frames. Uses sdpa: eager attention makes padded rows NaN."""
+    config = module.config  # on a copy
     config._attn_implementation_internal = "sdpa"
     frames = draws.tokens * config.subsampling_factor
     x = draws.normal(draws.batch, frames, config.num_mel_bins)
@@ -237,8 +238,8 @@ def _run_encoder(module: Any, draws: RandomInputs, **more: Any) -> tuple[Tensor,
 
 
 def _run_streaming_encoder(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """Chunks so short that both of their ends are seen."""
-    module.config.sliding_window = 9  # of a copy
+    """Run with short chunks, so that both of their ends take effect."""
+    module.config.sliding_window = 9  # on a copy
     return _run_encoder(module, draws, num_lookahead_tokens=2)
 
 

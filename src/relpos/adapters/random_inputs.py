@@ -1,4 +1,4 @@
-"""Random inputs for a module that is run several times: every run draws the same ones."""
+"""Random inputs for repeated runs of a module: every run draws the same ones."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 class RandomInputs:
-    """Seeded inputs of a run, in the order in which the run asks for them.
+    """Seeded inputs of one run, in the order in which the run requests them.
 
     Args:
-        batch, tokens: the size of the run that is wanted; a run may round `tokens` to what its module takes.
+        batch, tokens: the requested size; a run may change `tokens` to what its module takes.
         dtype, device: of floating-point inputs.
-        replay: inputs to hand out instead of new ones, for a second run whose inputs are another's.
+        replay: inputs to return instead of new ones, to repeat an earlier run.
     """
 
     def __init__(
@@ -22,12 +22,12 @@ class RandomInputs:
     ) -> None:
         self.batch, self.tokens, self.dtype, self.device = batch, tokens, dtype, device
         self.inputs: list[Tensor] = []
-        """What was drawn by `normal`: leaves that require a gradient."""
+        """The results of `normal`: leaves that require a gradient."""
         self._replay = None if replay is None else list(replay)
         self._generator = torch.Generator().manual_seed(0)
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal numbers, an input whose gradient is compared."""
+        """Draw standard normal numbers: an input whose gradient is compared."""
         if self._replay is not None:
             return self._replay.pop(0)
         # drawn in float32, so that runs in several dtypes have the same inputs
@@ -36,7 +36,7 @@ class RandomInputs:
         return x
 
     def padding(self, batch: int, tokens: int) -> Tensor:
-        """`[batch, tokens]` of int64, 1 at real tokens: the first row is whole, each further one is padded at the
-        right by more."""
+        """`[batch, tokens]` of int64, 1 at real tokens. The first row is full; each further row has more padding on the
+        right."""
         lengths = torch.tensor([max(1, tokens - row * max(1, tokens // 4)) for row in range(batch)])
         return (torch.arange(tokens) < lengths[:, None]).long().to(self.device)

@@ -1,9 +1,9 @@
-"""Programs that are recorded from a retrofitted model: they are the published ones.
+"""A program recorded from a retrofitted model is the published one.
 
-A program that `torch.jit.trace`, `torch.fx` or `torch.export` records runs elsewhere, at other sizes, and often without
-relpos. So nothing of relpos is in it: while a call of a retrofitted module is recorded, its own library's code computes
-it. `torch.jit.script` reads source code instead, and finds that of the published methods. `torch.compile` records too,
-but for calls of the same process; what it compiles is relpos's.
+A program recorded by `torch.jit.trace`, `torch.fx` or `torch.export` runs elsewhere, at other sizes, and often without
+relpos. So it contains nothing of relpos: during recording, a retrofitted module runs its own library's code.
+`torch.jit.script` reads source code instead, and finds the published methods. `torch.compile` also records, but for
+calls in the same process; it compiles relpos's code.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from relpos.core.private import asked_while_tracing, exporting, symbolically_tra
 
 @asked_while_tracing
 def recorded() -> bool:
-    """Whether a program is being recorded from the call under way."""
+    """Whether a program is being recorded from the current call."""
     traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     return traced or symbolically_traced() or exporting()
 
 
 def unless_recorded(swapped: Any, name: str, published: FunctionType) -> FunctionType:
-    """The method of a class's bases, and the published one of this name for what is recorded.
+    """A method that calls the bases' method of this name, or the published one while a program is recorded.
 
-    It has the published one's source and names, for those who read them: torch.jit.script compiles what it finds there,
-    and `Trainer` leaves out arguments that are not named.
+    It shows the published method's source and argument names: torch.jit.script compiles that source, and `Trainer`
+    drops arguments that the signature does not name.
     """
-    # Its globals are those of the published method, so that all it needs is bound here. A lambda, because shape checks
-    # put another function around a `def`, whose code would not know those globals.
+    # Its globals are those of the published method, so everything it needs is bound here. A lambda, because shape
+    # checks wrap a `def` in another function, whose code would lack those globals.
     own = recorded
     method = lambda self, *args, **kwargs: (  # noqa: E731
         published(self, *args, **kwargs)

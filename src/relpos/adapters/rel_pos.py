@@ -1,11 +1,11 @@
-"""timm's three modules of relative position, and the attentions that hold one: ViT relpos, MaxxViT, GC ViT.
+"""timm's three relative position modules, and the attentions that contain one: ViT relpos, MaxxViT, GC ViT.
 
     RelPosBias      table[row(i - j), h], and BEiT's three numbers with a class token
     RelPosBiasTf    table[h, d_row, d_column], from the lowest offset, key - query
     RelPosMlp       a network of the logarithms of offsets, 0 with a class token
 
-The modules stay as they are; the attentions read their weights. A model that shares one among its layers hands its
-table on as an image of offsets (`grids`).
+These modules stay; the attentions read their weights. A model that shares one among its layers passes its table on as
+an image of offsets (`grids`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LAYERS = "timm.layers.pos_embed_rel."
 
 
 def _cells(own: Any) -> tuple[Tensor, Tensor | None]:
-    """Of one of timm's modules of relative position: its table, `[H, L]`, and the three numbers of a class token."""
+    """The table, `[H, L]`, and the class token's three numbers from one of timm's relative position modules."""
     name = type(own).__name__
     if name == "RelPosBias":
         table: Tensor = own.relative_position_bias_table
@@ -42,14 +42,14 @@ def _cells(own: Any) -> tuple[Tensor, Tensor | None]:
         count = (2 * rows - 1) * (2 * columns - 1)
         return table[:count].T, table[count:].T if own.prefix_tokens else None
     if name == "RelPosBiasTf":
-        return own.relative_position_bias_table.flip(1, 2).flatten(1), None  # it is of key - query
+        return own.relative_position_bias_table.flip(1, 2).flatten(1), None  # its offsets are key - query
     made: Tensor = own.bias_act(own.mlp(own.rel_coords_log)).flatten(0, 1).T
     cells = made if own.bias_gain is None else own.bias_gain * made
     return cells, cells.new_zeros(cells.shape[0], EXTRAS) if own.prefix_tokens else None
 
 
 def rel_pos_terms(module: Retrofitted, own: Any) -> Terms:
-    """The terms of one of timm's modules of relative position."""
+    """The position terms of one of timm's relative position modules."""
     cells, extras = _cells(own)
     prefix = 0 if extras is None else own.prefix_tokens
     line = kept_lines(module, Grid(*own.window_size, prefix=prefix), cells.device)
@@ -57,7 +57,7 @@ def rel_pos_terms(module: Retrofitted, own: Any) -> Terms:
 
 
 class _Shared:
-    """What a model reads its shared bias from: an image in place of `[1, H, N, N]`."""
+    """Stands in for a model's shared module: returns an image in place of `[1, H, N, N]`."""
 
     def __init__(self, own: Any) -> None:
         self.own = own
@@ -77,7 +77,7 @@ class RelPosModel(Retrofitted):
 
     @property
     def shared_rel_pos(self) -> Any:
-        """The module that all layers share; in a call of the model, what makes an image of it."""
+        """The module that all layers share; during a call of the model, a stand-in that makes its image."""
         own = self._modules.get("shared_rel_pos")
         if own is None or not self.__dict__.get(_CALLED):
             return own
@@ -100,7 +100,7 @@ _CALLED = "_relpos_called"
 
 @contextmanager
 def _called(model: RelPosModel) -> Iterator[None]:
-    """While a model is called. What looks for its modules at other times (adapters) finds the module itself."""
+    """Mark a model as called. Outside a call, code that reads its modules (PEFT's adapters) finds the module itself."""
     model.__dict__[_CALLED] = True
     try:
         yield
@@ -115,12 +115,12 @@ class RelPosAttention(Retrofitted):
     training_border = 192
 
     def takes_rel_pos(self, tokens: int, shared: Tensor | None = None) -> bool:
-        """Whether relpos computes a call of this many tokens: by the module's own table, or one that was handed on."""
+        """Whether relpos computes a call of this many tokens, with the module's own table or a shared one."""
         module: Any = self
         return is_image(shared, tokens) if module.rel_pos is None else self.takes(tokens, tokens)
 
     def attend_rel_pos(self, q: Tensor, k: Tensor, v: Tensor, shared: Tensor | None = None) -> Tensor:
-        """Attention under the position of the module, or that which was handed on."""
+        """Attention with the module's own position or the shared one."""
         module: Any = self
         if module.rel_pos is not None:
             terms = rel_pos_terms(self, module.rel_pos)
@@ -176,7 +176,7 @@ class MaxxAttention2d(RelPosAttention):
 
 
 class GlobalAttention(RelPosAttention):
-    """`WindowAttentionGlobal` of GC ViT: queries of the window, or those of the whole image for all windows."""
+    """`WindowAttentionGlobal` of GC ViT: the window's own queries, or the whole image's for all windows."""
 
     border = 192
     training_border = 512
@@ -221,7 +221,7 @@ def _tokens(module: Any) -> int | None:
 
 
 def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """Tokens of a sequence, and where there are some the queries of the whole image."""
+    """Run on tokens `[B, N, E]`, with the whole image's queries if the module takes them."""
     width = module.qkv.in_features
     if module.rel_pos is None:
         x = draws.normal(draws.batch, 25, width)
@@ -235,17 +235,17 @@ def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
 
 
 def _run_cells(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """Cells, channels last."""
+    """Run on cells, channels last."""
     return (module(draws.normal(draws.batch, *module.rel_pos.window_size, module.qkv.in_features)),)
 
 
 def _run_channels(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """Cells, channels first."""
+    """Run on cells, channels first."""
     return (module(draws.normal(draws.batch, module.qkv.in_channels, *module.rel_pos.window_size)),)
 
 
 def _run_model(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """The model with its first layer, on images of its own size."""
+    """Run the model with its first layer on images of its own size."""
     embedding = module.patch_embed
     pixels = draws.normal(draws.batch, embedding.proj.in_channels, *embedding.img_size)
     return (module.forward_features(pixels),)
@@ -283,7 +283,7 @@ KINDS = (
         ),
         verified=(
             *(Verified(f"timm.models.{file}.{name}", run, _TABLES) for file, name, _, run, _, _ in _SERVED),
-            Verified(_MODEL, _run_model, (*_TABLES, "gamma"), first=("blocks",)),  # 1e-5 of a layer hides it
+            Verified(_MODEL, _run_model, (*_TABLES, "gamma"), first=("blocks",)),  # layer scale 1e-5 hides position
         ),
         refused=(
             Refused("convit", "timm.models.convit.GPSA", _GATED),

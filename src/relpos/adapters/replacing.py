@@ -1,9 +1,9 @@
-"""`relpos.replace_position(model, position)`: others' models with another idea of where tokens are.
+"""`relpos.replace_position(model, position)`: models of other libraries with another position mechanism.
 
 report = relpos.replace_position(model, "relative_2d")    in place; the report says what was switched off
-relpos.restore(model)                                     as if nothing had been
+relpos.restore(model)                                     as before
 
-Retrofit keeps what a model computes. This changes it: what the model knew of position is off.
+Retrofit keeps a model's results. This changes them: the model's own position is switched off.
 """
 
 from __future__ import annotations
@@ -42,35 +42,37 @@ def replace_position(
     init_std: float = 0.0,
     force: bool = False,
 ) -> ReplacementReport:
-    """Let a model of timm, transformers or PyTorch know of position what a mechanism says, and nothing else, in place.
+    """Replace the position of a model of timm, transformers or PyTorch by a mechanism, in place.
 
-    Its own absolute embedding, tables, rotation or slopes are switched off; they stay in its state dict and take no
-    gradient. The mechanisms are a child named `positions` of the module that holds the layers, so that they are saved,
-    moved and trained with it. To load what was saved, replace in a fresh model and call `load_state_dict`. Prefix
+    The model's own absolute embedding, tables, rotation or slopes are switched off; they stay in its state dict and
+    require no gradient. The mechanisms are a child named `positions` of the module that holds the layers, so they are
+    saved, moved and trained with it. To load a saved model, replace in a fresh one and call `load_state_dict`. Prefix
     tokens, grids, causal and padding masks, caches and grouped heads are read from the model.
 
-    PEFT freezes all that it is not told of: with `modules_to_save=["positions"]` in its configuration they are trained,
-    saved and loaded with an adapter. In training, a position that learns and is frozen at its start is warned of, once.
+    PEFT freezes every parameter it is not told to train. With `modules_to_save=["positions"]` in its configuration the
+    mechanisms are trained, saved and loaded with an adapter. Training with a learned position frozen at its initial
+    values warns once.
 
     Args:
-        model: changed in place; `relpos.restore` undoes it. Of one that is retrofitted the retrofit is restored first,
-            and the report says so; `relpos.retrofit` may follow, and leaves what was replaced.
+        model: changed in place; `relpos.restore` undoes it. A retrofit is undone first, and the report says so.
+            `relpos.retrofit` may follow and leaves replaced modules as they are.
         position: a mechanism's name ("relative_2d"), several joined with "+", a function from a `relpos.Site` to a
-            mechanism, None for no position, or "own" for what the model has.
-        coordinates: where tokens are, for modules that do not know: `nn.MultiheadAttention`, `nn.TransformerEncoder`.
-            For a text, the longest one, where that is not what the model's configuration says.
-        causal: for the same modules, whether a query sees only what comes before it. Masks stay arguments of calls.
-        shared: one mechanism for all layers of a stack, or one a layer.
-        trainable: False freezes what the mechanisms own, and no warning says so.
-        init_std: standard deviation that learned positions start from. At 0 tables start as nothing, so that a model
-            with trained weights first computes what it would without position.
-        force: also serve a version of the library whose source was not run.
+            mechanism, None for no position, or "own" to keep the model's.
+        coordinates: of the tokens, for modules without any: `nn.MultiheadAttention`, `nn.TransformerEncoder`. For a
+            text model, the longest text, if it differs from the model's configuration.
+        causal: for the same modules, whether a query attends only to itself and earlier tokens. Masks stay arguments of
+            calls.
+        shared: True for one mechanism for all layers of a stack, False for one per layer.
+        trainable: False freezes the mechanisms' parameters, without a warning.
+        init_std: standard deviation of initial learned positions. With 0, tables start at 0, and a model with trained
+            weights first computes the same as without position.
+        force: also serve a version of the library that was not tested.
 
     Returns:
-        What was switched off, and what took its place. Print it.
+        What was switched off, and what replaces it. Print it.
 
     Raises:
-        ValueError: no attention that can be found, or a position that its tokens cannot have; nothing was changed.
+        ValueError: no known attention is found, or its tokens cannot have this position. Nothing was changed.
 
     Examples:
         >>> layer = torch.nn.TransformerEncoderLayer(32, 2, batch_first=True)
@@ -135,7 +137,7 @@ def _name_of(position: PositionChoice, stacks: list[Stack]) -> str:
 
 
 def _require_axes(position: PositionChoice, stacks: list[Stack]) -> None:
-    """Raise where a preset makes no sense on the tokens of a model."""
+    """Raise if a preset does not fit a model's axes."""
     if not isinstance(position, str):
         return
     for stack in stacks:
@@ -147,7 +149,7 @@ def _require_axes(position: PositionChoice, stacks: list[Stack]) -> None:
 
 
 def _require_implementation(stacks: list[Stack]) -> None:
-    """Raise where a model of transformers attends by something that cannot be switched."""
+    """Raise if a transformers model uses an attention implementation that cannot be switched."""
     for config in (config for config in map(_config_of, stacks) if config is not None):
         if interface.is_shared(config):
             came = "one that shares its configuration with a model that relpos has changed"
@@ -165,7 +167,7 @@ def _config_of(stack: Stack) -> Any:
 
 
 def _built(stack: Stack, position: PositionChoice, shared: bool, trainable: bool, init_std: float) -> ReplacedPositions:
-    """The mechanisms of a stack, tried out on its coordinates before anything changes."""
+    """The mechanisms of a stack, tested on its coordinates before anything changes."""
     site = stack.site
     site = type(site)(**{**vars(site), "init_std": init_std})
     positions = ReplacedPositions.for_layers(position, site, len(stack.layers), shared=shared, trainable=trainable)
@@ -189,7 +191,7 @@ def _built(stack: Stack, position: PositionChoice, shared: bool, trainable: bool
 
 
 def _put_in(stack: Stack, positions: ReplacedPositions) -> None:
-    """Switch off what a stack knows of position and put the mechanisms in its place."""
+    """Switch off a stack's own position and insert the mechanisms."""
     names = (name for own in stack.own for name in own.parameters)
     positions.frozen = tuple(name for name in names if stack.holder.get_parameter(name).requires_grad)
     stack.holder.add_module(CHILD, positions)

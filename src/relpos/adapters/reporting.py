@@ -1,4 +1,4 @@
-"""What a retrofit or a replacement did, as data and as the lines that people read."""
+"""What a retrofit or a replacement did, as data and as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relpos_command.visible import visible
 
 @dataclass(frozen=True)
 class Swapped:
-    """A module that relpos computes: its name in the model, its class, its architecture."""
+    """A module that relpos now computes: its name in the model, its class, its architecture."""
 
     module: str
     path: str
@@ -23,7 +23,7 @@ class Swapped:
 
 @dataclass(frozen=True)
 class Left:
-    """A module with a relative position that stays as published, and why."""
+    """A module whose relative position stays as published, and why."""
 
     module: str
     path: str
@@ -32,7 +32,7 @@ class Left:
 
 @dataclass(frozen=True)
 class RetrofitReport:
-    """What `relpos.retrofit` did to a model; printing it gives the lines."""
+    """What `relpos.retrofit` did to a model. Print it for the text."""
 
     model: str
     versions: dict[str, str]
@@ -71,10 +71,10 @@ class RetrofitReport:
 
 @dataclass(frozen=True)
 class OwnPosition:
-    """What a model knew of position itself: the name of the module or parameter that said it, and what it was.
+    """A position mechanism of the model itself: the name of its module or parameter, and a description.
 
     Attributes:
-        parameters: names in the model of what of it is learned.
+        parameters: names in the model of its learned parameters.
     """
 
     name: str
@@ -84,17 +84,17 @@ class OwnPosition:
 
 @dataclass(frozen=True)
 class ReplacementReport:
-    """What `relpos.replace_position` did to a model; printing it gives the lines.
+    """What `relpos.replace_position` did to a model. Print it for the text.
 
     Attributes:
-        model: its class. position: the mechanism's name.
-        own: what the model knew of position itself.
-        layers: which layers have the mechanism now, in words.
+        model: its class's name. position: the mechanism's name.
+        own: the model's own position mechanisms.
+        layers: which layers now have the mechanism, in words.
         shared: whether one mechanism serves all layers of a stack.
-        kept: whether its own position was kept, "own", and nothing was changed.
-        restored: modules that `relpos.retrofit` had changed, and that are as published again or replaced.
-        learns: whether the mechanisms have parameters that are trained.
-        adapted: whether adapters of PEFT were in the model before.
+        kept: True for position "own": the model keeps its own position, and nothing was changed.
+        restored: modules that were retrofitted and are now as published or replaced.
+        learns: whether the mechanisms have trainable parameters.
+        adapted: whether the model already had PEFT adapters.
     """
 
     model: str

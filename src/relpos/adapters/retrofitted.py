@@ -1,8 +1,8 @@
-"""A module of another library whose class is swapped: its own forward or relpos's, chosen by the size of the call.
+"""A module of another library with a swapped class: each call runs its own forward or relpos's, depending on its size.
 
-A mixin is put in front of a module's own class, and the module is given the class that results. Nothing else about it
-changes: `isinstance`, its class's name, parameters, buffers, hooks and `state_dict` stay, and so do `deepcopy`, pickle
-and `save_pretrained`. `restored` gives the class back.
+A new class is made from a mixin in front of a module's own class, and set as the module's class. Nothing else changes:
+`isinstance`, the class's name, parameters, buffers, hooks and `state_dict` stay, as do `deepcopy`, pickle and
+`save_pretrained`. `unswap` sets the own class again.
 
     class T5Attention(Retrofitted):          mixin: overrides what computes the position
         def compute_bias(self, ...):
@@ -10,9 +10,9 @@ and `save_pretrained`. `restored` gives the class back.
                 return super().compute_bias(...)     the published method
             ...                                      relpos
 
-What is handed on to a layer in relpos's form can be written out as published, so that each module decides for itself,
-and a call that runs as published whatever its size needs no more than `runs_as_published`. While a program is recorded
-the published methods run in place of the mixin's, which so meet no size that is a symbol.
+A layer can expand what it gets in relpos's form to the published form, so each module decides for itself. Calls that
+must run as published at any size only need `runs_as_published`. While a program is recorded, the published methods run
+instead of the mixin's, so the mixins never see symbolic sizes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 _ROUTE = "_relpos_route"
 
 NEVER = 2**20
-"""A border beyond all inputs: wherever it was timed, the published method was faster. `border=` saves its memory."""
+"""A border beyond all inputs: the published method was faster in every timing. `border=` saves memory."""
 
 
 @dataclass
@@ -47,12 +47,13 @@ class Route:
     """Which calls of a module relpos computes: those of at least `border` tokens.
 
     Attributes:
-        border: tokens, the geometric mean of queries and keys; None for the mixin's own, measured border.
-        forced: take every call of more than one query, as a verification does.
+        border: tokens, the geometric mean of queries and keys; None for the mixin's measured border.
+        forced: relpos computes every call of more than one query, for a verification.
         taken: calls that relpos computed while forced.
-        switched: whether the module's `config` selects the attention function, and ours is in front of it.
-        paused: one entry a call that is under way within `paused`; of threads none is lost.
-        mechanism: what the mixin's `mechanism` made for the module; it reads the module's own weights by `terms_from`.
+        switched: whether the module's `config` is switched to our attention function.
+        paused: one entry per running `paused` block; a list, because threads could lose updates of a counter.
+        mechanism: the result of the mixin's `mechanism` for the module; its `terms_from` takes the module's own
+            weights.
     """
 
     border: int | None = None
@@ -67,32 +68,33 @@ class Route:
 
 
 class Retrofitted(nn.Module):
-    """What a mixin has in common with others. Its class attributes are measured, see `docs/retrofit.md`."""
+    """Base of all mixins. The borders are measured, see `docs/retrofit.md`."""
 
     border: ClassVar[int] = 512
-    """Tokens from which relpos is no slower in a forward pass without gradients."""
+    """Number of tokens from which relpos is not slower in a forward pass without gradients."""
 
     training_border: ClassVar[int] = 512
-    """Tokens from which it is no slower in a training step."""
+    """Number of tokens from which it is not slower in a training step."""
 
     also_recorded: ClassVar[bool] = False
-    """Whether the mixin's methods run while a program is recorded, too: they ask `takes`, or nothing is published."""
+    """Whether the mixin's methods also run while a program is recorded: they call `takes`, or have no published
+    version."""
 
     if TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any: ...  # what a published module has
+        def __getattr__(self, name: str) -> Any: ...  # attributes of the published module
 
     def mechanism(self) -> Any:
-        """The position as mechanisms of relpos for the settings of the module; made once, on the meta device."""
+        """relpos's mechanisms for the module's settings; made once, on the meta device."""
         return None
 
     @property
     def made(self) -> Any:
-        """What `mechanism` returned."""
+        """The result of `mechanism`."""
         return self.__dict__[_ROUTE].mechanism
 
     def takes(self, queries: int, keys: int) -> bool:
-        """Whether relpos computes a call of this many tokens. One query is always left to the published method."""
+        """Whether relpos computes a call of this many tokens. One query always runs as published."""
         route: Route = self.__dict__[_ROUTE]
         if runs_as_published() or queries < 2 or keys < 2 or route.paused:
             return False
@@ -103,40 +105,40 @@ class Retrofitted(nn.Module):
         return queries * keys >= border * border
 
     def count(self) -> None:
-        """Say that relpos computes a call; `attend` says it by itself."""
+        """Count a call that relpos computes, if forced; `attend` does so itself."""
         route: Route = self.__dict__[_ROUTE]
         if route.forced:
             route.taken += 1
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Tensor:
-        """`relpos.attention`, `[B, H, N, V]`, counted while a verification forces it."""
+        """`relpos.attention`, `[B, H, N, V]`, with `count`."""
         self.count()
         out = attention(q, k, v, **more)
         assert isinstance(out, Tensor)
         return out
 
     def kept(self, key: Hashable, device: torch.device, make: Callable[[], T], tokens: int) -> T:
-        """What `make` returns, made once: what follows from shapes and plain settings alone, all in the key.
+        """The cached result of `make`, which may depend only on shapes and plain settings, all in the key.
 
         Args:
-            tokens: of the lines that are made, queries and keys; for very many they are made anew.
+            tokens: queries and keys of the result; for very many it is not cached.
         """
         return keep(self.__dict__[_ROUTE], (key, device), device, make, lambda: TOKEN_BYTES * tokens)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        reduced: Any = super().__reduce_ex__(protocol)  # by the class's name it would be the published class
+        reduced: Any = super().__reduce_ex__(protocol)  # by name, pickle would find the published class
         mixin, published = type(self).__bases__
         return _empty, (mixin, published), *reduced[2:]
 
 
 def runs_as_published() -> bool:
-    """Whether the call under way runs as published, whatever its size: a program is recorded from it, or its caller
-    waits for attention weights."""
+    """Whether the current call runs as published at any size: a program is being recorded, or the caller requested
+    attention weights."""
     return recorded() or interface.weights_are_recorded()
 
 
 class paused:
-    """Let the retrofitted modules within a module run as published, where it calls them without the reason."""
+    """Let the retrofitted modules within a module run as published, if it does not pass the reason on to them."""
 
     def __init__(self, module: nn.Module) -> None:
         self.routes = [route(one) for one in module.modules() if is_swapped(one)]
@@ -153,7 +155,7 @@ class paused:
 @cache
 def _swapped_class(mixin: Any, published: Any) -> type[nn.Module]:
     names = {name: getattr(published, name) for name in ("__module__", "__qualname__", "__doc__")}
-    # what torch.jit.script reads: annotations of a class alone, and properties of all its bases
+    # for torch.jit.script: it reads annotations of the class only, and properties of all its bases
     names["__annotations__"] = dict(vars(published).get("__annotations__", {}))
     ours = [name for name, _ in inspect.getmembers(mixin, lambda one: isinstance(one, property))]
     names["__jit_unused_properties__"] = [*getattr(published, "__jit_unused_properties__", ()), *ours]
@@ -165,7 +167,7 @@ def _swapped_class(mixin: Any, published: Any) -> type[nn.Module]:
 
 
 def _overridden(mixin: type[Retrofitted], published: type[nn.Module]) -> set[str]:
-    """The methods of a published class that a mixin stands in front of."""
+    """The methods of a published class that a mixin overrides."""
     bases = mixin.__mro__[: mixin.__mro__.index(Retrofitted)]
     own = {name for base in bases for name, one in vars(base).items() if isinstance(one, FunctionType)}
     kept = {name for name in own if name == "forward" or not hasattr(nn.Module, name)}
@@ -175,7 +177,7 @@ def _overridden(mixin: type[Retrofitted], published: type[nn.Module]) -> set[str
 def _empty(mixin: Any, published: Any) -> nn.Module:
     """A module without its state, for `pickle` and `deepcopy`."""
     if published.__module__.startswith("transformers."):
-        interface.register()  # its configuration may name our functions, in a process that has not heard of them
+        interface.register()  # its configuration may name our functions before this process has registered them
     return object.__new__(_swapped_class(mixin, published))
 
 
@@ -192,26 +194,26 @@ def swap(module: nn.Module, mixin: type[Retrofitted], border: int | None = None)
 
 
 def rows_of(embedding: Any) -> Tensor:
-    """All rows of an embedding. They are looked up, as the library looks them up, for an adapter (LoRA) may add to them
-    and hooks may gather them."""
+    """All rows of an embedding, by a lookup as in the library: an adapter (LoRA) may add to them, and hooks may gather
+    them."""
     weight: Tensor = embedding.weight
     rows: Tensor = embedding(torch.arange(weight.shape[0], device=weight.device))
     return rows
 
 
 def _names(module: nn.Module) -> set[str]:
-    """What a module's own attributes, parameters, buffers and children are called."""
+    """The names of a module's own attributes, parameters, buffers and children."""
     return {*vars(module), *module._parameters, *module._buffers, *module._modules}
 
 
 def unswap(module: nn.Module) -> None:
-    """Give a swapped module its own class again."""
+    """Set a swapped module's own class again."""
     module.__class__ = published_class(module)
-    module.__dict__.pop(_ROUTE, None)  # none where its mechanism could not be made
+    module.__dict__.pop(_ROUTE, None)  # absent if its mechanism could not be made
 
 
 def swap_again(module: nn.Module, swapped: type[nn.Module], own: Route) -> None:
-    """Undo `unswap`: give a module the class and the route that it had."""
+    """Undo `unswap`: set the module's earlier class and route."""
     module.__class__ = swapped
     module.__dict__[_ROUTE] = own
 
@@ -222,12 +224,12 @@ def is_swapped(module: nn.Module) -> bool:
 
 
 def published_class(module: nn.Module) -> type[nn.Module]:
-    """The class of a module as its library has it."""
+    """The class of a module in its library, whether swapped or not."""
     line = (one for one in type(module).__mro__ if issubclass(one, nn.Module) and not issubclass(one, Retrofitted))
     return next(line) if is_swapped(module) else type(module)
 
 
 def route(module: nn.Module) -> Route:
-    """Which calls of a swapped module relpos computes."""
+    """The `Route` of a swapped module."""
     found: Route = module.__dict__[_ROUTE]
     return found

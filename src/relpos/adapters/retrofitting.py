@@ -1,7 +1,7 @@
-"""`relpos.retrofit(model)`: others' models with the same numbers, in less time and memory from some length on.
+"""`relpos.retrofit(model)`: the same numbers from other libraries' models, in less time and memory from some length on.
 
 report = relpos.retrofit(model)         in place; the report says what was replaced, what was left and why
-relpos.restore(model)                   as if nothing had been
+relpos.restore(model)                   as before
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ def retrofit(
 ) -> RetrofitReport:
     """Let a model of transformers or timm compute its own relative position with relpos, in place.
 
-    Outputs and gradients are the published ones up to rounding, without N x N numbers. Weights, their names, hooks,
-    configuration files and the random state stay. Calls below a measured number of tokens run as published, as does a
-    single query of a cached decoder, and a call with attention weights, a static cache or a mask of pairs. A program
-    that is traced, scripted or exported is the published one. Dropout inside attention draws other numbers of the same
+    Outputs and gradients equal the published ones up to rounding, without N x N numbers. Weights, their names, hooks,
+    configuration files and the random state stay. These calls run as published: calls below a measured number of
+    tokens, a single query of a cached decoder, and calls with attention weights, a static cache or a mask of pairs. A
+    traced, scripted or exported program is the published one. Dropout inside attention draws other numbers of the same
     probability.
 
     Args:
-        model: changed in place; `relpos.restore` undoes it. Retrofitting it again is an error. What
-            `relpos.replace_position` has changed in it stays as it is.
+        model: changed in place; `relpos.restore` undoes it. Retrofitting it again is an error. Modules that
+            `relpos.replace_position` has changed stay as they are.
         verify: run a copy of one module of each kind, published and retrofitted, and compare outputs and gradients.
-        force: also serve a version of the library whose source was not run; it is verified all the same.
-        border: tokens from which relpos computes, in place of the measured number; 0 for always.
-        progress: called with the name of what is being verified.
+        force: also serve a version of the library that was not tested. The retrofit is then always verified.
+        border: number of tokens from which relpos computes, instead of the measured number; 0 for always.
+        progress: called with the name of each module to be verified.
 
     Returns:
         What was replaced, what was left and why, and how it was verified. Print it.
 
     Raises:
-        ValueError: there is nothing to replace, or something that cannot be served; nothing was changed.
-        RuntimeError: the verification found a difference; everything was restored.
+        ValueError: there is nothing to replace, or something cannot be served. Nothing was changed.
+        RuntimeError: the verification found a difference. Everything was restored.
 
     Examples:
         >>> from transformers import T5Config, T5EncoderModel
@@ -101,7 +101,7 @@ def restore(model: nn.Module) -> None:
         model: changed in place.
 
     Raises:
-        ValueError: it is no module, or accelerate has given a retrofitted module a forward of its own.
+        ValueError: it is not a module, or accelerate has set `forward` on a retrofitted module.
 
     Examples:
         >>> encoder = torch.nn.TransformerEncoderLayer(32, 2, batch_first=True)
@@ -123,7 +123,7 @@ def restore(model: nn.Module) -> None:
 
 
 def _require_own_forward(model: nn.Module) -> None:
-    """Raise one line where a swapped module would keep a forward of the class that is taken from it."""
+    """Raise if a swapped module has its own `forward` attribute: it would still call the class that is removed."""
     for name, module in model.named_modules():
         if is_swapped(module) and "forward" in vars(module):
             fail(
@@ -136,7 +136,7 @@ def _require_own_forward(model: nn.Module) -> None:
 def _found(
     model: nn.Module, border: int | None
 ) -> tuple[list[tuple[str, nn.Module, PositionKind, Replaced]], list[Left]]:
-    """The modules that are to be replaced, and those that are left, with the reason."""
+    """The modules to replace, and those that are left, with the reason."""
     found: list[tuple[str, nn.Module, PositionKind, Replaced]] = []
     left: list[Left] = []
     replaced_before = {id(module) for holder in holders(model) for module in holder.modules()}
@@ -169,7 +169,7 @@ def _found(
 def _require_served(
     model: nn.Module, found: list[tuple[str, nn.Module, PositionKind, Replaced]], left: list[Left], force: bool
 ) -> None:
-    """Raise one line where nothing can be replaced, or something is in the way; before anything changes."""
+    """Raise if nothing can be replaced or something prevents it, before anything changes."""
     if not found:
         reasons = sorted({f"{one.path.rpartition('.')[2]}: {one.reason}" for one in left})
         served = sorted({one.architecture for _, one in replaced_classes().values()})
@@ -210,7 +210,7 @@ _ALWAYS_ASKED = "config.output_attentions=True: all calls run as published; set 
 
 
 def _require_whole(model: nn.Module) -> None:
-    """Raise one line where there are no weights, or parts of them, that a verification could copy."""
+    """Raise if weights are on the meta device or sharded, so that a verification cannot copy them."""
     for name, x in model.named_parameters():
         if type(x.data).__name__ == "DTensor":
             remedy = "Retrofit before fully_shard, or pass verify=False."
@@ -233,7 +233,7 @@ def _swap(found: list[tuple[str, nn.Module, PositionKind, Replaced]], border: in
 
 @contextmanager
 def undone_on_error(model: nn.Module) -> Iterator[None]:
-    """Take back what is changed in a model within, where that fails half-way; what was changed before stays."""
+    """If the block fails, undo its changes to the model; earlier changes stay."""
     before, held = {id(module) for module in model.modules() if is_swapped(module)}, bool(holders(model))
     try:
         yield
@@ -250,7 +250,7 @@ def undone_on_error(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_retrofit(model: nn.Module) -> Iterator[tuple[str, ...]]:
-    """Restore what `retrofit` has changed in a model, for good unless an error comes; the names of the modules."""
+    """Undo `retrofit` in a model, permanently unless the block raises. Yields the names of the modules."""
     swapped = {name: module for name, module in model.named_modules() if is_swapped(module)}
     before = [(module, type(module), route(module)) for module in swapped.values()]
     configs = [module.config for module in swapped.values() if interface.is_switched(getattr(module, "config", None))]

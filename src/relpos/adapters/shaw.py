@@ -1,16 +1,17 @@
-"""Shaw's positions: queries meet a learned vector of the clipped distance; in VITS the values have vectors too.
+"""Shaw's positions: queries are multiplied with a learned vector of the clipped distance; VITS also adds vectors to
+values.
 
     score[h, i, j] = scale * <q[i], k[j] + a[clip(i - j)]>
     output[h, i]   = sum over j of p[i, j] * (v[j] + b[i - j])
 
-The libraries look up the vectors of all pairs, N x M x D numbers, or skew the products; here queries meet each vector
-once. How the tables lie:
+The libraries look up the vectors of all pairs, N x M x D numbers, or skew the products; here queries are multiplied
+with each vector once. The order of the tables:
 
     wav2vec2_bert, seamless_m4t_v2    key - query, from -left to right
     speecht5                          query - key, from -max to max - 1
     vits                              key - query, from -window to window; farther pairs have no vector
 
-Masks are one number a key. The encoders of SpeechT5 and VITS are replaced as well, and hand on `[B, 1, 1, M]` of bool.
+Masks are one number per key. The encoders of SpeechT5 and VITS are replaced too, and pass on `[B, 1, 1, M]` of bool.
 SpeechT5's layers get the table, `[2 max, D]`, in place of the vectors of all pairs, `[N, N, D]`.
 """
 
@@ -32,17 +33,17 @@ from relpos.core import LineVectors, Sequence, Terms, at_least_float32, lines
 def shaw_terms(
     table: Tensor, tokens: int, low: int, high: int, *, turned: bool = False, values: Tensor | None = None
 ) -> Terms:
-    """Vectors of distances query - key, clipped.
+    """The position terms of vectors of the clipped distance query - key.
 
     Args:
         table: `[R, D]`; row 0 belongs to `low`, or to `high` if `turned`.
         tokens: N, queries and keys.
-        low, high: the distances that are clipped to.
+        low, high: the range that distances are clipped to.
         turned: whether the table counts key - query.
-        values: `[R, D]`, vectors that are added to the values. Pairs beyond `low` and `high` then have none at all.
+        values: `[R, D]`, vectors added to the values. Pairs beyond `low` and `high` then have no vectors.
     """
     line = lines(Sequence(tokens), device=table.device)
-    if low < 1 - tokens and high > tokens - 1:  # no pair is as far; queries need not meet the other rows
+    if low < 1 - tokens and high > tokens - 1:  # no pair is that far; other rows are not needed
         first = high - tokens + 1 if turned else 1 - tokens - low
         table = table[first : first + 2 * tokens - 1]
         values = None if values is None else values[first : first + 2 * tokens - 1]
@@ -59,10 +60,10 @@ def shaw_terms(
 
 
 class ConformerShawAttention(ConformerAttention):
-    """Conformers with "relative_key", and with Transformer-XL's "relative" where they have that too."""
+    """Conformers with "relative_key", or with Transformer-XL's "relative" if the class has both."""
 
     def terms(self, tokens: int, relative: Tensor | None) -> Terms:
-        """The position of a call of this many tokens."""
+        """The position terms of a call with this many tokens."""
         module: Any = self
         if module.position_embeddings_type != "relative_key":
             return super().terms(tokens, relative)
@@ -71,7 +72,7 @@ class ConformerShawAttention(ConformerAttention):
 
 
 class SeamlessEncoder(Retrofitted):
-    """SeamlessM4T v2's encoder, for its mask: by default one chunk holds all tokens, and says nothing."""
+    """SeamlessM4T v2's encoder, replaced for its mask: by default one chunk holds all tokens and needs no mask."""
 
     def _apply_chunk_attention(self, attention_mask: Tensor | None, hidden_states: Tensor) -> Tensor | None:
         tokens = hidden_states.shape[1]
@@ -84,7 +85,7 @@ class SeamlessEncoder(Retrofitted):
 
 
 class SpeechT5Positions(Retrofitted):
-    """What makes SpeechT5's vectors, once for all layers."""
+    """The module that makes SpeechT5's vectors, once for all layers."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """The table, `[2 max, D]`, in place of `[N, N, D]`."""
@@ -96,41 +97,41 @@ class SpeechT5Positions(Retrofitted):
 
 
 class MaskedByKeys(Retrofitted):
-    """An encoder that hands on a mask of one number a key, `[B, 1, 1, M]` of bool."""
+    """An encoder that passes on a mask of one number per key, `[B, 1, 1, M]` of bool."""
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The published forward."""
         tokens, mask = hidden_states.shape[1], kwargs.get("attention_mask")
         asked = kwargs.get("output_attentions")
         asked = self.config.output_attentions if asked is None else asked
-        named = self.config._attn_implementation is not None  # a VITS encoder built by itself: the library drops masks
+        named = self.config._attn_implementation is not None  # a VITS encoder built alone: the library drops masks
         if mask is not None and mask.dim() == 2 and named and not args and not asked and self.takes(tokens, tokens):
             kwargs["attention_mask"] = mask[:, None, None].bool()
         elif mask is not None and _by_key(mask, tokens):
-            kwargs["attention_mask"] = mask.to(hidden_states.dtype)  # the caller's, which layers add, is none of ours
+            kwargs["attention_mask"] = mask.to(hidden_states.dtype)  # the caller's, which layers add
         return super().forward(hidden_states, *args, **kwargs)
 
 
 class VitsEncoder(MaskedByKeys):
-    """VITS's text encoder, from as many tokens on as its layers."""
+    """VITS's text encoder, with the borders of its layers."""
 
     border = 1024
     training_border = 1024
 
 
 def _by_key(mask: Tensor | None, tokens: int) -> bool:
-    """Whether a mask is one that `MaskedByKeys` handed on."""
+    """Whether a mask comes from `MaskedByKeys`."""
     return mask is not None and mask.dtype == torch.bool and mask.shape[1:] == (1, 1, tokens)
 
 
 def _written_out(mask: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
-    """The same as the libraries add it to scores, `[B, 1, N, M]`."""
+    """A mask by key as the libraries add it to scores, `[B, 1, N, M]`."""
     zero = torch.zeros((), dtype=dtype, device=mask.device)
     return torch.where(mask.expand(-1, -1, tokens, -1), zero, torch.finfo(dtype).min)
 
 
 class SpeechT5Attention(Retrofitted):
-    """SpeechT5's, in its encoder."""
+    """The attention of SpeechT5's encoder."""
 
     def forward(
         self,
@@ -142,7 +143,7 @@ class SpeechT5Attention(Retrofitted):
         output_attentions: bool | None = False,
         **kwargs: Any,
     ) -> Any:
-        """`(output, None)`; calls with attention weights, a cache or vectors of all pairs as published."""
+        """`(output, None)`. As published with attention weights, a cache or vectors of all pairs."""
         module: Any = self
         tokens = hidden_states.shape[1]
         by_key, table = _by_key(attention_mask, tokens), position_bias is not None and position_bias.dim() == 2
@@ -175,13 +176,13 @@ class SpeechT5Attention(Retrofitted):
 
 
 def _of_all_pairs(table: Tensor, tokens: int) -> Tensor:
-    """`[N, N, D]`, as SpeechT5 has it."""
+    """The vectors of all pairs, `[N, N, D]`, as in SpeechT5."""
     order, longest = torch.arange(tokens, device=table.device), table.shape[0] // 2
     return table[(order[:, None] - order).clamp(-longest, longest - 1) + longest]
 
 
 class VitsAttention(Retrofitted):
-    """VITS's text encoder."""
+    """The attention of VITS's text encoder."""
 
     border = 1024
     training_border = 1024
@@ -193,7 +194,7 @@ class VitsAttention(Retrofitted):
         attention_mask: Tensor | None = None,
         output_attentions: bool | None = False,
     ) -> Any:
-        """`(output, None)`; with attention weights or a mask of all pairs as published."""
+        """`(output, None)`. As published with attention weights or a mask of all pairs."""
         module: Any = self
         tokens = hidden_states.shape[1]
         by_key = _by_key(attention_mask, tokens)
@@ -245,7 +246,7 @@ def _run_vits_encoder(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
 
 
 def _run_seamless_encoder(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    config = module.config  # of a copy
+    config = module.config  # on a copy
     if config.speech_encoder_chunk_size is not None:
         config.speech_encoder_chunk_size = max(config.speech_encoder_chunk_size, draws.tokens)
     x = draws.normal(draws.batch, draws.tokens, config.hidden_size)
@@ -269,7 +270,7 @@ def _window(module: Any) -> Any:
 
 
 def _not_relative_key(module: Any) -> str | None:
-    """Why a module of SeamlessM4T v2 has nothing to replace, which knows Shaw's position alone."""
+    """Why a module of SeamlessM4T v2, which has only Shaw's position, has nothing to replace."""
     kind = module.config.position_embeddings_type if hasattr(module, "layers") else module.position_embeddings_type
     return None if kind == "relative_key" else "it has no position"
 

@@ -1,21 +1,22 @@
-"""ALiBi's slopes: a bias that falls with the distance, by a factor of the head; in BLOOM, MPT and Falcon.
+"""ALiBi's slopes in BLOOM, MPT and Falcon: a bias that falls linearly with the distance, with one slope per head.
 
     score[h, i, j] += slope[h] * j          which in a softmax over j is slope[h] * (j - i)
 
-As published it is a number a key, beside an N x N causal mask. BLOOM and MPT: the model makes no such mask where it is
-given one with four dimensions, so it is given the padding alone,
+The published bias is one number per key, in addition to an N x N causal mask. In BLOOM and MPT, the model makes no such
+mask if it gets one with four dimensions, so it gets only the padding,
 
     [B, 1, 1, M]    True at padded keys
     [1, 1, M, 1]    nothing is padded
 
-and a layer attends with relpos where it gets one of these. Without padding the bias is one number an offset. With it,
-and in half precision, where the number of every key is rounded, the bias of a key is one more component of it, which
-meets a 1 of every query:
+and a layer that gets one of these attends with relpos. Without padding the bias is one number per offset. With padding,
+and in half precision, where each key's number is rounded, the bias becomes one more component of the key, multiplied
+with a 1 in every query:
 
     <(q, 1), (k[j], bias[j])> = <q, k[j]> + bias[j]
 
-Falcon rounds the number of each key to bfloat16, always. It makes a mask of all pairs with the bias in it out of one
-with four dimensions, and none of a switched configuration's. A padded query sees no key, or others than as published.
+Falcon always rounds each key's number to bfloat16. From a mask with four dimensions it makes a mask of all pairs that
+includes the bias; from a switched configuration's mask it does not. A padded query attends to no key, or to other keys
+than as published.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from relpos.core.checks import fail
 
 
 class AlibiModel(Retrofitted):
-    """`BloomModel` and `MptModel`: the mask that they hand to their layers."""
+    """`BloomModel` and `MptModel`: the mask that they pass to their layers."""
 
     border = 512
     training_border = 768
@@ -63,7 +64,8 @@ class AlibiModel(Retrofitted):
         )
 
     def handed_on(self, mask: Tensor | None, tokens: Tensor, cache: Any, asked: bool) -> Tensor | None:
-        """The mask with which the layers attend by relpos, or that of the caller, who may have asked for weights."""
+        """The mask that lets the layers attend by relpos, or the caller's mask if they cannot (weights were
+        requested)."""
         queries = tokens.shape[1]
         keys = queries + (0 if cache is None else cache.get_seq_length())
         if mask is not None and mask.dim() == 4:
@@ -81,7 +83,7 @@ class AlibiModel(Retrofitted):
         return ~mask.bool()[:, None, None].to(tokens.device)
 
     def of_caller(self, mask: Tensor, queries: int, keys: int) -> Tensor:
-        """A caller's mask of four dimensions, which does not look like ours: one of several queries has no 1 behind."""
+        """A caller's mask of four dimensions, expanded so that it does not look like ours."""
         sides = (new if old == 1 else -1 for old, new in zip(mask.shape[2:], (queries, keys), strict=True))
         return mask.expand(-1, -1, *sides)
 
@@ -90,11 +92,11 @@ class BloomModel(AlibiModel):
     """`BloomModel`, which refuses masks of four dimensions."""
 
     def of_caller(self, mask: Tensor, queries: int, keys: int) -> Tensor:
-        self._published(mask, self.num_heads, torch.float32)  # raises; it would not look at the heads of ours, either
+        self._published(mask, self.num_heads, torch.float32)  # raises, as published
         return mask
 
     def build_alibi_tensor(self, attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
-        """A number a key, or the slopes alone, `[H, 1, 1]`, where nothing is padded nor rounded."""
+        """One number per key, or only the slopes, `[H, 1, 1]`, if nothing is padded or rounded."""
         if attention_mask.dim() != 4:
             return self._published(attention_mask, num_heads, dtype)
         if attention_mask.shape[3] != 1:
@@ -110,13 +112,13 @@ class BloomModel(AlibiModel):
 
 
 class AlibiAttention(Retrofitted):
-    """What the attention of BLOOM and MPT have in common."""
+    """Common base of BLOOM's and MPT's attention."""
 
     border = AlibiModel.border
     training_border = AlibiModel.training_border
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, scale: float, dropout: float) -> Tensor:
-        """What the output projection is given, `[B, N, E]`, under a bias of slopes `[H]`."""
+        """The input of the output projection, `[B, N, E]`, with a bias of slopes `[H]`."""
         queries, keys, device = q.shape[2], k.shape[2], q.device
         line = self.kept(
             (queries, keys),
@@ -140,17 +142,17 @@ def attended_by_key(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    """What the output projection is given, `[B, N, E]`, under a bias of each key.
+    """The input of the output projection, `[B, N, E]`, with one bias per key.
 
     Args:
         bias: `[1 or B, H, 1, M]`, scaled like the products of q and k.
         hidden: `[B, M]`, True at padded keys.
     """
     bias = bias.to(k.dtype)
-    if hidden is not None:  # a quarter of the least there is, since more is added
+    if hidden is not None:  # a quarter of the minimum, because more is added
         bias = bias.masked_fill(hidden[:, None, None], torch.finfo(k.dtype).min / 4)
     width = q.shape[-1]
-    wider = -(width + 1) % 8  # what kernels like
+    wider = -(width + 1) % 8  # kernels prefer multiples of 8
     q = pad(pad(q, (0, 1), value=1.0), (0, wider))
     k = pad(torch.cat((k, bias.mT.expand(*k.shape[:3], 1)), -1), (0, wider))
     v = pad(v, (0, 1 + wider))
@@ -171,7 +173,7 @@ class BloomAttention(AlibiAttention):
         layer_past: Any = None,
         **more: Any,
     ) -> Any:
-        """The published forward, or relpos where the model has left the mask for it."""
+        """The published forward, or relpos if the model passed on a mask for it."""
         if not _is_for_relpos(attention_mask, hidden_states.shape[1]):
             return super().forward(hidden_states, residual, alibi, attention_mask, layer_past, **more)
         q, k, v = self._reshape(self.query_key_value(hidden_states))
@@ -198,7 +200,7 @@ class MptAttention(AlibiAttention):
         attention_mask: Any = None,
         **more: Any,
     ) -> Any:
-        """The published forward, or relpos where the model has left the mask for it."""
+        """The published forward, or relpos if the model passed on a mask for it."""
         if not _is_for_relpos(attention_mask, hidden_states.shape[1]):
             return super().forward(hidden_states, position_bias, past_key_values, attention_mask, **more)
         mixed = self.Wqkv(hidden_states)
@@ -210,7 +212,7 @@ class MptAttention(AlibiAttention):
         scale, dropout = float(self.softmax_scale), _probability(self, self.attn_dropout_p)
         hidden = _hidden(attention_mask)
         if hidden is None:
-            out = self.attended(q, k, v, -position_bias[:, 0, -2], scale, dropout)  # the last key but one is at -1
+            out = self.attended(q, k, v, -position_bias[:, 0, -2], scale, dropout)  # -2: the key at distance -1
         else:
             bias = position_bias[None, :, :, -k.shape[2] :]
             out = attended_by_key(self, q * scale, k, v, bias, hidden, 1.0, dropout)
@@ -218,7 +220,7 @@ class MptAttention(AlibiAttention):
 
 
 class MptModel(AlibiModel):
-    """`MptModel`, whose biases reach back for `max_seq_len` keys."""
+    """`MptModel`, whose biases cover `max_seq_len` keys."""
 
     def handed_on(self, mask: Tensor | None, tokens: Tensor, cache: Any, asked: bool) -> Tensor | None:
         keys = tokens.shape[1] + (0 if cache is None else cache.get_seq_length())
@@ -228,13 +230,13 @@ class MptModel(AlibiModel):
 
 
 class FalconModel(Retrofitted):
-    """`FalconModel`: its configuration is switched, and with it the mask. Its layers attend."""
+    """`FalconModel`: its configuration is switched, which changes the mask. Its layers attend."""
 
     border = 512
     training_border = 512
 
     def mechanism(self) -> None:
-        """None; but Falcon finds the class of its layers by what the configuration selects, and there is none."""
+        """None. Registers our names in the table by which Falcon finds the class of its layers."""
         classes = sys.modules[published_class(self).__module__].FALCON_ATTENTION_CLASSES
         classes.update({interface.PREFIX + own: _built for own in interface.SERVED})
 
@@ -256,7 +258,7 @@ class FalconAttention(Retrofitted):
         output_attentions: bool = False,
         **more: Any,
     ) -> Any:
-        """Attention with relpos, or as published on what the published model hands on."""
+        """Attention with relpos, or as published with the published mask."""
         batch, queries, _ = hidden_states.shape
         keys, by_key = alibi.shape[-1], attention_mask is None or attention_mask.dim() == 2
         own = str(self.config._attn_implementation_internal).removeprefix("relpos_")
@@ -278,17 +280,17 @@ class FalconAttention(Retrofitted):
         if ours:
             k, v = (x.expand(-1, q.shape[1], -1, -1) for x in (k, v))
             hidden = None if attention_mask is None else ~attention_mask.bool()
-            # without sdpa the published layer adds the bias twice: it stands in the mask as well
+            # without sdpa the published layer adds the bias twice: the mask also contains it
             whole = alibi if own == "sdpa" else 2 * alibi
             out = attended_by_key(self, q, k, v, whole, hidden, float(self.inv_norm_factor), dropout)
-        else:  # as published, where the configuration is asked for its implementation, which is switched
+        else:  # as published, without reading the configuration's implementation, which is switched
             out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask, dropout_p=dropout)
             out = out.transpose(1, 2).flatten(2)
         return self.dense(out), None
 
 
 def _built(config: Any, *args: Any, **kwargs: Any) -> nn.Module:
-    """In the place of a layer's class: a layer as published, of a configuration that was copied from a switched one."""
+    """Called as a layer's class: builds a published layer from a configuration that was copied from a switched one."""
     if interface.is_shared(config):
         fail("a configuration of no retrofitted model", "that of one", "Build it with copy.deepcopy(config).")
     interface.switch_back(config)
@@ -298,14 +300,14 @@ def _built(config: Any, *args: Any, **kwargs: Any) -> nn.Module:
 
 
 def _is_for_relpos(mask: Any, queries: int) -> bool:
-    """Whether the model has handed on the padding alone."""
+    """Whether the model passed on only the padding."""
     if mask is None or mask.dim() != 4 or queries < 2 or mask.shape[1] != 1:
         return False
     return bool(mask.shape[2] == 1 or mask.shape[3] == 1)
 
 
 def _hidden(mask: Tensor) -> Tensor | None:
-    """`[B, M]`, True at padded keys, of what the model has handed on; None where there are none."""
+    """`[B, M]`, True at padded keys, from the mask the model passed on; None if nothing is padded."""
     return mask[:, 0, 0] if mask.shape[3] != 1 else None
 
 
@@ -314,7 +316,7 @@ def _probability(module: nn.Module, dropout: Any) -> float:
 
 
 def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """The model on whole sequences, on padded ones, and where a token in the middle is hidden as well."""
+    """Run the model on full sequences, on padded ones, and with a hidden token in the middle."""
     padding = draws.padding(draws.batch, draws.tokens)
     holed = padding.clone()
     holed[0, draws.tokens // 2] = 0

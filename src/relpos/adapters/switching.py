@@ -1,9 +1,9 @@
-"""`set_attn_implementation` of models whose configuration is switched: our functions stay in front of what it sets.
+"""`set_attn_implementation` of models with a switched configuration: the configuration stays switched.
 
-The library's method writes a name into configurations, its own and those of the models within, and takes the name of
-our functions away with it. So models of the library that hold a switched module have a method of their own, an
-attribute of the instance: it calls the library's, and switches again. Another implementation than those we stand in
-front of is refused, and changes nothing.
+The library's method writes an implementation's name into the configurations of the model and of the models within, and
+so overwrites the name of our functions. Therefore models of the library that hold a switched module get their own
+method, an attribute of the instance: it calls the library's and switches again. An implementation that ours do not
+serve is refused, and nothing changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _METHOD = "set_attn_implementation"
 
 
 def follow(model: nn.Module) -> None:
-    """Let the models in a model follow what is set where they hold a switched module, and the others no more."""
+    """Set our method on the models within a model that hold a switched module, and remove it from the others."""
     for one in model.modules():
         if hasattr(type(one), _METHOD):
             one.__dict__.pop(_METHOD, None)
@@ -31,16 +31,16 @@ def follow(model: nn.Module) -> None:
 
 
 def _switched(model: nn.Module) -> dict[int, Any]:
-    """The configurations in a model that our functions are selected by."""
+    """The configurations in a model that select our functions."""
     swapped: list[Any] = [one for one in model.modules() if is_swapped(one) and route(one).switched]
     return {id(one.config): one.config for one in swapped}
 
 
 def _set(above: Above, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any) -> None:
-    """The library's method, and our functions in front of what it sets.
+    """Call the library's method, then switch the configurations again.
 
     Raises:
-        ValueError: our functions stand in front of no such implementation.
+        ValueError: our functions do not serve this implementation.
     """
     model: Any = above()
     configs = [one.config for one in model.modules() if hasattr(one, "config")]

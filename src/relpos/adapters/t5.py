@@ -1,10 +1,10 @@
-"""T5's buckets of distances: a table of numbers, one a bucket and head, made by the first layer for all.
+"""T5's buckets of distances: a table of one number per bucket and head. The first layer makes the bias for all layers.
 
     score[h, i, j] += relative_attention_bias[bucket(j - i), h]
 
-Served by transformers' attention interface: `compute_bias` returns one number an offset, `[1, H, 1, N + M - 1]`, in
-place of `[1, H, N, M]`. Later layers get that tensor. Cross-attention, which has no position, gets one zero in place
-of N x M.
+Served through transformers' attention interface: `compute_bias` returns one number per offset, `[1, H, 1, N + M - 1]`,
+in place of `[1, H, N, M]`. Later layers get that tensor. Cross-attention has no position and gets one zero in place of
+N x M.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from relpos.position import T5Bias
 
 
 def by_offset(bias: T5Bias, table: Tensor, queries: int, keys: int) -> Tensor:
-    """The bias of the last `queries` tokens of `keys`, one number an offset: `[1, H, 1, N + M - 1]`."""
+    """The bias of the last `queries` of `keys` tokens, one number per offset: `[1, H, 1, N + M - 1]`."""
     terms = bias.terms_from({"relative_attention_bias": table}, Sequence(queries, start=keys - queries), Sequence(keys))
     values = next(term for term in terms if isinstance(term, LineBias)).values
     return values[None, :, None]
@@ -38,12 +38,12 @@ def by_offset(bias: T5Bias, table: Tensor, queries: int, keys: int) -> Tensor:
 class T5Attention(Retrofitted):
     """`T5Attention` and its copies in other architectures."""
 
-    # one border: reentrant checkpointing runs a layer without gradients first, and the next layer keeps that bias
+    # equal borders: reentrant checkpointing first runs a layer without gradients, and the next layer keeps that bias
     border = 512
     training_border = 512
 
     def mechanism(self) -> T5Bias | None:
-        """T5's bias, in a layer that has a table."""
+        """T5's bias if the layer has a table, else None."""
         if "relative_attention_bias" not in self._modules:
             return None
         buckets, heads = self.relative_attention_bias.weight.shape
@@ -51,21 +51,21 @@ class T5Attention(Retrofitted):
             heads,
             num_buckets=buckets,
             max_distance=self.relative_attention_max_distance,
-            bidirectional=not getattr(self, "is_decoder", True),  # Pix2Struct's text model is one, and says nothing
+            bidirectional=not getattr(self, "is_decoder", True),  # Pix2Struct's text decoder lacks the attribute
             init_std=0.0,
         )
 
     def compute_bias(self, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0) -> Tensor:
-        """The bias: one number an offset where relpos attends."""
+        """The bias: one number per offset if relpos attends."""
         at_end = isinstance(past_seen_tokens, int) and past_seen_tokens + query_length == key_length
-        served = at_end and is_switched(self.config)  # `set_attn_implementation` may have taken that back
+        served = at_end and is_switched(self.config)  # `set_attn_implementation` may have undone it
         if not (served and self.takes(query_length, key_length)):
             published: Tensor = super().compute_bias(query_length, key_length, device, past_seen_tokens)  # type: ignore[misc]
             return published
         return by_offset(self.made, rows_of(self.relative_attention_bias), query_length, key_length)
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """The published forward, without its N x M zeros where there is no position."""
+        """The published forward, without its N x M zeros if there is no position."""
         names = ("mask", "key_value_states", "position_bias", "past_key_values")
         kwargs = dict(zip(names, args, strict=False)) | kwargs
         if kwargs.get("position_bias") is None and not self.has_relative_attention_bias:
@@ -77,7 +77,7 @@ class T5Attention(Retrofitted):
 
 
 class Pix2StructTextAttention(T5Attention):
-    """A layer that cuts its mask to the number of keys, and so wants it with four dimensions."""
+    """A layer that cuts its mask to the number of keys and needs it in four dimensions."""
 
     def forward(self, hidden_states: Tensor, mask: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """The published forward."""
@@ -87,28 +87,28 @@ class Pix2StructTextAttention(T5Attention):
 
 
 class UMT5Attention(T5Attention):
-    """Every layer has a table of its own, and none takes the bias of another."""
+    """Every self-attention layer has its own table; no layer takes another's bias."""
 
     def compute_bias(self, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0) -> Tensor:
-        """The bias; one zero where the layer attends to other tokens."""
+        """The bias; one zero if the layer attends to other tokens."""
         if "relative_attention_bias" not in self._modules:
             self.count()
             return next(self.parameters()).new_zeros(1, self.n_heads, 1, 1)
         return super().compute_bias(query_length, key_length, device, past_seen_tokens)
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """The published forward; where there is no position, `compute_bias` is asked in place of N x M zeros."""
+        """The published forward; without a position, it calls `compute_bias` instead of making N x M zeros."""
         module: Any = self
         has_table = "relative_attention_bias" in self._modules
         module.has_relative_attention_bias = True
         try:
             return super(T5Attention, self).forward(hidden_states, *args, **kwargs)
         finally:
-            module.has_relative_attention_bias = has_table  # and not what it was: another thread may have set it
+            module.has_relative_attention_bias = has_table  # not the previous value: another thread may have set it
 
 
 class MPNetEncoder(Retrofitted):
-    """MPNet makes the bias in its encoder, for all layers."""
+    """MPNet's encoder, which makes the bias for all layers."""
 
     border = T5Attention.border
     training_border = T5Attention.training_border
@@ -119,7 +119,7 @@ class MPNetEncoder(Retrofitted):
         return T5Bias(heads, num_buckets=buckets, max_distance=128, init_std=0.0)
 
     def compute_position_bias(self, x: Tensor, position_ids: Any = None, num_buckets: int = 32) -> Tensor:
-        """The bias: one number an offset where relpos attends."""
+        """The bias: one number per offset if relpos attends."""
         tokens = x.shape[1]
         known = num_buckets == self.relative_attention_bias.weight.shape[0]
         if position_ids is not None or not known or not self.takes(tokens, tokens):
@@ -130,7 +130,7 @@ class MPNetEncoder(Retrofitted):
 
 
 class MPNetSelfAttention(Retrofitted):
-    """A layer that is handed the bias."""
+    """A layer that is given the bias."""
 
     border = T5Attention.border
     training_border = T5Attention.training_border
@@ -143,7 +143,7 @@ class MPNetSelfAttention(Retrofitted):
         output_attentions: bool = False,
         **kwargs: Any,
     ) -> tuple[Tensor, ...]:
-        """Attention by relpos where the bias is by offset and the mask by token, else as published."""
+        """Attention by relpos if the bias is by offset and the mask by token, else as published."""
         batch, tokens = hidden_states.shape[:2]
         by_token = attention_mask is None or attention_mask.dim() == 2
         by_offset = position_bias is not None and is_by_offset(position_bias, tokens, tokens)
@@ -165,12 +165,12 @@ class MPNetSelfAttention(Retrofitted):
 
 
 def _width(module: Any) -> int:
-    """The width of tokens; the first parameter projects them to queries."""
+    """The width of tokens, from the first parameter, which projects them to queries."""
     return int(next(module.parameters()).shape[1])
 
 
 def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """A layer with a bias: its own, then the one that the layer before it hands on; and one that attends to others."""
+    """Run a layer with a bias from an earlier layer, with its own if it has a table, and as cross-attention."""
     from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
     config, tokens = module.config, draws.tokens
@@ -193,7 +193,7 @@ def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
 
 
 def _run_umt5(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """A layer on its own tokens, or on others."""
+    """Run a layer as self-attention or cross-attention."""
     from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
     config, tokens = module.config, draws.tokens
@@ -210,7 +210,7 @@ def _run_umt5(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
 
 
 def _run_mpnet_encoder(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """The bias of all layers, written out."""
+    """The bias of all layers as a dense tensor."""
     x = draws.normal(draws.batch, draws.tokens, 4)
     bias = module.compute_position_bias(x) + 0 * x.sum()
     bias = dense_by_offset(bias, draws.tokens, draws.tokens) if is_swapped(module) else bias[:1]
@@ -218,7 +218,7 @@ def _run_mpnet_encoder(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
 
 
 def _run_mpnet(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """A layer that is handed the bias."""
+    """Run a layer that is given the bias."""
     tokens = draws.tokens
     x = draws.normal(draws.batch, tokens, module.q.in_features)
     bias = draws.normal(1, module.num_attention_heads, 1, 2 * tokens - 1)

@@ -1,13 +1,13 @@
-"""Transformer-XL's positions in Conformers: queries meet a projected sinusoid of the distance, with biases u and v.
+"""Transformer-XL's positions in Conformers: queries are multiplied with a projected sinusoid of the distance, with
+biases u and v.
 
     score[h, i, j] = scale * ( <q[i] + u[h], k[j]> + <q[i] + v[h], W[h] r(i - j)> )
 
-The models make the sinusoids once, `[1 or B, 2 N - 1, E]`, from distance N - 1 down to -(N - 1), and hand them to the
-layers, which project them. That stays, and with it their dropout and whatever was put on the projection. What goes are
-the products of all queries with all distances, and their shift.
+The models make the sinusoids once, `[1 or B, 2 N - 1, E]`, from distance N - 1 down to -(N - 1). The layers project
+them. That stays, with their dropout and any adapters on the projection. Not computed: the products of all queries with
+all distances, and their shift.
 
-Masks are one number a key. Where a library makes them by its attention interface, that is switched; FastSpeech2 makes
-its own.
+Masks are one number per key. If the attention interface makes them, it is switched; FastSpeech2 makes its own.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from relpos.core import LineVectors, QueryBias, Sequence, Terms, at_least_float3
 
 
 def transformer_xl_terms(projected: Tensor, u: Tensor, v: Tensor) -> Terms:
-    """The terms of projected sinusoids.
+    """The position terms of projected sinusoids.
 
     Args:
-        projected: `[2 N - 1, H D]`, from distance N - 1 (query - key) down.
+        projected: `[2 N - 1, H D]`, in descending order from distance N - 1 (query - key).
         u, v: `[H, D]`.
     """
     heads, width = u.shape
@@ -45,15 +45,14 @@ def by_head(x: Tensor, width: int) -> Tensor:
 
 
 class ConformerAttention(Retrofitted):
-    """The attention of wav2vec 2.0's Conformer and its copies, served by the attention interface."""
+    """The attention of wav2vec 2.0's Conformer and its copies, served through the attention interface."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """`(output, None)`; as published where the call is too short, the mask is not one number a key or weights are
-        asked for."""
+        """`(output, None)`. As published if the call is too short, the mask is not by key or weights are requested."""
         tokens = hidden_states.shape[1]
         relative = args[0] if args else kwargs.get("relative_position_embeddings")
         plain = attention_mask is None or attention_mask.dim() == 2
-        missing = self.position_embeddings_type == "relative" and relative is None  # the library has an error for that
+        missing = self.position_embeddings_type == "relative" and relative is None  # the library raises for that
         if missing or not (plain and self.takes(tokens, tokens)):
             return super().forward(hidden_states, attention_mask, *args, **kwargs)
         module: Any = self
@@ -71,13 +70,13 @@ class ConformerAttention(Retrofitted):
         return module.linear_out(out.transpose(1, 2).flatten(2)), None
 
     def terms(self, tokens: int, relative: Tensor | None) -> Terms:
-        """The position of a call of this many tokens."""
+        """The position terms of a call with this many tokens."""
         module: Any = self
         return transformer_xl_terms(module.linear_pos(relative)[0], module.pos_bias_u, module.pos_bias_v)
 
 
 class FastSpeech2Attention(Retrofitted):
-    """FastSpeech2's, whose mask is `[B, 1, M]`."""
+    """FastSpeech2's attention, whose mask is `[B, 1, M]`."""
 
     border = 1024
     training_border = 1024
@@ -89,7 +88,7 @@ class FastSpeech2Attention(Retrofitted):
         pos_emb: Tensor | None = None,
         output_attentions: bool | None = False,
     ) -> Any:
-        """`(output, None)`; with attention weights as published."""
+        """`(output, None)`. As published with attention weights."""
         tokens = hidden_states.shape[1]
         plain = attention_mask is None or attention_mask.shape[1:] == (1, tokens)
         one = pos_emb is not None and pos_emb.shape[0] == 1
@@ -112,7 +111,7 @@ class FastSpeech2Attention(Retrofitted):
 
 
 def run_conformer(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """An attention module that is served by the attention interface, on a padded batch."""
+    """Run an attention module that uses the attention interface on a padded batch."""
     from transformers.masking_utils import create_bidirectional_mask
 
     tokens, width = draws.tokens, module.linear_q.in_features

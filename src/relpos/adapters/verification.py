@@ -1,10 +1,10 @@
-"""Is a retrofit right? A copy of a module is run as published and by relpos, on the same inputs, in `eval()`.
+"""Verify a retrofit: run a copy of a module as published and by relpos, on the same inputs, in `eval()`.
 
-Position tables are perturbed first, since some start at zero, and so are weights too small for any score. The batch is
-padded. relpos's path is forced and counted, for a small batch would run as published and agree with itself. Outputs and
-gradients are held against the published ones in float64, also where the library has a softmax in float32. In float32
-relpos may be at most four times as far from those as the published module is. One run under reentrant checkpointing
-shows that gradients find their way through it.
+Position tables are perturbed first, since some start at zero. So are weights too small to affect a score. The batch is
+padded. relpos's path is forced and counted: a small batch would run as published and agree with itself. Outputs and
+gradients are compared with the published ones in float64, even where the library computes a softmax in float32. In
+float32 relpos's error relative to float64 may be at most four times the published module's. One run under reentrant
+checkpointing checks its gradients.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from relpos.adapters.retrofitted import is_swapped, published_class, route, unsw
 
 BATCH, TOKENS = 2, 24
 _OF_FLOAT32 = 4.0
-"""How much further from float64 than the published module relpos may be, in float32."""
+"""Largest float32 error of relpos relative to the published module's. Both errors are relative to float64."""
 _FLOOR = 1e-3
-"""Gradients are compared relative to their own size, or to this part of the largest of all where that is more: rounding
-of large ones cancels in small ones."""
+"""Gradients are compared relative to their own largest value, or to this fraction of the largest gradient if that is
+more: small gradients contain the rounding errors of large ones."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a module agreed. Differences are the largest, relative to the largest value.
+    """The result of verifying a module. Each difference is the largest one, relative to the largest value.
 
     Attributes:
         module: its name in the model. path: its class.
         output, gradient: differences in float64.
-        output32, gradient32: in float32, relpos's error over the published module's own.
-        fault: what is wrong, or None. ran: whether it could be run both ways.
+        output32, gradient32: relpos's error in float32 divided by the published module's.
+        fault: what is wrong, or None. ran: whether both versions could be run.
     """
 
     module: str
@@ -77,7 +77,7 @@ def verify_model(model: nn.Module, progress: Callable[[str], object] | None = No
 
 
 def _representatives(model: nn.Module) -> Iterator[tuple[str, nn.Module, Verified]]:
-    """Modules to verify: the first of each class, shape of parameters and plain settings."""
+    """Modules to verify: the first for each class, parameter shapes and plain settings."""
     seen = set()
     for name, module in model.named_modules():
         path = path_of(published_class(module))
@@ -95,12 +95,12 @@ def _representatives(model: nn.Module) -> Iterator[tuple[str, nn.Module, Verifie
 
 
 def verify_module(module: nn.Module, verified: Verified, name: str = "") -> Verdict:
-    """Run copies of a retrofitted module, published and by relpos."""
+    """Run copies of a retrofitted module as published and by relpos, and compare."""
     path = path_of(published_class(module))
     try:
         with _alone(module):
             return _compare(module, verified, name, path)
-    except Exception as error:  # a difference of versions shows as any error
+    except Exception as error:  # another library version can raise any error
         said = " ".join(str(error).split())[:300]
         return Verdict(name, path, fault=f"it could not be run, {type(error).__name__}: {said}", ran=False)
 
@@ -128,10 +128,10 @@ def _compare(module: nn.Module, verified: Verified, name: str, path: str) -> Ver
         ("output", "gradient"),
         _differences(single, exact),
         _differences(ours32, exact),
-        (0.0, unit / _FLOOR),  # a unit in the last place of the largest gradient is rounding of those that are zero
+        (0.0, unit / _FLOOR),  # one ulp of the largest gradient is rounding in those that are zero
         strict=True,
     ):
-        found[f"{what}32"] = own / max(theirs, 4 * unit)  # a published error of 0 or 1 such units is luck
+        found[f"{what}32"] = own / max(theirs, 4 * unit)  # a published error of 0 or 1 ulp is luck
         if not (found[f"{what}32"] <= _OF_FLOAT32 or own <= least):
             fault = f"{what} is {found[f'{what}32']:.1f} times as far from float64 as the published one in float32"
             return Verdict(name, path, **found, fault=fault)
@@ -139,8 +139,8 @@ def _compare(module: nn.Module, verified: Verified, name: str, path: str) -> Ver
 
 
 class _Wide(TorchFunctionMode):
-    """What is float64 stays so where float32 is asked for: libraries compute some softmaxes in float32, whose rounding
-    would hide small differences."""
+    """Keep float64 tensors in float64 when float32 is requested. Libraries compute some softmaxes in float32; its
+    rounding would hide small differences."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -156,7 +156,7 @@ class _Wide(TorchFunctionMode):
 
 @contextmanager
 def _alone(module: nn.Module) -> Iterator[None]:
-    """The random state, the default of autocast and the gradient mode of the caller do not matter, and stay."""
+    """Isolate the run from the caller's random state, autocast and gradient mode, and leave them unchanged."""
     device = next((x.device for x in module.parameters()), torch.device("cpu"))
     kind = device.type
     devices = [device] if kind == "cuda" else []
@@ -165,13 +165,13 @@ def _alone(module: nn.Module) -> Iterator[None]:
 
 
 def _copy(module: nn.Module, verified: Verified, dtype: torch.dtype, *, published: bool) -> nn.Module:
-    """A copy with perturbed tables. Hooks do not come with it: they may record, or shard."""
+    """A copy with perturbed tables and without hooks, which may record or shard."""
     kept = {name: part for name, part in module._modules.items() if name not in verified.without}
     kept |= {name: nn.ModuleList([part[0]]) for name, part in kept.items() if name in verified.first}  # type: ignore[index]
     shallow = copy.copy(module)
     shallow.__dict__["_modules"] = kept
     other = copy.deepcopy(shallow)
-    other.eval()  # LeViT's returns None
+    other.eval()  # not chained: LeViT's returns None
     for one in other.modules():
         one._forward_hooks.clear()
         one._forward_pre_hooks.clear()
@@ -199,13 +199,13 @@ def _copy(module: nn.Module, verified: Verified, dtype: torch.dtype, *, publishe
         usual = (x.numel() // x.shape[0]) ** -0.5 if x.dim() > 1 else 0.0
         if key.endswith(verified.tables):
             x.data += max(0.5, spread) * torch.randn(x.shape, generator=generator).to(x.device)
-        elif spread < 0.1 * usual:  # SAM's weights start at 1e-10: no query would meet anything
+        elif spread < 0.1 * usual:  # SAM's weights start at 1e-10: scores would be 0
             x.data += usual * torch.randn(x.shape, generator=generator).to(x.device)
     return other.to(dtype)
 
 
 def _run(module: nn.Module, verified: Verified, *, checkpointed: bool = False) -> Result:
-    """Outputs and gradients of one module; raises where relpos was to compute and did not."""
+    """Outputs and gradients of one module. Raises if relpos should have computed and did not."""
     parameter = next(module.parameters())
     draws = RandomInputs(BATCH, TOKENS, parameter.dtype, parameter.device)
     outputs = _outputs(module, verified, draws)
@@ -232,12 +232,12 @@ def _run(module: nn.Module, verified: Verified, *, checkpointed: bool = False) -
 
 
 def _outputs(module: nn.Module, verified: Verified, draws: RandomInputs) -> tuple[Tensor, ...]:
-    with _Wide() if draws.dtype == torch.float64 else nullcontext():  # here, for a backward pass leaves such modes
+    with _Wide() if draws.dtype == torch.float64 else nullcontext():  # here, because a backward pass leaves such modes
         return verified.run(module, draws)
 
 
 def _missing(ours: Result, exact: Result) -> str | None:
-    """Shapes, or gradients that are there in one alone."""
+    """A fault if shapes differ, or if a gradient is None on one side only."""
     shapes = [tuple(x.shape) for x in ours[0]], [tuple(x.shape) for x in exact[0]]
     if shapes[0] != shapes[1]:
         return f"outputs have shapes {shapes[0]}, not {shapes[1]}"
@@ -248,7 +248,7 @@ def _missing(ours: Result, exact: Result) -> str | None:
 
 
 def _differences(ours: Result, exact: Result) -> tuple[float, float]:
-    """The largest differences of outputs and of gradients; NaN where there is one."""
+    """The largest differences of outputs and of gradients; NaN if ours are not finite."""
     output = max(_relative(own, theirs, 0.0) for own, theirs in zip(ours[0], exact[0], strict=True))
     largest = max((float(x.abs().max()) for x in exact[1].values() if x is not None and x.numel()), default=0.0)
     pairs = [(ours[1][key], theirs) for key, theirs in exact[1].items()]

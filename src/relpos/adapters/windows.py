@@ -1,10 +1,11 @@
-"""Tables of Swin's windows: one number an offset and head, and Swin V2's network that makes them from offsets.
+"""Tables of Swin's windows: one number per offset and head. In Swin V2 a network computes them from the offsets.
 
     score[h, i, j] += table[row(i - j), h]                          Swin
     score[h, i, j] += 16 * sigmoid(mlp(log of i - j))[h]            Swin V2, on queries and keys of length 1
 
-The published tables are the values on the lines of a window as they are. Windows that are cut by the shift have a mask
-of 0 and -100 (twice in Swin V2's first copies): numbers of pairs, which the layer makes once for all heads and images.
+The published tables are used unchanged as the values on the lines of a window. Windows that the shift cuts have a mask
+of 0 and -100, one number per pair (added twice in Swin V2's first copies). The layer makes it once for all heads and
+images.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from relpos.core import DenseBias, Grid, LineBias, Terms
 
 
 class Window(Retrofitted):
-    """What attention within windows has in common."""
+    """Common base of attention within windows."""
 
     border = 192
     training_border = 512
 
     cuts: ClassVar[int] = 1
-    """How often the mask of cut windows is added."""
+    """How many times the mask of cut windows is added."""
 
     def takes_window(self, tokens: int, window: tuple[int, int]) -> bool:
-        """Whether relpos computes a call of windows."""
+        """Whether relpos computes a call on windows."""
         return tokens == window[0] * window[1] and self.takes(tokens, tokens)
 
     def attend_window(
@@ -48,7 +49,7 @@ class Window(Retrofitted):
 
 
 class SwinAttention(Window):
-    """`SwinAttention` of transformers, on its attention interface."""
+    """`SwinAttention` of transformers, which uses its attention interface."""
 
     border = 512
     training_border = 192
@@ -71,7 +72,8 @@ class SwinAttention(Window):
 
 
 class SwinSelfAttention(Window):
-    """Copies of Swin's first class in transformers: queries, keys and values here, the projection elsewhere."""
+    """Copies of Swin's first class in transformers. They project to queries, keys and values; another module projects
+    the output."""
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, output_attentions: bool | None = False
@@ -154,7 +156,7 @@ class TimmCosineWindow(TimmWindow):
     training_border = 256
 
     def projected(self, x: Tensor) -> Tensor:
-        """Queries, keys and values side by side; keys have no bias that is learned."""
+        """Queries, keys and values side by side; keys have no learned bias."""
         return projected_with_biases(self, x)
 
     def content(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -169,14 +171,14 @@ class TimmCosineWindow(TimmWindow):
 
 
 class TimmLogWindow(TimmCosineWindow):
-    """timm's Swin V2 after Christoph Reich: a network of the signed logarithms, without a sigmoid. It is run once an
-    offset, and not once a pair."""
+    """timm's Swin V2 by Christoph Reich: a network on signed logarithms, without a sigmoid. Here it runs once per
+    offset, not once per pair."""
 
     border = 100
     training_border = 144
 
     def takes_window(self, tokens: int, window: tuple[int, int]) -> bool:
-        """Not where the network has dropout in training: the published one drops for each pair alone."""
+        """False if the network has dropout in training: the published one drops each pair independently."""
         module: Any = self
         drops = self.training and (module.meta_mlp.drop1.p > 0 or module.meta_mlp.drop2.p > 0)
         return not drops and super().takes_window(tokens, window)
@@ -187,7 +189,7 @@ class TimmLogWindow(TimmCosineWindow):
         return projected
 
     def terms(self) -> Terms:
-        """The position of one window: the network at one pair an offset."""
+        """The position of one window: the network at one pair per offset."""
         module: Any = self
         pairs: Tensor = module.relative_coordinates_log
         window = Grid(*module.window_size)
@@ -199,7 +201,7 @@ class TimmLogWindow(TimmCosineWindow):
 
 
 def _first_pairs(window: tuple[int, int], pairs: Tensor) -> Tensor:
-    """A pair `i * N + j` of cells with each offset, in the order of lines."""
+    """For each offset one pair of cells, `i * N + j`, in the order of lines."""
     sides = [torch.arange(1 - size, size, device=pairs.device) for size in window]
     down, right = torch.meshgrid(*sides, indexing="ij")
     query = down.clamp(min=0) * window[1] + right.clamp(min=0)
@@ -208,7 +210,7 @@ def _first_pairs(window: tuple[int, int], pairs: Tensor) -> Tensor:
 
 
 def projected_with_biases(module: Any, x: Tensor) -> Tensor:
-    """Queries, keys and values of timm's layers that hold the biases of queries and values apart."""
+    """Queries, keys and values of timm's layers that store the biases of queries and values separately."""
     if module.q_bias is None:
         out: Tensor = module.qkv(x)
         return out
@@ -225,7 +227,7 @@ def _area(module: Any) -> int:
 
 
 def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """Two windows, then two that the shift has cut."""
+    """Run on two windows without a mask, then on two with the shift's mask."""
     tokens = _area(module)
     width = (module.query if hasattr(module, "query") else module.qkv).in_features
     x = draws.normal(draws.batch, tokens, width)
@@ -236,15 +238,15 @@ def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
 
 
 def _cut(tokens: int, like: Tensor) -> Tensor:
-    """The mask of two windows, of which the second is cut."""
+    """The mask of two windows; the shift cuts the second."""
     half = (torch.arange(tokens, device=like.device) >= tokens // 2).to(like.dtype)
     apart = (half[:, None] != half).to(like.dtype) * -100.0
     return torch.stack([torch.zeros_like(apart), apart])
 
 
 def _run_swin(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """The same, with sdpa: eager attention takes its softmax in float32."""
-    module.config._attn_implementation_internal = "sdpa"  # of a copy
+    """Like `_run`, with sdpa: eager attention computes its softmax in float32."""
+    module.config._attn_implementation_internal = "sdpa"  # on a copy
     rows, columns = module.relative_position_bias.window_size
     tokens = rows * columns
     x, shifted = (draws.normal(draws.batch, tokens, module.q_proj.in_features) for _ in range(2))

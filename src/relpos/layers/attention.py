@@ -1,4 +1,4 @@
-"""Attention as modules: of queries, keys and values, and multi-head attention of tokens.
+"""Attention modules: on queries, keys and values, and multi-head attention on tokens.
 
 `kind` is how the heads of a layer attend:
 
@@ -47,7 +47,7 @@ class ScaledDotProductAttention(nn.Module):
         backend: an engine's name, or "auto".
 
     Raises:
-        ValueError: a probability that is none, or a backend that is unknown; in use, as `attention`.
+        ValueError: an invalid probability or an unknown backend; in use, as in `attention`.
 
     Examples:
         >>> bias = relpos.RelativePositionBias(num_heads=2, seq_len=5)

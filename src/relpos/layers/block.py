@@ -28,7 +28,7 @@ MlpChoice = Literal["gelu", "swiglu"]
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """What a block is made of: the arguments of `TransformerBlock`, apart from its position."""
+    """The arguments of `TransformerBlock`, apart from its position."""
 
     dim: int
     num_heads: int
@@ -54,7 +54,7 @@ class BlockConfig:
         require_choice(self.mlp, "mlp", get_args(MlpChoice), NO_OTHER)
 
     def blocks(self, depth: int) -> nn.ModuleList:
-        """New blocks, `depth` of them."""
+        """`depth` new blocks."""
         return nn.ModuleList(TransformerBlock._of(self) for _ in range(depth))
 
 
@@ -79,12 +79,12 @@ class TransformerBlock(nn.Module):
     Args:
         dim: width of a token, E.
         mlp_ratio: hidden width of the MLP over `dim`; "swiglu" has two thirds of it, for as many parameters.
-        mlp_hidden: that width itself, whatever the ratio; None to go by the ratio.
+        mlp_hidden: that width itself; None for the width from `mlp_ratio`.
         mlp: "gelu" (`Mlp`) or "swiglu" (`GatedMlp`).
         norm: "layernorm", "rmsnorm" or "groupnorm", the last with statistics of one token.
         norm_eps: of all norms; None for 1e-5 of "layernorm" and 1e-6 of the others.
         proj_drop: dropout probability of the attention output and in the MLP.
-        layer_scale: what the factors of `LayerScale` on both branches start from; None for no such factors.
+        layer_scale: initial value of `LayerScale` on both branches; None for no `LayerScale`.
         post_norm: whether norms come after attention and MLP, inside the residual connection, as in Swin V2.
 
     Raises:
@@ -142,11 +142,10 @@ class TransformerBlock(nn.Module):
         self._build(config, position)
 
     @classmethod
-    def _of(cls, config: BlockConfig, position: Mechanism | None = None) -> TransformerBlock:
-        """The block of a configuration, and a position of its own."""
+    def _of(cls, config: BlockConfig) -> TransformerBlock:
         block = cls.__new__(cls)
         nn.Module.__init__(block)
-        block._build(config, position)
+        block._build(config, None)
         return block
 
     def _build(self, config: BlockConfig, position: Mechanism | None) -> None:

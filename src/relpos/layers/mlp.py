@@ -20,7 +20,7 @@ class Mlp(nn.Module):
         drop: dropout probability after each layer.
 
     Raises:
-        ValueError: a width below 1, or a probability that is none; in use, tokens of another width.
+        ValueError: a width below 1, or an invalid probability; in use, tokens of another width.
 
     Examples:
         >>> relpos.Mlp(32, 128)(torch.randn(2, 10, 32)).shape
@@ -55,7 +55,7 @@ class GatedMlp(nn.Module):
         drop: dropout probability of the gated value and of the output.
 
     Raises:
-        ValueError: a width below 1, or a probability that is none; in use, tokens of another width.
+        ValueError: a width below 1, or an invalid probability; in use, tokens of another width.
 
     Examples:
         >>> relpos.GatedMlp(32, 88)(torch.randn(2, 10, 32)).shape

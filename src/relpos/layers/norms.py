@@ -124,11 +124,11 @@ class QueryKeyNorm(nn.Module):
 
 
 LARGEST_SCALE = math.log(100)
-"""Of the logarithm that `CosineScale` learns (Liu et al. 2022, section 3.2)."""
+"""Upper limit of the logarithm that `CosineScale` learns (Liu et al. 2022, section 3.2)."""
 
 
 class CosineScale(nn.Module):
-    """Queries and keys of length 1, and a learned scale a head (Liu et al. 2022, "Swin V2", section 3.2).
+    """Queries and keys of length 1, and a learned scale per head (Liu et al. 2022, "Swin V2", section 3.2).
 
         score[h, i, j] = exp(min(logit_scale[h], log 100)) <q[h, i] / |q[h, i]|, k[h, j] / |k[h, j]|>
 
@@ -138,7 +138,7 @@ class CosineScale(nn.Module):
         num_heads: query heads, H.
 
     Attributes:
-        logit_scale: `[H, 1, 1]`, from log 10.
+        logit_scale: `[H, 1, 1]`, initially log 10.
     """
 
     def __init__(self, num_heads: int) -> None:

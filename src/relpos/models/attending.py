@@ -1,4 +1,4 @@
-"""What attention is in a model, by name: which pairs of tokens attend, and by which kind of attention.
+"""A model's attention by name: which pairs of tokens attend, and with which kind of attention.
 
 full        every pair, or every pair that is not in the future
 local       a window: on a grid the rows above and below, in a sequence the last 32 tokens (Beltagy et al. 2020)
@@ -20,16 +20,17 @@ from relpos.patterns import fixed, local
 AttentionChoice = Literal["full", "local", "sparse", "linear", "flash"]
 ATTENTIONS: tuple[AttentionChoice, ...] = get_args(AttentionChoice)
 WINDOW, BLOCK = 32, 32
-"""Tokens of a sequence in a window, and in a sparse block; the latter must not change as a text grows."""
+"""Tokens in a window and in a sparse block of a sequence; a block must not change as a text grows."""
 
 
 def kind_of(attention: AttentionChoice) -> AttentionKind:
-    """The kind of attention that the layers of a model have."""
+    """The kind of attention of a model's layers."""
     return attention if attention in ("linear", "flash") else "softmax"
 
 
 def pattern(attention: AttentionChoice, tokens: Coordinates) -> Mask | None:
-    """Which pairs attend, on a grid without prefix tokens or in a causal sequence; None where full attention's do."""
+    """Which pairs attend, on a grid without prefix tokens or in a causal sequence; None if all do as in full
+    attention."""
     if attention not in ("local", "sparse"):
         return None
     if isinstance(tokens, Grid):

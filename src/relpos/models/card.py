@@ -1,4 +1,4 @@
-"""A model card of what a model itself tells; `relpos train` makes one of its run."""
+"""A model card from the model itself; `relpos train` makes one that describes its run."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from relpos.version import __version__
 from relpos_command.visible import visible
 
 FRONT = "---\nlibrary_name: relpos\ntags:\n- relpos\n- position\n---\n"
-"""What a model hub reads."""
+"""The metadata that a model hub reads."""
 
 
 def model_card(
     kind: str, parameters: int, arguments: Mapping[str, Any], grown: Iterable[Mapping[str, Any]], folder: str
 ) -> str:
-    """Markdown: what the model is, how it is loaded, and the arguments it was built with.
+    """Markdown with the model's class, how to load it, and the arguments it was built with.
 
     Args:
-        kind: its class. parameters: how many numbers it has. grown: its calls of `grow`.
-        folder: where it is loaded from.
+        kind: its class. parameters: number of parameters. grown: its calls of `grow`.
+        folder: the folder it is loaded from.
     """
     rows = [f"| `{name}` | `{value}` |" for name, value in arguments.items()]
     rows += [f"| then `grow` | `{step}` |" for step in grown]

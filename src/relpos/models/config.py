@@ -1,6 +1,6 @@
-"""What each model is built of: the arguments of its constructor, by the same names and in their order.
+"""The configuration of each model: the arguments of its constructor, with the same names in the same order.
 
-A constructor makes one of its arguments, reads it, and the model keeps it: a folder of a model holds it as JSON.
+A constructor makes one from its arguments, and the model keeps it: a model's folder has it as JSON.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     tokens -> embedding * 3 sqrt(E) -> position on tokens -> causal blocks, position in attention -> norm -> head
 
-Pre-norm blocks with RMSNorm and SwiGLU, as Llama has them (Touvron et al. 2023, section 2.2), or LayerNorm and GELU.
-The embedding starts with a spread of 1/(3 sqrt(E)) and is multiplied by 3 sqrt(E) on its way in, as Vaswani et al. 2017
-(section 3.4) multiply by sqrt(E): tokens start with a spread of 1, which positions added to them can neither drown nor
-be lost in. With the head tied to the embedding (Press and Wolf 2017) the 3 keeps the first guess of a small model near
-uniform, where sqrt(E) alone guesses the token itself. Linear layers start as PyTorch starts them; residual projections
-shrunk by 1/sqrt(2 depth) did no better (docs/log.md).
+Pre-norm blocks with RMSNorm and SwiGLU, as in Llama (Touvron et al. 2023, section 2.2), or LayerNorm and GELU. The
+embedding's initial standard deviation is 1/(3 sqrt(E)), and its output is multiplied by 3 sqrt(E), as Vaswani et al.
+2017 (section 3.4) multiply by sqrt(E). Tokens then have standard deviation 1, comparable to positions added to them.
+With the head tied to the embedding (Press and Wolf 2017), the 3 keeps a small model's initial prediction near uniform;
+sqrt(E) alone predicts the input token. Linear layers have PyTorch's initialization; residual projections scaled by
+1/sqrt(2 depth) were not better (docs/log.md).
 
 Without any position a causal model can still count the tokens it sees.
 """
@@ -57,15 +57,15 @@ class LanguageModel(Transformer):
 
     Args:
         vocab_size: number of different tokens, V.
-        context: length it is built for; mechanisms that are defined anywhere extrapolate beyond it.
+        context: length it is built for; mechanisms that are defined at any position extrapolate beyond it.
         mlp: of the blocks, "swiglu" or "gelu".
-        mlp_hidden: its hidden width; None to go by `mlp_ratio`.
-        embed_scale: factor on the token embedding on its way in; None for 3 sqrt(E). Llama's is 1.
+        mlp_hidden: its hidden width; None for the width from `mlp_ratio`.
+        embed_scale: factor on the embedded tokens; None for 3 sqrt(E). Llama's is 1.
         qkv_bias: whether the attention's two projections have biases.
-        tie_embeddings: whether the head is the token embedding itself.
+        tie_embeddings: whether the head shares the token embedding's weights.
 
     Raises:
-        ValueError: arguments that do not fit together, or a position that sequences do not have.
+        ValueError: arguments contradict each other, or the position does not apply to sequences.
 
     Examples:
         >>> model = relpos.LanguageModel(256, context=64, embed_dim=32, depth=2, num_heads=4, position="rotary_1d")
@@ -172,18 +172,18 @@ class LanguageModel(Transformer):
 
     @property
     def coordinates(self) -> Sequence:
-        """Where the tokens of the length it was built for are."""
+        """The coordinates of the tokens of its context."""
         return Sequence(self.context)
 
     @property
     def cache_bytes(self) -> int:
-        """Memory that one token takes in a `KeyValueCache`, in all layers, in the weights' dtype."""
+        """Bytes of one token in a `KeyValueCache`, over all layers, in the weights' dtype."""
         return sum(block.attn.cache_bytes for block in self.blocks)  # type: ignore[union-attr,misc]
 
     def _embed(
         self, tokens: Int[Tensor, "B N"], cache: KeyValueCache | None, segments: Int[Tensor, "B N"] | None
     ) -> tuple[Float[Tensor, "B N E"], list[Terms], Mask | None]:
-        """Tokens ready for the first block, the terms of each layer, and which pairs may attend."""
+        """The input of the first block, the terms of each layer, and the mask."""
         self._check(tokens, cache, segments)
         n, before = tokens.shape[1], 0 if cache is None else cache.length
         queries: Coordinates = Sequence(n, start=before)
@@ -193,7 +193,7 @@ class LanguageModel(Transformer):
             queries, mask = self._packed(segments), Mask.causal() & Mask.packed(segments)
         elif before:
             keys, order = Sequence(before + n), torch.arange(before + n, device=tokens.device)
-            mask = Mask.causal(order[before:], order) if n > 1 else None  # one token may see all before it
+            mask = Mask.causal(order[before:], order) if n > 1 else None  # a single token attends to all before it
         if (pairs := pattern(self.attention, Sequence(n))) is not None:
             pairs = pairs.to(tokens.device)
             mask = pairs if mask is None else pairs & mask
@@ -202,7 +202,7 @@ class LanguageModel(Transformer):
         return self.pos_drop(positions.embed(x, queries)), positions.terms(queries, keys), mask
 
     def _packed(self, segments: Int[Tensor, "B N"]) -> Positions:
-        """Where the tokens of packed documents are, each of at most the context."""
+        """The positions of tokens in packed documents; raises if one is longer than the context."""
         places, high = places_in(segments), min(segments.shape[1], self.context) - 1
         last = at_hand(places, torch.max)
         if last is not None and last > high:
@@ -221,7 +221,7 @@ class LanguageModel(Transformer):
         if low < 0 or high >= words:
             fail(f"tokens from 0 to {words - 1}", f"{low} to {high}", "Build the model with a larger vocab_size.")
         reached = tokens.shape[1] + (cache.length if isinstance(cache, KeyValueCache) else 0)
-        far = torch.compiler.is_compiling() or reached > self.context  # to ask a symbol is to bound it
+        far = torch.compiler.is_compiling() or reached > self.context  # comparing a symbol would add a guard
         if segments is None and far and AS_IS not in self.growth() and reached > self.context:
             rules = " or ".join(map(repr, self.growth())) or "no rule at all"
             remedy = f"Its position does not extrapolate unchanged: model.grow(length, rule), by {rules}."
@@ -250,7 +250,7 @@ class LanguageModel(Transformer):
         cache: KeyValueCache | None = None,
         segments: Int[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B N E"]:
-        """Normed tokens after the last block; arguments as `forward` takes them."""
+        """Normalized tokens after the last block; arguments as in `forward`."""
         return self._features(*self._embed(tokens, cache, segments), cache)
 
     def forward(
@@ -260,29 +260,29 @@ class LanguageModel(Transformer):
         cache: KeyValueCache | None = None,
         segments: Int[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B N V"]:
-        """The logits of the token that follows each.
+        """For each token, the logits of the next one.
 
         Args:
             tokens: of any length that the position mechanism accepts.
-            cache: keys and values of the tokens before these; those of these tokens are appended. Logits are those of
-                the full pass, except for mechanisms whose terms change with the length (dynamic NTK): what was
-                cached at a shorter length stays as it was.
-            segments: the document of each token, to pack several in a row, each as long as the context at most: a
-                document counts its positions from 0 and sees itself alone. -1 is padding.
+            cache: keys and values of earlier tokens; those of these tokens are appended. Logits equal those of a full
+                pass, except for mechanisms whose terms change with the length (dynamic NTK): keys and values cached at
+                a shorter length stay.
+            segments: the document number of each token, to pack several documents in a row. A document has at most the
+                context's length, counts positions from 0 and attends only to itself. -1 is padding.
 
         Raises:
-            ValueError: tokens, cache or segments of another kind or size, or more tokens than positions reach.
-            NotImplementedError: a cache in a model whose attention is "local" or "sparse".
+            ValueError: tokens, cache or segments have a wrong type or size, or there are more tokens than positions.
+            NotImplementedError: a cache with attention "local" or "sparse".
         """
         x = self.head_drop(self.forward_features(tokens, cache=cache, segments=segments))
         return F.linear(x, self.token_embed.weight if self.head is None else self.head.weight)
 
     def attention_maps(self, tokens: Int[Tensor, "B N"]) -> Iterator[Float[Tensor, "B H N N"]]:
-        """The attention weights of one layer after another, for pictures."""
+        """Yield the attention weights of each layer, for pictures."""
         yield from self._maps(*self._embed(tokens, None, None))
 
     def grow(self, length: int, rule: str) -> LanguageModel:
-        """A copy for another context, its mechanisms grown by `rule` (one of `growth()`)."""
+        """A copy for another context. Its mechanisms are extended by `rule`, one of `growth()`."""
         require_int(length, "length", at_least=1)
         model = copy.deepcopy(self)
         model.context = length
@@ -301,13 +301,13 @@ class LanguageModel(Transformer):
         top_p: float | None = None,
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "B T"]:
-        """The tokens and `max_new_tokens` more, one after another, with a cache; without dropout and gradients.
+        """The tokens followed by `max_new_tokens` more, generated with a cache, without dropout and gradients.
 
         Args:
-            temperature: what logits are divided by; 0 takes the likeliest token.
-            top_k: how many of the likeliest tokens may be drawn; None for all.
-            top_p: the share of probability that the likeliest must have together; None for all.
-            generator: of the draws; PyTorch's own where left out.
+            temperature: divides the logits; 0 takes the most likely token.
+            top_k: sample only from the so many most likely tokens; None for all.
+            top_p: sample only from the most likely tokens that together reach this probability; None for all.
+            generator: for sampling; default PyTorch's own.
         """
         require_int(max_new_tokens, "max_new_tokens", at_least=0)
         require_sampling(temperature, top_k, top_p)
@@ -326,7 +326,7 @@ class LanguageModel(Transformer):
 
 
 def places_in(segments: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
-    """How many tokens of its own segment stand before each token; 0 for padding."""
+    """For each token, the number of earlier tokens in its segment; 0 for padding."""
     ordered, order = segments.sort(dim=-1, stable=True)
     index = torch.arange(segments.shape[-1], device=segments.device).expand_as(segments)
     begins = F.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)

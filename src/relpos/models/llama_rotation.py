@@ -1,10 +1,10 @@
-"""The rotation that a configuration of transformers' Llama asks for, as ours.
+"""The rotation in a configuration of transformers' Llama, as a `RotaryChoice`.
 
     rope_parameters   transformers 5: "rope_type", "rope_theta" and the settings of that type
-    rope_scaling      before: the same under "type" or "rope_type", with `rope_theta` beside it. Of both it counts
+    rope_scaling      earlier: the same under "type" or "rope_type", with `rope_theta` beside it; overrides the former
 
-Settings and what they are where left out go by transformers 5 (`modeling_rope_utils`). A type that is not known is
-refused: with another in its place weights load without a word, and turn by angles that they were not trained with.
+Settings and their defaults are those of transformers 5 (`modeling_rope_utils`). An unknown type is refused: with
+another type, weights would load without an error and rotate by angles they were not trained with.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def llama_rotation(config: Mapping[str, Any]) -> RotaryChoice:
     """The rotation of a Llama.
 
     Raises:
-        ValueError: there is none such here.
+        ValueError: relpos does not have it.
         KeyError: a setting of its type is missing.
     """
     rope = _settings(config)
@@ -42,7 +42,7 @@ def llama_rotation(config: Mapping[str, Any]) -> RotaryChoice:
 
 
 def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is said of the rotation, checked to be of one that Llama has."""
+    """The rotation's settings; raises if Llama does not have such a rotation."""
     rope: Mapping[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if nested := [name for name, value in rope.items() if isinstance(value, Mapping)]:
         remedy = "relpos.LanguageModel has the same rotation in every layer."
@@ -61,7 +61,7 @@ def _scaling(kind: str, rope: Mapping[str, Any], config: Mapping[str, Any]) -> R
     match kind:
         case "linear":
             return LinearScaling(rope["factor"])
-        case "dynamic":  # grows from the longest text, whatever is said of the original one
+        case "dynamic":  # grows from the longest text; ignores the original length
             return DynamicNTK(rope["factor"], longest)
         case "llama3":
             return Llama3Scaling(rope["factor"], trained, rope["low_freq_factor"], rope["high_freq_factor"])
@@ -77,12 +77,13 @@ def _scaling(kind: str, rope: Mapping[str, Any], config: Mapping[str, Any]) -> R
 
 
 def _factor(own: Any, longest: int, trained: int) -> Any:
-    """The factor that is said, or the longest context over the trained one."""
+    """The given factor, or the longest context divided by the trained one."""
     return longest / trained if own is None else own
 
 
 def _magnitude(rope: Mapping[str, Any], factor: float) -> Any:
-    """YaRN's, where it is not the usual one: as said, or of DeepSeek's two numbers, which count together alone."""
+    """YaRN's magnitude, or None for the default: `attention_factor`, or from DeepSeek's two numbers if both are
+    given."""
     above, below = rope.get("mscale"), rope.get("mscale_all_dim")
     if rope.get("attention_factor") is not None or not (above and below):
         return rope.get("attention_factor")

@@ -1,4 +1,4 @@
-"""Weights into a model: all of them or none, and a report of what went where."""
+"""Load weights into a model, all or none, with a report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from relpos.position.saved import is_settings, require_settings
 from relpos_command.visible import visible
 
 _NAMED, _LETTERS = 3, 300
-"""Faults that a message names, and the letters of each."""
+"""Number of faults in a message, and the longest text of each in characters."""
 _CONFIG_AT_MOST = 16 * MIB
 _FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 Header = Mapping[str, tuple[tuple[int, ...], str]]
@@ -29,13 +29,13 @@ Header = Mapping[str, tuple[tuple[int, ...], str]]
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What `relpos.load_weights` put where; printing it gives the lines.
+    """The result of `relpos.load_weights`. Print it for the text.
 
     Attributes:
-        model: its class. family: whose weights they are.
-        fitted: each tensor of the model, and the names of what it was made of.
-        left: what was given and not needed, and why.
-        parameters: how many numbers were loaded.
+        model: its class. family: the origin of the weights.
+        fitted: for each tensor of the model, the names of its source tensors.
+        left: tensors that were given but not needed, and why.
+        parameters: number of loaded values.
     """
 
     model: str
@@ -57,24 +57,24 @@ class LoadReport:
 
 
 def load_weights(model: nn.Module, source: str | Path | Mapping[str, Tensor]) -> LoadReport:
-    """Give a model of relpos the weights of the published one, or its own: all of them, or none.
+    """Load the weights of a published model, or of a relpos model, into a relpos model: all or none.
 
         model = relpos.VisionTransformer(embed_dim=192, num_heads=3, norm_eps=1e-6)
         print(relpos.load_weights(model, timm.create_model("vit_tiny_patch16_224").state_dict()))
 
     `VisionTransformer` takes timm's ViT and DeiT, `SwinTransformer` timm's Swin and Swin V2, `LanguageModel`
-    transformers' Llama. Shapes do not tell everything: heads of another width, another epsilon or base of a rotation
-    would fit and compute something else. A configuration of Llama or of relpos in a folder, or beside a file that is
-    named as in a folder, is held against the model; of timm's models the settings are the caller's to give.
+    transformers' Llama. Matching shapes are not enough: with another head width, epsilon or rotation base, weights
+    would load and compute something else. A configuration of Llama or relpos in the folder, or beside a file with a
+    standard name, is compared with the model. For timm's models the caller must give the right settings.
 
     Args:
-        model: built for these weights.
-        source: a state dict, a file (`.safetensors`; others are read by `torch.load(weights_only=True)`), or a folder
-            with `model.safetensors`, its index, or `pytorch_model.bin`.
+        model: with the settings of these weights.
+        source: a state dict, a file (`.safetensors`, or any for `torch.load(weights_only=True)`), or a folder with
+            `model.safetensors`, its index, or `pytorch_model.bin`.
 
     Raises:
-        ValueError: no weights, or a tensor that is missing, has no counterpart or another shape, or a configuration
-            that is not the model's. The model is as it was.
+        ValueError: no weights; a tensor is missing, has no counterpart or another shape; or the configuration differs
+            from the model's. The model is unchanged.
 
     Examples:
         >>> tiny = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
@@ -105,7 +105,7 @@ def load_weights(model: nn.Module, source: str | Path | Mapping[str, Tensor]) ->
 
 
 def fitting(model: nn.Module, theirs: Weights) -> Translation:
-    """Weights by the names of a model, which may be on the device meta; raises unless all fit."""
+    """Weights under a model's names; raises unless all fit. The model may be on the meta device."""
     found = translated(model, theirs)
     if wrong := misfits(header_of(model.state_dict()), header_of(found.tensors), set(theirs) - found.used):
         remedy = "Build the model with their settings; nothing was loaded."
@@ -114,10 +114,10 @@ def fitting(model: nn.Module, theirs: Weights) -> Translation:
 
 
 def _require_same(model: nn.Module, source: Path) -> bool:
-    """Raise where the configuration beside weights says that their model computes something else.
+    """Raise if the configuration beside the weights differs from the model's.
 
     Returns:
-        Whether there is one of relpos that says all of its mechanisms.
+        Whether there is a configuration of relpos that describes all of its mechanisms.
     """
     folder = source.parent if source.name in _FILES and not source.is_dir() else source
     path, own = folder / "config.json", getattr(model, "arguments", None)
@@ -140,12 +140,12 @@ def _require_same(model: nn.Module, source: Path) -> bool:
 
 
 def header_of(tensors: Weights) -> Header:
-    """What a file of these tensors says of them."""
+    """The `Header` of these tensors."""
     return {name: (tuple(x.shape), str(x.dtype).removeprefix("torch.")) for name, x in tensors.items()}
 
 
 def misfits(wanted: Header, given: Header, unknown: Iterable[str] = ()) -> str:
-    """Why tensors are not those wanted, the first reasons in a few words each; nothing where they fit."""
+    """Why tensors do not fit: the first few reasons, briefly; empty if they fit."""
     wrong = [f"lacks {name}" for name in wanted if name not in given and not is_settings(name)]
     wrong += [f"has {name}" for name in (*(name for name in given if name not in wanted), *sorted(unknown))]
     for name in (name for name in wanted.keys() & given.keys() if not is_settings(name)):  # loading compares settings
@@ -163,12 +163,12 @@ def _is_floating(dtype: str) -> bool:
 
 
 def line_of(error: Exception) -> str:
-    """What an error says, in one line."""
+    """The text of an error in one line."""
     return shortened(" ".join(str(error).split()) or type(error).__name__)
 
 
 def shortened(text: str) -> str:
-    """A text, or the beginning of a long one."""
+    """A text, cut if it is long."""
     return text if len(text) <= _LETTERS else text[: _LETTERS - 3] + "..."
 
 
@@ -211,7 +211,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             _unreadable(path, error)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damage may end anywhere
+    except Exception as error:  # damage can raise any error
         _unreadable(path, error)
     for wrapper in ("state_dict", "model"):
         if isinstance(found, dict) and isinstance(found.get(wrapper), dict):

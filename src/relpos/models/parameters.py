@@ -1,7 +1,7 @@
-"""Where a model's parameters are: counted from the module itself, by part.
+"""A model's parameters by part, counted from the module itself.
 
-The counts in print often leave out biases and the output projection. At width 96 the fused QKV projection has 96 x
-288 = 27,648 weights *and* 288 biases; a 7 x 7 window with 4 heads has 13 x 13 x 4 = 676 bias values.
+Published counts often leave out biases and the output projection. At width 96 the fused QKV projection has 96 x 288 =
+27,648 weights *and* 288 biases; a 7 x 7 window with 4 heads has 13 x 13 x 4 = 676 bias values.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Count:
 
 
 def count_parameters(model: nn.Module) -> dict[str, Count]:
-    """Parameters by part, each counted once, parts in the order the model holds them; the values add up to all.
+    """Count parameters by part, in the model's order. Each counts once; the counts add up to the total.
 
     Parts: "patch embedding", "token embedding", "prefix tokens", "position", "attention qkv", "attention projection",
     "mlp", "norm", "head", and "other". A head tied to the token embedding counts there.
@@ -53,7 +53,7 @@ def count_parameters(model: nn.Module) -> dict[str, Count]:
         Part to `Count`, which has `weights`, `biases` and `total`.
 
     Raises:
-        ValueError: no module.
+        ValueError: `model` is not a module.
 
     Examples:
         >>> counts = relpos.count_parameters(relpos.VisionTransformer(embed_dim=96, num_heads=4, depth=1))

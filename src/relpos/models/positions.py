@@ -1,8 +1,8 @@
-"""What position is in a model: the mechanisms of its layers, built from one choice.
+"""A model's position: the mechanisms of its layers, built from one choice.
 
 A choice is a preset's name ("relative_2d"), several joined with "+" ("learned+relative_2d"), a function from a `Site`
-to a mechanism, or None. What acts on tokens is applied once, from the first layer's mechanism; what acts in attention
-is one table for all layers, or one per layer.
+to a mechanism, or None. A mechanism on tokens is applied once, from the first layer. A mechanism in attention is one
+for all layers, or one per layer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PositionChoice = str | Callable[[Site], Mechanism] | None
 
 @dataclass(frozen=True)
 class RotaryChoice:
-    """A rotation along a sequence with another base or scaling than the preset's: a choice that can be saved.
+    """A rotation along a sequence with its own base or scaling, as a choice that can be saved.
 
     Attributes:
         base: as in `RotaryEmbedding`.
@@ -49,10 +49,9 @@ class RotaryChoice:
 
 
 class ModuleSequence(nn.Module):
-    """Modules in order, named by their numbers, as `nn.ModuleList` has them.
+    """Modules in order, named by their numbers, as in `nn.ModuleList`.
 
-    It is none: PEFT takes no list for one of its `modules_to_save`, for want of a forward. `in_use` says which it is
-    that a model reads.
+    It is not a `ModuleList`: PEFT's `modules_to_save` needs modules with a forward. Models read it through `in_use`.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -78,31 +77,31 @@ class ModuleSequence(nn.Module):
 
 
 def in_use(modules: nn.Module) -> Any:
-    """The sequence that a model reads: itself, or that of the adapter which is active in PEFT's wrapper around it.
+    """The sequence that a model reads: `modules` itself, or the active adapter's if PEFT wraps it.
 
     Raises:
-        ValueError: the wrapper was asked for several adapters at once.
+        ValueError: several adapters are active in one call.
     """
     if isinstance(modules, ModuleSequence):
         return modules
     try:
         return modules()
-    except TypeError:  # it would share a batch out among adapters
+    except TypeError:  # the wrapper would split a batch among adapters
         remedy = "Call the model for the rows of each adapter on their own."
         fail("one adapter for all rows, which share their position", "adapter_names", remedy)
 
 
 class LayerPositions(ModuleSequence):
-    """The mechanisms of a model: one sum for all layers, or one per layer, of which the first also acts on tokens.
+    """The mechanisms of a model: one sum for all layers, or one per layer. The first also acts on tokens.
 
     Args:
         sums: the mechanisms themselves; `for_layers` builds them.
-        depth: layers they serve.
-        trainable: False freezes what they own.
+        depth: number of layers.
+        trainable: False freezes their parameters.
     """
 
     sharing: ClassVar[str] = "shared_position"
-    """The caller's argument that makes one mechanism serve all layers, for messages."""
+    """Name of the caller's argument for one shared mechanism, for messages."""
 
     def __init__(self, sums: list[Sum], depth: int, trainable: bool) -> None:
         super().__init__(sums)
@@ -114,7 +113,7 @@ class LayerPositions(ModuleSequence):
     def for_layers(
         cls, position: PositionChoice, site: Site, depth: int, *, shared: bool, trainable: bool
     ) -> LayerPositions:
-        """The mechanisms that a choice makes for a site, in as many layers."""
+        """Build a choice's mechanisms for a site, in `depth` layers."""
         require_flag(shared, cls.sharing)
         require_flag(trainable, "position_trainable")
         build = builder(position, cls.sharing)
@@ -126,7 +125,7 @@ class LayerPositions(ModuleSequence):
         return cls([Sum([built[0]]), *later], depth, trainable)
 
     def sums(self) -> list[Mechanism]:
-        """One sum of mechanisms for all layers, or one per layer; wrapped, where something has wrapped them."""
+        """One sum of mechanisms for all layers, or one per layer, with their wrappers if any."""
         for position in self:
             if not is_mechanism(position):
                 came, remedy = type(position).__name__, "What wraps a mechanism has to hand its terms on."
@@ -142,22 +141,23 @@ class LayerPositions(ModuleSequence):
         return [Sum(part for part in parts_of(position) if acts_in_attention(part)) for position in self.sums()]
 
     def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
-        """Tokens with their absolute position added. It comes before `terms`, which are not told where tokens are."""
+        """Tokens with their absolute position added. Call it before `terms`: it settles the device."""
         settle(self, x.device)
         first = self.sums()[0]
         return first.embed(x, coordinates) if acts_on_tokens(first) else x
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> list[Terms]:
-        """What each layer's attention is told; computed once where layers share."""
+        """The terms of each layer's attention; computed once if layers share them."""
         terms = [position.terms(queries, keys) for position in self.sums()]
         return terms * (self.depth // len(terms))
 
     def growth(self) -> tuple[str, ...]:
-        """The rules by which the mechanisms extrapolate to other coordinates, as `Sum` has them."""
+        """The rules by which the mechanisms extrapolate to other coordinates, as in `Sum`."""
         return growth_of(self.sums()[0])
 
     def grown(self, coordinates: Coordinates, rule: str) -> LayerPositions:
-        """Copies for other coordinates by one of the rules; parts that are defined anywhere are the same objects."""
+        """Copies for other coordinates by one of the rules; parts that are defined at any position are the same
+        objects."""
         first, *later = self.sums()
         grown = Sum([first.grow(coordinates, rule) if isinstance(first, Sum) else grow_part(first, coordinates, rule)])
         rest = [Sum(grow_part(part, coordinates, rule) for part in parts_of(position)) for position in later]
@@ -165,15 +165,15 @@ class LayerPositions(ModuleSequence):
 
 
 def canonical(position: PositionChoice, *, axes: int) -> PositionChoice:
-    """The choice with the name of a preset for an alias, on tokens with so many axes."""
+    """The choice, with an alias replaced by its preset's name for tokens with `axes` axes."""
     return find(position, axes).name if isinstance(position, str) else position
 
 
 def builder(position: PositionChoice, sharing: str = "shared_position") -> Callable[[Site], Mechanism]:
-    """The function from a site to a mechanism that a choice means; `sharing` is the caller's argument, for messages."""
+    """A choice as a function from a site to a mechanism; `sharing` names the caller's argument, for messages."""
     if position is None or isinstance(position, str):
         name = "none" if position is None else position
-        find(name)  # a name that there is not raises here
+        find(name)  # raises if the name is unknown
         return lambda site: find(name, site.queries.axes).make(site)
     if isinstance(position, nn.Module) or not callable(position):
         wanted = "position to be a preset's name, a function from a Site to a mechanism, or None"

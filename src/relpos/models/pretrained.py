@@ -3,8 +3,8 @@
     config.json    "class", "relpos" (the version), "model" (the arguments it was built with), "position", "grown"
                    (its calls of `grow`), and what a training run adds
 
-Folders that `relpos train` wrote before there was a "class" load too. Nothing is made from what the files say before
-they agree: a configuration may ask for any number of parameters.
+Older folders of `relpos train` without a "class" load too. No memory is allocated before the files agree: a
+configuration could ask for any number of parameters.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _WORDS: dict[type, str] = {dict: "object", list: "list", str: "text", int: "whol
 
 
 class PretrainedModel(nn.Module):
-    """Base of the models: one that knows what it was built with, and comes and goes as a folder.
+    """Base of the models: keeps its arguments, and can be saved to a folder and loaded.
 
     Args:
-        config: what it is built of, a data class of `models/config.py`.
+        config: its arguments, a data class of `models/config.py`.
     """
 
     def __init__(self, config: VisionConfig | LanguageConfig | SwinConfig) -> None:
@@ -56,28 +56,28 @@ class PretrainedModel(nn.Module):
         self.grown: tuple[dict[str, Any], ...] = ()
 
     def save_pretrained(self, folder: str | Path, *, card: str | None = None) -> None:
-        """Write the model's weights, its configuration and a model card into a folder, all of them or none.
+        """Write the model's weights, its configuration and a model card into a folder, all or none.
 
         Args:
-            folder: made where it is not there.
-            card: the text of the model card, Markdown; what the model itself tells where left out.
+            folder: created if it does not exist.
+            card: the text of the model card, Markdown; by default a card from the model.
 
         Raises:
-            ValueError: there is a model or a card, which is not overwritten, a position that has no name, or a model
-                that is no longer as it was built.
-            WriteError: it cannot be written.
+            ValueError: the folder has a model or a card, which is not overwritten; the position has no name; or the
+                model has changed since it was built.
+            WriteError: a file cannot be written.
         """
         save_folder(self, path_of(folder, "a folder to save in"), {}, card=card)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
-        """The model of a folder, in evaluation mode, as `save_pretrained`, `relpos train` or transformers wrote it.
+        """Load a model, in evaluation mode, from a folder of `save_pretrained`, `relpos train` or transformers.
 
-        It has the dtype of its weights where they have one. Of transformers Llama is known, with its rotation's
-        scaling, and a `LanguageModel` in the default dtype made of it.
+        It has the dtype of its weights if they share one. From transformers, Llama with its rotation's scaling loads as
+        a `LanguageModel` in the default dtype.
 
         Raises:
-            ValueError: the folder holds no model, one of another class, or one whose files are damaged.
+            ValueError: the folder has no model, a model of another class, or damaged files.
         """
         model, _ = load_folder(path_of(folder, "the folder of a model"))
         if not isinstance(model, cls):
@@ -88,18 +88,18 @@ class PretrainedModel(nn.Module):
     def push_to_hub(
         self, name: str, *, card: str | None = None, private: bool = True, message: str = "Upload a model of relpos"
     ) -> str:
-        """Upload what `save_pretrained` writes, as a commit by huggingface_hub, and return its address.
+        """Upload the files of `save_pretrained` as a commit with huggingface_hub, and return its address.
 
-        Whoever is logged in there is asked of huggingface_hub alone (`hf auth login`).
+        Only huggingface_hub handles the login (`hf auth login`).
 
         Args:
-            name: of the repository, "user/model"; made where it is not there.
+            name: of the repository, "user/model"; created if it does not exist.
             card: as in `save_pretrained`.
-            private: whether a repository that is made is private.
+            private: whether a created repository is private.
             message: of the commit.
 
         Raises:
-            ValueError: huggingface_hub is not installed, or a position that has no name.
+            ValueError: huggingface_hub is not installed, or the position has no name.
         """
         from tempfile import TemporaryDirectory
 
@@ -118,9 +118,9 @@ class PretrainedModel(nn.Module):
 
 
 def check_free(folder: Path, *more: str) -> None:
-    """Raise unless a model can be saved there without overwriting anything, nor files named in `more`."""
+    """Raise if saving a model there, with the files named in `more`, would overwrite anything."""
     for name in (WEIGHTS, CONFIG, *more):
-        if os.path.exists(folder / name):  # False where nobody may look: making the folder says why
+        if os.path.exists(folder / name):  # False without permission: creating the folder then raises
             fail(f"a folder without a {name}", str(folder), "Choose another folder; nothing is overwritten.")
     if os.path.exists(folder) and not os.path.isdir(folder):
         fail("a folder to save in", f"the file {folder}", "Choose another; nothing is overwritten.")
@@ -135,10 +135,10 @@ def save_folder(
     files: Mapping[str, bytes] | None = None,
     shown_as: str | None = None,
 ) -> None:
-    """Write a model, with `about` kept in its configuration and `files` beside it, as `save_pretrained` does.
+    """Write a model as `save_pretrained` does, with `about` in its configuration and `files` beside it.
 
     Args:
-        shown_as: the folder's name in a card that the model itself tells.
+        shown_as: the folder's name in the default card.
     """
     arguments = dict(model.arguments)
     position = arguments.pop("position")
@@ -164,7 +164,7 @@ def save_folder(
     make_folder(folder)
     weights = dumped({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()})
     try:
-        write_json(folder / CONFIG, config, indent=1, new=True)  # whoever comes first has the folder
+        write_json(folder / CONFIG, config, indent=1, new=True)  # the first process gets the folder
     except FileExistsError:
         check_free(folder)
         raise
@@ -181,7 +181,7 @@ def save_folder(
 
 
 def _require_loadable(model: PretrainedModel, config: dict[str, Any]) -> None:
-    """Raise where a model is no longer what the configuration builds."""
+    """Raise if a model differs from what its configuration builds."""
     state = model.state_dict()
     built = _built(config, len(state), Path(CONFIG), "meta").state_dict()
     changed = (
@@ -198,7 +198,7 @@ def load_folder(folder: Path) -> tuple[PretrainedModel, dict[str, Any]]:
     """The model in evaluation mode and its configuration.
 
     Raises:
-        ValueError: the folder holds no model, or one that this relpos did not save, or one whose files are damaged.
+        ValueError: the folder has no model, one that this relpos did not save, or damaged files.
     """
     path = folder / CONFIG
     config = _configuration(path) if path.is_file() else {}
@@ -215,7 +215,7 @@ def load_folder(folder: Path) -> tuple[PretrainedModel, dict[str, Any]]:
     if len(kinds) == 1 and kinds < _DTYPES:
         model.to(kinds.pop())
     try:
-        model.load_state_dict(with_settings(model, weights))  # a configuration says them, too
+        model.load_state_dict(with_settings(model, weights))  # settings are also in the configuration
     except ValueError as error:
         fail_to_read(f"the weights of the model in {CONFIG}", folder / WEIGHTS, line_of(error), _REMEDY)
     return model.eval(), config
@@ -229,7 +229,7 @@ def _llama(config: dict[str, Any], folder: Path) -> PretrainedModel:
         fail_to_read("a configuration of transformers' Llama", path, line_of(error), remedy)
     ours = {"class": "LanguageModel", "model": arguments, "position": arguments["position"]}
     weights = read_weights(folder)
-    fitting(_built(ours, len(weights), path, "meta", remedy), weights)  # before memory is asked for
+    fitting(_built(ours, len(weights), path, "meta", remedy), weights)  # before memory is allocated
     model = _built(ours, len(weights), path, "cpu", remedy)
     load_weights(model, weights)
     return model.eval()
@@ -284,18 +284,18 @@ def _subclasses(cls: type[PretrainedModel]) -> list[type[PretrainedModel]]:
 
 
 def _built(config: dict[str, Any], weights: int, path: Path, device: str, remedy: str = _REMEDY) -> PretrainedModel:
-    """The model of a configuration that has so many weights; on the device "meta" without a byte for its parameters."""
+    """Build a configuration's model. `weights` bounds its depth; on the "meta" device it takes no parameter memory."""
     expected = f"a {CONFIG} whose model can be built"
-    # relpos 0.1.0 named the kind of the task instead of a class
+    # relpos 0.1.0 stored the kind of the task instead of a class
     before = "LanguageModel" if config.get("kind") == "text" else "VisionTransformer"
     build = _class(config.get("class") or before, path)
     try:
         arguments = as_arguments({**config["model"], "position": config["position"]})
         depths = arguments.get("depths", arguments.get("depth", 0))
         depth = sum(depths) if isinstance(depths, tuple) else depths
-    except Exception as error:  # damage may stand anywhere
+    except Exception as error:  # damage may be anywhere
         fail_to_read(expected, path, line_of(without_remedy(error)), remedy)
-    if isinstance(depth, int) and depth > weights:  # a block has several; without a look it is built for ever
+    if isinstance(depth, int) and depth > weights:  # a block has several weights; else building never ends
         fail_to_read(expected, path, f"its model is {depth} deep, and has {weights} weights", remedy)
     try:
         with torch.device(device):
@@ -304,7 +304,7 @@ def _built(config: dict[str, Any], weights: int, path: Path, device: str, remedy
                 model = model.grow(**as_arguments(step))
     except MemoryError:
         raise
-    except Exception as error:  # damage may stand in any argument, and end anywhere
+    except Exception as error:  # a damaged argument can raise any error
         fail_to_read(expected, path, line_of(without_remedy(error)), remedy)
     assert isinstance(model, PretrainedModel)
     return model

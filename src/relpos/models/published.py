@@ -1,7 +1,7 @@
-"""Others' weights by our names: which tensor of timm's or transformers' is which of a model of ours.
+"""Map the weight names of timm's and transformers' models to the names in relpos's models.
 
-A translation takes the model and their state dict and changes nothing. What it does not know it leaves out, and
-`load_weights` then says so.
+A translation takes the model and their state dict and changes neither. Unknown tensors are left out, and `load_weights`
+reports them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Weights = Mapping[str, Tensor]
 
 @dataclass
 class Translation:
-    """Their tensors by our names.
+    """Their tensors under our names.
 
     Attributes:
-        family: whose they are.
-        tensors: what each of ours is to become. sources: the names of theirs that it was made of.
-        left: what of theirs needs no counterpart, and why.
+        family: their origin.
+        tensors: the new value for each of ours. sources: the names of theirs that it is made from.
+        left: their tensors that need no counterpart, and why.
     """
 
     family: str
@@ -35,17 +35,17 @@ class Translation:
     left: dict[str, str] = field(default_factory=dict)
 
     def take(self, name: str, tensor: Tensor, *sources: str) -> None:
-        """A tensor of ours, and what it was made of."""
+        """Add a tensor under our name, with its sources."""
         self.tensors[name], self.sources[name] = tensor, sources
 
     @property
     def used(self) -> set[str]:
-        """The names of theirs that went into ours or may stay."""
+        """Their names that are used or left."""
         return {source for sources in self.sources.values() for source in sources} | self.left.keys()
 
 
 OWN = "relpos"
-"""The family of what has our names already."""
+"""The family of weights that already have our names."""
 
 
 def _own(model: nn.Module, theirs: Weights) -> Translation:
@@ -53,7 +53,7 @@ def _own(model: nn.Module, theirs: Weights) -> Translation:
 
 
 def _named(patterns: Mapping[str, str], name: str) -> str:
-    """A name of theirs as ours: by the first pattern that fits the whole of it, else as it is."""
+    """Our name for theirs, by the first pattern that matches it fully; else their name."""
     for pattern, ours in patterns.items():
         if match := re.fullmatch(pattern, name):
             return match.expand(ours)
@@ -61,7 +61,7 @@ def _named(patterns: Mapping[str, str], name: str) -> str:
 
 
 def _mechanisms(model: nn.Module, place: str, parameter: str, theirs: str) -> str:
-    """Our name of a parameter of the mechanism at a place; theirs where there is no such."""
+    """Our name of the mechanism's parameter under `place`; their name if there is none."""
     names = [name for name in model.state_dict() if name.startswith(f"{place}.") and name.endswith(f".{parameter}")]
     return names[0] if len(names) == 1 else theirs
 
@@ -71,11 +71,11 @@ _VIT = {
     r"(blocks\.\d+\.attn)\.k_norm\.(\w+)": r"\1.qk_norm.key.\2",
 }
 _PREFIX = ("cls_token", "dist_token", "reg_token")
-"""In the order in which the tokens stand."""
+"""Prefix tokens in their order."""
 
 
 def _vit(model: Any, theirs: Weights) -> Translation:
-    """timm's ViT and DeiT, the distilled and the third one too."""
+    """timm's ViT and DeiT, including distilled DeiT and DeiT III."""
     found = Translation("timm's ViT")
     prefix = [name for name in _PREFIX if name in theirs]
     if prefix and all(theirs[name].dim() == 3 for name in prefix):
@@ -86,7 +86,7 @@ def _vit(model: Any, theirs: Weights) -> Translation:
         ours = _named(_VIT, name)
         if name == "pos_embed":
             ours = _mechanisms(model, "positions.0", "pos_embed", name)
-            if tensor.dim() == 3 and tensor.shape[1] == model.patch_embed.num_patches:  # no vectors for the prefix
+            if tensor.dim() == 3 and tensor.shape[1] == model.patch_embed.num_patches:  # prefix tokens have no position
                 tensor = torch.cat([tensor.new_zeros(1, model.prefix, tensor.shape[2]), tensor], dim=1)
         found.take(ours, tensor, name)
     return found
@@ -157,11 +157,11 @@ _FAMILIES: dict[str, Callable[[Any, Weights], Translation]] = {
     "SwinTransformer": _swin,
     "LanguageModel": _llama,
 }
-"""By the class of ours."""
+"""Translations by the class of our model."""
 
 
 def translated(model: nn.Module, theirs: Weights) -> Translation:
-    """Whatever weights are given, by our names: ours are as they are."""
+    """Weights of any family under our names; weights with our names are unchanged."""
     ours = r"positions\.|token_position\.|token_embed\.|prefix_tokens$|stages\."
     own = {name for name in model.state_dict() if not is_settings(name)}
     if theirs.keys() >= own or any(re.match(ours, name) for name in theirs):

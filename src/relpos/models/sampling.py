@@ -1,7 +1,7 @@
-"""Drawing the next token: temperature, then the top k, then the nucleus.
+"""Sample the next token: temperature, then the top k, then the nucleus.
 
-The nucleus of mass p (Holtzman et al. 2020, section 3.1) is the smallest set of likeliest tokens that together have
-probability p; where k is given too, of what the k leave.
+The nucleus of mass p (Holtzman et al. 2020, section 3.1) is the smallest set of most likely tokens that together have
+probability p. With k too, it is taken from the k tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from relpos.core.checks import fail, require_int, require_number, shape_of
 
 
 def require_sampling(temperature: object, top_k: object, top_p: object) -> None:
-    """Raise unless these say how to draw a token."""
+    """Raise unless these are valid sampling settings."""
     require_number(temperature, "temperature", "of at least 0", "0 takes the likeliest token.")
     if top_k is not None:
         require_int(top_k, "top_k", at_least=1)
@@ -33,23 +33,23 @@ def sample(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "B 1"]:
-    """One token per row.
+    """Sample one token per row.
 
     Args:
-        temperature: divides the logits; 0 takes the likeliest token.
-        top_k: only the k likeliest; equal ones at the border all stay.
+        temperature: divides the logits; 0 takes the most likely token.
+        top_k: only the k most likely; ties with the last one stay.
         top_p: only the nucleus of this mass.
     """
     require_sampling(temperature, top_k, top_p)
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
     logits = at_least_float32(logits)
-    logits = (logits - logits.amax(dim=-1, keepdim=True)) / float(temperature)  # the largest stays finite
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / float(temperature)  # the maximum stays finite
     if top_k is not None:
         least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
     if top_p is not None:
         probability, order = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
-        beyond = probability.cumsum(dim=-1) - probability >= top_p  # those before it suffice
+        beyond = probability.cumsum(dim=-1) - probability >= top_p  # earlier tokens reach p
         logits = logits.masked_fill(beyond.scatter(-1, order, beyond), -torch.inf)
     return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)

@@ -1,6 +1,6 @@
-"""The arguments that a model was built with, as plain values that JSON holds, and back; others' configurations as ours.
+"""A model's arguments to and from plain JSON values, and from other libraries' configurations.
 
-A position that is a function has no name: it stands here as {"function": its name}, and such a model is not saved.
+A position that is a function cannot be saved: it becomes {"function": its name}, and saving the model raises.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def _rotary(plain: Mapping[str, Any]) -> RotaryChoice:
 
 
 def llama_arguments(config: Mapping[str, Any]) -> Arguments:
-    """The arguments of the `LanguageModel` that is the Llama of a configuration of transformers.
+    """The arguments of the `LanguageModel` equal to the Llama of a transformers configuration.
 
     Raises:
-        ValueError: it asks for something that the model has not.
+        ValueError: it has a setting that the model does not support.
     """
     width, heads = config["hidden_size"], config["num_attention_heads"]
     rotation = llama_rotation(config)
@@ -103,18 +103,18 @@ _NOT_IN_SHAPES = (
     "num_heads", "num_kv_heads", "norm", "norm_eps", "qk_norm", "mlp", "position", "attention", "version",
     "window_size", "global_pool", "fc_norm", "embed_scale",
 )  # fmt: skip
-"""Arguments that another model's weights would fit, and compute something else."""
+"""Arguments that change the result but not the shapes of weights."""
 
 
 def unlike(own: Arguments, theirs: Arguments) -> list[str]:
-    """Arguments in which two models differ though their weights have the same shapes, each in a few words."""
+    """The arguments of `_NOT_IN_SHAPES` in which two models differ, each in a few words."""
     ours, others = _usual(own), _usual(theirs)
     shared = [name for name in _NOT_IN_SHAPES if name in ours and name in others]
     return [f"{name} {others[name]!r}, not {ours[name]!r}" for name in shared if ours[name] != others[name]]
 
 
 def _usual(arguments: Arguments) -> Arguments:
-    """What arguments mean where they are left out, and one name for one rotation."""
+    """Arguments with defaults filled in, and equal rotations written equally."""
     found = dict(arguments)
     if found.get("num_kv_heads") is None and "num_kv_heads" in found:
         found["num_kv_heads"] = found.get("num_heads")

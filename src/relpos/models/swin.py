@@ -2,18 +2,17 @@
 
     patches -> norm -> position on tokens -> stages of blocks in windows, merging between them -> norm -> pool -> head
 
-Tokens see those of their own window; in every other block the windows stand half a window later. Windows are a batch:
-a block is the plain `TransformerBlock` on them, and position is that of a token in its window.
+Tokens attend within their own window. In every other block the windows are shifted by half a window. Windows form a
+batch: a block is the plain `TransformerBlock` on them, and position is that of a token in its window.
 
     version   blocks                   attention   position ("own")        merging
     1         pre-norm                 1/sqrt(D)   relative_2d, a table    norm, then projection
     2         residual post-norm       cosine      log_cpb, a network      projection, then norm
 
-A side shorter than the window is one window, without a shift. Tokens that a shift brings together from opposite edges
-are hidden from each other; timm adds -100, which is the same unless scores differ by about as much. Where windows do
-not divide the tokens, what fills them up is hidden; timm lets tokens see it, and its numbers differ there. Linear
-layers start as PyTorch starts them, and the post-norms of version 2 at 0, as published, so that its blocks start as
-nothing.
+A side shorter than the window is one window, without a shift. Tokens that a shift joins from opposite edges are masked
+from each other; timm adds -100, which is the same unless scores differ by about as much. If windows do not divide the
+tokens, padding is masked; timm attends to it, so its numbers differ there. Linear layers have PyTorch's initialization.
+The post-norms of version 2 start at 0, as published, so that its blocks start as the identity.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ from relpos.position.mechanism import acts_in_attention, acts_on_tokens, parts_o
 from relpos.position.tables import require_std
 
 _OWN = {1: "relative_2d", 2: "log_cpb"}
-"""The position of each version as published."""
+"""The published position of each version."""
 
 
 class SwinTransformer(PretrainedModel):
-    """A Swin Transformer for classification. Arguments as timm names them.
+    """A Swin Transformer for classification. Arguments are named as in timm.
 
     `img_size`, `patch_size`, `in_chans`, `num_classes`, `drop_rate`, `pos_drop_rate`, `proj_drop_rate`,
     `attn_drop_rate`, `position_trainable`, `position_init_std` and `backend` are as in `VisionTransformer`,
-    `mlp_ratio`, `qkv_bias` and `norm_eps` as in `TransformerBlock`. Other image sizes are accepted wherever the
-    position on tokens accepts them, since windows keep their size.
+    `mlp_ratio`, `qkv_bias` and `norm_eps` as in `TransformerBlock`. Other image sizes are accepted if the position on
+    tokens accepts them, since windows keep their size.
 
     Args:
         global_pool: "avg" or "max" over the tokens.
@@ -61,12 +60,12 @@ class SwinTransformer(PretrainedModel):
         num_heads: heads of each stage.
         window_size: tokens along the sides of a window, one number or (rows, columns).
         version: 1 or 2.
-        position: "own" for the version's, or as `VisionTransformer` takes it. What acts in attention is of a window;
-            what acts on tokens is of all patches.
-        shared_position: one table for the layers of a stage, or one per layer.
+        position: "own" for the version's, or as in `VisionTransformer`. In attention it is within a window; on tokens
+            it is among all patches.
+        shared_position: True for one mechanism for all layers of a stage, False for one per layer.
 
     Raises:
-        ValueError: arguments that do not fit together, or a position that grids do not have.
+        ValueError: arguments contradict each other, or the position does not apply to grids.
 
     Examples:
         >>> small = {"embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4), "num_classes": 10}
@@ -189,12 +188,12 @@ class SwinTransformer(PretrainedModel):
 
     @property
     def coordinates(self) -> Grid:
-        """Where the patches of the image size it was built for are."""
+        """The coordinates of the patches of its image size."""
         return Grid(*self.patch_embed.grid_size)
 
     @property
     def windows(self) -> list[Grid]:
-        """Where the tokens of a window are, in each stage: a side has no more of them than the image."""
+        """The coordinates of a window's tokens in each stage; a side is at most the image's."""
         sizes, found = self.patch_embed.grid_size, []
         for _ in self.stages:
             found.append(Grid(*(min(side, own) for side, own in zip(sizes, self.window_size, strict=True))))
@@ -206,12 +205,12 @@ class SwinTransformer(PretrainedModel):
         return [*self.token_position.parameters(), *self.positions.parameters()]
 
     def growth(self) -> tuple[str, ...]:
-        """The rules by which its mechanisms extrapolate to other windows, as `Sum` has them."""
+        """The rules by which its mechanisms extrapolate to other windows, as in `Sum`."""
         return Sum(one for own in (self.token_position, in_use(self.positions)[0]) for one in own.sums()[:1]).growth
 
     def forward_features(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B rows columns E"]:
-        """Normed tokens after the last stage, on their grid."""
-        # Under autocast the convolution gives half precision; the tokens that blocks add to keep that of the weights.
+        """Normalized tokens after the last stage, on their grid."""
+        # Under autocast the convolution returns half precision; the residual stream keeps the weights' dtype.
         x = self.patch_embed(images).to(self.patch_embed.proj.weight.dtype)
         grid = self.patch_embed.grid((images.shape[2], images.shape[3]))
         x = self.pos_drop(in_use(self.token_position).embed(self.patch_norm(x), grid)).unflatten(1, grid.sizes)
@@ -225,7 +224,7 @@ class SwinTransformer(PretrainedModel):
         """Class scores of images of any size that the patches divide and the position on tokens accepts.
 
         Raises:
-            ValueError: images of another shape, dtype or device, or of a size that a mechanism does not accept.
+            ValueError: images have another shape, dtype or device, or a size that a mechanism does not accept.
         """
         x = self.forward_features(images).flatten(1, 2)
         pooled = x.mean(dim=1) if self.global_pool == "avg" else x.amax(dim=1)
@@ -235,10 +234,10 @@ class SwinTransformer(PretrainedModel):
     def grow(
         self, img_size: int | tuple[int, int], rule: str, *, window_size: int | tuple[int, int] | None = None
     ) -> SwinTransformer:
-        """A copy for another image size and other windows, its mechanisms grown by `rule` (one of `growth()`).
+        """A copy for another image size and other windows. Its mechanisms are extended by `rule`, one of `growth()`.
 
         Args:
-            window_size: of the copy; its own where left out.
+            window_size: of the copy; default unchanged.
         """
         if rule not in self.growth():
             rules = ", ".join(self.growth()) or "none at all"
@@ -259,7 +258,7 @@ class SwinTransformer(PretrainedModel):
 
 
 class SwinStage(nn.Module):
-    """Blocks in windows, every other one shifted, after the merging of the tokens before, if any."""
+    """Optional merging of tokens, then blocks in windows, every other one shifted."""
 
     def __init__(self, blocks: nn.ModuleList, merging: PatchMerging | None) -> None:
         super().__init__()
@@ -280,7 +279,7 @@ class SwinStage(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Neighbouring tokens, 2 x 2 of them, as one of another width; an odd side is filled up with zeros.
+    """Merge 2 x 2 neighbouring tokens into one of another width; an odd side is padded with zeros.
 
     Args:
         dim, out_dim: width of a token before and after.
@@ -296,14 +295,14 @@ class PatchMerging(nn.Module):
 
     def forward(self, x: Float[Tensor, "B rows columns E"]) -> Float[Tensor, "B _ _ F"]:
         x = F.pad(x, (0, 0, 0, x.shape[2] % 2, 0, x.shape[1] % 2))
-        # [B, rows, 2, columns, 2, E], and in a merged token the column within its 2 x 2 comes first
+        # [B, rows, 2, columns, 2, E]; in a merged token, the column within the 2 x 2 is the outer index
         x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2, 5).flatten(3)
         merged: Tensor = self.norm(self.reduction(x)) if self.post_norm else self.reduction(self.norm(x))
         return merged
 
 
 def _grown(positions: LayerPositions, grid: Grid, rule: str) -> LayerPositions:
-    """Mechanisms grown by a rule of the model: by their own first rule where they do not have that one."""
+    """Mechanisms extended by the model's rule, or by their own first rule if they lack it."""
     own = positions.growth()
     return positions.grown(grid, rule if rule in own else own[0])
 

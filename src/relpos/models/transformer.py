@@ -1,8 +1,8 @@
-"""What the models of images and of text share: blocks, and position in them.
+"""Common base of the image and text models: blocks, and position in them.
 
     tokens -> embedding -> position on tokens -> blocks, position in attention -> norm
 
-`models/positions.py` has what position is.
+Position is in `models/positions.py`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from relpos.position.tables import require_std
 
 
 class Transformer(PretrainedModel):
-    """Base of the models. A subclass sets `blocks`, `norm` and `positions` where its checkpoints have them.
+    """Base of the models. A subclass sets `blocks`, `norm` and `positions` in the order of its checkpoints.
 
     Args:
-        config: what the model is built of. block: what its blocks are.
+        config: the model's arguments. block: the blocks' configuration.
     """
 
     blocks: nn.ModuleList
@@ -71,13 +71,13 @@ class Transformer(PretrainedModel):
         return list(self.positions.parameters())
 
     def growth(self) -> tuple[str, ...]:
-        """The rules by which its mechanisms extrapolate to other coordinates, as `Sum` has them."""
+        """The rules by which its mechanisms extrapolate to other coordinates, as in `Sum`."""
         return self.positions.growth()
 
     def _features(
         self, x: Float[Tensor, "B N E"], terms: list[Terms], mask: Mask | None, cache: KeyValueCache | None = None
     ) -> Float[Tensor, "B N E"]:
-        """Normed tokens after the last block."""
+        """Normalized tokens after the last block."""
         caches = [None] * len(self.blocks) if cache is None else cache.layers
         for block, position, layer in zip(self.blocks, terms, caches, strict=True):
             x = block(x, position=position, mask=mask, cache=layer)
@@ -87,7 +87,7 @@ class Transformer(PretrainedModel):
     def _maps(
         self, x: Float[Tensor, "B N E"], terms: list[Terms], mask: Mask | None
     ) -> Iterator[Float[Tensor, "B H N N"]]:
-        """The attention weights of one layer after another."""
+        """Yield the attention weights of each layer."""
         for block, position in zip(self.blocks, terms, strict=True):
             assert isinstance(block, TransformerBlock)
             yield block.attn.weights(block.norm1(x), position=position, mask=mask)

@@ -2,8 +2,8 @@
 
     patches -> prefix tokens in front -> position on tokens -> blocks, position in attention -> norm -> pool -> head
 
-Linear layers start as PyTorch starts them, with a spread of 1/sqrt(3 E): timm's 0.02 at width 768, and enough at small
-widths, where 0.02 is not (docs/log.md).
+Linear layers have PyTorch's initialization, with standard deviation 1/sqrt(3 E): timm's 0.02 at width 768. At small
+widths 0.02 is too small (docs/log.md).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from relpos.models.transformer import Transformer
 
 
 class VisionTransformer(Transformer):
-    """A ViT for classification. Arguments as timm names them.
+    """A ViT for classification. Arguments are named as in timm.
 
     `patch_size`, `in_chans` and `embed_dim` are as in `PatchEmbedding`; `depth` is the number of blocks, and
     `num_heads`, `num_kv_heads`, `mlp_ratio`, `norm`, `norm_eps`, `qk_norm` and `qkv_bias` are as in `TransformerBlock`.
@@ -38,28 +38,28 @@ class VisionTransformer(Transformer):
         img_size: the image size it is built for, one number or (rows, columns).
         num_classes: outputs of the head; 0 for none (pooled features).
         global_pool: "token" (the class token), "avg" or "max" over the patches.
-        fc_norm: whether the last norm is of what is pooled, as timm has it for "avg", or of every token.
-        init_values: what the blocks' `LayerScale` starts from, as in DeiT III; None for none.
-        attention: "full", "local", "sparse", "linear" or "flash"; see `models/attending.py`. "local" and "sparse" of a
-            grid take no prefix tokens.
-        class_token: whether there is one.
+        fc_norm: True applies the last norm after pooling, as timm does for "avg"; False to every token.
+        init_values: initial value of the blocks' `LayerScale`, as in DeiT III; None for no `LayerScale`.
+        attention: "full", "local", "sparse", "linear" or "flash"; see `models/attending.py`. "local" and "sparse" do
+            not allow prefix tokens.
+        class_token: whether to add a class token.
         reg_tokens: further prefix tokens without a position (registers).
-        distilled: whether a distillation token with a head of its own stands behind the class token, as in DeiT; the
-            scores are the mean of both heads'.
+        distilled: whether to add a distillation token with its own head after the class token, as in DeiT; the scores
+            are the mean of both heads'.
         drop_rate: dropout before the head.
         pos_drop_rate: dropout after the embedding.
         proj_drop_rate: dropout in the blocks.
         attn_drop_rate: dropout of attention weights.
         position: absolute and relative positions, each on or off: a preset name, names joined with "+", a function from
             a `Site`, or None.
-        shared_position: one table for all layers, or one per layer. A mechanism that acts on tokens and in attention is
-            then built for each layer too, and only the first layer's acts on tokens.
-        position_trainable: False freezes what the mechanisms own.
-        position_init_std: standard deviation that learned positions start from.
+        shared_position: True for one mechanism for all layers, False for one per layer. A mechanism that acts on tokens
+            and in attention is then built per layer too, and only the first layer's acts on tokens.
+        position_trainable: False freezes the mechanisms' parameters.
+        position_init_std: initial standard deviation of learned positions.
         backend: an engine's name, or "auto".
 
     Raises:
-        ValueError: arguments that do not fit together, or a position that grids do not have.
+        ValueError: arguments contradict each other, or the position does not apply to grids.
 
     Examples:
         >>> small = {"patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 4, "num_classes": 10}
@@ -183,14 +183,14 @@ class VisionTransformer(Transformer):
 
     @property
     def coordinates(self) -> Grid:
-        """Where the tokens of the image size it was built for are, prefix included."""
+        """The coordinates of the tokens of its image size, with the prefix."""
         return Grid(*self.patch_embed.grid_size, prefix=self.prefix)
 
     def _embed(
         self, images: Float[Tensor, "B C height width"]
     ) -> tuple[Float[Tensor, "B N E"], list[Terms], Mask | None]:
-        """Tokens ready for the first block, the terms of each layer, and which pairs may attend."""
-        # Under autocast the convolution gives half precision; the tokens that blocks add to keep that of the weights.
+        """The input of the first block, the terms of each layer, and the mask."""
+        # Under autocast the convolution returns half precision; the residual stream keeps the weights' dtype.
         x = self.patch_embed(images).to(self.patch_embed.proj.weight.dtype)
         coordinates = self.patch_embed.grid((images.shape[2], images.shape[3]), self.prefix)
         if self.prefix_tokens is not None:
@@ -201,14 +201,14 @@ class VisionTransformer(Transformer):
         return self.pos_drop(positions.embed(x, coordinates)), positions.terms(coordinates), mask
 
     def forward_features(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N E"]:
-        """Tokens after the last block, normed unless `fc_norm` norms them pooled, prefix first."""
+        """Tokens after the last block, prefix first; normalized unless `fc_norm`."""
         return self._features(*self._embed(images))
 
     def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B classes"]:
         """Class scores of images of any size that the patches divide and the position mechanism accepts.
 
         Raises:
-            ValueError: images of another shape, dtype or device, or of a size that the mechanism does not accept.
+            ValueError: images have another shape, dtype or device, or a size that the mechanism does not accept.
         """
         x = self.forward_features(images)
         if self.distilled:
@@ -224,11 +224,11 @@ class VisionTransformer(Transformer):
         return scores
 
     def attention_maps(self, images: Float[Tensor, "B C height width"]) -> Iterator[Float[Tensor, "B H N N"]]:
-        """The attention weights of one layer after another, for pictures."""
+        """Yield the attention weights of each layer, for pictures."""
         yield from self._maps(*self._embed(images))
 
     def grow(self, img_size: int | tuple[int, int], rule: str) -> VisionTransformer:
-        """A copy for another image size, its mechanisms grown by `rule` (one of `growth()`)."""
+        """A copy for another image size. Its mechanisms are extended by `rule`, one of `growth()`."""
         grid = self.patch_embed.grid(pair(img_size, "img_size"), self.prefix)
         model = copy.deepcopy(self)
         model.patch_embed.grid_size = grid.sizes

@@ -1,4 +1,5 @@
-"""Optimizers that PyTorch lacks, and parameter groups with position at its own rate. AdamW is PyTorch's own."""
+"""Optimizers that PyTorch lacks, and parameter groups with a separate rate for position. For AdamW use PyTorch's
+own."""
 
 from relpos.optim.groups import parameter_groups as parameter_groups
 from relpos.optim.lion import Lion as Lion

@@ -1,4 +1,4 @@
-"""What the optimizers share: checked numbers, parameters with their gradients, and a momentum per parameter."""
+"""Common base of the optimizers: checked numbers, parameters with their gradients, and a momentum per parameter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ParameterGroups = Any
 class DecoupledOptimizer(torch.optim.Optimizer):
     """An optimizer whose weight decay shrinks the weights themselves, as AdamW's does (Loshchilov and Hutter 2019).
 
-    All arithmetic is over lists of tensors at once (`torch._foreach_*`). The rate may be a tensor of no axes, so that a
+    All arithmetic is on lists of tensors (`torch._foreach_*`). The rate may be a 0-dimensional tensor, so that a
     compiled step is not recompiled for every rate of a schedule.
     """
 
@@ -34,7 +34,7 @@ class DecoupledOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step along the gradients; `closure`, where given, computes the loss, which is returned."""
+        """Take one step along the gradients. `closure`, if given, computes the loss, which is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -47,7 +47,7 @@ class DecoupledOptimizer(torch.optim.Optimizer):
 
     @abstractmethod
     def _update(self, group: dict[str, Any], params: list[Tensor], gradients: list[Tensor]) -> None:
-        """Change the parameters of a group that have gradients."""
+        """Update the parameters of a group that have gradients."""
 
     @staticmethod
     def _gradient(parameter: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class DecoupledOptimizer(torch.optim.Optimizer):
         return gradient
 
     def _states(self, params: Sequence[Tensor], name: str) -> list[Tensor]:
-        """A tensor of the state of each parameter, zeros where it is new."""
+        """The state tensor `name` of each parameter, created as zeros."""
         for p in params:
             if name not in self.state[p]:
                 self.state[p][name] = torch.zeros_like(p, memory_format=torch.preserve_format)
@@ -66,7 +66,7 @@ class DecoupledOptimizer(torch.optim.Optimizer):
 
     @staticmethod
     def _move(group: dict[str, Any], params: list[Tensor], directions: list[Tensor]) -> None:
-        """Decay the parameters and take one step of the rate against the directions, which are overwritten."""
+        """Decay the parameters, then subtract the rate times the directions, which are overwritten."""
         rate, decay = group["lr"], group["weight_decay"]
         if decay:
             torch._foreach_mul_(params, 1 - rate * decay)

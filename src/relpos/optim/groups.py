@@ -1,8 +1,7 @@
-"""Parameters in the groups that an optimizer takes: position at a learning rate of its own, decay on matrices alone.
+"""Parameter groups for an optimizer: position at its own learning rate, weight decay only on matrices.
 
-A table of biases is read by every pair of tokens, yet starts near 0 and moves, under Adam, by the learning rate per
-step. At the rate of the layers it is still small when training ends; the recipes of `relpos compare` give it ten times
-that.
+A table of biases affects every pair of tokens, but starts near 0, and with Adam moves by the learning rate per step. At
+the rate of the layers it is still small when training ends; the recipes of `relpos compare` use ten times that rate.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ def parameter_groups(
 
     Matrices: with weight decay. Biases, norms, prefix tokens (`prefix_tokens`, `cls_token`, `reg_token`, `dist_token`)
     and Swin V2's scales of heads (`logit_scale`): without.
-    Position parameters, which are all that a mechanism of relpos inside the model owns: without, at their own rate.
-    Each group has `params`, `lr`, `weight_decay`, and the `multiplier` on the learning rate, for schedules that set
-    `lr` themselves. Frozen position parameters, and groups that would be empty, are left out.
+    Position parameters (all parameters of relpos's mechanisms in the model): without, at their own rate. Each group has
+    `params`, `lr`, `weight_decay`, and the `multiplier` on the learning rate, for schedules that set `lr` themselves.
+    Frozen position parameters, and groups that would be empty, are left out.
 
     Args:
-        model: any module that holds mechanisms of relpos, or none.
+        model: any module, with or without mechanisms of relpos.
         learning_rate: of all but the position parameters.
         weight_decay: of matrices.
         position_learning_rate_multiplier: the factor on the learning rate for position parameters.
 
     Raises:
-        ValueError: no module, or a negative number.
+        ValueError: `model` is not a module, or a number is negative.
 
     Source: no decay on biases, norms and tables as in Swin's and BEiT's training (Liu et al. 2021; Bao et al. 2022);
     the multiplier was chosen on validation data (`recipes/digits_search.py`).

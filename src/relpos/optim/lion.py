@@ -5,8 +5,8 @@ Algorithm 2 there:
     direction = sign(beta1 * m + (1 - beta1) * g)
     m         = beta2 * m + (1 - beta2) * g
 
-The direction comes from the momentum before it takes the gradient in, mixed by another beta. Every weight moves by the
-rate, so it wants a rate 3 to 10 times below AdamW's and a decay as many times above.
+The direction uses the momentum before its update, with another beta. Every weight moves by the rate, so use a rate 3 to
+10 times below AdamW's and a decay as many times above.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from relpos.optim.base import DecoupledOptimizer, ParameterGroups
 class Lion(DecoupledOptimizer):
     """Sign momentum, with one tensor of state per parameter.
 
-    Every weight moves by the rate: take one 3 to 10 times below AdamW's, and a decay as many times above.
+    Every weight moves by the rate: use one 3 to 10 times below AdamW's, and a decay as many times above.
 
     Source: Chen et al. 2023, algorithm 2.
 
@@ -33,7 +33,7 @@ class Lion(DecoupledOptimizer):
         weight_decay: decoupled, times the rate.
 
     Raises:
-        ValueError: a rate, beta or decay out of its range; in `step`, sparse gradients.
+        ValueError: a rate, beta or decay is out of range; in `step`, sparse gradients.
 
     Examples:
         >>> model = torch.nn.Linear(2, 1)

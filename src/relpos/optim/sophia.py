@@ -1,15 +1,15 @@
-"""Sophia: a momentum over an estimate of the Hessian's diagonal, clipped an entry (Liu et al. 2023, Alg. 3).
+"""Sophia: a momentum over an estimate of the Hessian's diagonal, clipped per entry (Liu et al. 2023, Alg. 3).
 
     m = beta1 * m + (1 - beta1) * g
     h = beta2 * h + (1 - beta2) * estimate                       every k steps
     w = w - lr * clamp(m / max(rho * h, eps), -1, 1)
 
-The estimate is not made from the training gradient, so the training loop has a part in it. Sophia-G, the
-Gauss-Newton-Bartlett estimate (Alg. 2), takes a backward pass on labels that the model itself draws:
+The estimate does not come from the training gradient, so the training loop must make it. Sophia-G, the
+Gauss-Newton-Bartlett estimate (Alg. 2), takes a backward pass on labels sampled from the model:
 
     if step % 10 == 0:
         sampled_loss(model(x)).backward()
-        optimizer.update_hessian(labels.numel())             how many the mean of the loss is over
+        optimizer.update_hessian(labels.numel())             number of labels in the loss's mean
         optimizer.zero_grad()
 
 Sophia-H, Hutchinson's (Alg. 1), takes a derivative of the gradient along a random vector:
@@ -17,7 +17,7 @@ Sophia-H, Hutchinson's (Alg. 1), takes a derivative of the gradient along a rand
     if step % 10 == 0:
         optimizer.update_hessian_by_hutchinson(loss(model(x)))
 
-It differentiates twice, which attention's engines "reference" and "sdpa" can and "streaming", "triton", "flex" cannot.
+It differentiates twice: attention's engines "reference" and "sdpa" can; "streaming", "triton" and "flex" cannot.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class Sophia(DecoupledOptimizer):
     Every few steps, call `update_hessian` after `sampled_loss(...).backward()`, or
     `update_hessian_by_hutchinson(loss)`; without them every entry is clipped and moves by the rate.
 
-    Source: Liu et al. 2024 (Sophia), algorithm 3.
+    Source: Liu et al. 2023 (Sophia), algorithm 3.
 
     Args:
         params: tensors, or groups of them.
         lr: learning rate.
         betas: of the momentum, and of the Hessian's estimate.
-        rho: factor on the Hessian: the smaller, the more entries are clipped and move by the rate alone.
+        rho: factor on the Hessian: the smaller, the more entries are clipped and move by exactly the rate.
         weight_decay: decoupled, times the rate.
-        eps: the least that a momentum is divided by.
+        eps: the smallest divisor of a momentum.
 
     Raises:
-        ValueError: a rate, beta, rho, eps or decay out of its range; in `step`, sparse gradients.
+        ValueError: a rate, beta, rho, eps or decay is out of range; in `step`, sparse gradients.
 
     Examples:
         >>> model, x = torch.nn.Linear(8, 4), torch.randn(16, 8)
@@ -90,10 +90,10 @@ class Sophia(DecoupledOptimizer):
 
     @torch.no_grad()
     def update_hessian(self, count: int) -> None:
-        """Take in Sophia-G's estimate: `count` times the square of the gradients that the parameters hold now.
+        """Update the Hessian with Sophia-G's estimate: `count` times the square of the parameters' current gradients.
 
         Args:
-            count: over how many labels `sampled_loss` took its mean: tokens of a language model, images.
+            count: number of labels in the mean of `sampled_loss`: tokens of a language model, images.
 
         Raises:
             ValueError: no parameter has a gradient.
@@ -110,12 +110,13 @@ class Sophia(DecoupledOptimizer):
             fail("gradients of sampled_loss", "none", "Call sampled_loss(model(x)).backward() before.")
 
     def update_hessian_by_hutchinson(self, loss: Float[Tensor, ""]) -> None:
-        """Take in Sophia-H's estimate: u times the Hessian times u, with u normal, of a loss that still has its graph.
+        """Update the Hessian with Sophia-H's estimate, u times (Hessian times u) with normal u, of a loss with its
+        graph.
 
-        Leaves `.grad` alone.
+        Does not change `.grad`.
 
         Raises:
-            ValueError: the loss is not one number with a graph.
+            ValueError: the loss is not a scalar with a graph.
         """
         if loss.dim() or not loss.requires_grad:
             fail("a loss of one number with its graph", shape_of(loss), "Pass it before calling backward() on it.")
@@ -124,7 +125,7 @@ class Sophia(DecoupledOptimizer):
         used = {p: g for p, g in zip(every, gradients, strict=True) if g is not None}
         directions = {p: torch.randn_like(p) for p in used}
         along = sum((g * directions[p]).sum() for p, g in used.items())
-        if not isinstance(along, Tensor) or not along.requires_grad:  # a loss that is linear in every parameter
+        if not isinstance(along, Tensor) or not along.requires_grad:  # the loss is linear in every parameter
             products: tuple[Tensor | None, ...] = (None,) * len(used)
         else:
             products = torch.autograd.grad(along, list(used), allow_unused=True)
@@ -149,13 +150,13 @@ def sampled_loss(scores: Float[Tensor, "*B classes"]) -> Float[Tensor, ""]:
     Draws from PyTorch's generator; no gradient passes through the draw.
 
     Args:
-        scores: `[..., classes]`, what the model says before a softmax.
+        scores: `[..., classes]`, the model's output before a softmax.
 
     Returns:
-        The loss, one number.
+        The loss, a scalar.
 
     Raises:
-        ValueError: no floating-point scores of 2 dimensions or more.
+        ValueError: not floating-point scores with at least 2 dimensions.
 
     Examples:
         >>> logits = torch.randn(8, 10, requires_grad=True)

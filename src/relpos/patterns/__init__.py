@@ -1,8 +1,8 @@
-"""Which pairs attend, by name: each function gives a `Mask`, structure of O(N) that composes with any position.
+"""Attention patterns: each function returns a `Mask`, a structure of O(N) that combines with any position.
 
 local       a window around each token, also dilated
 sparse      Sparse Transformer, Longformer, BigBird, any block layout
-windows     Swin's windows on a grid, shifted or not; `partition` and `join` take them apart and put them together
+windows     Swin's windows on a grid, shifted or not; `partition` splits a grid into windows, `join` reverses it
 """
 
 from relpos.patterns.neighbourhoods import dilated, local

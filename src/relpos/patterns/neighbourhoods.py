@@ -1,4 +1,4 @@
-"""Windows around each token of a sequence: as they are, and with gaps."""
+"""Windows around each token of a sequence, contiguous or dilated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from relpos.core.checks import fail, require_flag, require_int
 
 
 def _reach(window_size: int, causal: bool) -> tuple[int, int]:
-    """How far a window goes back and ahead, in its own steps."""
+    """How far a window reaches back and ahead, in steps of its dilation."""
     require_int(window_size, "window_size", at_least=1)
     require_flag(causal, "causal")
     if causal:
@@ -20,16 +20,16 @@ def _reach(window_size: int, causal: bool) -> tuple[int, int]:
 
 
 def local(window_size: int, *, causal: bool = False) -> Mask:
-    """Each token sees `window_size` tokens: itself in the middle of them, or, causal, at their end.
+    """Each token sees `window_size` tokens, with itself in the middle or, if causal, at the end.
 
     At the ends of a sequence there are fewer. (Beltagy et al. 2020, "Longformer", section 3.1)
 
     Args:
-        window_size: tokens that are seen, itself among them; odd unless causal.
-        causal: whether a token sees none after it.
+        window_size: number of tokens seen, including itself; odd unless causal.
+        causal: whether a token sees no later token.
 
     Raises:
-        ValueError: a window below 1, or an even one that is not causal.
+        ValueError: a window is below 1, or even and not causal.
 
     Examples:
         >>> relpos.patterns.local(3).dense(4, 4)[0, 0].int()
@@ -44,18 +44,18 @@ def local(window_size: int, *, causal: bool = False) -> Mask:
 
 
 def dilated(length: int, window_size: int, dilation: int, *, causal: bool = False) -> Mask:
-    """The same with `dilation - 1` tokens left out between any two that are seen (section 3.1 there).
+    """`local` with `dilation - 1` tokens skipped between neighbouring seen tokens (Longformer, section 3.1).
 
-    Tokens that differ in their remainder by `dilation` never meet, in this layer or by stacking it alone.
+    Tokens with different remainders modulo `dilation` never attend to each other, even through stacked layers.
 
     Args:
-        length: tokens of the sequence.
-        window_size: tokens that are seen, itself among them; odd unless causal.
-        dilation: distance between two that are seen.
-        causal: whether a token sees none after it.
+        length: number of tokens in the sequence.
+        window_size: number of tokens seen, including itself; odd unless causal.
+        dilation: distance between neighbouring seen tokens.
+        causal: whether a token sees no later token.
 
     Raises:
-        ValueError: numbers out of their range, or an even window that is not causal.
+        ValueError: a number is out of range, or an even window is not causal.
 
     Examples:
         >>> relpos.patterns.dilated(6, window_size=3, dilation=2).dense(6, 6)[0, 0, 2].int()

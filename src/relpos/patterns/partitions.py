@@ -1,9 +1,8 @@
 """Swin's windows on a grid: tokens of one window see each other (Liu et al. 2021, section 3.2).
 
-They are said in two ways that allow the same pairs. As a mask, `windows`, they stay tokens of one sequence, with any
-position and any other mask. Taken apart, `partition`, every window is an element of a batch of short sequences, which a
-dense engine handles fastest where windows are small; `join` puts them back. This is the only file that cuts
-windows.
+There are two forms that allow the same pairs. With the mask `windows`, tokens stay one sequence, with any position and
+any other mask. With `partition`, every window is a batch element, a short sequence, which is fastest with a dense
+engine if windows are small; `join` reverses it. Only this file cuts windows.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from relpos.core.checks import fail, require_int, shape_of
 
 
 def windows(grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ...] = 0) -> Mask:
-    """Tokens see those of their own window, which has `size` cells along each axis.
+    """Tokens attend within their own window, which has `size` cells along each axis.
 
-    Shifted, the windows' borders stand `shift` cells later. Swin rolls the grid round its edges and masks what then
-    meets wrongly; here windows at the edges are simply smaller, which allows the same pairs.
+    The windows' borders move `shift` cells to higher indices. Swin rolls the grid around its edges and masks pairs from
+    opposite edges. Here windows at the edges are smaller, which allows the same pairs.
 
     Args:
-        grid: where the tokens are, without a prefix.
-        size: cells of a window along each axis, one number or one an axis.
-        shift: by how many cells the borders stand later.
+        grid: the tokens' grid, without a prefix.
+        size: cells of a window along each axis, one number or one per axis.
+        shift: cells by which the borders move to higher indices.
 
     Raises:
-        ValueError: a prefix, which belongs to no window; a shift of a window or more.
+        ValueError: the grid has a prefix, which belongs to no window, or the shift is a window or more.
 
     Examples:
         >>> relpos.patterns.windows(relpos.Grid(4, 4), 2).query_segments.view(4, 4)
@@ -51,7 +50,7 @@ def windows(grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ...
 
 
 def _by_axis(grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Size and shift of each axis, checked, and the grid too."""
+    """The checked size and shift of each axis."""
     if not isinstance(grid, Grid):
         fail("a Grid", shape_of(grid), "Write Grid(rows, columns).")
     if grid.prefix:
@@ -72,21 +71,21 @@ def _by_axis(grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ..
 def partition(
     x: Float[Tensor, "B *cells E"], size: int | tuple[int, ...], shift: int | tuple[int, ...] = 0
 ) -> tuple[Float[Tensor, "W T E"], Mask | None]:
-    """Tokens on a grid as the tokens of its windows, window by window of each element of the batch.
+    """Split tokens on a grid into windows, which become batch elements.
 
     The grid is padded with zeros at its far ends to whole windows and then rolled back by `shift`, as in Swin.
 
     Args:
-        x: tokens on a grid, `[B, rows, columns, E]` or of more axes.
-        size: cells of a window along each axis, one number or one an axis.
-        shift: by how many cells the borders stand later.
+        x: tokens on a grid, `[B, rows, columns, E]` or with more axes.
+        size: cells of a window along each axis, one number or one per axis.
+        shift: cells by which the borders move to higher indices.
 
     Returns:
-        The tokens, and the mask that keeps apart what met over an edge or is padding; None where there is neither. The
-        windows' coordinates are `Grid(*size)`.
+        The tokens `[B * windows, tokens, E]`, and the mask of padding and of pairs from opposite edges; None without
+        either. The windows' coordinates are `Grid(*size)`.
 
     Raises:
-        ValueError: tokens that are not on a grid; a size below 1, or a shift of a window or more.
+        ValueError: tokens are not on a grid, a size is below 1, or the shift is a window or more.
 
     Examples:
         >>> x = torch.randn(2, 8, 8, 16)  # [B, rows, columns, E]
@@ -106,7 +105,7 @@ def partition(
     if any(shifts) or any(cells % one for cells, one in zip(grid.sizes, sizes, strict=True)):
         own = windows(grid, size, shift).query_segments
         assert own is not None
-        of_cells = _cut((own + 1).view(1, *grid.sizes, 1), sizes, shifts)[..., 0] - 1  # what pads is -1
+        of_cells = _cut((own + 1).view(1, *grid.sizes, 1), sizes, shifts)[..., 0] - 1  # padding is -1
         apart = Mask.packed(of_cells.repeat(x.shape[0], 1).to(x.device))
     return _cut(x, sizes, shifts), apart
 
@@ -126,16 +125,16 @@ def _cut(x: Tensor, sizes: tuple[int, ...], shifts: tuple[int, ...]) -> Tensor:
 def join(
     x: Float[Tensor, "W T E"], grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ...] = 0
 ) -> Float[Tensor, "B *cells E"]:
-    """The tokens of windows back on their grid: `join(partition(x, size, shift)[0], grid, size, shift)` is x.
+    """Put windows back on their grid: `join(partition(x, size, shift)[0], grid, size, shift)` is x.
 
     Args:
         x: tokens of windows, `[W, T, E]`, as `partition` returns them.
-        grid: where the tokens are, without a prefix.
-        size: cells of a window along each axis, one number or one an axis.
-        shift: by how many cells the borders stand later.
+        grid: the tokens' grid, without a prefix.
+        size: cells of a window along each axis, one number or one per axis.
+        shift: cells by which the borders move to higher indices.
 
     Raises:
-        ValueError: tokens of other windows, or not as many as the grid has; a prefix, which belongs to none.
+        ValueError: tokens do not match the windows or the grid, or the grid has a prefix.
 
     Examples:
         >>> x = torch.randn(2, 8, 8, 16)

@@ -1,4 +1,4 @@
-"""Sparse patterns on sequences: strides, global tokens beside a window, and layouts of blocks."""
+"""Sparse patterns on sequences: strides, a window with global tokens, and block layouts."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from relpos.patterns.neighbourhoods import local
 
 
 def fixed(length: int, stride: int, *, summaries: int = 1, causal: bool = False) -> Mask:
-    """Each token sees the block of `stride` tokens it stands in, and the last `summaries` tokens of every block.
+    """Each token sees its own block of `stride` tokens, and the last `summaries` tokens of every block.
 
-    The fixed pattern of Child et al. 2019, "Generating Long Sequences with Sparse Transformers", section 4.3, both of
-    its parts in one head; `summaries` is their c, with which the last tokens sum up their blocks for all others. Theirs
-    is causal. With `stride` near sqrt(length) a token sees O(sqrt(length)) others.
+    The fixed pattern of Child et al. 2019, "Generating Long Sequences with Sparse Transformers", section 4.3, with both
+    parts in one head. `summaries` is their c: the last c tokens of a block summarize it for all others. Theirs is
+    causal. With `stride` near sqrt(length) a token sees O(sqrt(length)) others.
 
     Args:
-        length: tokens of the sequence.
+        length: number of tokens in the sequence.
         stride: tokens of a block.
-        summaries: tokens at the end of a block that all see.
-        causal: whether a token sees none after it.
+        summaries: number of tokens at a block's end that all see.
+        causal: whether a token sees no later token.
 
     Raises:
-        ValueError: numbers out of their range, or more summaries than a block has tokens.
+        ValueError: a number is out of range, or there are more summaries than tokens in a block.
 
     Examples:
         >>> relpos.patterns.fixed(6, stride=3, causal=True).dense(6, 6)[0, 0].int()
@@ -51,19 +51,19 @@ def fixed(length: int, stride: int, *, summaries: int = 1, causal: bool = False)
 
 
 def strided(length: int, stride: int, *, causal: bool = False) -> Mask:
-    """Each token sees those whole strides away from it: the second part of Child's strided pattern.
+    """Each token sees tokens at multiples of `stride` from it: the second part of Child's strided pattern.
 
-    The first part is `local(stride, causal=True)`. The paper gives the parts to layers in turn, or to heads of their
-    own, and so they are two masks here. One head with both would be a window joined to a class of remainders, which the
-    structure of a `Mask` (segments and intervals both hold) does not say; `fixed` is the paper's pattern for that.
+    The first part is `local(stride, causal=True)`. The paper uses the parts in alternate layers or in separate heads,
+    so here they are two masks. One head with both would be the union of a window and a remainder class. A `Mask` cannot
+    express it, since segments and intervals both must hold; for one head the paper has `fixed`.
 
     Args:
-        length: tokens of the sequence.
-        stride: distance between two that see each other.
-        causal: whether a token sees none after it.
+        length: number of tokens in the sequence.
+        stride: distance between tokens that see each other.
+        causal: whether a token sees no later token.
 
     Raises:
-        ValueError: numbers out of their range.
+        ValueError: a number is out of range.
 
     Examples:
         >>> relpos.patterns.strided(6, stride=3, causal=True).dense(6, 6)[0, 0, 5].int()
@@ -80,12 +80,12 @@ def longformer(length: int, window_size: int, global_tokens: Int[Tensor, " g"] |
     """A window around each token, and global tokens that see all and are seen by all (Beltagy et al. 2020).
 
     Args:
-        length: tokens of the sequence.
-        window_size: tokens that are seen, itself in their middle; odd.
-        global_tokens: their numbers, such as `[0]` for a class token.
+        length: number of tokens in the sequence.
+        window_size: number of tokens seen, with itself in the middle; odd.
+        global_tokens: their indices, such as `[0]` for a class token.
 
     Raises:
-        ValueError: numbers out of their range, or global tokens that are none of the sequence.
+        ValueError: a number is out of range, or a global token is not in the sequence.
 
     Examples:
         >>> relpos.patterns.longformer(5, window_size=3, global_tokens=[0]).dense(5, 5)[0, 0].int()
@@ -106,7 +106,7 @@ def longformer(length: int, window_size: int, global_tokens: Int[Tensor, " g"] |
 
 
 def _numbers(tokens: Int[Tensor, " g"] | list[int]) -> Int[Tensor, " g"]:
-    """The numbers of some tokens as a tensor, checked."""
+    """Token indices as a checked tensor."""
     if isinstance(tokens, Tensor):
         whole = not tokens.is_floating_point() and not tokens.is_complex() and tokens.dtype != torch.bool
         fits = tokens.dim() == 1 and (whole or not tokens.numel())
@@ -119,10 +119,10 @@ def _numbers(tokens: Int[Tensor, " g"] | list[int]) -> Int[Tensor, " g"]:
 
 
 def block_sparse(layout: Bool[Tensor, "... n m"], size: int) -> Mask:
-    """Blocks of `size` by `size` pairs, those that `layout` (`[n, m]`, or one per head) has True.
+    """Blocks of `size` by `size` pairs, where `layout` (`[n, m]`, or one per head) is True.
 
     Raises:
-        ValueError: no boolean layout of 2 or 3 dimensions, or a size below 1.
+        ValueError: the layout is not boolean with 2 or 3 dimensions, or the size is below 1.
 
     Examples:
         >>> layout = torch.tensor([[True, False], [True, True]])
@@ -147,19 +147,19 @@ def big_bird(
     heads: int = 1,
     seed: int = 0,
 ) -> Mask:
-    """Adjacent blocks, the first ones for all and all for them, and random ones per head (Zaheer et al. 2020).
+    """Adjacent blocks, global first blocks, and random blocks per head (Zaheer et al. 2020).
 
     Args:
-        length: tokens of the sequence.
+        length: number of tokens in the sequence.
         size: tokens of a block.
-        window: blocks of the band, an odd number.
-        global_blocks: at the beginning (the internal construction, ITC).
-        random_blocks: for each block of queries, of the rest, drawn for each head.
-        heads: each has random blocks of its own.
-        seed: of the draw, which is then the same on every machine.
+        window: number of adjacent blocks; odd.
+        global_blocks: number of first blocks that see all and are seen by all (the internal construction, ITC).
+        random_blocks: number drawn from the rest for each block of queries and each head.
+        heads: number of heads, each with its own random blocks.
+        seed: of the draw, which is the same on every machine.
 
     Raises:
-        ValueError: numbers out of their range, or an even window.
+        ValueError: a number is out of range, or the window is even.
 
     Examples:
         >>> mask = relpos.patterns.big_bird(1024, size=64, heads=8)

@@ -1,4 +1,4 @@
-"""A trained model in a folder, as `save_pretrained` writes it, with what its run was in the configuration."""
+"""A trained model in a folder, as written by `save_pretrained`, with a description of its run in the configuration."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def save(
     card: str | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write the model's weights and what is needed to build it; `about` is kept in the configuration as it is.
+    """Write the model's weights and what is needed to build it; `about` is stored in the configuration unchanged.
 
-    The configuration holds the arguments of the model itself, so that it loads where the task's data are not. All
-    files are there in the end, or none.
+    The configuration holds the model's own arguments, so it loads without the task's data. Either all files are written
+    or none.
 
     Args:
-        card: the text of its model card; what the model itself tells where left out. files: beside it, by name.
+        card: the text of its model card; by default a card from the model. files: further files, by name.
 
     Raises:
-        ValueError: a model is there, or is put there meanwhile.
-        WriteError: they cannot be written.
+        ValueError: the folder contains a model, or another process writes one meanwhile.
+        WriteError: the files cannot be written.
     """
     of_run = {
         "task": task.name,
@@ -50,5 +50,5 @@ def save(
 
 
 def load(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """The model in evaluation mode and its configuration; errors as `from_pretrained` has them."""
+    """The model in evaluation mode and its configuration. Errors as in `from_pretrained`."""
     return load_folder(folder)

@@ -1,7 +1,7 @@
-"""The checkpoints of a run while it trains: when one is due, and what is done when the process is told to end.
+"""The checkpoints of a training run: when one is due, and how a run ends on a signal.
 
-SIGTERM and Ctrl-C let the step under way finish, write a checkpoint and end with 143 and 130; a second Ctrl-C ends at
-once. A checkpoint that cannot be written is said in one line, and the run goes on.
+On SIGTERM or Ctrl-C the run finishes the current step, writes a checkpoint and exits with 143 or 130. A second Ctrl-C
+ends it at once. If a checkpoint cannot be written, the run reports it in one line and goes on.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from relpos.train.processes import all_of, world_size
 from relpos.train.snapshots import FOLDER, Snapshot, SnapshotStore, read_snapshot
 
 _SECONDS = 60.0
-"""From one checkpoint to the next where no number of steps is given; a shorter run writes none."""
+"""Time between checkpoints if no number of steps is given; a shorter run writes none."""
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 class StoppedError(Exception):
-    """The process was told to end, and a checkpoint was written if it could be.
+    """The process got a signal to end; a checkpoint was written if possible.
 
     Attributes:
-        code: what to exit with.
+        code: the exit code.
     """
 
     def __init__(self, message: str, code: int) -> None:
@@ -42,16 +42,17 @@ class StoppedError(Exception):
 
 @dataclass
 class Checkpointing:
-    """Where and how often.
+    """Where and how often to write checkpoints.
 
     Attributes:
-        folder: of the run; checkpoints lie in `checkpoints` there.
-        every: steps from one to the next; None for once a minute.
-        keep: how many stay, at least 2.
-        settings: what the run is; a checkpoint of other settings is not resumed.
-        about: where it runs; from a checkpoint of elsewhere it goes on to rounding only, which is said.
-        tell: called with what a person should know.
-        writes: whether this process does; others take part.
+        folder: of the run; checkpoints are in its subfolder `checkpoints`.
+        every: steps between checkpoints; None for one per minute.
+        keep: number of checkpoints to keep, at least 2.
+        settings: of the run; a checkpoint with other settings is not resumed.
+        about: environment of the run. If a checkpoint is from another one, the resumed run is equal up to rounding
+            only, and a message says so.
+        tell: called with messages for the user.
+        writes: whether this process writes; the others only take part.
     """
 
     folder: Path
@@ -72,19 +73,20 @@ class Checkpointing:
         self.store = SnapshotStore(self.folder / FOLDER, keep=self.keep, writes=self.writes)
 
     def told(self) -> int:
-        """What to exit with where the process was told to end, else 0. Without its launcher, it is no part of a run."""
+        """The exit code if the process was told to end, else 0. A worker whose launcher is gone also has to end."""
         if self.exit_code is None and world_size() > 1 and os.getppid() != self._launcher:
             self.exit_code = 143
         return self.exit_code or 0
 
     def due(self, step: int) -> bool:
-        """Whether the checkpoint of a step is due, by this process's clock where no number of steps is given."""
+        """Whether a checkpoint is due at a step; by this process's clock if no number of steps is given."""
         if self.every is not None:
             return step % self.every == 0
         return self.writes and time.monotonic() - self._written >= _SECONDS
 
     def write(self, step: int, snapshot: Snapshot) -> bool:
-        """Write a checkpoint; whether that could be done by this process. With parts, a call of all processes."""
+        """Write a checkpoint; returns False if this process failed. If the snapshot has parts, all processes must call
+        it."""
         if not self.writes and not snapshot.parts:
             return True
         state = snapshot.state | {"settings": self.settings, "about": self.about}
@@ -98,20 +100,20 @@ class Checkpointing:
         return True
 
     def resumed(self, where: str | None) -> Snapshot | None:
-        """The checkpoint to go on from: "auto" for the newest that is sound, a path, or None for none.
+        """The checkpoint to resume from: "auto" for the newest valid one, a path, or None for none.
 
-        The process that writes chooses, and every other reads the same or all fail.
+        The writing process chooses. All processes read the same checkpoint, or all fail.
 
         Raises:
-            ValueError: there is none at the path, or it is of other settings; None was asked for, and there is one; a
-                process does not find it.
+            ValueError: the path has no checkpoint, or one with other settings; `where` is None and the folder has a
+                checkpoint; a process cannot find it.
         """
         chosen: Path | None = None
         fault: Exception | None = None
         if self.writes:
             try:
                 chosen = self._chosen(where)
-            except Exception as error:  # the others wait for it
+            except Exception as error:  # the others wait for the result
                 fault = error
         _raise_everywhere(fault)
         chosen = all_of(chosen)[0]
@@ -168,8 +170,8 @@ class Checkpointing:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """While this lasts, no other run writes in the folder; a process that ends lets go of it."""
-        if sys.platform == "win32":  # it has no such locks
+        """Lock the folder, so that no other run writes there. The lock ends with the process."""
+        if sys.platform == "win32":  # it has no flock
             yield
             return
         import fcntl
@@ -190,7 +192,7 @@ class Checkpointing:
         finally:
             os.close(held)
             if made:
-                with suppress(OSError):  # there is something in it
+                with suppress(OSError):  # it is not empty
                     self.folder.rmdir()
 
     def _require_same(self, theirs: dict[str, Any], path: Path) -> None:
@@ -204,7 +206,7 @@ class Checkpointing:
                 )
 
     def end(self, step: int, *, written: bool) -> None:
-        """End as the process was told to."""
+        """Raise `StoppedError` with the exit code."""
         assert self.exit_code is not None
         left = (
             f"a checkpoint of step {step} is in {self.store.folder}; the same command with --resume auto goes on"
@@ -215,10 +217,10 @@ class Checkpointing:
 
     @contextmanager
     def running(self, resume: str | None = None) -> Iterator[Snapshot | None]:
-        """A run: no other writes in its folder, from before its checkpoint is chosen, and signals are noted.
+        """A run: lock the folder, then record signals and choose the checkpoint.
 
         Yields:
-            What `resumed` gives.
+            The result of `resumed`.
         """
         with ExitStack() as held:
             fault: Exception | None = None
@@ -233,14 +235,14 @@ class Checkpointing:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """While this lasts, SIGTERM and Ctrl-C are noted; a second Ctrl-C ends at once. In the main thread alone.
+        """Record SIGTERM and Ctrl-C; a second Ctrl-C ends at once. Only in the main thread.
 
-        A second SIGTERM does not: a scheduler sends it to every process, and torchrun hands it on.
+        A second SIGTERM does not end at once: a scheduler sends it to every process, and torchrun forwards it.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        # What is ignored, as in the background of a shell, stays so; None is a handler that is not Python's.
+        # Ignored signals, as in a shell's background job, stay ignored; None is a handler not set from Python.
         handlers = {number: signal.getsignal(number) for number in _CODES}
         before = {number: one for number, one in handlers.items() if one not in (signal.SIG_IGN, None)}
 
@@ -249,7 +251,7 @@ class Checkpointing:
             if signal.SIGINT in before:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             if number == signal.SIGINT and signal.SIGTERM in before and world_size() > 1:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what torchrun makes of the second
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun sends SIGTERM on a second Ctrl-C
 
         for number in before:
             signal.signal(number, note)
@@ -261,7 +263,7 @@ class Checkpointing:
 
 
 def _raise_everywhere(fault: Exception | None) -> None:
-    """Raise what went wrong in the process that writes, there and in those that would wait for it."""
+    """Raise the writing process's error in every process, because the others would wait for it."""
     said = all_of(None if fault is None else str(fault))[0]
     if fault is not None:
         raise fault

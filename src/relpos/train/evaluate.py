@@ -1,4 +1,4 @@
-"""What a trained model makes of test data, a few at a time: large images in all their placements fill any memory."""
+"""Evaluate a trained model on test data in small batches: large images in all their placements would exhaust memory."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from relpos.train.scores import scores_of
 
 AT_ONCE = 256
 _SCORES = AT_ONCE * 256**2
-"""Entries of an attention map that are held at once, a head: 256 images of 256 tokens, and fewer of more."""
+"""Attention map entries per head in one batch: 256 images of 256 tokens, and fewer images with more tokens."""
 _BYTES_AT_ONCE = 8192
 QUICK_BLOCKS = 2
-"""Blocks of test text that a quick comparison reads."""
+"""Blocks of test text in a quick comparison."""
 VALIDATION_BLOCKS = 2
-"""Blocks of validation text that training is watched by."""
+"""Blocks of validation text during training."""
 BINS = 32
-"""Stretches of an input whose bits are kept apart."""
+"""Segments of an input for which bits are averaged separately."""
 
 
 @torch.no_grad()
 def predict(
     model: nn.Module, images: Float[Tensor, "n C height width"], device: torch.device, batch_size: int = AT_ONCE
 ) -> Int[Tensor, " n"]:
-    """The most likely class of every image, -1 where a score is nan; the model is left in evaluation mode."""
+    """The most likely class of every image, -1 if a score is nan. Leaves the model in evaluation mode."""
     model.eval()
     return torch.cat([_likeliest(scores_of(model, batch.to(device))).cpu() for batch in images.split(batch_size)])
 
@@ -38,7 +38,7 @@ def _likeliest(scores: Float[Tensor, "n classes"]) -> Int[Tensor, " n"]:
 
 
 def _at_once(probe: ImageProbe, task: ImageTask) -> int:
-    """How many images of a probe are looked at together."""
+    """Number of a probe's images in one batch."""
     (height, width), (rows, columns) = probe.image_size, task.patch_size
     tokens = (height // rows) * (width // columns)
     return max(1, min(AT_ONCE, _SCORES // tokens**2))
@@ -53,10 +53,10 @@ def right(
     *,
     trials: int | None = None,
 ) -> Bool[Tensor, "n trials"]:
-    """Whether the model names the class of each image of a probe, in each placement.
+    """Whether the model predicts the class of each image of a probe, in each placement.
 
     Args:
-        trials: how many placements of each image, the first ones; None for all.
+        trials: use the first so many placements of each image; None for all.
     """
     trials = probe.trials if trials is None else trials
     at_once = _at_once(probe, task)
@@ -71,7 +71,7 @@ def right(
 
 @torch.no_grad()
 def classified(model: nn.Module, task: Task, split: Split, device: torch.device) -> Bool[Tensor, "n trials"]:
-    """Whether the model names the class of each input of a split, or of each of its tokens."""
+    """Whether the model predicts the class of each input of a split, or of each of its tokens."""
     model.eval()
     found = [
         _likeliest(scores_of(model, inputs.to(device))).cpu() == classes
@@ -84,10 +84,10 @@ def classified(model: nn.Module, task: Task, split: Split, device: torch.device)
 def bits(
     model: nn.Module, task: Text, probe: TextProbe, split: Split, device: torch.device, *, blocks: int | None = None
 ) -> Float[Tensor, "n N"]:
-    """The bits that the model needs for each byte of each block, read in pieces of the probe's length.
+    """The model's cross-entropy in bits for each byte of each block, in pieces of the probe's length.
 
     Args:
-        blocks: how many, the first ones; None for all.
+        blocks: use the first so many; None for all.
     """
     model.eval()
     read, follows = (side[:blocks] for side in task.blocks(split))
@@ -103,12 +103,12 @@ def bits(
 def measured(
     model: nn.Module, task: Task, probe: Probe, device: torch.device, *, quick: bool = False
 ) -> dict[str, Any]:
-    """What the model reaches on the test data of a probe: the fields of a metric in `results.json`.
+    """The model's result on the test data of a probe, as the fields of a metric in `results.json`.
 
     Bits that are nan or inf are None, with a reason.
 
     Args:
-        quick: of text the first blocks alone.
+        quick: for text, only the first blocks.
     """
     if isinstance(task, Text):
         assert isinstance(probe, TextProbe)
@@ -135,7 +135,7 @@ def measured(
 
 
 def validated(model: nn.Module, task: Task, device: torch.device) -> float:
-    """What the task measures, on the validation data as in training, each unit once: enough to watch training by."""
+    """The task's metric on validation data as in training, each unit once: enough to follow training."""
     probe = task.probes[0]
     if isinstance(task, Text):
         assert isinstance(probe, TextProbe)

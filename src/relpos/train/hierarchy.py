@@ -1,4 +1,4 @@
-"""The Swin Transformer that a comparison on images takes for `--model swin`, at the size of small data."""
+"""The Swin Transformer of an image comparison with `--model swin`, sized for small data."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from relpos.train.recipe import ImageRecipe
 def build_swin(position: str, task: Task) -> SwinTransformer:
     """A small Swin Transformer for a task of images: two stages of two blocks, windows of 4 x 4 patches.
 
-    What it shares with the ViT of a comparison (`ImageRecipe`) is the same: its last width, the MLP, the pooling, one
-    position for the layers of a stage, and the spread that positions start from. "own" is a table of offsets.
+    Equal to the ViT of a comparison (`ImageRecipe`): its last width, the MLP, the pooling, one position for all layers
+    of a stage, and the initial standard deviation of positions. "own" is a table of offsets.
 
     Raises:
-        ValueError: a task that has no images.
+        ValueError: the task has no images.
     """
     if not isinstance(task, ImageTask):
         fail("images for a Swin Transformer", f"the task {task.name!r}", "Leave the model out, or compare on images.")

@@ -1,6 +1,6 @@
-"""The training loop: warm-up and cosine, gradient clipping; repeatable bit for bit at a stated thread count.
+"""The training loop: warm-up and cosine, gradient clipping; reproducible bit for bit at a fixed thread count.
 
-Precision is accelerate's business, but for float16, whose losses are scaled here: accelerate refuses it on a CPU. All
+accelerate handles precision, except float16, whose losses are scaled here because accelerate refuses it on a CPU. All
 randomness (initialisation, batches, dropout, Sophia's draws) comes from one seed.
 """
 
@@ -29,14 +29,14 @@ from relpos.train.recipe import Model, Recipe
 from relpos.train.resuming import capture_state, generator_states, restore_state, set_generator_states, whole
 
 PRECISIONS = {"float32": "no", "bf16-mixed": "bf16", "fp16-mixed": "no"}
-"""What accelerate is asked for."""
+"""accelerate's `mixed_precision` for each precision."""
 AUTOCAST = {"float32": None, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
-"""What products are computed in, where not as the weights are."""
+"""The autocast dtype of each precision; None for the weights' dtype."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What the loop tells whoever watches, once a step; `validation` at some of them."""
+    """The argument of `watch`, after every step; `validation` only after some."""
 
     step: int
     steps: int
@@ -47,7 +47,7 @@ class Progress:
 
 @dataclass
 class Curve:
-    """What happened while training: the mean loss since the point before, and what the task measures on validation."""
+    """The history of a training run: the mean loss since the previous point, and the validation metric."""
 
     step: list[int] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Curve:
     validation: list[float] = field(default_factory=list)
 
     def add(self, step: int, losses: list[float], rate: float) -> None:
-        """A point after a step, of the losses since the point before, which are taken off the list."""
+        """Add a point after a step: the mean of `losses`, which is then cleared."""
         self.step.append(step)
         self.loss.append(torch.tensor(losses).mean().item())
         self.rate.append(rate)
@@ -64,17 +64,17 @@ class Curve:
 
 
 _SKIPPED_AT_MOST = 40
-"""Steps in a row that float16 may skip: its scale, which each of them halves, is then below one."""
+"""Consecutive steps that float16 may skip: each halves its scale, which is then below one."""
 
 
 class DivergedError(ValueError):
     """Training stopped because a loss or a gradient was nan or inf.
 
     Attributes:
-        step: which one, counted from 1. The weights have not taken it in, unless it was they that it made no numbers.
-        rate: the learning rate there.
+        step: counted from 1. Weights exclude this step, unless they caused the NaN.
+        rate: the learning rate of the step.
         what: "loss" or "gradient". value: "nan", "inf" or "-inf".
-        curve: what happened before.
+        curve: the history before it.
     """
 
     def __init__(
@@ -98,18 +98,18 @@ def rate_at(step: int, recipe: Recipe) -> float:
 
 
 def require_precision(precision: str) -> None:
-    """Raise unless it is the name of a precision."""
+    """Raise unless `precision` is the name of a precision."""
     if precision not in PRECISIONS:
         fail(f"a precision among {', '.join(PRECISIONS)}", repr(precision), "Choose one of them.")
 
 
 def resolve_device(device: str) -> torch.device:
-    """`"auto"` is a GPU where there is one."""
+    """The device of a name; `"auto"` is a GPU if there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device)
-    except (RuntimeError, TypeError):  # TypeError: no string
+    except (RuntimeError, TypeError):  # TypeError: not a string
         fail("a device (auto, cpu, cuda, cuda:0)", repr(device), "Leave --device out for auto.")
     if resolved.type not in ("cpu", "cuda"):
         fail("a device (auto, cpu, cuda, cuda:0)", repr(device), "Leave --device out for auto.")
@@ -132,7 +132,7 @@ def train(
     validations: int = 8,
     **more: Any,
 ) -> tuple[Model, Curve]:
-    """Train the recipe's model with a position mechanism: `fit` by relpos's own functions."""
+    """Train the recipe's model with a position mechanism: `fit` with relpos's own procedure."""
     model, curve = fit(
         task, position, recipe, OURS, seed=seed, device=device, precision=precision, watch=watch, points=points,
         validations=validations, **more,
@@ -159,20 +159,20 @@ def fit(
     """Train a model with a position mechanism.
 
     Args:
-        procedure: what builds the model, gives its loss and measures it.
+        procedure: builds the model, computes its loss and measures it.
         watch: called after every step.
-        points, validations: how many points of the loss curve and how many validations to keep.
-        parallelism: how a step is spread over the processes that a launcher has started, and over time.
+        points, validations: number of points on the loss curve, and of validations.
+        parallelism: how a step is divided among the launcher's processes and into parts.
         checkpointing: where checkpoints are written; None for none.
-        resume: "auto" or the path of a checkpoint, to go on from.
+        resume: "auto" or the path of a checkpoint to resume from.
 
     Returns:
         The trained model in evaluation mode, and its curve.
 
     Raises:
-        DivergedError: a loss or a gradient is nan or inf. The gradient of float16, which is scaled, may be: such a step
-            is skipped, unless forty before it were.
-        StoppedError: the process was told to end, and `checkpointing` has what it reached.
+        DivergedError: a loss or a gradient is nan or inf. With float16, whose gradient is scaled, a step with such a
+            gradient is skipped instead, up to forty in a row.
+        StoppedError: the process was told to end; `checkpointing` has its last state.
     """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
@@ -181,11 +181,11 @@ def fit(
     require_precision(precision)
     if resume is not None and checkpointing is None:
         fail("checkpointing= beside resume=", "none", "Pass a Checkpointing with the folder of the run.")
-    # Its state is one for the process, and the run before may have had another device or precision. Placement is ours:
-    # it would take cuda:0 whatever `device` says.
+    # accelerate's state is global, and an earlier run may have had another device or precision. We place tensors:
+    # accelerate would use cuda:0 regardless of `device`.
     AcceleratorState._reset_state(reset_partial_state=True)
     cpu = device.type == "cpu"
-    alone = GradientAccumulationPlugin(num_steps=1)  # whatever its environment says: parts are added up here
+    alone = GradientAccumulationPlugin(num_steps=1)  # overrides its environment: parts are accumulated here
     accelerator = Accelerator(
         cpu=cpu,
         device_placement=False,
@@ -203,11 +203,11 @@ def fit(
         _seed_everything(seed)
         built = procedure.model(recipe, task, position).to(device)
         if rank:
-            _seed_everything(seed + rank * _APART)  # other dropout
+            _seed_everything(seed + rank * _APART)  # different dropout per process
         model = parallelism.wrap(built, accelerator, device)
         optimizer = make_optimizer(recipe.optimizer, recipe.groups(built))
         half = precision == "fp16-mixed"
-        # Without float16 it multiplies nothing and skips nothing.
+        # Without float16 it neither scales nor skips.
         scaler = torch.amp.GradScaler(device.type, enabled=half)
 
         now = _Now()
@@ -228,7 +228,7 @@ def fit(
         def write(step: int) -> bool:
             assert checkpointing is not None
             if hasattr(built, "reshard"):
-                # after a validation the root of a sharded model is whole, and its parameters are others
+                # after a validation the root of a sharded model is unsharded, with other parameters
                 built.reshard()  # type: ignore[operator]
             snapshot = capture_state(
                 built,
@@ -239,11 +239,11 @@ def fit(
                 keep=checkpointing.writes,
             )
             written = checkpointing.write(step, snapshot)
-            return bool(all_of(written)[0])  # all wait for the one that writes last, and know whether it could
+            return bool(all_of(written)[0])  # waits for all processes; False if rank 0 failed
 
         def end(step: int) -> None:
             assert checkpointing is not None
-            checkpointing.exit_code = checkpointing.exit_code or 143  # another process was told to
+            checkpointing.exit_code = checkpointing.exit_code or 143  # set if another process was told to end
             checkpointing.end(step, written=write(step))
 
         model.train()
@@ -253,7 +253,7 @@ def fit(
                 group["lr"] = rate * group["multiplier"]
             share = to_device(parallelism.share(next(batches), accelerator), device)
             if isinstance(optimizer, Sophia) and step % recipe.hessian_every == 0:
-                # not in float16, whose range squares leave
+                # not in float16: squares would overflow
                 estimate_hessian(recipe.optimizer, optimizer, model, *share, processes=world)
             reached = 0.0
             for number, part in enumerate(parallelism.parts(share), 1):
@@ -278,7 +278,7 @@ def fit(
             if done % max(1, recipe.steps // points) == 0 or done == recipe.steps:
                 curve.add(done, losses, rate)
             if done % max(1, recipe.steps // validations) == 0 or done == recipe.steps:
-                # No step follows the last one, whose loss would tell that the weights are no numbers.
+                # No later step would show that the last step's weights are not finite.
                 require_finite("loss", means_of([_loss(model, share, procedure)], device)[0], done)
                 valid = _validated(model, task, device, recipe, procedure)
                 require_finite("loss", valid, done)
@@ -293,7 +293,7 @@ def fit(
                 end(done)
             if checkpointing is not None and due_somewhere and done < recipe.steps:
                 write(done)
-        if checkpointing is not None and means_of([float(checkpointing.told())], device)[0]:  # in the last step
+        if checkpointing is not None and means_of([float(checkpointing.told())], device)[0]:  # signal in the last step
             end(recipe.steps)
     model.eval()
     if parallelism.strategy == "fsdp" and world > 1:
@@ -306,12 +306,12 @@ def fit(
 
 
 _APART = 1_000_003
-"""From the seed of one process to that of the next."""
+"""Difference between the seeds of consecutive processes."""
 
 
 @dataclass
 class _Now:
-    """Where a run stands, apart from its tensors: plain values, which a checkpoint holds."""
+    """The progress of a run as plain values for a checkpoint, without tensors."""
 
     step: int = 0
     skipped: int = 0
@@ -325,7 +325,7 @@ class _Now:
 
 
 def _require_shares(recipe: Recipe, precision: str, parallelism: Parallelism, world: int) -> None:
-    """Raise on what several processes cannot share."""
+    """Raise if the optimizer or precision does not work with several processes."""
     if world == 1:
         return
     if recipe.optimizer == "sophia-h" or (parallelism.strategy == "fsdp" and recipe.optimizer == "sophia-g"):
@@ -336,7 +336,7 @@ def _require_shares(recipe: Recipe, precision: str, parallelism: Parallelism, wo
 
 
 def _seed_everything(seed: int) -> None:
-    """Also what a person's own model or dataset may draw from."""
+    """Also seed the generators that a user's own model or dataset may use."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the one that others draw from
     torch.manual_seed(seed)
@@ -344,7 +344,7 @@ def _seed_everything(seed: int) -> None:
 
 @torch.no_grad()
 def _loss(model: nn.Module, batch: Any, procedure: Procedure) -> float:
-    """The loss of a batch as it is measured, in float32 and without dropout; the model is left so."""
+    """The loss of a batch in float32 and without dropout. Leaves the model in evaluation mode."""
     model.eval()
     return procedure.loss(model, batch).item()
 

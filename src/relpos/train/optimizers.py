@@ -1,9 +1,9 @@
-"""The optimizers that a recipe may name, and Sophia's part in the loop: an estimate of the Hessian every few steps.
+"""The optimizers of recipes, and Sophia's part in the loop: an estimate of the Hessian every few steps.
 
 adamw       PyTorch's (Loshchilov and Hutter 2019)
-lion        signs of a momentum (Chen et al. 2023)
+lion        the sign of a momentum (Chen et al. 2023)
 sophia-g    a momentum over the Gauss-Newton diagonal, estimated from labels that the model draws (Liu et al. 2023)
-sophia-h    the same over the Hessian's diagonal, estimated along a random vector, which differentiates twice
+sophia-h    the same over the Hessian's diagonal, estimated along a random vector; differentiates twice
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from relpos.train.scores import scores_of
 OptimizerName = Literal["adamw", "lion", "sophia-g", "sophia-h"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 RHO: dict[OptimizerName, float] = {"sophia-g": 0.05, "sophia-h": 0.01}
-"""How much of Sophia's momentum is clipped: the paper's gamma for each estimate (section 3.1 there)."""
+"""Sophia's `rho`, which controls clipping: the paper's gamma for each estimate (section 3.1)."""
 
 
 def make_optimizer(name: OptimizerName, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """The optimizer of a name over `relpos.optim.parameter_groups`, which say rate and decay themselves."""
+    """The named optimizer over `relpos.optim.parameter_groups`, which set rate and decay."""
     require_choice(name, "optimizer", OPTIMIZERS)
     match name:
         case "adamw":
@@ -54,10 +54,10 @@ def estimate_hessian(
     *,
     processes: int = 1,
 ) -> None:
-    """Have Sophia take in its estimate at a batch; the parameters hold no gradient afterwards. Others need none.
+    """Update Sophia's Hessian estimate from a batch; no gradients remain. Other optimizers are unchanged.
 
     Args:
-        processes: how many have a share like this of the batch, whose gradients the model averages.
+        processes: number of processes with an equal share of the batch; the model averages their gradients.
     """
     if not isinstance(optimizer, Sophia):
         return
@@ -72,7 +72,7 @@ def estimate_hessian(
 
 @contextmanager
 def _differentiable_twice(model: nn.Module) -> Iterator[None]:
-    """Attention by the reference, whose gradient has one, as fused engines' have not."""
+    """Use the reference engine for attention: fused engines cannot be differentiated twice."""
     layers = [layer for layer in model.modules() if isinstance(layer, MultiHeadAttention)]
     before = [(layer.backend, layer.kind) for layer in layers]
     for layer in layers:

@@ -1,11 +1,11 @@
-"""How a comparison's models are built, trained and measured where a person's own functions do it.
+"""A user's own functions to build, train and measure a comparison's models.
 
     build(position, task) -> nn.Module      instead of the recipe's model
     step(model, batch) -> loss              instead of the cross-entropy of `model(inputs)` and classes
     evaluate(model, split) -> figure        instead of accuracy, or bits per byte
 
-A figure is a number, or a number for each unit of the split (each image, say), which makes intervals narrower. With a
-step and no `evaluate` the figure is the loss that the step gives for each batch.
+A figure is a number, or a number for each unit of the split (such as each image), which makes intervals narrower. With
+a step and no `evaluate`, the figure is the step's loss for each batch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Better = Literal["higher", "lower"]
 
 
 class SplitBatches:
-    """The batches of a split on a device, once through, as often as it is iterated: what `evaluate` is given.
+    """The argument of `evaluate`: each iteration gives all batches of a split, on a device.
 
     Attributes:
         name: "validation" or "test".
@@ -55,11 +55,11 @@ Evaluate = Callable[[nn.Module, SplitBatches], Any]
 
 @dataclass(frozen=True)
 class Procedure:
-    """A person's own functions; None is what relpos does.
+    """A user's own functions; None selects relpos's.
 
     Attributes:
-        build, step, evaluate: as the head of this file has them.
-        better: which figures of `evaluate` are.
+        build, step, evaluate: as in the docstring of this module.
+        better: whether higher or lower values of `evaluate` are better.
     """
 
     build: Build | None = None
@@ -69,19 +69,19 @@ class Procedure:
 
     @property
     def measures(self) -> bool:
-        """Whether what is measured is a figure of one's own."""
+        """Whether the metric is a user's own figure."""
         return self.step is not None or self.evaluate is not None
 
     @property
     def is_ours(self) -> bool:
-        """Whether relpos does everything."""
+        """Whether all functions are relpos's."""
         return self.build is None and not self.measures
 
     def model(self, recipe: Recipe, task: Task, position: str) -> nn.Module:
         """The model with a position.
 
         Raises:
-            ValueError: `build` fails, or gives no module.
+            ValueError: `build` fails, or does not return a module.
         """
         if self.build is None:
             return recipe.build(task, position)
@@ -95,7 +95,7 @@ class Procedure:
         """The loss of a batch.
 
         Raises:
-            ValueError: the step gives no scalar tensor.
+            ValueError: the step does not return a scalar tensor.
         """
         if self.step is None:
             inputs, classes = batch
@@ -109,10 +109,10 @@ class Procedure:
     def figures(
         self, model: nn.Module, task: Task, split: Split, device: torch.device, batch_size: int, *, at_most: int | None
     ) -> Float[Tensor, " units"]:
-        """What `evaluate` gives, or the step's loss of each batch; the model is left in evaluation mode.
+        """The result of `evaluate`, or the step's loss of each batch. Leaves the model in evaluation mode.
 
         Args:
-            at_most: batches of the split; None for all.
+            at_most: largest number of batches; None for all.
         """
         model.eval()
         batches = SplitBatches(task, split, batch_size, device, at_most)
@@ -129,10 +129,10 @@ class Procedure:
         return found.reshape(-1)
 
     def tried(self, recipe: Recipe, task: Task, position: str) -> nn.Module:
-        """The model, after one small batch has gone through it where anything is a person's own: mistakes come early.
+        """The model. With a user's own functions, first run one small batch to find mistakes early.
 
         Raises:
-            ValueError: something fails, or gives something else than it should.
+            ValueError: a function fails, or returns a wrong type or shape.
         """
         model = self.model(recipe, task, position)
         if self.is_ours:
@@ -152,7 +152,7 @@ class Procedure:
         return model
 
     def _require_scores(self, model: nn.Module, task: Task, batch: Any, position: str) -> None:
-        """Raise unless the model's outputs are scores that cross-entropy takes."""
+        """Raise unless the model returns scores that cross-entropy takes."""
         if not (isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(x, Tensor) for x in batch)):
             fail("batches of (inputs, classes)", shape_of(batch), "Pass a step(model, batch) -> loss of your own.")
         inputs, classes = batch
@@ -175,13 +175,13 @@ OURS = Procedure()
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """A batch with its tensors on a device, whatever holds them."""
+    """A batch with all its tensors, however nested, on a device."""
     return pytree.tree_map_only(Tensor, lambda x: x.to(device), batch)
 
 
 @contextmanager
 def _called(expected: str, position: str) -> Iterator[None]:
-    """A failure of a person's function as one line; those that are one already stay."""
+    """Turn an error of a user's function into one line; errors in relpos's form pass through."""
     try:
         yield
     except Exception as error:

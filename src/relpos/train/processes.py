@@ -1,10 +1,10 @@
-"""A run over several processes, started by torchrun or `accelerate launch`: each takes its share of every batch.
+"""A run over several processes, started by torchrun or `accelerate launch`: each computes its share of every batch.
 
 ddp     each process holds the model; gradients are averaged (PyTorch's DistributedDataParallel)
-fsdp    each holds a part of every weight, and gathers a block's when it computes it (FSDP2, `fully_shard`)
+fsdp    each holds a shard of every weight, and gathers a block's weights to compute it (FSDP2, `fully_shard`)
 
-A batch is drawn whole, from the one seed, and process r of n takes its elements r, r + n, ...: so n processes train on
-what one would. Blocks are sharded one by one, and the rest, with positions that all blocks share, as one.
+Every process draws the full batch from the same seed, and process r of n takes its elements r, r + n, .... So n
+processes train on the same data as one. Each block is one shard unit; the rest, with shared positions, is another.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
 @dataclass(frozen=True)
 class Parallelism:
-    """How a step is spread over processes and over time.
+    """How a step is divided among processes and into parts.
 
     Attributes:
-        strategy: what each process holds. accumulate: parts of a process's share that are computed one after another.
+        strategy: "ddp" or "fsdp". accumulate: number of parts of a process's share, computed one after another.
         compile: compile each block.
     """
 
@@ -53,7 +53,7 @@ class Parallelism:
         require_int(self.accumulate, "accumulate", at_least=1)
 
     def require_divides(self, batch_size: int, world: int) -> None:
-        """Raise unless a batch can be cut into equal parts."""
+        """Raise unless a batch can be divided into equal parts."""
         parts = world * self.accumulate
         if batch_size % parts:
             below, above = batch_size // parts * parts, -(-batch_size // parts) * parts
@@ -65,7 +65,7 @@ class Parallelism:
             )
 
     def wrap(self, model: nn.Module, accelerator: Accelerator, device: torch.device) -> nn.Module:
-        """A model whose gradients are those of the whole batch, in every process."""
+        """Wrap a model so that every process gets the gradients of the whole batch."""
         if self.compile:
             for block in blocks_of(model):
                 block.compile()
@@ -82,18 +82,18 @@ class Parallelism:
         return prepared
 
     def parts(self, share: Any) -> Iterator[Any]:
-        """A process's share of a batch, part by part."""
+        """Yield the parts of a process's share of a batch."""
         count = self.accumulate
         for first in range(count):
             yield share if count == 1 else _every(share, first, count)
 
     def share(self, batch: Any, accelerator: Accelerator) -> Any:
-        """What this process computes of a batch."""
+        """This process's share of a batch."""
         world, rank = accelerator.num_processes, accelerator.process_index
         return batch if world == 1 else _every(batch, rank, world)
 
     def no_sync(self, model: nn.Module, accelerator: Accelerator, *, last: bool) -> AbstractContextManager[Any]:
-        """While a backward pass runs: gradients are exchanged with the last part alone."""
+        """A context for a backward pass: only the last part synchronizes gradients."""
         if hasattr(model, "set_requires_gradient_sync"):
             model.set_requires_gradient_sync(last)  # type: ignore[operator]
             return nullcontext()
@@ -101,12 +101,12 @@ class Parallelism:
 
 
 def _every(batch: Any, first: int, step: int) -> Any:
-    """Every step-th element of a batch's tensors."""
+    """Every `step`-th element of a batch's tensors, from `first` on."""
     return pytree.tree_map_only(Tensor, lambda x: x[first::step], batch)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The layers that a model is a stack of: its `blocks`, else the longest of its lists of modules."""
+    """The blocks of a model: its `blocks`, else its longest `ModuleList`."""
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, nn.ModuleList | nn.Sequential):
         lists = (one for one in model.modules() if isinstance(one, nn.ModuleList))
@@ -115,20 +115,20 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def world_size() -> int:
-    """How many processes a launcher has started with this one."""
+    """Number of processes that the launcher started, with this one."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_main() -> bool:
-    """Whether this is the process that writes and speaks."""
+    """Whether this is rank 0, which writes files and messages."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def device_here(device: torch.device) -> torch.device:
-    """The GPU of this process, where several share a machine.
+    """The GPU of this process, if several share a machine.
 
     Raises:
-        ValueError: all are given the same, or there are fewer than processes.
+        ValueError: the device has an index, or there are fewer GPUs than processes.
     """
     if device.type != "cuda" or world_size() == 1:
         return device
@@ -141,35 +141,35 @@ def device_here(device: torch.device) -> torch.device:
 
 
 def end_with_launcher() -> None:
-    """Have the system end this process where the one that started it is gone: workers of torchrun outlive it."""
+    """Let the kernel send this process SIGTERM when its parent ends: torchrun's workers would outlive it."""
     if world_size() == 1 or not sys.platform.startswith("linux"):
         return
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-    if not _launcher_answers():  # it had gone before
+    if not _launcher_answers():  # it ended before
         raise SystemExit(143)
 
 
 def _launcher_answers() -> bool:
-    """Whether torchrun, which serves what its workers share, still does.
+    """Whether torchrun's store, which its workers share, still accepts connections.
 
-    Who adopts orphans need not be process 1, and in a container process 1 may be the launcher.
+    The parent's id is not enough: orphans need not get parent 1, and in a container process 1 may be the launcher.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return os.getppid() != 1  # nothing else tells
+        return os.getppid() != 1  # the only sign without a store
     try:
         socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=10).close()
     except ConnectionRefusedError:
         return False
     except (KeyError, ValueError, OSError):
-        pass  # what comes next says it
+        pass  # later calls report it
     return True
 
 
 def require_all_started() -> None:
-    """Raise where `accelerate launch` was told to start several processes, and starts one: so it does on CPUs.
+    """Raise if `accelerate launch` was told to start several processes but started one, as it does on CPUs.
 
-    It names the meeting point of several, and no number of them.
+    Then it sets a rendezvous address but no `WORLD_SIZE`.
     """
     if "WORLD_SIZE" in os.environ or not {"MASTER_ADDR", "ACCELERATE_MIXED_PRECISION"} <= os.environ.keys():
         return
@@ -192,7 +192,7 @@ def means_of(values: list[float], device: torch.device) -> list[float]:
 
 
 def all_of(own: Any) -> list[Any]:
-    """What every process has, in their order."""
+    """Every process's object, in rank order."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [own]
     found: list[Any] = [None] * dist.get_world_size()
@@ -201,5 +201,5 @@ def all_of(own: Any) -> list[Any]:
 
 
 def number_of(x: Tensor) -> float:
-    """A number of which processes may have parts."""
+    """The value of a scalar tensor that may be a DTensor."""
     return float(x.full_tensor() if isinstance(x, DTensor) else x)

@@ -1,4 +1,4 @@
-"""The numbers of a training run. One recipe serves every mechanism, so that only position differs."""
+"""The hyperparameters of a training run. One recipe serves every mechanism, so that only position differs."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from relpos.train.optimizers import OPTIMIZERS, OptimizerName
 
 Model = VisionTransformer | LanguageModel
 Rates = dict[OptimizerName, tuple[float, float]]
-"""The learning rate and the decay of each optimizer."""
+"""The learning rate and the weight decay for each optimizer."""
 
 
 @dataclass(frozen=True)
 class Recipe(ABC):
-    """How a model is built and trained. The defaults of its kinds were chosen on validation data (`recipes/`).
+    """How a model is built and trained. Subclasses' defaults were chosen on validation data (`recipes/`).
 
     Attributes:
         steps, batch_size: of training.
-        learning_rate: the highest, reached after `warmup_steps` linear steps, then down a cosine to 0.
-        position_learning_rate_multiplier: factor on it for the parameters that position mechanisms own.
-        position_init_std: standard deviation those parameters start from.
-        optimizer: its name; `by` gives a recipe the rate and decay that were chosen for another.
-        hessian_every: steps from one estimate of the Hessian to the next, where the optimizer takes any.
-        weight_decay: decoupled, on matrices that are not position's.
-        gradient_clip: the largest norm of the gradient.
-        others: of the model, see `of_the_model`.
+        learning_rate: the peak, after `warmup_steps` linear steps; then a cosine to 0.
+        position_learning_rate_multiplier: factor on it for the parameters of position mechanisms.
+        position_init_std: their initial standard deviation.
+        optimizer: its name; `by` returns a recipe with another, at the rate and decay chosen for it.
+        hessian_every: steps between Hessian estimates, if the optimizer uses them.
+        weight_decay: decoupled, on matrices except position parameters.
+        gradient_clip: the gradient's maximum norm.
+        others: arguments of the model, see `of_the_model`.
     """
 
     steps: int
@@ -62,10 +62,10 @@ class Recipe(ABC):
     @property
     @abstractmethod
     def rates(self) -> Rates:
-        """What was chosen for each optimizer."""
+        """The rate and decay chosen for each optimizer."""
 
     def by(self, optimizer: str) -> Self:
-        """This recipe with another optimizer, at the rate and decay that were chosen for it."""
+        """This recipe with another optimizer, at the rate and decay chosen for it."""
         require_choice(optimizer, "optimizer", OPTIMIZERS)
         name = cast("OptimizerName", optimizer)
         rate, decay = self.rates[name]
@@ -73,11 +73,11 @@ class Recipe(ABC):
 
     @staticmethod
     def of(task: Task) -> Recipe:
-        """The recipe of a task's kind."""
+        """The default recipe for a task's kind."""
         return TextRecipe() if task.kind == "text" else ImageRecipe()
 
     def within(self, task: Task) -> Self:
-        """This recipe with a batch no larger than what the task has to train on."""
+        """This recipe with a batch no larger than the task's training data."""
         return replace(self, batch_size=min(self.batch_size, task.sizes["train"]))
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
@@ -90,7 +90,7 @@ class Recipe(ABC):
         )
 
     def of_the_model(self) -> dict[str, Any]:
-        """Its fields that say what relpos's own model is, as that takes them; the others are of training."""
+        """The fields that are arguments of relpos's own model; the other fields are for training."""
         return {
             "embed_dim": self.embed_dim,
             "depth": self.depth,
@@ -106,14 +106,14 @@ class Recipe(ABC):
 
     @abstractmethod
     def arguments(self, task: Task) -> dict[str, Any]:
-        """What builds the model of this recipe for a task, apart from its position."""
+        """The arguments of this recipe's model for a task, without position."""
 
     @abstractmethod
     def build(self, task: Task, position: str, *, grid: tuple[int, ...] | None = None) -> Model:
         """The model of this recipe for a task, with a position mechanism by name.
 
         Args:
-            grid: tokens along each axis; the task's own where left out.
+            grid: tokens along each axis; default the task's own.
         """
 
 
@@ -221,4 +221,4 @@ class TextRecipe(Recipe):
 
 
 OF_THE_MODEL = frozenset((*ImageRecipe().of_the_model(), *TextRecipe().of_the_model()))
-"""The fields that say what relpos's own model is."""
+"""Names of the fields that are arguments of relpos's own models."""

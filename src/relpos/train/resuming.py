@@ -1,6 +1,6 @@
-"""Everything that decides the next step of a run, taken out of it and put back.
+"""Capture and restore all state that determines the next step of a run.
 
-What a task draws its batches from is not in it: they follow from the seed and the number of the step.
+The order of batches is not stored: it follows from the seed and the step number.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from relpos.train.snapshots import Snapshot
 
 
 def whole(x: Tensor, *, keep: bool = True) -> Tensor:
-    """A tensor of which this process may have a part, on the CPU; a call of all processes.
+    """The full tensor, which may be sharded, on the CPU. All processes must call it.
 
     Args:
-        keep: whether this process wants it; an empty one where not.
+        keep: whether this process needs it; False returns an empty tensor.
     """
     x = x.detach()
     x = x.full_tensor() if isinstance(x, DTensor) else x
@@ -40,12 +40,12 @@ def capture_state(
     *,
     keep: bool = True,
 ) -> Snapshot:
-    """A snapshot of a run; a call of all processes. Where they hold parts of the weights, it has parts.
+    """A snapshot of a run. All processes must call it. If the weights are sharded, the snapshot has parts.
 
     Args:
         keep: whether this process writes it.
-        generators: what `generator_states` gives in every process.
-        state: the loop's own, plain values.
+        generators: the `generator_states` of every process.
+        state: the loop's own state, plain values.
     """
     assert optimizer.state.keys() <= set(model.parameters()), "the optimizer has parameters that the model has not"
     sharded = any(isinstance(x, DTensor) for x in model.parameters())
@@ -76,18 +76,18 @@ def restore_state(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
 ) -> None:
-    """Give a model, an optimizer and a scaler what a snapshot holds.
+    """Load a snapshot into a model, an optimizer and a scaler.
 
     Raises:
-        ValueError: the model is another.
+        ValueError: the snapshot is of another model.
     """
     own, found = model.state_dict(), snapshot.tensors["model"]
-    own = {name: x for name, x in own.items() if name in found or not is_settings(name)}  # of before there were any
+    own = {name: x for name, x in own.items() if name in found or not is_settings(name)}  # older checkpoints have none
     wrong = sorted(own.keys() ^ found.keys())
     weights: dict[str, Tensor] = {}
     for name, like in own.items() if not wrong else ():
         x = found[name]
-        if x.shape == like.shape or is_settings(name):  # which loading compares
+        if x.shape == like.shape or is_settings(name):  # loading compares settings
             weights[name] = _as(x, like)
         else:
             wrong.append(name)
@@ -109,11 +109,11 @@ def restore_state(
 
 
 def _as(x: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor on the device of another, and in parts where that is."""
+    """A full tensor on the device of `like`, sharded like it."""
     x = x.to(like.device)
     if not isinstance(like, DTensor):
         return x
-    # Each process has read the whole of it, and a copy of its part lets go of the rest.
+    # Each process has read the full tensor; a copy of its shard frees the rest.
     return distribute_tensor(x, like.device_mesh, like.placements, src_data_rank=None).clone()
 
 
@@ -129,7 +129,7 @@ def generator_states(device: torch.device) -> dict[str, Any]:
 
 
 def set_generator_states(snapshot: Snapshot, rank: int, device: torch.device) -> None:
-    """Go on drawing where a snapshot's process of this rank left off; one that was not there draws anew."""
+    """Restore the generators of this rank from a snapshot; a rank that it lacks keeps its new seed."""
     every = snapshot.state["random"]
     if rank >= len(every):
         return

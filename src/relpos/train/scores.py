@@ -1,4 +1,4 @@
-"""What a model says of a batch, whichever library it is of."""
+"""A model's output for a batch, for models of any library."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from torch import nn
 
 
 def scores_of(model: nn.Module, inputs: Any) -> Any:
-    """Scores `[B, classes]` or `[B, N, classes]`: what the model returns, or its `logits`, as transformers has them."""
+    """Scores `[B, classes]` or `[B, N, classes]`: the model's output, or its `logits` for transformers models."""
     output = model(inputs)
     return getattr(output, "logits", output)

@@ -1,10 +1,11 @@
-"""Tensors in safetensors files, whole or in parts: each process writes those that it holds, and any number read them.
+"""Tensors in safetensors files, full or sharded: each process writes its parts, and any number of processes can read
+them.
 
 shard-00001-model-00001-of-00001.safetensors    of the first process: "model.blocks.0.norm.weight", ...
 shard-00002-model-00001-of-00001.safetensors    of the second
 
-torch.distributed.checkpoint writes them, and says in a file's header where in the whole tensor a part begins. A tensor
-of which every process has all is in one of them. Nothing is unpickled.
+torch.distributed.checkpoint writes them, with each part's offset in the full tensor in the file's header. A tensor that
+every process holds in full is in one of the files. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from relpos.files.writing import WriteError
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Write what this process holds of tensors, by kind and name; a call of all processes.
+    """Write this process's parts of tensors, by kind and name. All processes must call it.
 
     Raises:
-        WriteError: one of them cannot; each raises it.
+        WriteError: a process cannot write; all processes raise it.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
     named = {f"{kind}.{name}": x for kind, every in tensors.items() for name, x in every.items()}
-    # Without save_distributed each process would write parts as if they were the whole, into the same file.
+    # Without save_distributed each process would write its parts as full tensors into the same file.
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     try:
         save(named, storage_writer=writer)
-    except CheckpointException as error:  # no Exception
+    except CheckpointException as error:  # not a subclass of Exception
         rank, (cause, _) = min(error.failures.items())
         if isinstance(cause, OSError):
             message = f"expected process {rank} to write into {folder}; got {cause.strerror or cause}."
@@ -46,13 +47,13 @@ def write_shards(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]]) -> N
 
 
 class StoredParts(Mapping[str, Tensor]):
-    """Tensors by name, each read from its files and put together when it is asked for."""
+    """Tensors by name; each is read and assembled from its parts on access."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[tuple[Path, str, list[int] | None]]] = {}
 
     def add(self, name: str, path: Path, key: str, offset: list[int] | None) -> None:
-        """Note a part: its file, its name there, and where in the tensor it begins; None of a whole one."""
+        """Add a part: its file, its key there, and its offset in the tensor; None for a full tensor."""
         self._parts.setdefault(name, []).append((path, key, offset))
 
     def __iter__(self) -> Iterator[str]:
@@ -79,7 +80,8 @@ class StoredParts(Mapping[str, Tensor]):
 
 
 def stored_in(files: Iterable[Path]) -> dict[str, Mapping[str, Tensor]]:
-    """The tensors of files by kind, which is the name of a file of whole ones, and what names begin with in others."""
+    """The tensors of files by kind. The kind is the file's name for full tensors, and the key's first component for
+    parts."""
     found: dict[str, StoredParts] = {}
     for path in files:
         with safe_open(path, framework="pt") as file:

@@ -1,12 +1,12 @@
-"""The checkpoints of a run on the disk: each is whole or not there, and the newest one that is sound is found again.
+"""The checkpoints of a run on disk: each is written atomically, and the newest valid one is found again.
 
 checkpoints/step-00000120/    model.safetensors      weights and buffers
                               optimizer.safetensors  its moments
-                              shard-*.safetensors    instead of both, where each process holds parts (`shards.py`)
+                              shard-*.safetensors    instead of both, if weights are sharded (`shards.py`)
                               random.safetensors     states of PyTorch's generators, of every process
-                              state.json             all that is no tensor
+                              state.json             everything that is not a tensor
                               manifest.json          sizes and SHA-256
-checkpoints/step-00000160.tmp                        one that is being written, or that a killed run has left
+checkpoints/step-00000160.tmp                        one being written, or left by a killed run
 
 Nothing is unpickled.
 """
@@ -37,20 +37,20 @@ FOLDER = "checkpoints"
 STATE = "state.json"
 _NAME = re.compile(r"step-(\d{8,})")
 _LEAST = 2
-"""Sound checkpoints that stay, whatever is asked for."""
+"""Minimum number of valid checkpoints to keep."""
 _STATE_AT_MOST = 256 * MIB
 _KEYS = {"loop", "optimizer", "scaler", "random"}
-"""What is always in the state of a run."""
+"""Keys that every run's state has."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What decides the next step of a run.
+    """The state that determines the next step of a run.
 
     Attributes:
         tensors: by kind ("model", "optimizer", "random") and name.
-        state: the rest, plain values.
-        parts: those tensors of which this process holds a part; one that was read has none.
+        state: the remaining state, as plain values.
+        parts: the tensors of which this process holds a shard; empty after reading.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -62,30 +62,30 @@ class SnapshotStore:
     """The checkpoints in a folder.
 
     Args:
-        folder: where they lie, made with the first one.
-        keep: how many stay; never fewer than two.
-        writes: whether this process writes what is not in parts, and moves all to its place.
+        folder: their folder, made with the first one.
+        keep: number of checkpoints to keep; never fewer than two.
+        writes: whether this process writes unsharded tensors, and renames the finished folder.
     """
 
     def __init__(self, folder: Path, *, keep: int = _LEAST, writes: bool = True) -> None:
         self.folder, self.keep, self.writes = folder, max(_LEAST, keep), writes
 
     def steps(self) -> list[int]:
-        """The steps of which there is a checkpoint, sound or not, the newest first."""
+        """The steps that have a checkpoint, valid or not, newest first."""
         if not self.folder.is_dir():
             return []
         names = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted((int(name[1]) for name in names if name is not None), reverse=True)
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of a step lies."""
+        """The folder of a step's checkpoint."""
         return self.folder / f"step-{step:08d}"
 
     def write(self, step: int, snapshot: Snapshot) -> None:
-        """Write the checkpoint of a step, then remove older ones; with parts, a call of all processes.
+        """Write the checkpoint of a step, then remove older ones. If it has parts, all processes must call it.
 
         Raises:
-            WriteError: it cannot be written; those that were there are there still.
+            WriteError: it cannot be written; earlier ones stay.
         """
         place = self.path(step)
         beside = place.with_suffix(".tmp")
@@ -113,16 +113,16 @@ class SnapshotStore:
                 message = f"expected to write {place}; got {error.strerror or error}."
                 raise WriteError(message, error.errno) from error
             raise
-        with contextlib.suppress(OSError):  # the next one tries again
+        with contextlib.suppress(OSError):  # the next checkpoint tries again
             self._prune(step)
 
     def _prune(self, written: int) -> None:
-        """Remove the oldest, once so many newer ones are sound, that which was just written among them."""
+        """Remove checkpoints older than `keep` valid ones. The one just written counts as valid."""
         sound = 0
         for step in self.steps():
             place = self.path(step)
             if sound >= self.keep:
-                dying = place.with_suffix(".tmp")  # first the name, that a kill on the way leaves no half of one
+                dying = place.with_suffix(".tmp")  # renamed first: a kill then leaves no half-removed checkpoint
                 with contextlib.suppress(OSError):
                     os.rename(place, dying)
                     shutil.rmtree(dying)
@@ -130,7 +130,7 @@ class SnapshotStore:
                 sound += 1
 
     def newest(self) -> tuple[Path | None, list[tuple[Path, str]]]:
-        """The newest checkpoint that is sound, and those that were passed over, each with what is wrong with it."""
+        """The newest valid checkpoint, and the newer invalid ones, each with its fault."""
         passed: list[tuple[Path, str]] = []
         for step in self.steps():
             fault = fault_of_checkpoint(self.path(step))
@@ -141,12 +141,12 @@ class SnapshotStore:
 
 
 def _begun(place: Path, beside: Path) -> bool:
-    """Make the folder that becomes a checkpoint; False where that is there and sound: a resumed run comes by again."""
+    """Make the temporary folder of a checkpoint. False if a valid checkpoint exists: a resumed run repeats its step."""
     if place.exists():
         if fault_of(place) is None:
             return False
         shutil.rmtree(place)
-    for left in beside.parent.glob("step-*.tmp"):  # by a run that was killed while it wrote or removed one
+    for left in beside.parent.glob("step-*.tmp"):  # left by a run killed while writing or removing one
         shutil.rmtree(left, ignore_errors=True)
     first = not beside.parent.exists()
     beside.mkdir(parents=True)
@@ -156,10 +156,10 @@ def _begun(place: Path, beside: Path) -> bool:
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """The checkpoint in a folder `step-N`; each of its tensors is read when it is asked for.
+    """The checkpoint in a folder `step-N`; each tensor is read on access.
 
     Raises:
-        ValueError: it is none, or it is damaged.
+        ValueError: it is not a checkpoint, or it is damaged.
     """
     if not path.is_dir():
         fail("a folder step-N, the checkpoint of a run", str(path), "Name one, or take the newest: --resume auto.")
@@ -171,7 +171,7 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def fault_of_checkpoint(path: Path) -> str | None:
-    """Why a run cannot go on from a folder, or None where it can."""
+    """Why a run cannot resume from a folder; None if it can."""
     fault = fault_of(path)
     if fault is not None:
         return fault

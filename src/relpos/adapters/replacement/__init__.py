@@ -1,6 +1,6 @@
-"""What `relpos.replace_position` needs of others' models: a family a file, and what families have in common.
+"""What `relpos.replace_position` needs to know of other libraries' models: one file per family, and shared code.
 
-stacks    layers of attention that are told of position alike, and what they know of it themselves
-placed    such a layer, once its own position is off and a mechanism has taken its place
+stacks    attention layers that get position in the same way, and their own position
+placed    such a layer after a mechanism has replaced its own position
 finding   the stacks of a model
 """

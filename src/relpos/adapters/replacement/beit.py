@@ -1,4 +1,4 @@
-"""timm's BEiT. Own position: a table of offsets a layer, or one for all, and in some models an absolute embedding."""
+"""timm's BEiT. Own position: a table of offsets per layer, or one for all, and in some models an absolute embedding."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PlacedBeitAttention(Placed):
 
 
 class PlacedBeit(Placed):
-    """`Beit`: no table for all layers, and an absolute embedding where the mechanism has one."""
+    """`Beit`: no table for all layers, and an absolute embedding if the mechanism has one."""
 
     @property
     def rel_pos_bias(self) -> None:
@@ -41,7 +41,7 @@ class PlacedBeit(Placed):
 
     @property
     def pos_embed(self) -> Tensor:
-        """What is added to tokens, `[1, N, E]`, in place of its own."""
+        """The vectors added to tokens, `[1, N, E]`, instead of its own."""
         return self.added_for("pos_embed")
 
 
@@ -65,7 +65,7 @@ def _beit(name: str, model: Any, given: Given) -> Iterator[Stack]:
 
 
 def tables(layer: str, count: int, first: Any) -> Own:
-    """The tables of all layers, by the name of a layer with {} for its number."""
+    """The tables of all layers. `layer` is a layer's name with {} for its number."""
     parameters = tuple(f"{layer.format(number)}.{_TABLE}" for number in range(count))
     rows = len(first.relative_position_bias_table)
     return Own(f"{layer.format('*')}.{_TABLE}", f"tables of {rows} offsets, {count} layers", parameters)

@@ -1,4 +1,5 @@
-"""transformers' BERT. Own position: one learned vector a token, `position_embeddings`, added before the first norm."""
+"""transformers' BERT. Own position: one learned vector per token, `position_embeddings`, added before the first
+norm."""
 
 from __future__ import annotations
 

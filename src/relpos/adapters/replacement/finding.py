@@ -1,8 +1,8 @@
-"""The stacks of a model, found by the full names of its classes, exactly.
+"""Find the stacks of a model by the exact full names of its classes.
 
-A family is a file with two dictionaries, by the name of a class. `STACKS` has functions that say what stacks a module
-of this class holds. `READS` has the methods that the mixins override or stand on; their source has a fingerprint. A
-family imports nothing of the other library, and is imported when a model is looked at.
+A family is a file with two dictionaries, keyed by class name. `STACKS` has functions that return the stacks a module of
+the class holds. `READS` has the methods that the mixins override or depend on; their source has a fingerprint. A family
+imports nothing of the other library, and is imported only when a model is examined.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ FAMILIES = ("vit", "beit", "swin", "bert", "gpt2", "llama", "t5", "torch_attenti
 
 @cache
 def _finders() -> dict[str, Finder]:
-    """The functions of all families, by class."""
+    """The `STACKS` of all families, by class."""
     return {path: finder for family in FAMILIES for path, finder in _family(family).STACKS.items()}
 
 
 @cache
 def reads() -> dict[str, tuple[str, ...]]:
-    """The methods that all families stand on, by class, as `kinds.Replaced.reads` has them."""
+    """The methods that all families depend on, by class, as in `kinds.Replaced.reads`."""
     return {path: names for family in FAMILIES for path, names in _family(family).READS.items()}
 
 
@@ -41,12 +41,12 @@ def _family(name: str) -> Any:
 
 
 def switches(path: str) -> bool:
-    """Whether a class attends by the attention function of its configuration."""
+    """Whether a class calls the attention function that its configuration selects."""
     return path.startswith("transformers.")
 
 
 def require_known_source(model: nn.Module) -> None:
-    """Raise where the installed source of a class in a model is not one that was run."""
+    """Raise if the installed source of a class in a model is not a tested one."""
     for path in sorted({path_of(type(module)) for module in model.modules()} & reads().keys()):
         reason = strange(path, reads()[path], switches=switches(path))
         if reason:
@@ -58,7 +58,7 @@ def stacks_of(model: nn.Module, given: Given) -> list[Stack]:
     """The stacks of a model.
 
     Raises:
-        ValueError: there is none, or one that cannot be served.
+        ValueError: there is none, or one cannot be served.
     """
     refused = _family("torch_attention").REFUSED
     for name, module in model.named_modules():
@@ -84,13 +84,13 @@ def stacks_of(model: nn.Module, given: Given) -> list[Stack]:
 
 
 def _alone(model: nn.Module, given: Given) -> list[Stack]:
-    """PyTorch's layers outside any encoder, in a module of the user's own."""
+    """PyTorch's attention layers outside any encoder, in a user's own module."""
     found: list[Stack] = _family("torch_attention").layers_alone(model, given)
     return found
 
 
 def _require_free(stack: Stack) -> None:
-    """Raise where something is in the way."""
+    """Raise if the child's name is taken, or a module has its own `forward` attribute."""
     if hasattr(stack.holder, CHILD):
         came = f"{type(stack.holder).__name__}, which has one"
         fail(f"a model without a child named {CHILD!r}", came, "Rename it.")

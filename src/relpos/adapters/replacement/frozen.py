@@ -1,12 +1,13 @@
-"""One warning where a position that learns is frozen at its start while the rest of a model is trained.
+"""Warn once if a learned position stays frozen at its initial values while the rest of a model is trained.
 
-PEFT freezes all that it is not told of. A table that starts from 0 then stays so, and the model has no position at all.
+PEFT freezes every parameter it is not told to train. A table that starts at 0 then stays 0, and the model has no
+position.
 
-    frozen       none of its parameters takes a gradient
-    at its start nothing was ever written into them: neither by an optimizer nor from a file
-    trained      a call in training mode, with gradients that reach something
+    frozen       none of its parameters requires a gradient
+    initial      no optimizer and no checkpoint has written to them
+    trained      a call in training mode, with gradients that reach some parameter
 
-Who freezes a position by name has meant it: `trainable=False`, `mechanism.trainable = False`, or
+Freezing a position explicitly gives no warning: `trainable=False`, `mechanism.trainable = False`, or
 `positions.requires_grad_(False)`.
 """
 
@@ -23,22 +24,22 @@ from relpos.adapters.above import Above
 from relpos.core.private import writes
 
 PEFT = 'modules_to_save=["positions"]'
-"""What PEFT is to be told to train a position that was put in."""
+"""The PEFT option that trains an inserted position."""
 
 
 @dataclass
 class Notice:
-    """What all stacks of a model have in common: one warning.
+    """The one warning, shared by all stacks of a model.
 
     Attributes:
-        model: what was replaced in. said: whether it was said.
+        model: the model whose position was replaced. said: whether the warning was given.
     """
 
     model: Above
     said: bool = False
 
     def give(self, *, trained: bool) -> None:
-        """Warn where the model is trained: where gradients reach it, or any of its parameters takes one."""
+        """Warn if the model is trained: gradients reach it, or any of its parameters requires one."""
         model = self.model()
         if model is None or not (trained or any(x.requires_grad for x in model.parameters())):
             return
@@ -53,13 +54,14 @@ class Notice:
 
 
 class Writes:
-    """How often parameters were written to, as PyTorch counts: `Module.to` is none, an optimizer's step is."""
+    """How often parameters were written to, by PyTorch's version counter: an optimizer step counts, `Module.to` does
+    not."""
 
     def __init__(self, module: nn.Module) -> None:
         self._counted = [(weakref.ref(x), writes(x)) for x in module.parameters()]
 
     def none_since(self, module: nn.Module) -> bool:
-        """Whether they are the same objects, and nothing was written into them."""
+        """Whether the parameters are the same objects and unwritten since."""
         own = list(module.parameters())
         return len(own) == len(self._counted) and all(
             ref() is x and count == writes(x) for (ref, count), x in zip(self._counted, own, strict=True)
@@ -67,13 +69,13 @@ class Writes:
 
 
 def frozen_unmeant(module: nn.Module) -> bool:
-    """Whether there are parameters that nobody froze by name, and none that takes a gradient."""
+    """Whether there are parameters not explicitly frozen, and none of them requires a gradient."""
     found = list(_not_by_name(module))
     return bool(found) and not any(found)
 
 
 def _not_by_name(module: nn.Module) -> Iterator[bool]:
-    """Whether each parameter takes a gradient, without those that were frozen by name."""
+    """Whether each parameter requires a gradient, leaving out explicitly frozen ones."""
     if not getattr(module, "_frozen_by_name", False):
         yield from (x.requires_grad for x in module._parameters.values() if x is not None)
         for part in module.children():

@@ -1,4 +1,4 @@
-"""transformers' GPT-2. Own position: one learned vector a token, `wpe`, added to the embedding of words."""
+"""transformers' GPT-2. Own position: one learned vector per token, `wpe`, added to the embedding of words."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""transformers: what its families have in common. Their layers attend by the interface of `adapters.interface`.
+"""Common base of the transformers families. Their layers attend through `adapters.interface`.
 
-The published forward makes queries and keys and extends the cache; the attention function that is switched in asks
-the layer for its position. Keys in a cache are not rotated, so that a rotation is that of all tokens at every step.
+The published forward makes queries and keys and extends the cache. Our attention function asks the layer for its
+position. Cached keys are not rotated; a rotation applies to all tokens at every step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from relpos.core.checks import fail
 
 
 class PlacedInterfaceAttention(Placed):
-    """Attention that calls the attention function of its configuration, which calls `attend_placed`."""
+    """Attention that calls its configuration's attention function, which calls `attend_placed`."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The published forward."""
@@ -29,21 +29,21 @@ class PlacedInterfaceAttention(Placed):
 
 
 class PlacedEmbedding(Placed):
-    """An `nn.Embedding` of positions, asked for the vectors of position ids."""
+    """An `nn.Embedding` of positions: returns the vectors of position ids."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        """The vectors of positions `[1 or B, N]`, `[1 or B, N, E]`."""
+        """The vectors `[1 or B, N, E]` of position ids `[1 or B, N]`."""
         module: Any = self
         return self.place.embed(module.weight.new_zeros(*ids.shape, module.embedding_dim), ids)
 
 
 class PlacedTokenModel(Placed):
-    """A model that has no embedding of positions: they are added to its `inputs_embeds`."""
+    """A model without an embedding of positions: positions are added to its `inputs_embeds`."""
 
     def embedded(
         self, input_ids: Tensor | None, inputs_embeds: Tensor | None, cache: Any, ids: Tensor | None = None
     ) -> Tensor | None:
-        """Tokens with their position, or what the caller gave where there is nothing to add."""
+        """Tokens with their position, or the caller's `inputs_embeds` if there is nothing to add."""
         if (input_ids is None) == (inputs_embeds is None):
             return inputs_embeds  # fails, as published
         x: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds

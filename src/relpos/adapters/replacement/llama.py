@@ -1,7 +1,7 @@
 """transformers' Llama. Own position: a rotation of queries and keys, made once for all layers, `rotary_emb`.
 
-The rotation that is off has angles 0. Keys stay unrotated in the cache, and a mechanism that rotates does so at every
-step. Heads of keys are grouped, as the model has them.
+The rotation is switched off by angles of 0. Keys stay unrotated in the cache, and a mechanism that rotates does so at
+every step. Key heads are grouped as in the model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NoRotation(Placed):
 
 
 class PlacedLlama(PlacedTokenModel):
-    """`LlamaModel`, which adds nothing to tokens itself."""
+    """`LlamaModel`, which itself adds no position to tokens."""
 
     def forward(
         self,
@@ -39,7 +39,7 @@ class PlacedLlama(PlacedTokenModel):
         inputs_embeds: Tensor | None = None,
         **more: Any,
     ) -> Any:
-        """The published forward, of tokens that have their position."""
+        """The published forward on tokens with their position."""
         x = self.embedded(input_ids, inputs_embeds, past_key_values, position_ids)
         return super().forward(
             None if x is not None else input_ids, attention_mask, position_ids, past_key_values, x, **more

@@ -1,8 +1,8 @@
-"""A module of another library whose own position is off, and where it asks a mechanism instead.
+"""A module of another library whose own position is switched off and replaced by a mechanism.
 
-The mechanisms of a stack are one child, `positions`, of the module that holds the stack: their parameters are saved,
-moved and trained with it. Each layer keeps a `Placement`: where its tokens are, and which mechanism is its own. It asks
-the holder for that child at every call, for PEFT puts another in its place.
+The mechanisms of a stack are one child, `positions`, of the module that holds the stack (the holder): their parameters
+are saved, moved and trained with it. Each layer keeps a `Placement`: the coordinates of its tokens and its mechanism.
+It asks the holder for that child at every call, because PEFT puts a wrapper there.
 
     tokens    place.embed(x)                     absolute mechanisms, before the first layer
     scores    place.terms(queries, keys)         all others, in `Placed.attend_placed`
@@ -28,17 +28,17 @@ from relpos.position.located import settle
 from relpos.position.mechanism import AS_IS, Mechanism, acts_on_tokens
 
 CHILD = "positions"
-"""What the mechanisms are called in the module that holds a stack."""
+"""Name of the mechanisms in the module that holds a stack."""
 
 _FAR = 2**24
-"""A position beyond all, for mechanisms that are defined anywhere."""
+"""The upper limit of positions for mechanisms that are defined at any position."""
 
 
 class ReplacedPositions(LayerPositions):
     """The mechanisms of a stack, in the module that holds it.
 
     Attributes:
-        frozen: names in that module of the parameters of its own position, which were trained before.
+        frozen: names in that module of the parameters of its own position that were trainable before.
     """
 
     sharing: ClassVar[str] = "shared"
@@ -48,17 +48,18 @@ class ReplacedPositions(LayerPositions):
     _start: Writes | None = None
 
     def begin(self, notice: Notice) -> None:
-        """Say that from here on they are trained."""
+        """Record the initial parameters and the warning to give."""
         self._notice, self._start = notice, Writes(self)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """As of any module; who asks this one, and not the model, means it."""
+        """As in any module. A call on this module, not on the model, counts as explicit."""
         self._frozen_by_name = not requires_grad
         return super().requires_grad_(requires_grad)
 
     @asked_while_tracing
     def notice(self, trained: bool) -> None:
-        """Warn, once a model, where it is trained and these are frozen at their start without being meant to."""
+        """Warn, once per model, if it is trained and these mechanisms are frozen at their initial values
+        unintentionally."""
         if self._notice is None or self._notice.said or self._start is None or not frozen_unmeant(self):
             return
         if self._start.none_since(self):
@@ -75,14 +76,14 @@ class ReplacedPositions(LayerPositions):
 
 @dataclass
 class Placement:
-    """Where the tokens of a module are, and what says so.
+    """The coordinates of a module's tokens, and its mechanisms.
 
     Attributes:
         positions: the mechanisms of its stack.
         layer: the number of its layer in the stack.
-        coordinates: what the mechanisms were built for. A sequence without prefix also stands for shorter ones, and for
-            the last queries of keys that a cache holds.
-        holder: the module whose child they are. PEFT puts a wrapper in their place there.
+        coordinates: those the mechanisms were built for. A sequence without prefix also covers shorter ones, and the
+            last queries of cached keys.
+        holder: the module whose child they are. PEFT wraps them there.
     """
 
     positions: ReplacedPositions
@@ -92,7 +93,7 @@ class Placement:
 
     @property
     def child(self) -> nn.Module:
-        """The mechanisms, or what wraps them now."""
+        """The mechanisms, or their current wrapper."""
         holder = self.holder()
         child = None if holder is None else holder._modules.get(CHILD)
         return self.positions if child is None else child
@@ -103,16 +104,16 @@ class Placement:
         return found
 
     def notice(self, q: Tensor) -> None:
-        """Warn of mechanisms that are frozen at their start, in a call in training mode."""
+        """In a call in training mode, warn if mechanisms are frozen at their initial values."""
         child = self.child if self.layer == 0 else None
         if isinstance(child, ReplacedPositions):
             child.notice(q.requires_grad)
 
     def terms(self, queries: int, keys: int) -> Terms:
-        """The position of the last `queries` tokens among `keys`.
+        """The position terms of the last `queries` of `keys` tokens.
 
         Raises:
-            ValueError: another number of tokens than the coordinates have.
+            ValueError: the number of tokens differs from the coordinates'.
         """
         sums = self.sums()
         mechanism = sums[self.layer % len(sums)]
@@ -125,13 +126,13 @@ class Placement:
         return mechanism.terms(Sequence(queries, start=keys - queries), Sequence(keys))
 
     def embed(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Tokens `[B, N, E]` with their absolute position added, where a mechanism has one.
+        """Tokens `[B, N, E]` with their absolute position added, if a mechanism has one.
 
         Args:
             ids: the position of each token of a sequence, `[1 or B, N]`; default their order.
 
         Raises:
-            ValueError: another number of tokens than the coordinates have, or a position beyond the last.
+            ValueError: the number of tokens differs from the coordinates', or a position is beyond the last.
         """
         settle(self.child, x.device)
         first = self.sums()[0]
@@ -155,14 +156,14 @@ class Placement:
 
 
 def is_growing(coordinates: Coordinates) -> bool:
-    """Whether coordinates stand for any shorter number of tokens: a text."""
+    """Whether coordinates also cover any shorter number of tokens: a text."""
     return isinstance(coordinates, Sequence) and coordinates.prefix == 0
 
 
 class Placed(Retrofitted):
-    """What a mixin has in common with others."""
+    """Common base of the mixins."""
 
-    also_recorded = True  # nothing is published of a position that was replaced
+    also_recorded = True  # there is no published version of a replaced position
 
     def __prepare_scriptable__(self) -> nn.Module:
         wanted = "a model with its own position for torch.jit.script, which reads the source of its class"
@@ -170,15 +171,15 @@ class Placed(Retrofitted):
 
     @property
     def place(self) -> Placement:
-        """Where its tokens are."""
+        """The module's placement."""
         found: Placement = self.made
         return found
 
     def added_for(self, name: str) -> Tensor:
-        """What is added to tokens, `[1, N, E]`, in place of the module's own parameter of this name."""
+        """The vectors added to tokens, `[1, N, E]`, instead of the module's own parameter of this name."""
         own: Tensor | None = self._parameters.get(name)
         if own is not None and own.is_meta and self.place.sums()[0].device == own.device:
-            return own  # `load_state_dict(assign=True)` asks on its way
+            return own  # `load_state_dict(assign=True)` reads it
         like: Tensor = self.cls_token
         return self.place.embed(like.new_zeros(1, self.place.coordinates.count, like.shape[2]))
 
@@ -193,12 +194,12 @@ class Placed(Retrofitted):
         scale: float | None = None,
         dropout: float = 0.0,
     ) -> Tensor:
-        """Attention of the last N of M tokens with the mechanism of the layer, `[B, H, N, D]`.
+        """Attention of the last N of M tokens with the layer's mechanism, `[B, H, N, D]`.
 
         Args:
-            mask: `[B, M]`, True or 1 at real keys; or of four dimensions, True where a pair may attend, or numbers
-                that are added to scores.
-            scale: the model's own; the mechanism may have one where that is 1/sqrt(D).
+            mask: `[B, M]`, True or 1 at real keys. Or four dimensions: True where a pair may attend, or numbers added
+                to scores.
+            scale: the model's own. If it is 1/sqrt(D), the mechanism may set another.
         """
         if self.training and torch.is_grad_enabled():
             self.place.notice(q)
@@ -210,7 +211,7 @@ class Placed(Retrofitted):
     def terms_and_mask(
         self, queries: int, keys: int, mask: Tensor | None, *, causal: bool
     ) -> tuple[Terms, Mask | None]:
-        """Terms and mask of the last `queries` tokens among `keys`; arguments as in `attend_placed`."""
+        """Terms and mask of the last `queries` of `keys` tokens; arguments as in `attend_placed`."""
         terms = self.place.terms(queries, keys)
         if mask is not None and mask.dim() == 4:
             terms, mask = terms + _added(mask), None
@@ -223,13 +224,13 @@ def is_retrofitted(module: nn.Module) -> bool:
 
 
 def _added(mask: Tensor) -> Term:
-    """A mask of pairs as numbers that are added: a quarter of the least there is, since more is added."""
+    """A mask of pairs as numbers to add: a quarter of the dtype's minimum, because further terms are added."""
     if mask.dtype == torch.bool:
         mask = torch.where(mask, 0.0, -torch.inf)
     return DenseBias(mask.clamp(min=torch.finfo(mask.dtype).min / 4))
 
 
 def put_in_front(module: Any, mixin: type[Placed], place: Placement) -> None:
-    """Put the mixin in front of a module's class, and tell it its place."""
+    """Put the mixin in front of a module's class and store its placement."""
     swap(module, mixin)
     route(module).mechanism = place

@@ -1,4 +1,4 @@
-"""Layers of attention that are told of position alike: what a family says of them, and where their mechanisms are."""
+"""Attention layers that get position in the same way: how a family describes them, and where their mechanisms are."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from relpos.position import Site
 
 @dataclass(frozen=True)
 class Own:
-    """What a model knows of position itself.
+    """A position mechanism of the model itself.
 
     Attributes:
-        name: of the module or parameter that says it, in the module that holds the stack.
-        what: in words, "absolute embedding of 197 positions".
-        parameters: names in that module of what would be trained, and is not while it is off.
+        name: of its module or parameter, in the module that holds the stack.
+        what: in words, such as "absolute embedding of 197 positions".
+        parameters: names in that module of its parameters, which are not trained while it is off.
     """
 
     name: str
@@ -32,17 +32,16 @@ class Own:
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers that are told of position alike.
+    """Layers that get position in the same way.
 
     Attributes:
         name: of the module that holds them, in the model.
         holder: that module.
-        site: where a mechanism is to serve.
+        site: the `Site` that mechanisms are built for.
         layers: the attention modules, in order.
-        mixin: what is put in front of each.
-        own: what of position is switched off.
-        tokens: modules through which tokens pass on their way in, and what is put in front of each; none where a
-            mechanism cannot add anything to tokens.
+        mixin: the class put in front of each layer's class.
+        own: the model's own position, which is switched off.
+        tokens: modules through which tokens enter, and the mixin for each; empty if a mechanism cannot add to tokens.
     """
 
     name: str
@@ -60,19 +59,19 @@ class Stack:
 
 @dataclass(frozen=True)
 class Given:
-    """What a caller says of where tokens are: coordinates, and whether a query sees only what comes before it."""
+    """The caller's arguments: coordinates, and whether a query attends only to earlier tokens."""
 
     coordinates: Coordinates | None = None
     causal: bool | None = None
 
     def grid(self, own: Grid) -> Grid:
-        """The grid of a model, which nobody has to give."""
+        """The model's own grid; raises if the caller gives another."""
         if self.coordinates is not None and self.coordinates != own:
             fail(f"no coordinates, or the model's own {own}", repr(self.coordinates), "Leave coordinates out.")
         return own
 
     def sequence(self, longest: int) -> Sequence:
-        """The longest text, of which the model has its own idea."""
+        """The longest text: the caller's coordinates, or the model's own length."""
         given = Sequence(longest) if self.coordinates is None else self.coordinates
         if not isinstance(given, Sequence) or given.prefix or given.start:
             fail("coordinates of a text, Sequence(length)", repr(given), "Leave coordinates out.")
@@ -80,10 +79,10 @@ class Given:
 
 
 def require_class(module: Any, path: str) -> Any:
-    """The module, if its class is the one of this full name.
+    """The module, if its class has this full name.
 
     Raises:
-        ValueError: it is another.
+        ValueError: it has another class.
     """
     if path_of(type(module)) != path:
         came = path_of(published_class(module)) if is_swapped(module) else path_of(type(module))
@@ -92,18 +91,18 @@ def require_class(module: Any, path: str) -> Any:
 
 
 def holders(model: nn.Module) -> list[nn.Module]:
-    """The modules of a model that hold mechanisms which `replace_position` has put there."""
+    """The modules of a model that hold mechanisms from `replace_position`."""
     return [one for one in model.modules() if _has_positions(one)]
 
 
 def _has_positions(holder: nn.Module) -> bool:
-    """Whether a module's child is what `replace_position` made, or wraps that."""
+    """Whether a module's child is made by `replace_position`, or wraps such a child."""
     child = holder._modules.get(CHILD)
     return child is not None and any(isinstance(one, ReplacedPositions) for one in child.modules())
 
 
 def require_unwrapped(model: nn.Module) -> None:
-    """Raise where something, such as an adapter of PEFT, has been put around the mechanisms."""
+    """Raise if something, such as a PEFT adapter, wraps the mechanisms."""
     for holder in holders(model):
         child = holder._modules[CHILD]
         if not isinstance(child, ReplacedPositions):
@@ -112,7 +111,7 @@ def require_unwrapped(model: nn.Module) -> None:
 
 
 def take_out(model: nn.Module) -> None:
-    """Remove the mechanisms that `replace_position` has put into a model, and let its own position learn as before."""
+    """Remove the mechanisms of `replace_position` from a model, and make its own position trainable as before."""
     for holder in holders(model):
         positions = holder._modules.pop(CHILD)
         assert isinstance(positions, ReplacedPositions)

@@ -1,7 +1,7 @@
-"""timm's Swin. Own position: a table of offsets within a window, a layer.
+"""timm's Swin. Own position: one table of offsets within a window per layer.
 
-A stage is a stack, since windows and heads are its own. Where windows are cut by the shift, the model's mask of 0 and
--100 is added as published. Nothing can be added to tokens: a window does not say where it is in the image.
+Each stage is a stack, since it has its own windows and heads. If the shift cuts windows, the model's mask of 0 and -100
+is added as published. Nothing can be added to tokens: a window's place in the image is unknown.
 """
 
 from __future__ import annotations

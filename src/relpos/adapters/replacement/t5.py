@@ -1,7 +1,7 @@
-"""transformers' T5. Own position: a table of 32 buckets of distances, in the first layer of a stack, for all of them.
+"""transformers' T5. Own position: a table of 32 buckets of distances, in the first layer of a stack, used by all
+layers.
 
-Encoder and decoder are stacks of their own. Cross-attention, which has no position, stays as published, and so does
-T5's scale of 1.
+Encoder and decoder are separate stacks. Cross-attention, which has no position, and T5's scale of 1 stay as published.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from relpos.adapters.replacement.stacks import Given, Own, Stack, require_class
 from relpos.position import Site
 
 _LONGEST = 512
-"""Tokens that T5 was trained on (Raffel et al. 2020, section 3.1.2); its configuration does not say."""
+"""T5's length in training (Raffel et al. 2020, section 3.1.2); its configuration does not have it."""
 
 
 class PlacedT5Attention(PlacedInterfaceAttention):
-    """`T5Attention` among the tokens of a stack. It hands on one zero in place of the bias that it would have made."""
+    """`T5Attention` among the tokens of a stack. It passes on one zero instead of its bias."""
 
     def forward(
         self,
@@ -37,10 +37,10 @@ class PlacedT5Attention(PlacedInterfaceAttention):
 
 
 class PlacedT5Stack(PlacedTokenModel):
-    """`T5Stack`, which adds nothing to tokens itself."""
+    """`T5Stack`, which itself adds no position to tokens."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The published forward, of tokens that have their position."""
+        """The published forward on tokens with their position."""
         kwargs = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
         tokens, embeds, cache = (kwargs.get(name) for name in ("input_ids", "inputs_embeds", "past_key_values"))
         x = self.embedded(tokens, embeds, cache if self.is_decoder else None)

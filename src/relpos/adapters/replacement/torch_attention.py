@@ -1,7 +1,7 @@
-"""PyTorch's `nn.TransformerEncoder` and `nn.MultiheadAttention`. They know nothing of position: a caller says where.
+"""PyTorch's `nn.TransformerEncoder` and `nn.MultiheadAttention`. They have no position: the caller gives coordinates.
 
-In eval mode PyTorch bypasses the `forward` of an attention layer by fused kernels that know no position, and packs
-padded batches into nested tensors for them. Both are for certain settings alone, and here find others.
+In eval mode PyTorch bypasses an attention layer's `forward` with fused kernels that have no position, and packs padded
+batches into nested tensors for them. Both require certain settings; the properties below report others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PlacedMultiheadAttention(Placed):
 
     @property
     def _qkv_same_embed_dim(self) -> bool:
-        """False, which keeps fused kernels away; weights are in one tensor all the same."""
+        """False, which disables fused kernels. Weights are in one tensor nevertheless."""
         return False
 
     def forward(
@@ -42,10 +42,10 @@ class PlacedMultiheadAttention(Placed):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Tokens and, if wanted, weights; arguments and shapes are PyTorch's.
+        """Outputs and, with `need_weights`, weights; arguments and shapes are PyTorch's.
 
         Raises:
-            ValueError: queries and keys are not the same tokens, or as many as the coordinates have.
+            ValueError: queries and keys are not the same tokens, or their number differs from the coordinates'.
         """
         module: Any = self
         if not query.shape == key.shape == value.shape:
@@ -83,11 +83,11 @@ class PlacedEncoder(Placed):
 
     @property
     def use_nested_tensor(self) -> bool:
-        """False: nested tensors are for fused kernels alone."""
+        """False: only fused kernels need nested tensors."""
         return False
 
     def forward(self, src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The published forward of tokens that have their position."""
+        """The published forward on tokens with their position."""
         first = self.layers[0].self_attn.batch_first
         if src.dim() == 2:
             x = self.place.embed(src[None])[0]
@@ -98,7 +98,7 @@ class PlacedEncoder(Placed):
 
 
 def _joined(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor) -> Tensor | None:
-    """PyTorch's masks, True or minus infinity where nothing is seen, as those of `attend_placed`."""
+    """PyTorch's masks, True or minus infinity at hidden pairs, in the form of `attend_placed`."""
     batch, count = q.shape[:2]
     if attn_mask is None and padding is not None and padding.dtype == torch.bool:
         return ~padding.view(batch, -1)
@@ -121,10 +121,10 @@ def _encoder(name: str, model: Any, given: Given) -> Iterator[Stack]:
 
 
 def layers_alone(model: nn.Module, given: Given) -> list[Stack]:
-    """The stack of all `nn.MultiheadAttention` of a model that holds nothing else that is known; [] without any.
+    """The stack of all `nn.MultiheadAttention` in a model without other known layers; [] if there is none.
 
     Raises:
-        ValueError: they are not alike.
+        ValueError: their sizes differ.
     """
     layers = tuple(_served(module) for module in model.modules() if type(module) is nn.MultiheadAttention)
     if not layers:
@@ -137,7 +137,7 @@ def layers_alone(model: nn.Module, given: Given) -> list[Stack]:
 
 
 def _served(layer: Any) -> nn.MultiheadAttention:
-    """A layer whose settings are served."""
+    """The layer; raises if its settings are not served."""
     if not layer._qkv_same_embed_dim or layer.bias_k is not None or layer.add_zero_attn:
         wanted = "nn.MultiheadAttention among the same tokens"
         fail(wanted, "one with kdim, vdim, add_bias_kv or add_zero_attn", "Build it without.")
@@ -158,5 +158,5 @@ def _required(given: Given) -> Coordinates:
 
 
 STACKS = {"torch.nn.modules.transformer.TransformerEncoder": _encoder}
-READS: dict[str, tuple[str, ...]] = {}  # the tests run with the oldest and the newest PyTorch that relpos takes
+READS: dict[str, tuple[str, ...]] = {}  # the tests run with the oldest and newest supported PyTorch
 REFUSED = {"torch.nn.modules.transformer.TransformerDecoderLayer": "Pass the encoder: model.encoder."}

@@ -1,8 +1,8 @@
-"""Vision transformers: timm's ViT and DeiT, transformers' ViT. Own position: one learned vector a token.
+"""Vision transformers: timm's ViT and DeiT, transformers' ViT. Own position: one learned vector per token.
 
     patches -> class token and registers in front -> own embedding OFF, mechanism -> blocks, mechanism in attention
 
-The grid is that of the image size that the model is built for; another size raises one line.
+The grid is that of the model's image size; another size raises an error.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ class PlacedTimmAttention(Placed):
 
 
 class PlacedPatches(Placed):
-    """What makes timm's patches. As many of another grid would pass for those that the mechanisms were built for."""
+    """timm's patch embedding, which checks the grid: another grid with the same number of patches would go
+    unnoticed."""
 
     def forward(self, x: Tensor) -> Any:
         """The published forward."""
-        grid_of = getattr(self, "dynamic_feat_size", None)  # the user's own may have none
+        grid_of = getattr(self, "dynamic_feat_size", None)  # a user's own may have none
         if grid_of is not None:
             require_grid(self.place.coordinates, grid_of((x.shape[-2], x.shape[-1])))
         return super().forward(x)
@@ -70,11 +71,11 @@ class PlacedViTEmbeddings(Placed):
 
     @property
     def position_embeddings(self) -> Tensor:
-        """What is added to tokens, `[1, N, E]`, in place of its own."""
+        """The vectors added to tokens, `[1, N, E]`, instead of its own."""
         return self.added_for("position_embeddings")
 
     def interpolate_pos_encoding(self, embeddings: Tensor, height: int, width: int) -> Tensor:
-        """The same: nothing is interpolated, and so there is one size."""
+        """The same vectors. Nothing is interpolated, so only one size is valid."""
         rows, columns = self.patch_embeddings.patch_size
         require_grid(self.place.coordinates, (height // rows, width // columns))
         return self.position_embeddings
@@ -111,7 +112,7 @@ def _transformers(name: str, model: Any, given: Given) -> Iterator[Stack]:
 
 
 def absolute(name: str, vectors: Tensor) -> Own:
-    """An embedding `[1, N, E]` that a model adds to its tokens, by its name."""
+    """The description of an embedding `[1, N, E]` that a model adds to its tokens."""
     return Own(name, f"absolute embedding of {vectors.shape[1]} positions", (name,))
 
 
