@@ -202,7 +202,7 @@ class ComparisonSettings:
 
     def jobs(self, task: Task, procedure: Procedure = OURS) -> list[Job]:
         """The training runs: every mechanism and seed by the recipe; then mechanisms with position parameters, without
-        the recipe's higher learning rate for them.
+        the recipe's own learning rate for them.
 
         The order is seed by seed, so that an interrupted comparison has whole seeds. One seed gives a quick first look:
         the runs without that rate, which show how much the recipe matters, need two seeds.

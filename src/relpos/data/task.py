@@ -145,7 +145,7 @@ class Task(ABC):
 
     @abstractmethod
     def noise(self, grid: tuple[int, ...], batch_size: int) -> tuple[Shaped[Tensor, "B ..."], Int[Tensor, "B ..."]]:
-        """A random batch with a grid of tokens, to time a step."""
+        """A batch of arbitrary content with a grid of tokens, to time a step."""
 
     @abstractmethod
     def once(self, split: Split, batch_size: int) -> Iterator[Any]:

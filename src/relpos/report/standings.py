@@ -24,7 +24,7 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """The name, and the rule where there is one."""
+        """The name, and the rule if there is one."""
         return self.name if self.growth is None else f"{self.name} ({self.growth})"
 
 

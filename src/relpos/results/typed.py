@@ -12,7 +12,7 @@ from relpos.results.schema import is_required
 from relpos_command.visible import visible
 
 LARGEST, LARGEST_WHOLE = 1e60, 10**15
-"""The largest magnitudes: any float32 fits, and squares are finite; any integer fits NumPy's."""
+"""The largest magnitudes: any float32 is below, and squares are finite; integers fit into NumPy's."""
 
 
 class ResultsError(ValueError):
@@ -43,7 +43,7 @@ def typed(kind: Any, value: Any, where: str) -> Any:
     origin, inside = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
-    if origin in (UnionType, Union):  # Python 3.11 has the second where a Literal may be null
+    if origin in (UnionType, Union):  # Python 3.11 gives Union for a Literal or None
         return _one_of([one for one in inside if one is not NoneType], value, where, null=NoneType in inside)
     if origin is Literal:
         return value if value in inside else _fail(where, " or ".join(inside), value)

@@ -28,12 +28,12 @@ INK = "#12a0fe"
 
 
 LAID_OUT = "\n\t\r"
-"""Control characters of a page's layout, which are kept."""
+"""Layout characters of a page, which `visible` keeps."""
 
 
 def legible(figure: Figure) -> None:
-    """Replace control characters in a figure's texts by visible ones, as no font has them. Every function that writes a
-    figure calls this. Tick labels are created later, so their authors must call `visible`."""
+    """Escape control characters in a figure's texts, as no font has them. Every function that writes a figure calls
+    this. Tick labels are created later, so code that sets them must call `visible`."""
     for text in figure.findobj(Text):
         text.set_text(visible(text.get_text(), keep="\n"))
 

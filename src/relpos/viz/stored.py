@@ -41,7 +41,7 @@ _PREFIX = ("class to patch", "patch to class", "class to class")
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """The position in one parameter.
+    """The learned position in one parameter.
 
     Attributes:
         name: the parameter's name. kind: its description.
